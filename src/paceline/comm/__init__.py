@@ -1,0 +1,6 @@
+"""The wire: joining the world of ranks, the process groups of a run, and the interface that peers can reach."""
+
+from paceline.comm.group import Comm, close_comm, from_rank_0, open_comm
+from paceline.comm.world import World, join_world, leave_world
+
+__all__ = ["Comm", "World", "close_comm", "from_rank_0", "join_world", "leave_world", "open_comm"]

@@ -1,0 +1,85 @@
+"""The process groups of one run: one for its strategy's traffic, one for the loop's own bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Comm:
+    """What a strategy knows of the other ranks: those that take part in the run, counted from 0."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    group: dist.ProcessGroup
+    """The strategy's: every byte on it is measured. It speaks NCCL or Gloo."""
+    control: dist.ProcessGroup
+    """The loop's, for losses, counts and agreement between steps. It speaks Gloo, on CPU tensors."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Adds a small CPU tensor over the ranks, outside any timed step."""
+        dist.all_reduce(values, group=self.control)
+        return values
+
+    def smallest(self, value: int) -> int:
+        """The least of the ranks' values."""
+        tensor = torch.tensor(value)
+        dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self.control)
+        return int(tensor)
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """Every rank's small CPU tensor, on every rank."""
+        everyone = [torch.empty_like(values) for _ in range(self.world_size)]
+        dist.all_gather(everyone, values, group=self.control)
+        return everyone
+
+
+def open_comm(ranks: Sequence[int], *, device: torch.device, backend: str, timeout_s: float) -> Comm | None:
+    """Makes the groups of a run among `ranks` of the world; called on every rank, None on those not among them."""
+    timeout = timedelta(seconds=timeout_s)
+    group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
+    control = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
+    if dist.get_rank() not in ranks:
+        return None
+    return Comm(
+        rank=list(ranks).index(dist.get_rank()), world_size=len(ranks), device=device, group=group, control=control
+    )
+
+
+def close_comm(comm: Comm) -> None:
+    """Ends the run's groups and their threads."""
+    for group in (comm.group, comm.control):
+        dist.destroy_process_group(group)
+
+
+def broadcast_from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> None:
+    """Overwrites each tensor with rank 0's, one message per dtype."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    for members in by_dtype.values():
+        flat = torch.cat([member.reshape(-1) for member in members])
+        dist.broadcast(flat, group_src=0, group=comm.group)
+        if comm.rank != 0:
+            parts = flat.split([member.numel() for member in members])
+            torch._foreach_copy_(members, [part.view_as(member) for part, member in zip(parts, members, strict=True)])
+
+
+@contextmanager
+def from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> Iterator[None]:
+    """Lends every rank rank 0's values for the length of a `with`, then gives each its own back."""
+    own = [tensor.detach().clone() for tensor in tensors]
+    broadcast_from_rank_0(tensors, comm)
+    try:
+        yield
+    finally:
+        if own:
+            torch._foreach_copy_([tensor.detach() for tensor in tensors], own)

@@ -1,0 +1,60 @@
+"""Chooses the network interface that peers can reach. Free of torch, so that the launcher can announce it.
+
+Gloo binds whatever the host's own name resolves to, which on many machines is 127.0.1.1 (pytorch#15592): peers on other
+hosts then connect to themselves. The interface that routes to the master is the one they can reach.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from paceline.errors import LaunchError
+
+LOOPBACK = "127.0.0.1"
+_ANY_PORT = 9  # Connecting a datagram socket sends nothing; it only asks the kernel for a route.
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface and this host's address on it."""
+
+    name: str
+    address: str
+
+
+def choose_interface(master: str, *, all_on_this_host: bool) -> Interface:
+    """The interface that routes to the master; the loopback one when no rank is elsewhere."""
+    address = LOOPBACK if all_on_this_host else _source_address(master)
+    return Interface(name=_interface_with(address), address=address)
+
+
+def free_port(address: str = LOOPBACK) -> int:
+    """A port that was free a moment ago; prefer binding port 0 where the API lets you."""
+    with socket.create_server((address, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _source_address(master: str) -> str:
+    """This host's address on the route to the master."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(master, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise LaunchError(
+            f"no route to the master {master!r}: {error}.",
+            hint="check the address in --master, or name the interface with --iface",
+        ) from None
+
+
+def _interface_with(address: str) -> str:
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in addresses):
+            return name
+    if address.startswith("127."):  # All of 127.0.0.0/8 is the loopback interface's, listed or not.
+        return _interface_with(LOOPBACK)
+    raise LaunchError(f"no network interface has the address {address}.", hint="name one with --iface")

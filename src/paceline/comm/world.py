@@ -1,0 +1,67 @@
+"""Joins the world of ranks that a launcher (ours, torchrun, Slurm) described in the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from paceline.comm.network import choose_interface
+from paceline.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this rank is among all ranks of the launch."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    interface: str
+    """The network interface Gloo uses."""
+
+
+def launched() -> bool:
+    """Whether a launcher has told this process its rank."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def join_world(*, timeout_s: float, iface: str | None = None) -> World:
+    """Creates the default process group: Gloo over all ranks, for coordination; a run's own groups come on top.
+
+    Without a launcher this is a world of one, which needs no network at all.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if not launched():
+        # Even a group of one binds an address, and Gloo's choice, the host name's, may not exist.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", iface or "lo")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        return World(rank=0, size=1, local_rank=0, local_size=1, interface=os.environ["GLOO_SOCKET_IFNAME"])
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    given = iface or os.environ.get("GLOO_SOCKET_IFNAME")
+    interface = given or choose_interface(master, all_on_this_host=local_size == size).name
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    try:
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timeout)
+    except dist.DistNetworkError as error:
+        where = f"{master}:{os.environ.get('MASTER_PORT')}"
+        raise LaunchError(f"rank {rank} cannot reach the master at {where}: {error}") from None
+    return World(
+        rank=rank,
+        size=size,
+        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+        local_size=local_size,
+        interface=interface,
+    )
+
+
+def leave_world() -> None:
+    """Tears down every process group of this process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

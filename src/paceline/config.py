@@ -1,0 +1,237 @@
+"""What a run is made of: the two dataclasses that the command line, a TOML file and the Python API all build.
+
+`RunConfig` is what is trained and how; `LaunchConfig` is who starts the ranks and where. A field's docstring is its
+help text on the command line, its name (with dashes) the option, its name (with underscores) the key in a TOML file.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from paceline.errors import UsageError, unknown_name
+
+Device = Literal["auto", "cpu", "cuda"]
+Backend = Literal["auto", "gloo", "nccl"]
+BatchNormMode = Literal["broadcast", "local", "sync"]
+Precision = Literal["fp32", "bf16", "fp64"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """One training of one workload under one strategy."""
+
+    workload: str = "cnn"
+    """What is trained: cnn, vgg11, resnet18, or my_module:make_workload, found from the current folder."""
+    data: str = "digits"
+    """Data set for the built-in models: digits, synthetic, cifar10 or svhn, with options as synthetic:size=5000."""
+    data_dir: str = ""
+    """Folder of the downloaded data sets [default: the user's cache folder]."""
+    svhn_extra: bool = False
+    """Add SVHN's extra 531,131 images to its training set."""
+    augment: bool = True
+    """Random crops and flips, where the data set has them."""
+    strategy: str = "ddp"
+    """How ranks agree, with options as ddp:bucket_mb=1; `paceline strategies` lists them."""
+    batch: int | None = None
+    """Global batch: samples per step over all ranks [default: 256]."""
+    batch_per_rank: int | None = None
+    """The other way to say it: samples per step on each rank."""
+    accumulate: int = 1
+    """Micro-batches per step: gradients are summed over them and synchronised once."""
+    epochs: int | None = None
+    """Passes over the training data [default: 1, unless --steps is given]."""
+    steps: int | None = None
+    """Stop after this many steps; --epochs is then what the time is estimated for."""
+    lr: float = 0.1
+    """Learning rate of SGD. It belongs to the global batch and is not scaled by the number of ranks."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 1e-4
+    """Weight decay of SGD."""
+    clip_norm: float | None = None
+    """Clip the global gradient to this norm, after the ranks agreed on it."""
+    seed: int = 0
+    """Seed of the weights, the order of the samples and the augmentation."""
+    reshuffle: bool = True
+    """A new order of samples each epoch; --no-reshuffle shows what a forgotten set_epoch does."""
+    bn: BatchNormMode = "broadcast"
+    """BatchNorm buffers: broadcast rank 0's before each step, keep them local, or sync the statistics of all ranks."""
+    precision: Precision = "fp32"
+    """fp32, bf16 (autocast; weights and gradients stay float32), or fp64 (for proofs)."""
+    channels_last: bool = False
+    """Lay images out channels-last; with bf16 about twice as fast on recent CPUs."""
+    device: Device = "auto"
+    """Where to train: cuda where there is a GPU, cpu elsewhere."""
+    backend: Backend = "auto"
+    """Who moves the bytes: nccl where each rank has a GPU of its own, gloo elsewhere."""
+    deterministic: bool = False
+    """Deterministic kernels: the same losses whatever the world size, up to rounding (with BatchNorm: --bn sync)."""
+    allow_unused: bool = False
+    """Let parameters get no gradient in a step, instead of naming them and stopping."""
+    log_every: int = 20
+    """Steps between two reports of the global loss."""
+    eval_ranks: bool = False
+    """Test every rank's replica too, not only the agreed weights."""
+    evaluate: bool = True
+    """Test the agreed weights at the end of the run."""
+    timeout: float = 120.0
+    """Seconds after which a rank that waits for others gives up."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.batch is not None and self.batch_per_rank is not None:
+            raise UsageError("--batch and --batch-per-rank were both given.", hint="they are two ways to say one thing")
+        positive = ("batch", "batch_per_rank", "accumulate", "epochs", "steps", "log_every", "timeout", "clip_norm")
+        check_bounds(self, positive, lambda value: value > 0, "more than 0")
+        check_bounds(self, ("lr", "momentum", "weight_decay", "seed"), lambda value: value >= 0, "0 or more")
+
+    def global_batch(self, workers: int) -> int:
+        """Samples per step over all workers; refuses a batch that leaves a worker (or a micro-batch of it) empty."""
+        batch = self.batch or (self.batch_per_rank or 0) * workers or 256
+        if batch < workers * self.accumulate:
+            pieces = f"{workers} ranks" + (f" × {self.accumulate} micro-batches" if self.accumulate > 1 else "")
+            raise UsageError(
+                f"a global batch of {batch} leaves some of the {pieces} without a sample.",
+                hint=f"use --batch {workers * self.accumulate} or more, or fewer ranks",
+            )
+        return batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchConfig:
+    """Who starts the ranks, and where."""
+
+    ranks: int | None = None
+    """World size over all hosts [default: 1 for `single`; else one per GPU, or 2 on a CPU]."""
+    ranks_per_host: int | None = None
+    """The other way to say it: ranks on each host."""
+    hosts: int = 1
+    """Hosts that take part; start the same command on each, with its own --node-rank."""
+    node_rank: int = 0
+    """Which of the hosts this is, from 0; host 0 is the one --master names."""
+    master: str | None = None
+    """Where the hosts meet: ADDRESS:PORT of host 0 [default: a free port on the loopback address]."""
+    iface: str | None = None
+    """Network interface of this host [default: the one that routes to the master]."""
+    threads: int | None = None
+    """CPU threads per rank [default: usable cores ÷ ranks on the host]."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, ("ranks", "ranks_per_host", "hosts", "threads"), lambda value: value > 0, "more than 0")
+        if self.hosts > 1 and self.master is None:
+            raise UsageError(
+                f"--hosts {self.hosts} was given without --master.",
+                hint="name host 0 and a free port on it, as --master 198.18.0.1:29500",
+            )
+        if not 0 <= self.node_rank < self.hosts:
+            raise UsageError(
+                f"--node-rank {self.node_rank} is not one of {self.hosts} hosts.",
+                hint=f"hosts count from 0 to {self.hosts - 1}",
+            )
+        if self.ranks is not None and self.ranks % self.hosts:
+            raise UsageError(
+                f"{self.ranks} ranks do not divide over {self.hosts} hosts.",
+                hint="--ranks is the world size; --ranks-per-host is the other way to say it",
+            )
+        both = self.ranks is not None and self.ranks_per_host is not None
+        if both and self.ranks != (self.ranks_per_host or 0) * self.hosts:
+            raise UsageError(
+                f"--ranks {self.ranks} is not {self.hosts} hosts × --ranks-per-host {self.ranks_per_host}.",
+                hint="give one of the two",
+            )
+
+    def local_ranks(self, default: int) -> int:
+        """Ranks on this host, given what one host takes when the user said nothing."""
+        if self.ranks is not None:
+            return self.ranks // self.hosts
+        return self.ranks_per_host or default
+
+
+Config = TypeVar("Config")
+
+
+def check_choices(config: object) -> None:
+    """Refuses a value outside a field's `Literal`, with the nearest one that is inside."""
+    for name, kind in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+            raise unknown_name(f"--{name.replace('_', '-')}", str(value), typing.get_args(kind))
+
+
+def check_bounds(config: object, names: tuple[str, ...], holds: typing.Callable[[Any], bool], bound: str) -> None:
+    """Refuses a number outside its bound, naming its option."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not holds(value):
+            raise UsageError(f"--{name.replace('_', '-')} is {value}.", hint=f"it has to be {bound}")
+
+
+def field_docs(owner: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, which Python itself throws away."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+    (definition,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return field_docs_of_source(definition)
+
+
+def field_docs_of_source(definition: ast.ClassDef) -> dict[str, str]:
+    """As `field_docs`, from a parsed class, so that a file can be explained without importing it."""
+    docs: dict[str, str] = {}
+    for statement, after in zip(definition.body, definition.body[1:], strict=False):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+            docs[statement.target.id] = inspect.cleandoc(after.value.value)
+    return docs
+
+
+def read_toml(path: Path, *kinds: type) -> dict[str, Any]:
+    """The settings of a TOML file, flat, each checked to be a field of one of `kinds`."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}.", hint="--config takes a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+    known = {field.name: kind for kind in kinds for field in fields(kind)}
+    settings: dict[str, Any] = {}
+    for written, value in values.items():
+        key = written.replace("-", "_")
+        if key not in known:
+            raise unknown_name(f"setting (in {path})", written, known)
+        expected = typing.get_type_hints(known[key])[key]
+        if not _fits(value, expected):
+            raise UsageError(f"{key} in {path} is {value!r}.", hint=f"it takes {_in_words(expected)}")
+        settings[key] = value
+    return settings
+
+
+def _members(kind: Any) -> list[Any]:
+    members = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
+    return [str if typing.get_origin(member) is Literal else member for member in members]
+
+
+def _fits(value: object, kind: Any) -> bool:
+    members = _members(kind)
+    if isinstance(value, bool):
+        return bool in members
+    return isinstance(value, tuple(members)) or (isinstance(value, int) and float in members)
+
+
+def _in_words(kind: Any) -> str:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    return " or ".join(words[member] for member in _members(kind) if member in words)
+
+
+def from_mapping(kind: type[Config], values: Mapping[str, Any]) -> Config:
+    """Builds one config from a mapping that may hold others' keys too (None means: not given)."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in names and value is not None})

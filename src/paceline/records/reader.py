@@ -1,0 +1,114 @@
+"""Reads records: whole ones, those of a run that was killed, and those of a run that is still going on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import RecordError
+from paceline.records import schema
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One rank's steps as columns, named as in `StepRow`."""
+
+    columns: dict[str, npt.NDArray[np.float64]]
+
+    def __len__(self) -> int:
+        return len(self.columns["step"])
+
+    def __getitem__(self, column: str) -> npt.NDArray[np.float64]:
+        return self.columns[column]
+
+    @property
+    def total_s(self) -> npt.NDArray[np.float64]:
+        """The duration of each step."""
+        c = self.columns
+        return c["data_s"] + c["forward_s"] + c["backward_s"] + c["update_s"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as it stands on disk."""
+
+    path: Path
+    config: dict[str, Any]
+    topology: dict[str, Any]
+    provenance: dict[str, Any]
+    steps: dict[int, Steps]
+    """By rank; ranks that never trained (idle ones, servers) are missing."""
+    events: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    """None when the run did not come to its end."""
+    finished: bool
+
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of one kind, in order."""
+        return [event for event in self.events if event["event"] == kind]
+
+
+def read_run(path: Path) -> RunRecord:
+    """Reads the record in a folder; what a kill cut short is passed over, what is damaged otherwise is an error."""
+    run_file = path / schema.RUN_FILE
+    if not run_file.is_file():
+        raise RecordError(f"{path} holds no record: {schema.RUN_FILE} is missing.", hint="name a run's own folder")
+    run = _read_json(run_file)
+    if run.get("schema") != schema.SCHEMA_VERSION:
+        raise RecordError(
+            f"{path} has schema {run.get('schema')}, but this version of Paceline reads {schema.SCHEMA_VERSION}.",
+            hint="read it with the version that wrote it; run.json names it",
+        )
+    summary_file = path / schema.SUMMARY_FILE
+    return RunRecord(
+        path=path,
+        config=run["config"],
+        topology=run["topology"],
+        provenance=run["provenance"],
+        steps={int(file.stem.removeprefix("rank-")): read_steps(file) for file in sorted(path.glob("rank-*.csv"))},
+        events=read_events(path / schema.EVENTS_FILE),
+        summary=_read_json(summary_file) if summary_file.is_file() else None,
+        finished=(path / schema.FINISHED_FILE).is_file(),
+    )
+
+
+def read_steps(file: Path) -> Steps:
+    """One rank's steps."""
+    header, *lines = whole_lines(file.read_text(encoding="ascii")) or [schema.CSV_HEADER.strip()]
+    names = header.split(",")
+    try:
+        rows = np.array([[float(value) for value in line.split(",")] for line in lines], dtype=np.float64)
+        table = rows.reshape(len(lines), len(names))
+    except ValueError:
+        raise RecordError(f"{file} is damaged: a line does not hold {len(names)} numbers.") from None
+    return Steps({name: table[:, index] for index, name in enumerate(names)})
+
+
+def read_events(file: Path) -> list[dict[str, Any]]:
+    """The run's events so far."""
+    if not file.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in whole_lines(file.read_text(encoding="utf-8"))]
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{file} is damaged: {error}.") from None
+
+
+def whole_lines(text: str) -> list[str]:
+    """The lines that were written to their end."""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{file} cannot be read: {error}.") from None
+    if not isinstance(content, dict):
+        raise RecordError(f"{file} is damaged: it is not a JSON object.")
+    return content

@@ -1,0 +1,102 @@
+"""Writes a record so that a kill at any moment leaves a readable account of what was done.
+
+Whole files appear by rename, growing files grow by whole lines; a reader passes over a last line that was cut short.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RecordError
+from paceline.records import schema
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """Makes the folder, refusing one that already holds a record: results are never overwritten."""
+        if (path / schema.RUN_FILE).exists():
+            raise RecordError(f"{path} already holds a record.", hint="name another folder with --out, or remove it")
+        try:
+            (path / schema.LOGS_FOLDER).mkdir(parents=True, exist_ok=True)
+            (path / schema.ERRORS_FOLDER).mkdir(exist_ok=True)
+        except OSError as error:
+            raise RecordError(
+                f"cannot write to {path}: {error.strerror}.", hint="name another folder with --out"
+            ) from None
+        return cls(path)
+
+    def write_run(self, **sections: Any) -> None:
+        """What is known before the first step."""
+        _write_whole(self.path / schema.RUN_FILE, {"schema": schema.SCHEMA_VERSION, **sections})
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """The figures of the whole run."""
+        _write_whole(self.path / schema.SUMMARY_FILE, summary)
+
+    def mark_finished(self) -> None:
+        """Says that the run did all it set out to do."""
+        _write_whole(self.path / schema.FINISHED_FILE, {"time": time.time()})
+
+    def log_file(self, rank: int) -> Path:
+        """Where everything a rank prints goes."""
+        return self.path / schema.LOGS_FOLDER / f"rank-{rank}.log"
+
+    def error_file(self, rank: int) -> Path:
+        """Where a rank that fails says why."""
+        return self.path / schema.ERRORS_FOLDER / f"rank-{rank}.json"
+
+
+class StepWriter:
+    """Appends one rank's steps, whole lines at a time."""
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        self._file = (folder.path / schema.steps_file(rank)).open("w", encoding="ascii")
+        self.write([])
+
+    def write(self, rows: Iterable[schema.StepRow]) -> None:
+        """Appends rows and hands them to the operating system, where a kill of this process cannot lose them."""
+        if self._file.tell() == 0:
+            self._file.write(schema.CSV_HEADER)
+        self._file.writelines(row.to_csv() for row in rows)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class EventWriter:
+    """Appends what happens in the run, one JSON object a line."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._file = (folder.path / schema.EVENTS_FILE).open("w", encoding="utf-8")
+        self._start = time.perf_counter()
+
+    def write(self, event: str, **values: Any) -> None:
+        """Appends one event."""
+        line = {"event": event, "time_s": round(time.perf_counter() - self._start, 6), **values}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _write_whole(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON file that is there in full or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)

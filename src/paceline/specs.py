@@ -1,0 +1,100 @@
+"""Parses `name:key=value,key=value`, the way a strategy or a data set is written with its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from paceline.errors import UsageError, unknown_name
+
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A name and its options as the user wrote them, not yet converted."""
+
+    name: str
+    options: dict[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> Spec:
+        """Reads `ddp`, `ddp:bucket_mb=1`, and for the user's own `module:Class` or `module:Class:key=value`."""
+        name, *rest = text.strip().split(":")
+        if rest and "=" not in rest[0]:
+            name = f"{name}:{rest.pop(0)}"
+        if not name or len(rest) > 1:
+            raise UsageError(
+                f"{text!r} is not a name with options.", hint="write it as name or name:key=value,key=value"
+            )
+        options: dict[str, str] = {}
+        for item in rest[0].split(",") if rest else []:
+            key, equals, value = item.partition("=")
+            if not equals or not key:
+                raise UsageError(f"the option {item!r} in {text!r} has no value.", hint="write it as key=value")
+            options[key.strip()] = value.strip()
+        return cls(name, options)
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return f"{self.name}:{','.join(f'{key}={value}' for key, value in self.options.items())}"
+
+
+def split_list(text: str) -> list[str]:
+    """Splits `a,b:x=1,y=2,c` at the commas that start a new name: a comma before `key=` belongs to the name before it."""
+    items: list[str] = []
+    for part in text.split(","):
+        inside_options = items and ":" in items[-1] and "=" in part and ":" not in part.split("=")[0]
+        if inside_options:
+            items[-1] += f",{part}"
+        elif part.strip():
+            items.append(part.strip())
+    return items
+
+
+def build(options_type: type[Options], values: dict[str, str], owner: str) -> Options:
+    """Builds the options dataclass from the user's words, naming the option that is unknown or has the wrong type."""
+    fields = {field.name: field for field in dataclasses.fields(options_type)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(options_type)
+    converted: dict[str, object] = {}
+    for key, text in values.items():
+        if key not in fields:
+            if not fields:
+                raise UsageError(f"{owner} takes no options, but {key}={text} was given.")
+            raise unknown_name(f"{owner} option", key, fields)
+        converted[key] = _convert(hints[key], text, f"{owner}:{key}")
+    return options_type(**converted)
+
+
+_TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
+
+
+def _convert(kind: object, text: str, where: str) -> object:
+    """Reads one value as `bool`, `int`, `float`, `str`, `tuple[int, ...]` (written 3x32x32) or an optional of these."""
+    if isinstance(kind, types.UnionType):
+        if text.lower() == "none" and type(None) in kind.__args__:
+            return None
+        (kind,) = [member for member in kind.__args__ if member is not type(None)]
+    if typing.get_origin(kind) is typing.Literal:
+        choices = typing.get_args(kind)
+        if text not in choices:
+            raise unknown_name(f"value for {where}", text, choices)
+        return text
+    try:
+        if kind is bool:
+            if text.lower() not in _TRUE | _FALSE:
+                raise ValueError
+            return text.lower() in _TRUE
+        if kind == tuple[int, ...]:
+            return tuple(int(part) for part in text.split("x"))
+        if kind in (int, float, str):
+            return kind(text)  # type: ignore[operator]
+    except ValueError:
+        expected = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "numbers as 3x32x32")  # type: ignore[call-overload]
+        raise UsageError(f"{where}={text!r} is not valid.", hint=f"it takes {expected}") from None
+    raise TypeError(f"{where} has the type {kind}, which cannot be written on a command line")

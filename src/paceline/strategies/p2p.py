@@ -1,0 +1,63 @@
+"""`p2p`: the traffic of `gather_scatter`, written with isend and irecv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.strategies.base import AfterBackward
+
+
+class PointToPoint(AfterBackward):
+    """Every rank sends its gradient to rank 0 and gets the mean back, in messages between two ranks.
+
+    Idea
+        `gather_scatter` without the collectives: rank 0 posts all receives at once, so that they arrive in any order,
+        adds them in the order of the ranks, and posts all sends at once. The sum is the same to the last bit.
+
+    Who sends what to whom (per parameter, of M bytes)
+        rank r: isend(g_r → 0) ........ irecv(mean ← 0)
+        rank 0: irecv(g_1), irecv(g_2), … wait, add, isend(mean → 1), isend(mean → 2), … wait
+
+    Cost
+        2(p−1)(α + Mβ) + (p−1)Mγ per parameter, all of it through rank 0's link.
+
+    When to use it
+        To learn what a collective does for you.
+
+    When not
+        For speed: it has the same bottleneck as `gather_scatter`.
+    """
+
+    name: ClassVar[str] = "p2p"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        exchange = self._collect_and_return if self.comm.rank == 0 else self._send_and_receive
+        for gradient in gradients:
+            exchange(gradient)
+
+    def _collect_and_return(self, gradient: Tensor) -> None:
+        comm, others = self.comm, range(1, self.comm.world_size)
+        received = [torch.empty_like(gradient) for _ in others]
+        arrivals = [
+            dist.irecv(tensor, group_src=rank, group=comm.group) for rank, tensor in zip(others, received, strict=True)
+        ]
+        for arrival, tensor in zip(arrivals, received, strict=True):
+            _wait(arrival)
+            gradient += tensor
+        gradient /= comm.world_size
+        for departure in [dist.isend(gradient, group_dst=rank, group=comm.group) for rank in others]:
+            _wait(departure)
+
+    def _send_and_receive(self, gradient: Tensor) -> None:
+        _wait(dist.isend(gradient, group_dst=0, group=self.comm.group))
+        _wait(dist.irecv(gradient, group_src=0, group=self.comm.group))
+
+
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None, "only a rank outside the group gets no handle"
+    work.wait()

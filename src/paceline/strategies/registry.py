@@ -1,0 +1,144 @@
+"""The strategies there are: name, one line, where its class is and where its plan is. Free of torch."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.config import field_docs_of_source
+from paceline.errors import UsageError, unknown_name
+from paceline.plans import Plan
+from paceline.specs import Spec, build, split_list
+
+if TYPE_CHECKING:
+    from paceline.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where to find a strategy."""
+
+    name: str
+    summary: str
+    strategy: str
+    """`module:Class`"""
+    plan: str
+    """`module:function`"""
+
+
+def _classic(name: str, summary: str, class_name: str, plan: str | None = None) -> Entry:
+    return Entry(name, summary, f"paceline.strategies.{name}:{class_name}", f"paceline.plans.classic:{plan or name}")
+
+
+ENTRIES = {
+    entry.name: entry
+    for entry in (
+        _classic("single", "one process, nothing to agree on: the baseline", "Single", plan="nothing"),
+        _classic("none", "no synchronisation at all: the bound no strategy can beat", "NoSync", plan="nothing"),
+        _classic("gather_scatter", "gather to rank 0, mean, scatter back, per parameter", "GatherScatter"),
+        _classic("p2p", "the same through rank 0 with isend and irecv", "PointToPoint"),
+        _classic("allreduce", "a blocking all_reduce per parameter, after backward", "AllReduce"),
+        _classic("ddp", "PyTorch's DistributedDataParallel: buckets, overlapped with backward", "Ddp"),
+    )
+}
+
+SETS = {"classic": ("single", "none", "gather_scatter", "p2p", "allreduce", "ddp")}
+"""Names for several strategies at once."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a strategy, as its source declares it."""
+
+    name: str
+    kind: str
+    default: str
+    doc: str
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a strategy's file teaches."""
+
+    name: str
+    summary: str
+    text: str
+    options: tuple[Option, ...]
+
+
+def find(name: str) -> Entry:
+    """The entry of a known strategy."""
+    if name not in ENTRIES:
+        raise unknown_name("strategy", name, ENTRIES)
+    return ENTRIES[name]
+
+
+def create(text: str, *, allow_unused: bool = False) -> Strategy:
+    """Makes a strategy from `name`, `name:key=value` or, for the user's own, `module:Class`."""
+    spec = Spec.parse(text)
+    kind = _load(spec.name if ":" in spec.name else find(spec.name).strategy)
+    strategy: Strategy = kind(build(kind.Options, spec.options, spec.name))
+    strategy.allow_unused = allow_unused
+    return strategy
+
+
+def parse_list(text: str) -> list[str]:
+    """The strategies of `a,b:x=1` or of a named set, as they were written."""
+    names = [member for item in split_list(text) for member in SETS.get(item, (item,))]
+    if not names:
+        raise UsageError("no strategy was named.", hint=f"known: {', '.join(ENTRIES)}; sets: {', '.join(SETS)}")
+    return names
+
+
+def plan_of(text: str) -> Callable[..., Plan]:
+    """The function that plans the traffic of a known strategy."""
+    module, _, function = find(Spec.parse(text).name).plan.partition(":")
+    plan: Callable[..., Plan] = getattr(importlib.import_module(module), function)
+    return plan
+
+
+def lesson(name: str) -> Lesson:
+    """What the strategy's file says of itself, read without running it."""
+    entry = find(name)
+    module, _, class_name = entry.strategy.partition(":")
+    source = importlib.util.find_spec(module)
+    assert source is not None and source.origin is not None, f"{module} of the registry does not exist"
+    classes = [node for node in ast.parse(Path(source.origin).read_text()).body if isinstance(node, ast.ClassDef)]
+    (definition,) = [node for node in classes if node.name == class_name]
+    options = [node for node in classes if node.name.endswith("Options")]
+    return Lesson(
+        name=name,
+        summary=entry.summary,
+        text=inspect.cleandoc(ast.get_docstring(definition) or ""),
+        options=tuple(option for node in options for option in _options(node)),
+    )
+
+
+def _options(definition: ast.ClassDef) -> list[Option]:
+    docs = field_docs_of_source(definition)
+    return [
+        Option(node.target.id, ast.unparse(node.annotation), ast.unparse(node.value), docs.get(node.target.id, ""))
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None
+    ]
+
+
+def _load(path: str) -> Any:
+    from paceline.strategies.base import Strategy
+
+    module, _, class_name = path.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), class_name)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"there is no module {error.name!r} for the strategy {path!r}.") from None
+    except AttributeError:
+        raise UsageError(f"the module {module!r} has no {class_name!r}.") from None
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+        raise UsageError(f"{path!r} is not a strategy.", hint="it has to inherit from paceline.Strategy")
+    return kind

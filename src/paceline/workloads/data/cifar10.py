@@ -1,0 +1,101 @@
+"""`cifar10`: CIFAR-10 in its binary version, which needs no pickle (Krizhevsky, 2009)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.errors import DataError
+from paceline.workloads.data.archive import Member, extract
+from paceline.workloads.data.checked import is_intact
+from paceline.workloads.data.download import Remote, fetch_once, missing_hint, provide
+
+if TYPE_CHECKING:
+    from paceline.workloads.data.images import ImageSet
+
+ARCHIVE = Remote(url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530")
+FOLDER = "cifar-10-batches-bin"
+TRAIN_FILES = {
+    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+}
+TEST_FILES = {"test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d"}
+"""The md5 of each file, as published."""
+
+_ROW_BYTES = 1 + 3 * 32 * 32
+_FILE_BYTES = 10_000 * _ROW_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cifar10:
+    """CIFAR-10: photos of ten kinds of things, 3x32x32; 50,000 to train on (cropped, flipped), 10,000 to test on."""
+
+    def prepare(self, data_dir: Path, *, progress: bool) -> None:
+        """Checks the six files; takes those that are missing out of the archive, and downloads that if need be."""
+
+        def missing() -> list[Member]:
+            files = TRAIN_FILES | TEST_FILES
+            members = [Member(f"{FOLDER}/{name}", data_dir / FOLDER / name, md5) for name, md5 in files.items()]
+            return [member for member in members if not is_intact(member.target, member.md5)]
+
+        def fetch(members: Sequence[Member]) -> None:
+            archive = data_dir / ARCHIVE.name
+            downloaded = fetch_once(ARCHIVE, archive, progress=progress)
+            extract(archive, members, member_bytes=_FILE_BYTES)
+            if downloaded:  # one that the user put there stays
+                archive.unlink()
+
+        provide(missing, fetch, data_dir, progress=progress)
+
+    def load(self, data_dir: Path) -> tuple[ImageSet, ImageSet]:
+        """Reads the six files."""
+        return _read(data_dir, TRAIN_FILES), _read(data_dir, TEST_FILES)
+
+
+def _read(data_dir: Path, names: dict[str, str]) -> ImageSet:
+    import torch
+
+    from paceline.workloads.data.images import ImageSet
+
+    paths = [data_dir / FOLDER / name for name in names]
+    counts = [_row_count(path, data_dir) for path in paths]
+    images = torch.empty((sum(counts), 3, 32, 32), dtype=torch.uint8)
+    labels = torch.empty(sum(counts), dtype=torch.int64)
+    first = 0
+    for path, count in zip(paths, counts, strict=True):
+        rows = torch.from_numpy(np.fromfile(path, dtype=np.uint8)).view(count, _ROW_BYTES)
+        images[first : first + count] = rows[:, 1:].view(count, 3, 32, 32)
+        labels[first : first + count] = rows[:, 0]
+        first += count
+    if (highest := int(labels.max())) > 9:
+        raise DataError(
+            f"a label in {data_dir / FOLDER} is {highest}, not 0 to 9.", hint="delete the folder to download it again"
+        )
+    return ImageSet(
+        name="cifar10",
+        images=images,
+        labels=labels,
+        classes=10,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+        crop_padding=4,
+        flip=True,
+    )
+
+
+def _row_count(path: Path, data_dir: Path) -> int:
+    if not path.is_file():
+        raise DataError(f"{path} is missing.", hint=missing_hint(ARCHIVE, data_dir))
+    size = path.stat().st_size
+    if size == 0 or size % _ROW_BYTES:
+        raise DataError(
+            f"{path} has {size:,} bytes, which are not rows of {_ROW_BYTES:,}.", hint="delete it to download it again"
+        )
+    return size // _ROW_BYTES

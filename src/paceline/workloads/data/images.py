@@ -1,0 +1,141 @@
+"""A set of labelled images, kept as bytes, and the batches made of it: gathered, cropped, flipped, normalised.
+
+Everything happens on the device where the images live and for the whole batch at once. Augmentation is keyed by (seed,
+epoch, sample index), so a sample looks the same in any batch, at any position, on any number of ranks.
+
+Median µs per batch of 3x32x32 out of 50,000 on one thread of a shared 2-core x86-64 CPU, n = 300 (torch 2.13); naive is
+`(images[indices].float() / 255 - mean) / std`, and its crops are taken out of `unfold` windows:
+
+BENCH
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from paceline.workloads.data.draws import sample_bits, uniform
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageSet:
+    """Labelled images of one shape and how to augment and normalise them."""
+
+    name: str
+    """What the user calls the data set."""
+    images: Tensor
+    """uint8 [N, C, H, W]."""
+    labels: Tensor
+    """int64 [N], each in [0, classes)."""
+    classes: int
+    """How many labels there are."""
+    mean: tuple[float, ...]
+    """Per channel, of pixels scaled to 0..1."""
+    std: tuple[float, ...]
+    """Per channel, of pixels scaled to 0..1."""
+    crop_padding: int = 0
+    """Train on random crops of the image after so many zeros are added on every side; 0: no crops."""
+    flip: bool = False
+    """Train on images mirrored left to right, half of the time."""
+
+    def __post_init__(self) -> None:
+        assert self.images.dtype == torch.uint8, "images are uint8"
+        assert self.images.ndim == 4, "images are [N, C, H, W]"
+        assert self.images.is_contiguous(), "images are gathered as whole rows"
+        assert self.labels.dtype == torch.int64, "labels are int64"
+        assert self.labels.shape == self.images.shape[:1], "there is one label per image"
+        assert len(self.mean) == len(self.std) == self.images.shape[1], "mean and std are per channel"
+
+    def __len__(self) -> int:
+        return self.images.shape[0]
+
+    def to(self, device: torch.device | str) -> ImageSet:
+        """Returns the set with its images and labels on `device`."""
+        return dataclasses.replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def batch(
+        self,
+        indices: Tensor,
+        *,
+        seed: int,
+        epoch: int | None,
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the images of `indices`, ready for a model, and their labels; without augmentation if `epoch` is None."""
+        indices = indices.to(self.images.device, non_blocking=True)
+        pixels = self.images.index_select(0, indices)
+        if epoch is not None and (self.crop_padding or self.flip):
+            pixels = self._augment(pixels, sample_bits(indices, seed=seed, epoch=epoch))
+        return self._normalise(pixels, dtype, channels_last), self.labels.index_select(0, indices)
+
+    def _augment(self, pixels: Tensor, bits: Tensor) -> Tensor:
+        """Mirrors half of the images, then crops each at its own offset.
+
+        A crop is C x H pieces of W neighbouring bytes. Seen as one long line of bytes, the padded batch has a piece at
+        every offset, and a single `index_select` copies the ones wanted: four times as fast as indexing 2-D windows,
+        and twenty times as fast as indexing pixels. Mirror images are a second plane to choose from, as `where` on
+        bytes costs more than making them all.
+        """
+        count, channels, height, width = pixels.shape
+        pad = self.crop_padding
+        canvas = pixels.new_zeros(1 + self.flip, count, channels, height + 2 * pad, width + 2 * pad)
+        canvas[0, ..., pad : pad + height, pad : pad + width] = pixels
+        if self.flip:
+            canvas[1, ..., pad : pad + height, pad : pad + width] = pixels.flip(3)
+
+        plane_stride, image_stride, _, row_stride, _ = canvas.stride()
+        starts = torch.arange(0, plane_stride, image_stride, device=pixels.device)
+        if pad:
+            starts += uniform(bits, field=0, below=2 * pad + 1) * row_stride
+            starts += uniform(bits, field=1, below=2 * pad + 1)
+        if self.flip:
+            starts += uniform(bits, field=2, below=2) * plane_stride
+        pieces = (starts[:, None] + self._piece_offsets).view(-1)
+        return canvas.view(-1).unfold(0, width, 1).index_select(0, pieces).view(pixels.shape)
+
+    def _normalise(self, pixels: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
+        """Scales bytes to mean 0 and deviation 1, in float32 where `dtype` is narrower.
+
+        Two passes in place are faster here than `addcmul` and `batch_norm`, which allocate their result; and a product
+        rounded before the sum, not fused with it, is the same to the last bit on every device.
+        """
+        wide = torch.promote_types(dtype, torch.float32)
+        if not channels_last:
+            return pixels.to(wide).mul_(self._scale).add_(self._shift).to(dtype)
+        # Channels are interleaved while they are bytes, a quarter of the traffic, and scaled as rows of W*C values: a
+        # last dimension of 3 would keep vector instructions idle.
+        rows = torch.stack(pixels.unbind(1), dim=-1).flatten(2)
+        scale, shift = self._interleaved
+        normal = rows.to(wide).mul_(scale).add_(shift).to(dtype)
+        return normal.view(*rows.shape[:2], -1, pixels.shape[1]).permute(0, 3, 1, 2)
+
+    @cached_property
+    def _scale(self) -> Tensor:
+        return self._per_channel([1 / (255 * std) for std in self.std])
+
+    @cached_property
+    def _shift(self) -> Tensor:
+        return self._per_channel([-mean / std for mean, std in zip(self.mean, self.std, strict=True)])
+
+    def _per_channel(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.images.device).view(1, -1, 1, 1)
+
+    @cached_property
+    def _interleaved(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift for one row of interleaved channels."""
+        width = self.images.shape[3]
+        return self._scale.flatten().repeat(width), self._shift.flatten().repeat(width)
+
+    @cached_property
+    def _piece_offsets(self) -> Tensor:
+        """Where each of a crop's C x H pieces begins in the padded batch, counted from the crop's first byte."""
+        _, channels, height, width = self.images.shape
+        pad = self.crop_padding
+        rows = torch.arange(height, device=self.images.device) * (width + 2 * pad)
+        planes = torch.arange(channels, device=self.images.device) * ((height + 2 * pad) * (width + 2 * pad))
+        return (planes[:, None] + rows).view(-1)

@@ -1,0 +1,97 @@
+"""`svhn`: Street View House Numbers, cropped digits (Netzer et al., 2011)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError
+from paceline.workloads.data.checked import is_intact
+from paceline.workloads.data.download import Remote, fetch_once, missing_hint, provide
+
+if TYPE_CHECKING:
+    from paceline.workloads.data.images import ImageSet
+
+FOLDER = "svhn"
+TRAIN = Remote(url="http://ufldl.stanford.edu/housenumbers/train_32x32.mat", md5="e26dedcc434d2e4c54c9b2d4a06d8373")
+TEST = Remote(url="http://ufldl.stanford.edu/housenumbers/test_32x32.mat", md5="eb5a983be6a315427106f1b164d9cef3")
+EXTRA = Remote(url="http://ufldl.stanford.edu/housenumbers/extra_32x32.mat", md5="a93ce644f1a588dc4d68dda5feec44a7")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Svhn:
+    """Street View House Numbers, 3x32x32: 73,257 to train on (cropped), 26,032 to test on."""
+
+    extra: bool = False
+    """Train on the 531,131 easier samples too; they come after the others."""
+
+    def prepare(self, data_dir: Path, *, progress: bool) -> None:
+        """Checks the files and downloads those that are missing."""
+        folder = data_dir / FOLDER
+
+        def missing() -> list[Remote]:
+            return [remote for remote in (*self._train, TEST) if not is_intact(folder / remote.name, remote.md5)]
+
+        def fetch(remotes: Sequence[Remote]) -> None:
+            for remote in remotes:
+                fetch_once(remote, folder / remote.name, progress=progress)
+
+        provide(missing, fetch, data_dir, progress=progress)
+
+    def load(self, data_dir: Path) -> tuple[ImageSet, ImageSet]:
+        """Reads the two or three files."""
+        return _read(data_dir / FOLDER, self._train), _read(data_dir / FOLDER, (TEST,))
+
+    @property
+    def _train(self) -> tuple[Remote, ...]:
+        return (TRAIN, EXTRA) if self.extra else (TRAIN,)
+
+
+def _read(folder: Path, remotes: tuple[Remote, ...]) -> ImageSet:
+    import torch
+
+    from paceline.workloads.data.images import ImageSet
+
+    parts = [_read_mat(folder / remote.name, remote) for remote in remotes]
+    images = torch.empty((sum(len(labels) for _, labels in parts), 3, 32, 32), dtype=torch.uint8)
+    labels = torch.from_numpy(np.concatenate([labels for _, labels in parts]))
+    first = 0
+    for pixels, _ in parts:
+        images[first : first + len(pixels)] = torch.from_numpy(pixels)
+        first += len(pixels)
+    return ImageSet(
+        name="svhn",
+        images=images,
+        labels=labels,
+        classes=10,
+        mean=(0.4377, 0.4438, 0.4728),
+        std=(0.1980, 0.2010, 0.1970),
+        crop_padding=4,
+    )
+
+
+def _read_mat(path: Path, remote: Remote) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Returns pixels [N, 3, 32, 32], a view, and labels [N]."""
+    if not path.is_file():
+        raise DataError(f"{path} is missing.", hint=missing_hint(remote, path.parent))
+    from scipy.io import loadmat
+
+    again = "delete it to download it again"
+    try:
+        content: dict[str, Any] = loadmat(path, variable_names=["X", "y"])
+        pixels, labels = content["X"], content["y"].reshape(-1)
+    except Exception as error:  # scipy's reader raises whatever the bytes lead it to
+        raise DataError(f"{path} is not the MATLAB file it should be: {error}.", hint=again) from error
+    if pixels.dtype != np.uint8 or pixels.shape != (32, 32, 3, len(labels)):
+        raise DataError(
+            f"{path} holds {pixels.dtype} {pixels.shape} for {len(labels):,} labels, not uint8 (32, 32, 3, labels).",
+            hint=again,
+        )
+    if not len(labels) or labels.min() < 1 or labels.max() > 10:
+        raise DataError(f"{path} does not hold labels from 1 to 10.", hint=again)
+    return pixels.transpose(3, 2, 0, 1), labels.astype(np.int64) % 10  # the digit 0 has the label 10
