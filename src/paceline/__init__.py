@@ -1,1 +1,29 @@
-"""Paceline."""
+"""Paceline trains PyTorch models data-parallel under every way of synchronising gradients, and tells which to pick."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.strategies.base import AfterBackward, Strategy
+    from paceline.training.attach import attach
+    from paceline.training.sync import Sync
+    from paceline.workloads.workload import Workload
+
+__all__ = ["AfterBackward", "Strategy", "Sync", "Workload", "attach"]
+
+_HOMES = {
+    "AfterBackward": "paceline.strategies.base",
+    "Strategy": "paceline.strategies.base",
+    "Sync": "paceline.training.sync",
+    "Workload": "paceline.workloads.workload",
+    "attach": "paceline.training.attach",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the public names when they are first used, so that `paceline --help` need not import torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from paceline.errors import UsageError, unknown_name
 
-
 Options = TypeVar("Options")
 
 
@@ -46,7 +45,7 @@ class Spec:
 
 
 def split_list(text: str) -> list[str]:
-    """Splits `a,b:x=1,y=2,c` at the commas that start a new name: a comma before `key=` belongs to the name before it."""
+    """Splits `a,b:x=1,y=2,c` where a new name starts: a comma before `key=` belongs to the name before it."""
     items: list[str] = []
     for part in text.split(","):
         inside_options = items and ":" in items[-1] and "=" in part and ":" not in part.split("=")[0]
@@ -95,6 +94,6 @@ def _convert(kind: object, text: str, where: str) -> object:
         if kind in (int, float, str):
             return kind(text)  # type: ignore[operator]
     except ValueError:
-        expected = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "numbers as 3x32x32")  # type: ignore[call-overload]
+        expected = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "numbers as 3x32x32")
         raise UsageError(f"{where}={text!r} is not valid.", hint=f"it takes {expected}") from None
     raise TypeError(f"{where} has the type {kind}, which cannot be written on a command line")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from paceline.comm.network import choose_interface
+from paceline.comm.network import LOOPBACK, choose_interface
 from paceline.errors import LaunchError
 
 
@@ -22,6 +24,17 @@ class World:
     local_size: int
     interface: str
     """The network interface Gloo uses."""
+    store: Store
+    """Where ranks leave word for each other without a collective: idle ones wait here."""
+
+    def announce(self, key: str) -> None:
+        """Says that something is done."""
+        self.store.set(key, "done")
+
+    def wait_for(self, key: str, poll_s: float = 0.1) -> None:
+        """Waits, for as long as it takes, until it is. The launcher ends us if the rank that would say so dies."""
+        while not self.store.check([key]):
+            time.sleep(poll_s)
 
 
 def launched() -> bool:
@@ -38,26 +51,29 @@ def join_world(*, timeout_s: float, iface: str | None = None) -> World:
     if not launched():
         # Even a group of one binds an address, and Gloo's choice, the host name's, may not exist.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", iface or "lo")
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-        return World(rank=0, size=1, local_rank=0, local_size=1, interface=os.environ["GLOO_SOCKET_IFNAME"])
+        store: Store = HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timeout)
+        return World(0, 1, local_rank=0, local_size=1, interface=os.environ["GLOO_SOCKET_IFNAME"], store=store)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    master = os.environ.get("MASTER_ADDR", LOOPBACK)
     given = iface or os.environ.get("GLOO_SOCKET_IFNAME")
     interface = given or choose_interface(master, all_on_this_host=local_size == size).name
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     try:
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timeout)
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
     except dist.DistNetworkError as error:
         where = f"{master}:{os.environ.get('MASTER_PORT')}"
         raise LaunchError(f"rank {rank} cannot reach the master at {where}: {error}") from None
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     return World(
-        rank=rank,
-        size=size,
+        rank,
+        size,
         local_rank=int(os.environ.get("LOCAL_RANK", rank)),
         local_size=local_size,
         interface=interface,
+        store=PrefixStore("paceline", store),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a strategy puts on the wire, as pure functions of sizes: operations, bytes, peers, earliest start. Free of torch.
+"""What a strategy puts on the wire, as pure functions of sizes: operations, bytes, peers, start. Free of torch.
 
 One function per strategy, `(gradients, ranks, **options) -> Plan`, named in the strategy registry.
 """

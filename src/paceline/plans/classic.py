@@ -48,7 +48,9 @@ def ddp(gradients: Sequence[Gradient], ranks: int, *, bucket_mb: float = 25.0, o
 
 def ddp_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gradient]]:
     """DDP's buckets after it rebuilt them: in the order of backward, a first one of 1 MiB, each closed once full."""
-    limits, buckets, current = [min(MIB, bucket_mb * MIB), bucket_mb * MIB], [], []
+    limits = [min(MIB, bucket_mb * MIB), bucket_mb * MIB]
+    buckets: list[list[Gradient]] = []
+    current: list[Gradient] = []
     for gradient in sorted(reversed(gradients), key=lambda g: g.ready_s):
         current.append(gradient)
         if sum(g.bytes for g in current) >= limits[min(len(buckets), 1)]:

@@ -24,7 +24,7 @@ def steps_file(rank: int) -> str:
 
 
 class StepRow(NamedTuple):
-    """One step on one rank; the columns of its CSV file. Times are seconds, losses are means over this rank's samples."""
+    """One step on one rank; the columns of its CSV file. Times are seconds, the loss is the mean over its samples."""
 
     step: int
     """Counts from 0 over the whole run."""

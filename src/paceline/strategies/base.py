@@ -48,7 +48,7 @@ class State:
 class Strategy(ABC):
     """How ranks agree on gradients.
 
-    The loop calls, once, `attach`; then for each step, for each micro-batch, forward and backward of the returned module
+    The loop calls `attach` once; then, for each micro-batch of a step, forward and backward of the returned module
     inside `microbatch(last)`, then `step`; around evaluation `agreed`; in the end `close`. Code outside a `microbatch`
     counts as the last one, so that a loop without accumulation need not know of it.
     """
@@ -89,7 +89,7 @@ class Strategy(ABC):
         """The module to call instead of the model; the model itself, unless a scheme needs hooks around it."""
         return model
 
-    def serve(self) -> None:
+    def serve(self) -> None:  # noqa: B027  (most have no servers)
         """Servers stay here until the workers close."""
 
     def microbatch(self, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
@@ -100,7 +100,7 @@ class Strategy(ABC):
     def step(self, max_norm: float | None = None) -> None:
         """Agrees on the gradients, clips, steps the optimiser and clears the gradients; may leave work in flight."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027  (most leave nothing in flight)
         """Waits for whatever `step` left in flight: the clock of a window stops after this."""
 
     @contextmanager
@@ -179,7 +179,7 @@ class AfterBackward(Strategy):
 
     @abstractmethod
     def agree(self, gradients: Sequence[Tensor]) -> None:
-        """Replaces each gradient, a one-dimensional tensor, by its mean over the ranks. In place, the same order on all."""
+        """Replaces each gradient, a one-dimensional tensor, by its mean over the ranks, in place."""
 
     def step(self, max_norm: float | None = None) -> None:
         if self.comm.world_size > 1:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -108,7 +109,7 @@ class _Held:
         self.buckets: list[tuple[Tensor, Future[Tensor]]] = []
 
 
-def _hold_until_last(held: _Held, bucket: dist.GradBucket) -> Future[Tensor]:
+def _hold_until_last(held: _Held, bucket: GradBucket) -> Future[Tensor]:
     """A DDP communication hook that sends the same buckets in the same order, but none before backward is done.
 
     DDP launches buckets in order, so the last one's hook runs when every gradient is ready.

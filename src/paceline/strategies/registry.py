@@ -108,7 +108,8 @@ def lesson(name: str) -> Lesson:
     entry = find(name)
     module, _, class_name = entry.strategy.partition(":")
     source = importlib.util.find_spec(module)
-    assert source is not None and source.origin is not None, f"{module} of the registry does not exist"
+    assert source is not None, f"{module} of the registry does not exist"
+    assert source.origin is not None
     classes = [node for node in ast.parse(Path(source.origin).read_text()).body if isinstance(node, ast.ClassDef)]
     (definition,) = [node for node in classes if node.name == class_name]
     options = [node for node in classes if node.name.endswith("Options")]

@@ -1,0 +1,70 @@
+"""The `paceline` command: parses, calls, and turns every error into one sentence, a hint and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.cli import strategies, train
+from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError
+
+app = typer.Typer(
+    name="paceline",
+    help="Trains PyTorch models data-parallel under every way of synchronising gradients, "
+    "and tells you which one to pick and why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("train")(train.command)
+app.command("strategies")(strategies.command)
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    if version:
+        import importlib.metadata
+
+        typer.echo(importlib.metadata.version("paceline"))
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and leaves with an exit code that tells the kind of failure."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command; returns its exit code. Errors of ours that a user cannot mend keep their traceback."""
+    messages = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        result = app(arguments, standalone_mode=False)
+    except PacelineError as error:
+        show_error(error, messages)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        messages.print("interrupted", style="bold")
+        return INTERRUPTED_EXIT_CODE
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        # A mistake in the command line itself, found by the parser.
+        messages.print(f"error: {error.format_message()}", markup=False)
+        messages.print("hint: `paceline --help`, or `paceline COMMAND --help`", markup=False)
+        return PacelineError.exit_code + 1
+    return result if isinstance(result, int) else 0
+
+
+def show_error(error: PacelineError, console: Console) -> None:
+    """What was found, and what to do about it; a traceback of the user's own code goes before both."""
+    if error.detail:
+        console.print(error.detail, markup=False, style="dim")
+    console.print(f"error: {error.message}", markup=False)
+    if error.hint:
+        console.print(f"hint: {error.hint}", markup=False)

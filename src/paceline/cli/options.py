@@ -1,0 +1,68 @@
+"""Makes command-line options of the fields of a config dataclass: one source for names, types, defaults and help."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.config import LaunchConfig, RunConfig, field_docs, from_mapping, read_toml
+
+PANELS = {RunConfig: "What is trained, and how", LaunchConfig: "Who starts the ranks, and where"}
+POSITIONAL = frozenset({"workload"})
+CONFIG_FILE = inspect.Parameter(
+    "config_file",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None, typer.Option("--config", help="A TOML file of these settings; the command line wins over it.")
+    ],
+)
+
+
+def takes(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command an option per field of `kinds`; it is called with the configs built from them, in that order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        added = [_option(kind, field) for kind in kinds for field in fields(kind)] + [CONFIG_FILE]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> Any:
+            file = given.pop(CONFIG_FILE.name)
+            settings = read_toml(file, *kinds) if file else {}
+            settings |= {name: value for name, value in given.items() if value is not None}
+            rest = {parameter.name: given[parameter.name] for parameter in own}
+            return command(*[from_mapping(kind, settings) for kind in kinds], **rest)
+
+        run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
+        return run
+
+    return decorate
+
+
+def _option(kind: type, field: Field[Any]) -> inspect.Parameter:
+    """The option of one field; its default is None, so that a TOML file can tell whether it was given."""
+    help_text = field_docs(kind)[field.name]
+    if field.default not in (None, MISSING, "", False) and "[default" not in help_text:
+        shown = "on" if field.default is True else field.default
+        help_text += f" [default: {shown}]"
+    make = typer.Argument if field.name in POSITIONAL else typer.Option
+    option = make(help=help_text, rich_help_panel=PANELS[kind], show_default=False)
+    annotation = Annotated[_plain(typing.get_type_hints(kind)[field.name]) | None, option]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _plain(kind: Any) -> Any:
+    """The type that typer parses; choices are checked by the config itself, which knows the nearest name."""
+    if isinstance(kind, types.UnionType):
+        (kind,) = [member for member in kind.__args__ if member is not type(None)]
+    return str if typing.get_origin(kind) is typing.Literal else kind

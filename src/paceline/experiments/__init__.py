@@ -1,0 +1,1 @@
+"""Which runs, in which order, how often: what stands behind each command."""

@@ -1,0 +1,48 @@
+"""Checks a configuration before any process starts, so that a mistake costs a second and not a launch."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.config import LaunchConfig, RunConfig
+from paceline.errors import UsageError
+from paceline.strategies.base import Role, Strategy
+from paceline.strategies.registry import create
+
+RANKS_ON_A_CPU = 2
+"""How many ranks a host gets when the user says nothing: enough to see what synchronising costs."""
+
+
+def ranks_on_this_host(config: RunConfig, launch: LaunchConfig) -> int:
+    """Ranks to start on this host, once everything about them is known to fit."""
+    strategy = create(config.strategy, allow_unused=config.allow_unused)
+    gpus = gpus_to_use(config)
+    alone = strategy.roles(RANKS_ON_A_CPU).count(Role.WORKER) == 1
+    local_ranks = launch.local_ranks(default=1 if alone else gpus or RANKS_ON_A_CPU)
+    check_strategy(config, strategy, local_ranks * launch.hosts)
+    if config.backend == "nccl" and local_ranks > gpus:
+        raise UsageError(
+            f"nccl needs a GPU of its own for each rank, but there are {gpus} for {local_ranks} ranks.",
+            hint=f"use --ranks {gpus} or --backend gloo" if gpus else "use --backend gloo",
+        )
+    return local_ranks
+
+
+def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
+    """Refuses what the strategy cannot do, and a batch that is too small for its workers."""
+    config.global_batch(strategy.roles(ranks).count(Role.WORKER))
+    wanted = {"clip": config.clip_norm is not None, "accumulate": config.accumulate > 1}
+    for ability, asked in wanted.items():
+        if asked and ability not in strategy.supports:
+            option = {"clip": "--clip-norm", "accumulate": "--accumulate"}[ability]
+            raise UsageError(
+                f"{strategy.name} does not support {option}.", hint="leave it out, or use another strategy"
+            )
+
+
+def gpus_to_use(config: RunConfig) -> int:
+    """GPUs of this host that the run may use."""
+    gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
+    if config.device == "cuda" and not gpus:
+        raise UsageError("--device cuda was given, but torch sees no GPU.", hint="use --device cpu, or leave it out")
+    return gpus

@@ -1,0 +1,28 @@
+"""Checks the names in a configuration, and gets its data, without importing torch: the quickest answers first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.config import RunConfig
+from paceline.errors import unknown_name
+from paceline.specs import Spec
+from paceline.strategies import registry
+from paceline.workloads import data
+from paceline.workloads.names import MODEL_NAMES, is_own
+
+
+def check_names(config: RunConfig) -> None:
+    """Refuses an unknown workload or strategy, with the nearest known name."""
+    if not is_own(config.workload) and config.workload not in MODEL_NAMES:
+        raise unknown_name("workload", config.workload, [*MODEL_NAMES, "my_module:make_workload"])
+    name = Spec.parse(config.strategy).name
+    if ":" not in name:
+        registry.find(name)
+
+
+def prepare_data(config: RunConfig) -> None:
+    """Makes sure that the data set is there and intact: once, in one process, before any rank starts."""
+    if not is_own(config.workload):
+        folder = Path(config.data_dir).expanduser() if config.data_dir else data.default_data_dir()
+        data.prepare(config.data, data_dir=folder, svhn_extra=config.svhn_extra)

@@ -1,0 +1,84 @@
+"""One run: started through our launcher, or as one rank of somebody else's (torchrun)."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from paceline.config import LaunchConfig, RunConfig
+from paceline.errors import UsageError
+from paceline.experiments.names import check_names, prepare_data
+from paceline.records import RunFolder, RunRecord, read_run
+
+Watch = Callable[[Path], AbstractContextManager[Any]]
+"""Makes the display that follows a run's record while it grows."""
+
+
+def train(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> RunRecord | None:
+    """Trains and returns the record; None on a rank that has nothing to show (under torchrun, all but the first)."""
+    check_names(config)
+    if started_by_a_launcher():
+        return _as_rank(config, launch, out, watch)
+    prepare_data(config)
+
+    from paceline.experiments.checks import ranks_on_this_host
+    from paceline.launch.elastic import launch as launch_ranks
+    from paceline.launch.job import Job
+
+    local_ranks = ranks_on_this_host(config, launch)
+    folder = RunFolder.create(out or default_folder(config))
+    job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
+    with watch(folder.path):
+        launch_ranks(job, launch, local_ranks)
+    return read_run(folder.path) if launch.node_rank == 0 else None
+
+
+def started_by_a_launcher() -> bool:
+    """Whether this process is one rank of several that torchrun or another launcher started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def default_folder(config: RunConfig) -> Path:
+    """A new folder under runs/, named so that a listing tells the runs apart."""
+    words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{config.workload}-{config.strategy}")
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
+
+
+def _as_rank(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> RunRecord | None:
+    import torch.distributed as dist
+
+    from paceline.comm import join_world, leave_world
+    from paceline.experiments.checks import check_strategy
+    from paceline.strategies.registry import create
+    from paceline.training.run import run
+
+    size = int(os.environ["WORLD_SIZE"])
+    if launch.ranks not in (None, size):
+        raise UsageError(
+            f"--ranks {launch.ranks} was given, but the launcher started {size} ranks.",
+            hint="leave --ranks out under torchrun, or set its --nproc-per-node",
+        )
+    check_strategy(config, create(config.strategy), size)
+    prepare_data(config)
+    world = join_world(timeout_s=config.timeout, iface=launch.iface)
+    chosen = [str(out or default_folder(config))]
+    dist.broadcast_object_list(chosen, src=0)
+    folder = RunFolder(Path(chosen[0]))
+    if world.rank == 0:
+        RunFolder.create(folder.path)
+    else:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    if world.rank != 0:
+        run(config, world, folder, threads=launch.threads)
+        leave_world()
+        return None
+    with watch(folder.path):
+        run(config, world, folder, threads=launch.threads)
+    leave_world()
+    return read_run(folder.path)

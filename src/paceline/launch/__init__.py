@@ -1,0 +1,1 @@
+"""Who starts the processes: torch's elastic launcher, on this host or on many; what a rank does."""

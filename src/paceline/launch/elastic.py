@@ -1,0 +1,86 @@
+"""Starts the ranks of this host through torch's elastic launcher and waits for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
+from torch.distributed.launcher.api import elastic_launch
+
+from paceline.config import LaunchConfig
+from paceline.errors import LaunchError
+from paceline.launch import rendezvous
+from paceline.launch.failures import explain
+from paceline.launch.job import Job
+from paceline.measure.cores import threads_per_rank
+from paceline.records.schema import FINISHED_FILE
+
+
+def launch(job: Job, config: LaunchConfig, local_ranks: int) -> None:
+    """Starts this host's ranks and returns when all of them are done; raises the reason of the first that failed."""
+    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # It would print every failure; we explain the first.
+    listener = rendezvous.bind(config.master) if config.node_rank == 0 else None
+    if listener is not None:
+        endpoint = "{}:{}".format(*listener.getsockname()[:2])
+    else:
+        endpoint = "{}:{}".format(*rendezvous.parse_master(config.master or ""))
+    rendezvous.register(listener)
+    elastic = ElasticConfig(
+        min_nodes=config.hosts,
+        max_nodes=config.hosts,
+        nproc_per_node=local_ranks,
+        run_id="paceline",
+        rdzv_backend=rendezvous.BACKEND,
+        rdzv_endpoint=endpoint,
+        rdzv_configs={"rank": config.node_rank, "timeout": job.timeout},
+        max_restarts=0,
+        monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+    )
+    environment = {"OMP_NUM_THREADS": str(job.threads or threads_per_rank(local_ranks))}
+    first_rank = config.node_rank * local_ranks
+    try:
+        with _environment(environment):
+            elastic_launch(elastic, sys.executable)("-m", "paceline.launch.rank", str(job.write()))
+    except ChildFailedError as error:
+        if not _all_finished(job):
+            codes = {first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
+            raise explain(codes, job.folder) from None
+    except SignalException:
+        raise KeyboardInterrupt from None
+    except (RuntimeError, ConnectionError) as error:
+        raise LaunchError(
+            f"the hosts did not meet at {endpoint}: {str(error).splitlines()[0]}",
+            hint=f"start the same command on all {config.hosts} hosts, each with its own --node-rank",
+        ) from error
+
+
+def _all_finished(job: Job) -> bool:
+    """Whether every run did all it set out to do: a process that dies after that has not failed."""
+    return all((Path(folder.path) / FINISHED_FILE).exists() for _, folder in job.runs)
+
+
+class _environment:
+    """Adds variables to the environment that ranks inherit, for the length of a `with`."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+
+    def __enter__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in self._variables}
+        os.environ.update(self._variables)
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

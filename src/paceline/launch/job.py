@@ -1,0 +1,55 @@
+"""A job: the runs that a set of ranks does in turn, as a file that the launcher writes and the ranks read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.config import RunConfig
+from paceline.records import RunFolder
+
+JOB_FILE = "job.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Runs that the same processes do one after the other."""
+
+    folder: RunFolder
+    """Where logs and errors of the ranks go."""
+    runs: tuple[tuple[RunConfig, RunFolder], ...]
+    timeout: float
+    """Seconds after which a rank that waits for others gives up."""
+    iface: str | None = None
+    threads: int | None = None
+
+    @classmethod
+    def single(cls, config: RunConfig, folder: RunFolder, *, iface: str | None, threads: int | None) -> Job:
+        """One run, whose folder is the job's."""
+        return cls(folder, ((config, folder),), config.timeout, iface, threads)
+
+    def write(self) -> Path:
+        """Leaves the job where the ranks will read it."""
+        path = self.folder.path / JOB_FILE
+        content = {
+            "runs": [{"config": dataclasses.asdict(config), "folder": str(f.path)} for config, f in self.runs],
+            "timeout": self.timeout,
+            "iface": self.iface,
+            "threads": self.threads,
+        }
+        path.write_text(json.dumps(content, indent=2) + "\n")
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """Reads what `write` wrote."""
+        content = json.loads(path.read_text())
+        return cls(
+            folder=RunFolder(path.parent),
+            runs=tuple((RunConfig(**run["config"]), RunFolder(Path(run["folder"]))) for run in content["runs"]),
+            timeout=content["timeout"],
+            iface=content["iface"],
+            threads=content["threads"],
+        )

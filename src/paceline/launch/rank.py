@@ -1,0 +1,64 @@
+"""What a rank's process does: `python -m paceline.launch.rank JOB.json`, started by torch's elastic launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+from paceline.launch.failures import record_failure
+from paceline.launch.job import Job
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Does every run of the job, then leaves; a failure is written down for the launcher."""
+    launcher = os.getppid()
+    job = Job.read(Path(sys.argv[1]))
+    rank = int(os.environ["RANK"])
+    _die_with(launcher)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the launcher ends us in order.
+    _log_to(job.folder.log_file(rank))
+    try:
+        work(job)
+    except BaseException as error:
+        record_failure(error, rank, job.folder.error_file(rank))
+        raise
+    # A process that is done must not fail in the destructors of C++ libraries at exit ("terminate called without an
+    # active exception", about one run in thirty): everything is written, so leave without running them.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def work(job: Job) -> None:
+    """Joins the others, does every run of the job, leaves."""
+    from paceline.comm import join_world, leave_world
+    from paceline.training.run import run
+
+    world = join_world(timeout_s=job.timeout, iface=job.iface)
+    for number, (config, folder) in enumerate(job.runs):
+        run(config, world, folder, threads=job.threads, number=number)
+    leave_world()
+
+
+def _die_with(launcher: int) -> None:
+    """Has the kernel end us with our launcher, even if that is killed without a chance to clean up."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # It died before we asked.
+            os._exit(1)
+
+
+def _log_to(file: Path) -> None:
+    """Sends all that this process prints, C++ libraries included, to the rank's own log."""
+    with file.open("ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+
+
+if __name__ == "__main__":
+    main()

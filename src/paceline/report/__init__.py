@@ -1,0 +1,1 @@
+"""Records in, tables and pages out. The only place that draws; free of torch."""

@@ -1,0 +1,147 @@
+"""Shows a run while it goes on, by following its record: one configuration line, losses, one progress bar."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from paceline.records.schema import EVENTS_FILE, steps_file
+from paceline.report.words import count, number, percent, plural
+
+POLL_S = 0.2
+
+
+class Tail:
+    """The lines of a growing file, as they get finished."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offset = 0
+
+    def new_lines(self) -> list[str]:
+        """The lines that were finished since the last call."""
+        try:
+            with self._file.open("rb") as stream:
+                stream.seek(self._offset)
+                text = stream.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode().splitlines()
+
+
+class Live:
+    """Follows a run's folder in a thread of its own, for the length of a `with`."""
+
+    def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._events = Tail(folder / EVENTS_FILE)
+        self._steps = Tail(folder / steps_file(0))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="")
+        self._batch = 0
+        self._done = 0
+
+    def __enter__(self) -> Live:
+        self._progress.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._catch_up()
+        self._progress.stop()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(POLL_S):
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        for line in self._events.new_lines():
+            event = json.loads(line)
+            show = getattr(self, f"_on_{event['event']}", None)
+            if show is not None:
+                show(event)
+        rows = sum(not line.startswith("step") for line in self._steps.new_lines())
+        self._progress.advance(self._task, rows)
+
+    def _print(self, text: str) -> None:
+        if not self._quiet:
+            self._progress.console.print(text, highlight=False, soft_wrap=True)
+
+    def _on_config(self, event: dict[str, Any]) -> None:
+        self._batch = event["batch"]
+        self._print(configuration_line(event))
+
+    def _on_start(self, event: dict[str, Any]) -> None:
+        self._progress.update(self._task, description="training", total=event["steps"])
+        if event["dropped"]:
+            self._print(
+                f"each epoch leaves out {plural(event['dropped'], 'sample')}, too few for a batch on these ranks"
+            )
+
+    def _on_log(self, event: dict[str, Any]) -> None:
+        rate = event["samples"] / event["wall_s"]
+        accuracy = None if event["correct"] is None else event["correct"] / event["samples"]
+        figures = " ".join(_figures(event["losses"][-1], accuracy, rate))
+        self._progress.update(self._task, figures=figures)
+        self._print(f"step {event['step']:>6}  epoch {event['epoch'] + 1:>3}  {figures}")
+
+    def _on_epoch(self, event: dict[str, Any]) -> None:
+        self._progress.update(self._task, description=f"epoch {event['epoch'] + 1} done")
+
+
+def configuration_line(topology: dict[str, Any]) -> str:
+    """What a run was set up with, in one line."""
+    each = "–".join(str(size) for size in reversed(topology["batch_per_rank"]))
+    ranks = plural(topology["workers"], "rank")
+    idle = topology["world_size"] - topology["workers"]
+    return " · ".join(
+        [
+            f"[bold]{topology['workload']}[/bold], {count(topology['parameters'])} parameters",
+            f"{topology['strategy']} on {ranks}" + (f" ({idle} idle)" if idle else ""),
+            f"batch {topology['batch']} = {topology['workers']} × {each}",
+            "its own optimiser" if topology["own_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
+            f"{plural(topology['threads'], 'thread')} per rank",
+            f"{topology['device']}, {topology['backend']} over {topology['interface']}",
+        ]
+    )
+
+
+def _figures(loss: float, accuracy: float | None, rate: float) -> Iterator[str]:
+    yield f"loss {number(loss)}"
+    if accuracy is not None:
+        yield f"accuracy {percent(accuracy)}"
+    yield f"{rate:,.0f} samples/s"

@@ -1,0 +1,60 @@
+"""The end of a training run in the terminal: a row per rank, then the test and the time it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.analysis.summary import summarise
+from paceline.records import RunRecord
+from paceline.report.words import number, percent, plural, seconds
+
+
+def print_run(record: RunRecord, console: Console) -> None:
+    """The figures of one run."""
+    summary = summarise(record)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    headings = ("rank", "samples", "average loss", "train accuracy", "time/iteration", "first", "forward", "backward")
+    for heading in (*headings, "update"):
+        table.add_column(heading, justify="right")
+    for rank in summary["ranks"]:
+        table.add_row(
+            str(rank["rank"]),
+            f"{rank['samples']:,}",
+            number(rank["average_loss"]),
+            percent(rank["accuracy"]),
+            *[seconds(rank[key]) for key in ("step_s", "first_step_s", "forward_s", "backward_s", "update_s")],
+        )
+    console.print(table)
+    for sentence in sentences(summary, record):
+        console.print(sentence, highlight=False, soft_wrap=True)
+
+
+def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
+    """What the table does not say."""
+    test = summary.get("test")
+    if test:
+        available = "" if test["available"] is None else f"/{test['available']}"
+        accuracy = "" if test["accuracy"] is None else f", accuracy {percent(test['accuracy'])}"
+        yield f"test loss {number(test['loss'])}{accuracy}: evaluated {test['samples']}{available} unique samples"
+    for rank, replica in enumerate(summary.get("test_ranks", [])):
+        yield f"  replica of rank {rank}: loss {number(replica['loss'])}, accuracy {percent(replica['accuracy'])}"
+    divergence = summary.get("buffer_divergence")
+    if divergence is not None:
+        yield f"BatchNorm buffers differ between ranks by {percent(divergence)} ({record.config['bn']})"
+    if "train_s" in summary:
+        rate = summary["images_per_s"]
+        speed = f", {rate:,.0f} samples/s" if rate else ""
+        yield f"trained {plural(summary['steps'], 'step')} in {seconds(summary['train_s'])}{speed}"
+    estimate = summary.get("estimate")
+    if estimate:
+        yield f"{plural(estimate['epochs'], 'epoch')} would take about {seconds(estimate['seconds'])}"
+    if any(
+        rank["average_loss"] is not None and rank["average_loss"] != rank["average_loss"] for rank in summary["ranks"]
+    ):
+        yield "[bold]the loss is not a number[/bold]: training diverged. hint: lower --lr, or --clip-norm 1"
+    state = "" if record.finished else " (cut short)"
+    yield f"record: {record.path}{state}"

@@ -1,0 +1,58 @@
+"""`paceline.attach`: any strategy in a training loop of the user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.comm import join_world, open_comm
+from paceline.config import BatchNormMode
+from paceline.errors import UsageError
+from paceline.specs import Spec
+from paceline.strategies.base import MakeOptimizer, Role
+from paceline.strategies.registry import create
+from paceline.training.sync import Sync
+
+DEFAULT_STRATEGY = "ddp"
+
+
+def attach(
+    model: nn.Module,
+    make_optimizer: MakeOptimizer,
+    strategy: str = DEFAULT_STRATEGY,
+    *,
+    bn: BatchNormMode = "broadcast",
+    allow_unused: bool = False,
+    timeout: float = 120.0,
+    **options: Any,
+) -> Sync:
+    """Puts a model under a strategy: call `sync.model`, then `backward()` on a mean loss, then `sync.step()`.
+
+    `make_optimizer` gets (name, parameter) pairs, as torch's optimisers accept them. The strategy's options are keyword
+    arguments: `attach(model, make, "ddp", bucket_mb=1)`. Ranks are those of the process group that the program has
+    made, else those that torchrun started, else this process alone. Every rank takes rank 0's weights.
+    """
+    spec = Spec.parse(strategy)
+    spec = Spec(spec.name, spec.options | {key: str(value) for key, value in options.items()})
+    chosen = create(str(spec), allow_unused=allow_unused)
+    if not dist.is_initialized():
+        join_world(timeout_s=timeout)
+    roles = chosen.roles(dist.get_world_size())
+    if Role.WORKER is not roles[dist.get_rank()]:
+        raise UsageError(
+            f"{chosen.name} gives rank {dist.get_rank()} nothing to train.",
+            hint="start one process, or choose a strategy that uses all ranks",
+        )
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    workers = [rank for rank, role in enumerate(roles) if role is Role.WORKER]
+    comm = open_comm(workers, device=device, backend=_backend_for(device), timeout_s=timeout)
+    assert comm is not None
+    return Sync(model, make_optimizer, chosen, comm, bn)
+
+
+def _backend_for(device: torch.device) -> str:
+    shared = dist.get_world_size() > torch.cuda.device_count() if device.type == "cuda" else True
+    return "gloo" if shared or not dist.is_nccl_available() else "nccl"

@@ -1,0 +1,193 @@
+"""BatchNorm over ranks: keep running statistics together, or normalise by the statistics of all ranks.
+
+Three modes. `broadcast`: before each step every rank takes rank 0's buffers, as DDP does. `local`: every rank keeps its
+own, and the run ships rank 0's. `sync`: every rank normalises by the mean and variance of the *global* batch, so
+sharding changes nothing. PyTorch's SyncBatchNorm refuses CPUs; ours runs anywhere, exact in forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from paceline.comm.group import Comm, broadcast_from_rank_0, from_rank_0
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class LiveBuffers:
+    """The floating-point buffers that training changes: running statistics, and whatever else a model updates in place.
+
+    Constant buffers (masks, position tables) are never sent. A buffer is known to live once its version counter moved,
+    which happens alike on all ranks, since they run the same code.
+    """
+
+    def __init__(self, model: nn.Module, comm: Comm) -> None:
+        self._comm = comm
+        self._slots = [
+            _Slot(module._buffers, name, buffer._version)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.is_floating_point()
+        ]
+
+    def tensors(self) -> list[Tensor]:
+        """The buffers that changed at least once, in the order of the model."""
+        return [slot.tensor for slot in self._slots if slot.lives]
+
+    def broadcast(self) -> None:
+        """Gives every rank rank 0's."""
+        tensors = self.tensors()
+        if tensors and self._comm.world_size > 1:
+            with torch.no_grad():
+                broadcast_from_rank_0(tensors, self._comm)
+
+    @contextmanager
+    def shipped(self) -> Iterator[None]:
+        """Lends every rank rank 0's for an evaluation: those are what the run ships."""
+        if self._comm.world_size == 1:
+            yield
+            return
+        with from_rank_0(self.tensors(), self._comm):
+            yield
+
+    def divergence(self) -> float | None:
+        """How far apart the ranks' buffers are: the largest distance from their mean, relative to its norm."""
+        tensors = self.tensors()
+        return spread(tensors, self._comm) if tensors else None
+
+
+@dataclass
+class _Slot:
+    """Where a buffer is kept; looked up each time, since a model may put another tensor there."""
+
+    owner: dict[str, Tensor | None]
+    name: str
+    version: int | None
+    """The version counter at the start; None once it has moved."""
+
+    @property
+    def tensor(self) -> Tensor:
+        tensor = self.owner[self.name]
+        assert tensor is not None
+        return tensor
+
+    @property
+    def lives(self) -> bool:
+        if self.version is not None and self.tensor._version != self.version:
+            self.version = None
+        return self.version is None
+
+
+def spread(tensors: Sequence[Tensor], comm: Comm) -> float:
+    """The largest relative distance of any rank's tensors from their mean over the ranks."""
+    own = torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
+    mean = comm.sum(own.clone()) / comm.world_size
+    distances = comm.gather((own - mean).norm().reshape(1))
+    norm = float(mean.norm())
+    return max(float(distance) for distance in distances) / norm if norm else 0.0
+
+
+@contextmanager
+def synced(model: nn.Module, comm: Comm) -> Iterator[None]:
+    """Makes the model's BatchNorm layers normalise over all ranks; the layers keep their identity and get it back."""
+    layers = [module for module in model.modules() if type(module) in _BATCH_NORMS]
+    kinds = [type(layer) for layer in layers]
+    for layer in layers:
+        layer.__class__ = SyncedBatchNorm
+        layer.group = comm.group  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer, kind in zip(layers, kinds, strict=True):
+            layer.__class__ = kind
+            del layer.group
+
+
+class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """A BatchNorm layer whose batch is that of all ranks of `group`."""
+
+    group: dist.ProcessGroup
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any shape with channels in the second dimension."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalises by the global batch in training, by the running statistics in evaluation."""
+        if not self.training and self.running_mean is not None:
+            return super().forward(input)
+        output, mean, variance = _SyncedNormalise.apply(input, self.weight, self.bias, self.eps, self.group)
+        if self.training and self.track_running_stats:
+            self._track(mean, variance)
+        return output  # type: ignore[no-any-return]
+
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        momentum = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+
+
+class _SyncedNormalise(torch.autograd.Function):
+    """y = (x − mean)/√(variance + ε)·weight + bias, with mean and variance of all ranks' x.
+
+    Forward gathers every rank's (mean, sum of squared distances, count) in one message and merges them with the
+    parallel formula of Chan et al. (1979), which stays exact where a difference of squares would cancel.
+    Backward adds up Σdy and Σdy·(x − mean), again in one message.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: dist.ProcessGroup
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        precise = x.to(torch.promote_types(x.dtype, torch.float32))
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        count = x.numel() // x.shape[1]
+        local_variance, local_mean = torch.var_mean(precise, dims, correction=0)
+        own = torch.cat([local_mean, local_variance * count, local_mean.new_tensor([count])])
+        everyone = own.new_empty(group.size(), own.numel())
+        dist.all_gather(list(everyone.unbind()), own, group=group)
+        means, squares, counts = everyone.split([x.shape[1], x.shape[1], 1], dim=1)
+        total = counts.sum()
+        mean = (means * counts).sum(0) / total
+        square = (squares + counts * (means - mean).square()).sum(0)
+        inverse_deviation = torch.rsqrt(square / total + eps)
+        ctx.save_for_backward(x, weight, mean, inverse_deviation, total)
+        ctx.group = group
+        scale = inverse_deviation if weight is None else inverse_deviation * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        output = torch.addcmul(_per_channel(shift, x), precise, _per_channel(scale, x)).to(x.dtype)
+        unbiased = square / (total - 1).clamp(min=1)
+        ctx.mark_non_differentiable(mean, unbiased)
+        return output, mean, unbiased
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse_deviation, total = ctx.saved_tensors
+        precise, dy_precise = x.to(mean.dtype), dy.to(mean.dtype)
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        centred = precise - _per_channel(mean, x)
+        own = torch.stack([dy_precise.sum(dims), (dy_precise * centred).sum(dims)])
+        grad_weight = own[1] * inverse_deviation if weight is not None else None
+        grad_bias = own[0].clone() if weight is not None else None
+        dist.all_reduce(own, group=ctx.group)
+        scale = inverse_deviation if weight is None else inverse_deviation * weight
+        sum_dy, sum_dy_centred = own / total
+        grad_x = dy_precise - _per_channel(sum_dy, x)
+        grad_x -= centred * _per_channel(inverse_deviation.square() * sum_dy_centred, x)
+        return (grad_x * _per_channel(scale, x)).to(x.dtype), grad_weight, grad_bias, None, None
+
+
+def _per_channel(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(1, -1, *[1] * (like.dim() - 2))

@@ -1,0 +1,35 @@
+"""Tries a model out before training, to name what would go wrong later."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from paceline.config import RunConfig
+from paceline.strategies.base import no_gradient
+from paceline.training.precision import autocast
+from paceline.workloads.batches import Source
+from paceline.workloads.workload import Workload
+
+
+def check_gradients(model: nn.Module, workload: Workload, source: Source, config: RunConfig, rank: int) -> None:
+    """Names the parameters that get no gradient, by one backward pass on two samples.
+
+    It leaves no trace: no gradient, no changed buffer, no random number used.
+    """
+    batch = None if config.allow_unused else source.peek(2)
+    if batch is None:
+        return
+    kept = [buffer.clone() for buffer in model.buffers()]
+    device = source.share.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with autocast(config.precision, device):
+            loss = workload.evaluate(model, batch).loss
+        loss.backward()
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), kept, strict=True):
+            buffer.copy_(before)
+    if missing:
+        raise no_gradient(missing, rank)

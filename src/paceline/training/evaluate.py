@@ -1,0 +1,51 @@
+"""Tests a model: never pads, counts every sample once, and says how many it counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.comm.group import Comm
+from paceline.config import RunConfig
+from paceline.training.precision import autocast
+from paceline.workloads.batches import Source
+from paceline.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a test gave."""
+
+    loss: float
+    accuracy: float | None
+    samples: int
+    """Samples evaluated, each once."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"loss": self.loss, "accuracy": self.accuracy, "samples": self.samples}
+
+
+def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunConfig, comm: Comm | None) -> Evaluation:
+    """Tests the model on this rank's share of `source` and, given a `comm`, adds up over the ranks."""
+    was_training = model.training
+    model.eval()
+    loss = samples = correct = 0.0
+    counted = workload.correct is not None
+    with torch.no_grad(), autocast(config.precision, source.share.device):
+        for pieces in source.epoch(None):
+            for piece in pieces:
+                outcome = workload.evaluate(model, source.fetch(piece))
+                right = workload.count_correct(outcome)
+                loss += float(outcome.loss) * piece.samples
+                correct += 0 if right is None else int(right)
+                samples += piece.samples
+    model.train(was_training)
+    totals = torch.tensor([loss, samples, correct], dtype=torch.float64)
+    loss, samples, correct = (comm.sum(totals) if comm else totals).tolist()
+    if samples == 0:
+        return Evaluation(loss=float("nan"), accuracy=None, samples=0)
+    return Evaluation(loss=loss / samples, accuracy=correct / samples if counted else None, samples=int(samples))

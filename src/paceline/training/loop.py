@@ -1,0 +1,142 @@
+"""The training loop: from the first batch to the summary, on one rank."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.config import RunConfig
+from paceline.errors import WorkloadError
+from paceline.measure.steps import BACKWARD, DATA, FORWARD, UPDATE, StepClock
+from paceline.training.ledger import Ledger
+from paceline.training.precision import autocast
+from paceline.training.sync import Sync
+from paceline.workloads.batches import Piece, Source
+from paceline.workloads.workload import Workload
+
+_ONE_SHOT = "give a data set or something that can be iterated again, not a generator that runs once"
+
+Report = Callable[..., None]
+"""Where rank 0's account of the run goes: `report(event, **values)`; nowhere on the other ranks."""
+
+
+@dataclass
+class Loop:
+    """Trains a workload through a `Sync`."""
+
+    config: RunConfig
+    workload: Workload
+    sync: Sync
+    source: Source
+    clock: StepClock
+    ledger: Ledger
+    report: Report
+
+    def train(self) -> float:
+        """Trains for the epochs or steps asked for; returns the seconds of it, evaluation and bookkeeping left out."""
+        seconds, step = 0.0, 0
+        total = self.total_steps()
+        self.report("start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped)
+        for epoch in itertools.count():
+            before = step
+            for count, steps in self._windows(epoch, None if total is None else total - step):
+                began = time.perf_counter()
+                for _ in range(count):
+                    self.train_step(epoch, steps)
+                self.sync.strategy.finish()
+                self._wait_for_device()
+                wall_s = time.perf_counter() - began
+                seconds += wall_s
+                step += count
+                self._report_window(epoch, step, wall_s)
+            self.report("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
+            if step == before:
+                raise WorkloadError(f"the training data gave no batch in epoch {epoch + 1}.", hint=_ONE_SHOT)
+            if step == total or (total is None and epoch + 1 == (self.config.epochs or 1)):
+                return seconds
+        raise AssertionError("the loop ends by its steps or its epochs")
+
+    def train_step(self, epoch: int, steps: Iterator[list[Piece]]) -> None:
+        """One step: this rank's micro-batches forward and backward, then agreement and the optimiser."""
+        clock, source, model = self.clock, self.source, self.sync.model
+        clock.begin()
+        pieces = next(steps)
+        for number, piece in enumerate(pieces, start=1):
+            batch = source.fetch(piece)
+            clock.lap(DATA)
+            with self.sync.microbatch(last=number == len(pieces)):
+                with autocast(self.config.precision, source.share.device):
+                    outcome = self.workload.evaluate(model, batch)
+                clock.lap(FORWARD)
+                loss = outcome.loss if piece.weight == 1 else outcome.loss * piece.weight
+                loss.backward()
+                clock.lap(BACKWARD)
+            self.ledger.add(piece.samples, outcome)
+        self.sync.step(self.config.clip_norm)
+        clock.lap(UPDATE)
+        self.ledger.end_step(epoch, clock.end())
+
+    def total_steps(self) -> int | None:
+        """Steps of the whole run, or None where only going through the data tells."""
+        if self.config.steps is not None:
+            return self.config.steps
+        per_epoch = self.source.steps()
+        return None if per_epoch is None else self.sync.comm.smallest(per_epoch) * (self.config.epochs or 1)
+
+    def _windows(self, epoch: int, most: int | None) -> Iterator[tuple[int, Iterator[list[Piece]]]]:
+        """The steps of an epoch, at most `most`, in windows of whole periods; all ranks agree on how many there are."""
+        period = self.sync.strategy.period
+        size = -(-self.config.log_every // period) * period
+        per_epoch, steps = self.source.steps(), self.source.epoch(epoch)
+        if per_epoch is None:
+            yield from self._windows_until_one_ends(steps, size, most)
+            return
+        left = self.sync.comm.smallest(per_epoch)
+        left = left if most is None else min(left, most)
+        for start in range(0, left, size):
+            yield min(size, left - start), steps
+
+    def _windows_until_one_ends(
+        self, steps: Iterator[list[Piece]], size: int, most: int | None
+    ) -> Iterator[tuple[int, Iterator[list[Piece]]]]:
+        """Windows of data of unknown length: each step loads one of the next window, whose size is agreed on."""
+        left = size if most is None else most
+        upcoming = list(itertools.islice(steps, min(size, left)))
+        while count := self.sync.comm.smallest(len(upcoming)):
+            window, upcoming = upcoming[:count], []
+            left -= 0 if most is None else count
+            yield count, _load_ahead(window, itertools.islice(steps, min(size, left)), upcoming)
+
+    def _report_window(self, epoch: int, step: int, wall_s: float) -> None:
+        window = self.ledger.close_window(self.sync.comm)
+        self.report(
+            "log",
+            epoch=epoch,
+            step=step,
+            wall_s=wall_s,
+            losses=window.losses,
+            samples=window.samples,
+            correct=window.correct,
+        )
+
+    def _wait_for_device(self) -> None:
+        if self.source.share.device.type == "cuda":
+            torch.cuda.synchronize(self.source.share.device)
+
+
+def _load_ahead(
+    window: list[list[Piece]], ahead: Iterator[list[Piece]], upcoming: list[list[Piece]]
+) -> Iterator[list[Piece]]:
+    """The steps of a window, taking one of the next with each, so that loading is part of every step's time."""
+    for pieces in window:
+        upcoming.extend(itertools.islice(ahead, 1))
+        yield pieces
+
+
+def silent(event: str, **values: Any) -> None:
+    """The report of every rank but 0."""

@@ -1,0 +1,86 @@
+"""Joins a model, an optimiser and a strategy: what both Paceline's loop and a user's own loop train through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.comm.group import Comm, close_comm
+from paceline.config import BatchNormMode
+from paceline.strategies.base import MakeOptimizer, Strategy
+from paceline.training.batchnorm import LiveBuffers, synced
+
+
+class Sync:
+    """A model under a strategy.
+
+        sync = paceline.attach(model, make_optimizer, "ddp")
+        loss_fn(sync.model(x), y).backward()
+        sync.step()
+
+    `step(max_norm=1.0)` clips; `with sync.accumulate():` around forward and backward holds synchronisation back.
+    """
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode
+    ) -> None:
+        self.strategy = strategy
+        self.comm = comm
+        self._undo = ExitStack()
+        if bn == "sync" and comm.world_size > 1:
+            self._undo.enter_context(synced(model, comm))
+        self.model: nn.Module = strategy.attach(model, make_optimizer, comm)
+        """The module to call."""
+        self.buffers = LiveBuffers(model, comm)
+        self._buffers_are_old = False
+        if bn == "broadcast" and comm.world_size > 1:
+            self._undo.callback(model.register_forward_pre_hook(self._refresh_buffers).remove)
+
+    @property
+    def rank(self) -> int:
+        """This rank, among those that take part."""
+        return self.comm.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many take part."""
+        return self.comm.world_size
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What this rank steps; learning-rate schedulers attach to it."""
+        return self.strategy.optimizer
+
+    def microbatch(self, last: bool) -> AbstractContextManager[Any]:
+        """Goes around forward and backward of one micro-batch."""
+        return self.strategy.microbatch(last)
+
+    def accumulate(self) -> AbstractContextManager[Any]:
+        """Goes around forward and backward of every micro-batch but the last."""
+        return self.strategy.microbatch(last=False)
+
+    def step(self, max_norm: float | None = None) -> None:
+        """Agrees on gradients, clips, steps the optimiser, clears the gradients."""
+        self.strategy.step(max_norm)
+        self._buffers_are_old = True
+
+    @contextmanager
+    def agreed(self) -> Iterator[nn.Module]:
+        """The model with the weights and buffers that the run would ship, on every rank."""
+        with self.strategy.agreed() as model, self.buffers.shipped():
+            yield model
+
+    def close(self) -> None:
+        """Leaves the model as it was found, but for its weights; ends the groups."""
+        self._undo.close()
+        self.strategy.close()
+        close_comm(self.comm)
+
+    def _refresh_buffers(self, module: nn.Module, _: Any) -> None:
+        if self._buffers_are_old and module.training:
+            self.buffers.broadcast()
+            self._buffers_are_old = False

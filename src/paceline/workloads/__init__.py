@@ -1,0 +1,1 @@
+"""What is trained: models, data sets, the sampler, and loading the user's own workload."""

@@ -1,0 +1,80 @@
+"""Finds a workload by its name: a built-in model on a data set, or a function in the user's own module."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from paceline.config import RunConfig
+from paceline.errors import PacelineError, UsageError, WorkloadError, unknown_name
+from paceline.workloads import data
+from paceline.workloads.models import MODELS
+from paceline.workloads.names import MODEL_NAMES, is_own
+from paceline.workloads.workload import Workload, count_top1
+
+
+def load_workload(config: RunConfig) -> Workload:
+    """The workload of a run, with weights that depend on the seed alone."""
+    torch.manual_seed(config.seed)
+    return _own(config) if is_own(config.workload) else _built_in(config)
+
+
+def _built_in(config: RunConfig) -> Workload:
+    if config.workload not in MODELS:
+        raise unknown_name("workload", config.workload, MODEL_NAMES)
+    folder = Path(config.data_dir).expanduser() if config.data_dir else data.default_data_dir()
+    train, test = data.load(config.data, data_dir=folder, svhn_extra=config.svhn_extra)
+    if not config.augment:
+        train = replace(train, crop_padding=0, flip=False)
+    channels, height, width = train.images.shape[1:]
+    return Workload(
+        name=f"{config.workload} on {config.data}",
+        model=MODELS[config.workload]((channels, height, width), train.classes),
+        train=train,
+        test=test,
+        loss=F.cross_entropy,
+        correct=count_top1,
+    )
+
+
+def _own(config: RunConfig) -> Workload:
+    module_name, _, function_name = config.workload.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.split(".")[0] and error.name != module_name:
+            raise _failed(f"importing {module_name!r}", error) from None
+        raise UsageError(
+            f"there is no module {module_name!r} in {here}.", hint="run from the folder it is in"
+        ) from None
+    except Exception as error:
+        raise _failed(f"importing {module_name!r}", error) from None
+    make = getattr(module, function_name, None)
+    if not callable(make):
+        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise unknown_name(f"function in {module_name!r} named", function_name, functions)
+    try:
+        made = make(config) if inspect.signature(make).parameters else make()
+    except PacelineError:
+        raise
+    except Exception as error:
+        raise _failed(f"{config.workload}()", error) from None
+    if not isinstance(made, Workload):
+        raise WorkloadError(
+            f"{config.workload}() returned a {type(made).__name__}, not a Workload.", hint="return paceline.Workload(…)"
+        )
+    return made if made.name else replace(made, name=config.workload)
+
+
+def _failed(what: str, error: Exception) -> WorkloadError:
+    return WorkloadError(f"{what} failed: {type(error).__name__}: {error}", detail=traceback.format_exc().rstrip())

@@ -1,0 +1,10 @@
+"""The names of the built-in models, known without importing torch."""
+
+from __future__ import annotations
+
+MODEL_NAMES = ("cnn", "vgg11", "resnet18")
+
+
+def is_own(workload: str) -> bool:
+    """Whether a workload is the user's own, `module:function`."""
+    return ":" in workload

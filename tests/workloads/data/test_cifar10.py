@@ -1,0 +1,101 @@
+"""CIFAR-10's binary files: read, checked, taken out of the archive."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from published import ROW_BYTES, Server, SmallCifar
+
+from paceline.errors import DataError
+from paceline.workloads import data
+from paceline.workloads.data import cifar10
+
+
+def test_prepare_downloads_checks_and_load_reads(
+    tmp_path: Path, server: Server, small_cifar: SmallCifar, file_names: Callable[[Path], set[str]]
+) -> None:
+    data.prepare("cifar10", data_dir=tmp_path / "new", progress=False)
+    train, test = data.load("cifar10", data_dir=tmp_path / "new")
+    assert (len(train), len(test)) == (15, 4)
+    rows = np.frombuffer(b"".join(small_cifar.train.values()), dtype=np.uint8).reshape(-1, ROW_BYTES)
+    assert train.labels.tolist() == rows[:, 0].tolist()
+    assert np.array_equal(train.images.numpy(), rows[:, 1:].reshape(-1, 3, 32, 32))
+    assert (train.crop_padding, train.flip, train.classes) == (4, True, 10)
+    left = {f"{cifar10.FOLDER}/{name}" for name in (*small_cifar.files, ".verified.json")} | {".lock", ".verified.json"}
+    assert file_names(tmp_path / "new") == left, "the archive is gone, nothing half-written is left"
+
+    data.prepare("cifar10", data_dir=tmp_path / "new", progress=False)
+    assert server.requests == ["cifar-10-binary.tar.gz"]
+
+
+def test_only_missing_files_are_replaced(tmp_path: Path, small_cifar: SmallCifar) -> None:
+    folder = small_cifar.write_files(tmp_path)
+    kept = (folder / "data_batch_1.bin").stat().st_ino
+    (folder / "test_batch.bin").unlink()
+    data.prepare("cifar10", data_dir=tmp_path, progress=False)
+    assert (folder / "test_batch.bin").read_bytes() == small_cifar.files["test_batch.bin"]
+    assert (folder / "data_batch_1.bin").stat().st_ino == kept
+
+
+def test_an_archive_that_the_user_put_there_is_used_and_kept(
+    tmp_path: Path, server: Server, small_cifar: SmallCifar
+) -> None:
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(small_cifar.archive)
+    data.prepare("cifar10", data_dir=tmp_path, progress=False)
+    assert len(data.load("cifar10", data_dir=tmp_path)[0]) == 15
+    assert (tmp_path / "cifar-10-binary.tar.gz").exists()
+    assert server.requests == []
+
+
+def test_a_tampered_archive_is_refused(tmp_path: Path, small_cifar: SmallCifar) -> None:
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(small_cifar.archive + b"!")
+    with pytest.raises(DataError, match=rf"cifar-10-binary\.tar\.gz has the md5 .* not {small_cifar.remote.md5}"):
+        data.prepare("cifar10", data_dir=tmp_path, progress=False)
+    assert not (tmp_path / cifar10.FOLDER).exists()
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: content[::-1]])
+def test_a_damaged_file_is_named_with_both_checksums(
+    tmp_path: Path, small_cifar: SmallCifar, damage: Callable[[bytes], bytes]
+) -> None:
+    path = small_cifar.write_files(tmp_path) / "data_batch_2.bin"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError) as caught:
+        data.prepare("cifar10", data_dir=tmp_path, progress=False)
+    assert str(path) in caught.value.message
+    assert cifar10.TRAIN_FILES["data_batch_2.bin"] in caught.value.message
+    assert caught.value.hint == "delete it to download it again"
+
+
+def test_load_refuses_sizes_that_are_not_rows(tmp_path: Path, small_cifar: SmallCifar) -> None:
+    path = small_cifar.write_files(tmp_path) / "data_batch_5.bin"
+    for content in (path.read_bytes()[:-1], b""):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"data_batch_5\.bin has {len(content):,} bytes, .* rows of 3,073"):
+            data.load("cifar10", data_dir=tmp_path)
+
+
+def test_load_refuses_labels_beyond_nine(tmp_path: Path, small_cifar: SmallCifar) -> None:
+    path = small_cifar.write_files(tmp_path) / "data_batch_5.bin"
+    path.write_bytes(b"\x0a" + path.read_bytes()[1:])
+    with pytest.raises(DataError, match=r"a label in .* is 10"):
+        data.load("cifar10", data_dir=tmp_path)
+
+
+@pytest.mark.usefixtures("small_cifar")
+def test_load_never_downloads(tmp_path: Path, server: Server) -> None:
+    with pytest.raises(DataError, match=r"data_batch_1\.bin is missing") as caught:
+        data.load("cifar10", data_dir=tmp_path)
+    assert server.url("cifar-10-binary.tar.gz") in str(caught.value.hint)
+    assert str(tmp_path) in str(caught.value.hint)
+    assert "--data digits" in str(caught.value.hint)
+    assert server.requests == []
+
+
+def test_training_batches_differ_from_evaluation(tmp_path: Path, small_cifar: SmallCifar) -> None:
+    small_cifar.write_files(tmp_path)
+    train, _ = data.load("cifar10", data_dir=tmp_path)
+    indices = torch.arange(15)
+    assert not torch.equal(train.batch(indices, seed=0, epoch=0)[0], train.batch(indices, seed=0, epoch=None)[0])

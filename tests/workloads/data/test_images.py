@@ -1,0 +1,177 @@
+"""Batches against a slow implementation that takes one image at a time, and their independence of the batch."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.workloads.data.draws import draw_below
+from paceline.workloads.data.images import ImageSet
+
+
+def make_set(
+    shape: tuple[int, int, int] = (3, 32, 32), count: int = 40, *, pad: int = 4, flip: bool = True
+) -> ImageSet:
+    generator = torch.Generator().manual_seed(1)
+    channels = shape[0]
+    return ImageSet(
+        name="test",
+        images=torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=generator),
+        labels=torch.randint(0, 10, (count,), generator=generator),
+        classes=10,
+        mean=tuple(0.3 + 0.1 * c for c in range(channels)),
+        std=tuple(0.2 + 0.05 * c for c in range(channels)),
+        crop_padding=pad,
+        flip=flip,
+    )
+
+
+def one_image(data: ImageSet, index: int, seed: int, epoch: int | None) -> torch.Tensor:
+    """What `batch` should give for one sample, in float64: mirror, pad, cut, scale."""
+    pixels = data.images[index]
+    if epoch is not None and (data.flip or data.crop_padding):
+        pad, places = data.crop_padding, 2 * data.crop_padding + 1
+        choice = draw_below((1 + data.flip) * places**2, torch.tensor([index]), seed=seed, epoch=epoch).item()
+        mirrored, rest = divmod(int(choice), places**2)
+        top, left = divmod(rest, places)
+        if mirrored:
+            pixels = pixels.flip(-1)
+        _, height, width = pixels.shape
+        pixels = torch.nn.functional.pad(pixels, (pad,) * 4)[:, top : top + height, left : left + width]
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (data.mean, data.std))
+    return (pixels.double() / 255 - mean) / std
+
+
+shapes = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=shapes | st.sampled_from([(3, 32, 32), (1, 28, 28)]),
+    pad=st.integers(0, 5),
+    flip=st.booleans(),
+    channels_last=st.booleans(),
+    epoch=st.none() | st.integers(0, 100),
+    seed=st.integers(0, 2**40),
+    indices=st.lists(st.integers(0, 39), min_size=1, max_size=12),
+)
+def test_batch_equals_one_image_at_a_time(
+    shape: tuple[int, int, int],
+    pad: int,
+    flip: bool,
+    channels_last: bool,
+    epoch: int | None,
+    seed: int,
+    indices: list[int],
+) -> None:
+    data = make_set(shape, pad=pad, flip=flip)
+    images, labels = data.batch(torch.tensor(indices), seed=seed, epoch=epoch, channels_last=channels_last)
+    assert images.shape == (len(indices), *shape)
+    assert images.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    assert torch.equal(labels, data.labels[indices])
+    expected = torch.stack([one_image(data, index, seed, epoch) for index in indices])
+    torch.testing.assert_close(images.double(), expected, rtol=0, atol=2e-6)
+
+
+@settings(deadline=None)
+@given(order=st.permutations(range(20)), ranks=st.integers(1, 5))
+def test_a_sample_is_the_same_in_any_batch(order: list[int], ranks: int) -> None:
+    data = make_set()
+    whole, _ = data.batch(torch.arange(20), seed=3, epoch=2)
+    for rank in range(ranks):
+        mine = torch.tensor(order[rank::ranks])
+        images, _ = data.batch(mine, seed=3, epoch=2)
+        assert torch.equal(images, whole[mine])
+
+
+def test_augmentation_changes_with_epoch_seed_and_sample() -> None:
+    data = make_set()
+    same = dataclasses.replace(data, images=data.images[:1].expand(40, -1, -1, -1).contiguous())
+    images, _ = same.batch(torch.arange(40), seed=1, epoch=1)
+    assert len(images.flatten(1).unique(dim=0)) > 30  # of 162 looks
+
+    indices = torch.arange(40)
+    batches = [data.batch(indices, seed=seed, epoch=epoch)[0] for seed, epoch in [(1, 1), (1, 2), (2, 1)]]
+    for one, other in [(0, 1), (0, 2), (1, 2)]:
+        unchanged = (batches[one] == batches[other]).flatten(1).all(1).sum()
+        assert unchanged < 5
+
+
+def test_crops_and_flips_are_uniform() -> None:
+    """Images that number their pixels show where they were cut: every place is as frequent as any other."""
+    count, pad, side = 8_100, 1, 4
+    numbered = torch.arange(1, side * side + 1, dtype=torch.uint8).view(1, 1, side, side)
+    data = dataclasses.replace(make_set((1, side, side), count, pad=pad), images=numbered.repeat(count, 1, 1, 1))
+    images, _ = data.batch(torch.arange(count), seed=5, epoch=0)
+    looks, frequencies = images.flatten(1).unique(dim=0, return_counts=True)
+    assert len(looks) == 2 * 3 * 3
+    assert frequencies.min() > 450 - 110  # five deviations
+    assert frequencies.max() < 450 + 110
+
+
+def test_no_augmentation_for_evaluation_or_without_need() -> None:
+    data = make_set()
+    plain = make_set(pad=0, flip=False)
+    indices = torch.arange(40)
+    evaluated, _ = data.batch(indices, seed=1, epoch=None)
+    assert torch.equal(evaluated, plain.batch(indices, seed=1, epoch=7)[0])
+    assert not torch.equal(evaluated, data.batch(indices, seed=1, epoch=7)[0])
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_narrow_types_are_rounded_once(dtype: torch.dtype, channels_last: bool) -> None:
+    data = make_set()
+    indices = torch.arange(40)
+    images, _ = data.batch(indices, seed=1, epoch=1, dtype=dtype, channels_last=channels_last)
+    reference, _ = data.batch(indices, seed=1, epoch=1)
+    assert images.dtype == dtype
+    if dtype == torch.float64:
+        torch.testing.assert_close(images, reference.double(), rtol=0, atol=2e-6)
+    else:
+        assert torch.equal(images, reference.to(dtype))
+
+
+def test_batches_do_not_share_memory_with_the_set() -> None:
+    data = make_set()
+    before = data.images.clone(), data.labels.clone()
+    images, labels = data.batch(torch.arange(5), seed=1, epoch=1)
+    images.zero_()
+    labels.fill_(-1)
+    assert torch.equal(data.images, before[0])
+    assert torch.equal(data.labels, before[1])
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_an_empty_batch_is_empty(channels_last: bool) -> None:
+    """The share of a rank that has no samples left."""
+    images, labels = make_set().batch(torch.arange(0), seed=1, epoch=1, channels_last=channels_last)
+    assert images.shape == (0, 3, 32, 32)
+    assert labels.shape == (0,)
+
+
+def test_moving_keeps_everything_else() -> None:
+    data = make_set()
+    moved = data.to("meta")
+    assert (moved.images.device.type, moved.labels.device.type) == ("meta", "meta")
+    assert (len(moved), moved.mean, moved.crop_padding, moved.flip) == (40, data.mean, 4, True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_batches_are_the_same_on_a_gpu(channels_last: bool) -> None:
+    data, indices = make_set(), torch.arange(39, -1, -1)
+    here, _ = data.batch(indices, seed=1, epoch=1, channels_last=channels_last)
+    there, labels = data.to("cuda").batch(indices, seed=1, epoch=1, channels_last=channels_last)
+    assert torch.equal(here, there.cpu())
+    assert torch.equal(labels.cpu(), data.labels[indices])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"images": torch.zeros(40, 3, 32, 32)}, {"labels": torch.zeros(39).long()}, {"mean": ()}]
+)
+def test_tensors_that_do_not_fit_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(AssertionError):
+        dataclasses.replace(make_set(), **wrong)
