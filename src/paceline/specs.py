@@ -6,7 +6,7 @@ import dataclasses
 import types
 import typing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.errors import UsageError, unknown_name
 
@@ -73,7 +73,7 @@ def build(options_type: type[Options], values: dict[str, str], owner: str) -> Op
 _TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
 
 
-def _convert(kind: object, text: str, where: str) -> object:
+def _convert(kind: Any, text: str, where: str) -> object:
     """Reads one value as `bool`, `int`, `float`, `str`, `tuple[int, ...]` (written 3x32x32) or an optional of these."""
     if isinstance(kind, types.UnionType):
         if text.lower() == "none" and type(None) in kind.__args__:
@@ -92,7 +92,7 @@ def _convert(kind: object, text: str, where: str) -> object:
         if kind == tuple[int, ...]:
             return tuple(int(part) for part in text.split("x"))
         if kind in (int, float, str):
-            return kind(text)  # type: ignore[operator]
+            return kind(text)
     except ValueError:
         expected = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "numbers as 3x32x32")
         raise UsageError(f"{where}={text!r} is not valid.", hint=f"it takes {expected}") from None

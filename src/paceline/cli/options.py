@@ -57,7 +57,8 @@ def _option(kind: type, field: Field[Any]) -> inspect.Parameter:
         help_text += f" [default: {shown}]"
     make = typer.Argument if field.name in POSITIONAL else typer.Option
     option = make(help=help_text, rich_help_panel=PANELS[kind], show_default=False)
-    annotation = Annotated[_plain(typing.get_type_hints(kind)[field.name]) | None, option]
+    plain: Any = _plain(typing.get_type_hints(kind)[field.name])
+    annotation = Annotated[plain | None, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

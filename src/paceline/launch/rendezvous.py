@@ -81,5 +81,5 @@ def register(listener: socket.socket | None) -> None:
     def create(params: RendezvousParameters) -> RendezvousHandler:
         return BoundRendezvous(params, listener)
 
-    rendezvous_handler_registry._registry.pop(BACKEND, None)  # type: ignore[attr-defined]
+    rendezvous_handler_registry._registry.pop(BACKEND, None)
     rendezvous_handler_registry.register(BACKEND, create)

@@ -59,7 +59,7 @@ class LiveBuffers:
             yield
 
     def divergence(self) -> float | None:
-        """How far apart the ranks' buffers are: the largest distance from their mean, relative to its norm."""
+        """How far apart the ranks' buffers are: the largest distance from rank 0's, relative to their norm."""
         tensors = self.tensors()
         return spread(tensors, self._comm) if tensors else None
 
@@ -87,12 +87,12 @@ class _Slot:
 
 
 def spread(tensors: Sequence[Tensor], comm: Comm) -> float:
-    """The largest relative distance of any rank's tensors from their mean over the ranks."""
+    """The largest distance of any rank's tensors from rank 0's, relative to their norm; 0 only if all are identical."""
     own = torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
-    mean = comm.sum(own.clone()) / comm.world_size
-    distances = comm.gather((own - mean).norm().reshape(1))
-    norm = float(mean.norm())
-    return max(float(distance) for distance in distances) / norm if norm else 0.0
+    first = own.clone()
+    dist.broadcast(first, group_src=0, group=comm.control)
+    distances = comm.gather((own - first).norm().reshape(1))
+    return max(float(distance) for distance in distances) / (float(first.norm()) or 1.0)
 
 
 @contextmanager
@@ -123,10 +123,12 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         """Normalises by the global batch in training, by the running statistics in evaluation."""
         if not self.training and self.running_mean is not None:
             return super().forward(input)
-        output, mean, variance = _SyncedNormalise.apply(input, self.weight, self.bias, self.eps, self.group)
+        normalise: Any = _SyncedNormalise.apply
+        output, mean, variance = normalise(input, self.weight, self.bias, self.eps, self.group)
         if self.training and self.track_running_stats:
             self._track(mean, variance)
-        return output  # type: ignore[no-any-return]
+        assert isinstance(output, Tensor)
+        return output
 
     def _track(self, mean: Tensor, variance: Tensor) -> None:
         assert self.running_mean is not None

@@ -44,7 +44,7 @@ class Loop:
         self.report("start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped)
         for epoch in itertools.count():
             before = step
-            for count, steps in self._windows(epoch, None if total is None else total - step):
+            for count, steps in self._windows(epoch, step, total):
                 began = time.perf_counter()
                 for _ in range(count):
                     self.train_step(epoch, steps)
@@ -88,18 +88,20 @@ class Loop:
         per_epoch = self.source.steps()
         return None if per_epoch is None else self.sync.comm.smallest(per_epoch) * (self.config.epochs or 1)
 
-    def _windows(self, epoch: int, most: int | None) -> Iterator[tuple[int, Iterator[list[Piece]]]]:
-        """The steps of an epoch, at most `most`, in windows of whole periods; all ranks agree on how many there are."""
+    def _windows(self, epoch: int, step: int, total: int | None) -> Iterator[tuple[int, Iterator[list[Piece]]]]:
+        """The steps of an epoch in windows that end at every `log_every`-th step; all ranks agree on how many."""
         period = self.sync.strategy.period
         size = -(-self.config.log_every // period) * period
         per_epoch, steps = self.source.steps(), self.source.epoch(epoch)
         if per_epoch is None:
-            yield from self._windows_until_one_ends(steps, size, most)
+            yield from self._windows_until_one_ends(steps, size, None if total is None else total - step)
             return
-        left = self.sync.comm.smallest(per_epoch)
-        left = left if most is None else min(left, most)
-        for start in range(0, left, size):
-            yield min(size, left - start), steps
+        end = step + self.sync.comm.smallest(per_epoch)
+        end = end if total is None else min(end, total)
+        while step < end:
+            count = min(size - step % size, end - step)
+            yield count, steps
+            step += count
 
     def _windows_until_one_ends(
         self, steps: Iterator[list[Piece]], size: int, most: int | None

@@ -74,10 +74,14 @@ class Sync:
         with self.strategy.agreed() as model, self.buffers.shipped():
             yield model
 
-    def close(self) -> None:
-        """Leaves the model as it was found, but for its weights; ends the groups."""
+    def detach(self) -> None:
+        """Leaves the model as it was found, but for its weights."""
         self._undo.close()
         self.strategy.close()
+
+    def close(self) -> None:
+        """Detaches, and ends the groups."""
+        self.detach()
         close_comm(self.comm)
 
     def _refresh_buffers(self, module: nn.Module, _: Any) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from published import Server, SmallCifar
+
+from workloads.data.published import Server, SmallCifar
 
 
 @pytest.fixture

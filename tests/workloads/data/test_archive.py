@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from published import md5, tar_gz
 
 from paceline.errors import DataError
 from paceline.workloads.data.archive import Member, extract
+from workloads.data.published import md5, tar_gz
 
 GOOD = b"good content"
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from published import md5
 
 from paceline.errors import DataError
 from paceline.workloads.data.checked import MEMORY_NAME, is_intact, write_checked
+from workloads.data.published import md5
 
 
 @pytest.fixture

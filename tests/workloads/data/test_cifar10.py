@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from published import ROW_BYTES, Server, SmallCifar
 
 from paceline.errors import DataError
 from paceline.workloads import data
 from paceline.workloads.data import cifar10
+from workloads.data.published import ROW_BYTES, Server, SmallCifar
 
 
 def test_prepare_downloads_checks_and_load_reads(

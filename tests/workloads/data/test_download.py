@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from published import Server, SmallCifar, md5
 
 from paceline.errors import DataError
 from paceline.workloads import data
 from paceline.workloads.data import cifar10, download
 from paceline.workloads.data.download import Remote, fetch_once
+from workloads.data.published import Server, SmallCifar, md5
 
 PREPARE = """
 import json, sys

@@ -159,7 +159,7 @@ def test_moving_keeps_everything_else() -> None:
     assert (len(moved), moved.mean, moved.crop_padding, moved.flip) == (40, data.mean, 4, True)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_batches_are_the_same_on_a_gpu(channels_last: bool) -> None:
     data, indices = make_set(), torch.arange(39, -1, -1)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from published import Server, md5
 from scipy.io import savemat
 
 from paceline.errors import DataError
 from paceline.workloads import data
 from paceline.workloads.data import svhn
 from paceline.workloads.data.download import Remote
+from workloads.data.published import Server, md5
 
 
 def mat(pixels: np.ndarray, labels: np.ndarray) -> bytes:

@@ -1,0 +1,92 @@
+"""A pool of rank processes for tests: started once per session, so that each distributed test costs milliseconds.
+
+`pool.run(function, ranks, *arguments)` calls a module-level function on the first ranks, each with a `Comm` of that
+many as its first argument, and returns what each gave. A rank that raises fails the test with its own traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing as mp
+import os
+import socket
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torch.distributed import TCPStore
+
+SIZE = 4
+TIMEOUT_S = 60
+
+
+class RankFailed(AssertionError):
+    """A function failed on a rank of the pool."""
+
+
+class Pool:
+    """`SIZE` processes that share a process group."""
+
+    def __init__(self) -> None:
+        context = mp.get_context("spawn")
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(SIZE):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
+        """What the function returned on each of the first `ranks`."""
+        place = (function.__module__, function.__qualname__)
+        for pipe in self._pipes:
+            pipe.send((place, ranks, arguments))
+        answers = [self._answer(rank) for rank in range(SIZE)]
+        failed = [(rank, answer) for rank, (fine, answer) in enumerate(answers) if not fine]
+        if failed:
+            raise RankFailed("\n".join(f"rank {rank}:\n{answer}" for rank, answer in failed))
+        return [answer for _, answer in answers[:ranks]]
+
+    def _answer(self, rank: int) -> tuple[bool, Any]:
+        if not self._pipes[rank].poll(TIMEOUT_S):
+            self.close()
+            raise RankFailed(f"rank {rank} did not answer within {TIMEOUT_S} s")
+        return self._pipes[rank].recv()
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve(rank: int, port: int, pipe: Connection) -> None:
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    warnings.simplefilter("error")
+    import torch
+    import torch.distributed as dist
+
+    from paceline.comm import close_comm, open_comm
+
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
+    while True:
+        (module, name), size, arguments = pipe.recv()
+        comm = open_comm(range(size), device=torch.device("cpu"), backend="gloo", timeout_s=TIMEOUT_S / 2)
+        try:
+            function = getattr(importlib.import_module(module), name)
+            pipe.send((True, None if comm is None else function(comm, *arguments)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+        if comm is not None and comm.group in dist.distributed_c10d._world.pg_map:
+            close_comm(comm)  # The function did not: it used no strategy, or failed.
