@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from paceline.errors import UsageError, unknown_name
+from paceline.errors import UsageError, unknown_name, wrong_choice
 
 Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["auto", "gloo", "nccl"]
@@ -164,7 +164,7 @@ def check_choices(config: object) -> None:
     for name, kind in typing.get_type_hints(type(config)).items():
         value = getattr(config, name)
         if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
-            raise unknown_name(f"--{name.replace('_', '-')}", str(value), typing.get_args(kind))
+            raise wrong_choice(f"--{name.replace('_', '-')}", str(value), typing.get_args(kind))
 
 
 def check_bounds(config: object, names: tuple[str, ...], holds: typing.Callable[[Any], bool], bound: str) -> None:

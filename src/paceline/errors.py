@@ -96,6 +96,15 @@ BY_NAME: dict[str, type[PacelineError]] = {
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is not among `known`: the nearest one if there is one, then all of them."""
     names = sorted(known)
+    return UsageError(f"there is no {what} {name!r}.", hint=f"{_nearest(name, names)}known: {', '.join(names)}")
+
+
+def wrong_choice(option: str, value: str, choices: Iterable[str]) -> UsageError:
+    """The error for a value that an option does not take."""
+    names = sorted(choices)
+    return UsageError(f"{option} cannot be {value!r}.", hint=f"{_nearest(value, names)}choices: {', '.join(names)}")
+
+
+def _nearest(name: str, names: list[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    return UsageError(f"there is no {what} {name!r}.", hint=f"{guess}known: {', '.join(names)}")
+    return f"did you mean {near[0]!r}? " if near else ""

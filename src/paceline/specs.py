@@ -8,7 +8,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from paceline.errors import UsageError, unknown_name
+from paceline.errors import UsageError, unknown_name, wrong_choice
 
 Options = TypeVar("Options")
 
@@ -82,7 +82,7 @@ def _convert(kind: Any, text: str, where: str) -> object:
     if typing.get_origin(kind) is typing.Literal:
         choices = typing.get_args(kind)
         if text not in choices:
-            raise unknown_name(f"value for {where}", text, choices)
+            raise wrong_choice(where, text, choices)
         return text
     try:
         if kind is bool:

@@ -1,0 +1,12 @@
+"""Runs the examples as a user does; their folder is on the path, so that `import gpt` works here and on pool ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "examples"
+TIMEOUT_S = 60
+
+if str(FOLDER) not in sys.path:
+    sys.path.append(str(FOLDER))

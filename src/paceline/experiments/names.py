@@ -5,20 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.config import RunConfig
-from paceline.errors import unknown_name
+from paceline.errors import UsageError, unknown_name
 from paceline.specs import Spec
 from paceline.strategies import registry
 from paceline.workloads import data
-from paceline.workloads.names import MODEL_NAMES, is_own
+from paceline.workloads.names import MODEL_NAMES, find_own_module, is_own
 
 
 def check_names(config: RunConfig) -> None:
     """Refuses an unknown workload or strategy, with the nearest known name."""
-    if not is_own(config.workload) and config.workload not in MODEL_NAMES:
+    if is_own(config.workload):
+        check_module(config.workload.partition(":")[0])
+    elif config.workload not in MODEL_NAMES:
         raise unknown_name("workload", config.workload, [*MODEL_NAMES, "my_module:make_workload"])
     name = Spec.parse(config.strategy).name
-    if ":" not in name:
+    if ":" in name:
+        check_module(name.partition(":")[0])
+    else:
         registry.find(name)
+
+
+def check_module(name: str) -> None:
+    """Refuses a module of the user's that is not there, without running any of it."""
+    try:
+        found = find_own_module(name)
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        raise UsageError(f"there is no module {name!r} in {Path.cwd()}.", hint="run from the folder it is in")
 
 
 def prepare_data(config: RunConfig) -> None:

@@ -25,8 +25,7 @@ from paceline.records.schema import FINISHED_FILE
 
 def launch(job: Job, config: LaunchConfig, local_ranks: int) -> None:
     """Starts this host's ranks and returns when all of them are done; raises the reason of the first that failed."""
-    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # It would print every failure; we explain the first.
+    _silence_elastic()
     listener = rendezvous.bind(config.master) if config.node_rank == 0 else None
     if listener is not None:
         endpoint = "{}:{}".format(*listener.getsockname()[:2])
@@ -61,6 +60,13 @@ def launch(job: Job, config: LaunchConfig, local_ranks: int) -> None:
             f"the hosts did not meet at {endpoint}: {str(error).splitlines()[0]}",
             hint=f"start the same command on all {config.hosts} hosts, each with its own --node-rank",
         ) from error
+
+
+def _silence_elastic() -> None:
+    """Keeps the elastic launcher from printing every failure and signal: we explain the one that counts."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _all_finished(job: Job) -> bool:

@@ -20,7 +20,7 @@ def main() -> None:
     job = Job.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
     _die_with(launcher)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the launcher ends us in order.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends us at once; the launcher tells the user.
     _log_to(job.folder.log_file(rank))
     try:
         work(job)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -60,9 +62,9 @@ def bind(master: str | None) -> socket.socket:
         return socket.create_server((address, port), backlog=512)
     except OSError as error:
         raise LaunchError(
-            f"cannot listen on {address}:{port}: {error.strerror}.",
+            f"cannot listen on {address}:{port}: {os.strerror(error.errno or 0)}.",
             hint="another program has the port: choose another with --master"
-            if error.errno == 98
+            if error.errno == errno.EADDRINUSE
             else "host 0 has to have the address that --master names",
         ) from None
 

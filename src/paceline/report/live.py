@@ -68,8 +68,6 @@ class Live:
             disable=quiet or not console.is_terminal,
         )
         self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="")
-        self._batch = 0
-        self._done = 0
 
     def __enter__(self) -> Live:
         self._progress.start()
@@ -102,7 +100,6 @@ class Live:
             self._progress.console.print(text, highlight=False, soft_wrap=True)
 
     def _on_config(self, event: dict[str, Any]) -> None:
-        self._batch = event["batch"]
         self._print(configuration_line(event))
 
     def _on_start(self, event: dict[str, Any]) -> None:
@@ -125,14 +122,15 @@ class Live:
 
 def configuration_line(topology: dict[str, Any]) -> str:
     """What a run was set up with, in one line."""
-    each = "–".join(str(size) for size in reversed(topology["batch_per_rank"]))
+    each = "–".join(str(size) for size in topology["batch_per_rank"])
+    batch = f"batch {topology['batch']} = {topology['workers']} × {each}" if each else "batches as the data has them"
     ranks = plural(topology["workers"], "rank")
     idle = topology["world_size"] - topology["workers"]
     return " · ".join(
         [
             f"[bold]{topology['workload']}[/bold], {count(topology['parameters'])} parameters",
             f"{topology['strategy']} on {ranks}" + (f" ({idle} idle)" if idle else ""),
-            f"batch {topology['batch']} = {topology['workers']} × {each}",
+            batch,
             "its own optimiser" if topology["own_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
             f"{plural(topology['threads'], 'thread')} per rank",
             f"{topology['device']}, {topology['backend']} over {topology['interface']}",

@@ -44,7 +44,8 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         yield f"  replica of rank {rank}: loss {number(replica['loss'])}, accuracy {percent(replica['accuracy'])}"
     divergence = summary.get("buffer_divergence")
     if divergence is not None:
-        yield f"BatchNorm buffers differ between ranks by {percent(divergence)} ({record.config['bn']})"
+        apart = f"apart by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"
+        yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
     if "train_s" in summary:
         rate = summary["images_per_s"]
         speed = f", {rate:,.0f} samples/s" if rate else ""

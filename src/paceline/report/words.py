@@ -8,9 +8,9 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def percent(share: float | None) -> str:
+def percent(share: float | None, decimals: int = 1) -> str:
     """A share of one."""
-    return "–" if share is None else f"{100 * share:.1f}%"
+    return "–" if share is None else f"{100 * share:.{decimals}f}%"
 
 
 def seconds(value: float | None) -> str:

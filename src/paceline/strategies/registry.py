@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,13 +134,17 @@ def _options(definition: ast.ClassDef) -> list[Option]:
 def _load(path: str) -> Any:
     from paceline.strategies.base import Strategy
 
-    module, _, class_name = path.partition(":")
+    module_name, _, class_name = path.partition(":")
+    if str(Path.cwd()) not in sys.path:  # Where the user's own are, as for workloads.
+        sys.path.insert(0, str(Path.cwd()))
     try:
-        kind = getattr(importlib.import_module(module), class_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UsageError(f"there is no module {error.name!r} for the strategy {path!r}.") from None
-    except AttributeError:
-        raise UsageError(f"the module {module!r} has no {class_name!r}.") from None
+    kind = getattr(module, class_name, None)
+    if kind is None:
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        raise unknown_name(f"strategy in {module_name!r} named", class_name, classes)
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise UsageError(f"{path!r} is not a strategy.", hint="it has to inherit from paceline.Strategy")
     return kind

@@ -23,45 +23,60 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class LiveBuffers:
-    """The floating-point buffers that training changes: running statistics, and whatever else a model updates in place.
+    """The floating-point buffers that training changes: running statistics, and whatever else a model updates.
 
-    Constant buffers (masks, position tables) are never sent. A buffer is known to live once its version counter moved,
-    which happens alike on all ranks, since they run the same code.
+    Constant ones (masks, position tables) are never sent. Which ones live is found out by comparing values after the
+    first step and again at the end of each epoch, and agreed on by the ranks: BatchNorm's kernels write running
+    statistics without moving their version counters.
     """
 
     def __init__(self, model: nn.Module, comm: Comm) -> None:
         self._comm = comm
         self._slots = [
-            _Slot(module._buffers, name, buffer._version)
+            _Slot(module._buffers, name, buffer.clone())
             for module in model.modules()
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.is_floating_point()
         ]
-
-    def tensors(self) -> list[Tensor]:
-        """The buffers that changed at least once, in the order of the model."""
-        return [slot.tensor for slot in self._slots if slot.lives]
+        self._looked = False
 
     def broadcast(self) -> None:
         """Gives every rank rank 0's."""
-        tensors = self.tensors()
+        if not self._looked:
+            self._look()
+        tensors = self._tensors()
         if tensors and self._comm.world_size > 1:
-            with torch.no_grad():
-                broadcast_from_rank_0(tensors, self._comm)
+            broadcast_from_rank_0(tensors, self._comm)
 
     @contextmanager
     def shipped(self) -> Iterator[None]:
         """Lends every rank rank 0's for an evaluation: those are what the run ships."""
+        self._look()
         if self._comm.world_size == 1:
             yield
             return
-        with from_rank_0(self.tensors(), self._comm):
+        with from_rank_0(self._tensors(), self._comm):
             yield
 
     def divergence(self) -> float | None:
-        """How far apart the ranks' buffers are: the largest distance from rank 0's, relative to their norm."""
-        tensors = self.tensors()
+        """How far apart the ranks' are: the largest distance from rank 0's, relative to their norm."""
+        self._look()
+        tensors = self._tensors()
         return spread(tensors, self._comm) if tensors else None
+
+    def _tensors(self) -> list[Tensor]:
+        return [slot.tensor.detach() for slot in self._slots if slot.before is None]
+
+    def _look(self) -> None:
+        """Finds the buffers that changed on any rank."""
+        self._looked = True
+        still = [slot for slot in self._slots if slot.before is not None]
+        if not still:
+            return
+        changed = torch.tensor([not torch.equal(slot.tensor, slot.before) for slot in still], dtype=torch.int32)
+        for slot, somewhere in zip(still, self._comm.sum(changed).tolist(), strict=True):
+            if somewhere:
+                slot.before = None
 
 
 @dataclass
@@ -70,20 +85,14 @@ class _Slot:
 
     owner: dict[str, Tensor | None]
     name: str
-    version: int | None
-    """The version counter at the start; None once it has moved."""
+    before: Any
+    """Its value at the start; None once it is known to change."""
 
     @property
     def tensor(self) -> Tensor:
         tensor = self.owner[self.name]
         assert tensor is not None
         return tensor
-
-    @property
-    def lives(self) -> bool:
-        if self.version is not None and self.tensor._version != self.version:
-            self.version = None
-        return self.version is None
 
 
 def spread(tensors: Sequence[Tensor], comm: Comm) -> float:

@@ -85,7 +85,7 @@ def _run_as_worker(
     events = EventWriter(folder) if comm.rank == 0 else None
     report: Report = events.write if events else silent
     if comm.rank == 0:
-        topology = _topology(config, workload, world, placement, comm)
+        topology = _topology(config, workload, source.batch, world, placement, comm)
         folder.write_run(config=dataclasses.asdict(config), topology=topology, provenance=provenance())
         report("config", **topology)
     steps = StepWriter(folder, comm.rank)
@@ -124,9 +124,11 @@ def _optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
     )
 
 
-def _topology(config: RunConfig, workload: Workload, world: World, placement: Placement, comm: Comm) -> dict[str, Any]:
+def _topology(
+    config: RunConfig, workload: Workload, batch: int | None, world: World, placement: Placement, comm: Comm
+) -> dict[str, Any]:
     """What was chosen for the run: printed as its configuration line, kept in its record."""
-    batch = config.global_batch(comm.world_size)
+    each = [] if batch is None else sorted({batch // comm.world_size, -(-batch // comm.world_size)})
     return {
         "workload": workload.name,
         "strategy": config.strategy,
@@ -134,7 +136,7 @@ def _topology(config: RunConfig, workload: Workload, world: World, placement: Pl
         "workers": comm.world_size,
         "ranks_per_host": world.local_size,
         "batch": batch,
-        "batch_per_rank": sorted({-(-batch // comm.world_size), batch // comm.world_size}, reverse=True),
+        "batch_per_rank": each,
         "device": _device_name(placement.device),
         "backend": placement.backend,
         "interface": world.interface,
@@ -191,7 +193,7 @@ def _summarise(config: RunConfig, sync: Sync, source: Source, folder: RunFolder,
     ranks = [_from_floats(names, everyone.tolist()) for everyone in gathered]
     step_times = [rank["step_s"] for rank in ranks if rank["step_s"] is not None]
     step_s = sum(step_times) / len(step_times) if step_times else None
-    batch = config.global_batch(sync.ranks)
+    samples = sum(rank["samples"] for rank in ranks) / (ranks[0]["steps"] or 1)
     per_epoch = source.expected_steps
     estimate = None
     if config.steps is not None and config.epochs is not None and per_epoch and step_s:
@@ -201,7 +203,7 @@ def _summarise(config: RunConfig, sync: Sync, source: Source, folder: RunFolder,
         "steps": ranks[0]["steps"],
         "train_s": train_s,
         "step_s": step_s,
-        "images_per_s": batch / step_s if step_s else None,
+        "images_per_s": samples / step_s if step_s else None,
         "estimate": estimate,
         "ranks": ranks,
         "dropped_per_epoch": source.dropped,

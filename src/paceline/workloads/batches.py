@@ -80,6 +80,11 @@ class Source(ABC):
         """Samples that an epoch leaves out, as far as known beforehand."""
         return 0
 
+    @property
+    def batch(self) -> int | None:
+        """Samples in a global batch, or None where the data decides."""
+        return None
+
     @abstractmethod
     def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
         """The pieces of each step of an epoch."""
@@ -114,6 +119,10 @@ class Indexed(Source):
     @property
     def dropped(self) -> int:
         return self._sampler.dropped
+
+    @property
+    def batch(self) -> int:
+        return self._sampler.batch
 
     def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
         for batch in self._sampler.batches(epoch or 0):

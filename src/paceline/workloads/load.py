@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from paceline.config import RunConfig
-from paceline.errors import PacelineError, UsageError, WorkloadError, unknown_name
+from paceline.errors import PacelineError, WorkloadError, unknown_name
 from paceline.workloads import data
 from paceline.workloads.models import MODELS
-from paceline.workloads.names import MODEL_NAMES, is_own
+from paceline.workloads.names import MODEL_NAMES, find_own_module, is_own
 from paceline.workloads.workload import Workload, count_top1
 
 
@@ -46,17 +45,9 @@ def _built_in(config: RunConfig) -> Workload:
 
 def _own(config: RunConfig) -> Workload:
     module_name, _, function_name = config.workload.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
     try:
+        find_own_module(module_name)
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name.split(".")[0] and error.name != module_name:
-            raise _failed(f"importing {module_name!r}", error) from None
-        raise UsageError(
-            f"there is no module {module_name!r} in {here}.", hint="run from the folder it is in"
-        ) from None
     except Exception as error:
         raise _failed(f"importing {module_name!r}", error) from None
     make = getattr(module, function_name, None)

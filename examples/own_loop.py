@@ -1,0 +1,76 @@
+"""The GPT of gpt.py in a training loop of one's own: `paceline.attach` brings the strategy, the rest is plain PyTorch.
+
+In this folder:
+
+    torchrun --nproc-per-node 2 own_loop.py ddp
+    python own_loop.py                             # One process: the same batches, the same result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import torch
+from gpt import make_optimizer, make_workload, next_character_loss
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+import paceline
+
+MICRO_BATCHES = 2
+WARM_UP_STEPS = 20
+
+
+def main(strategy: str, batch: int, steps: int) -> None:
+    """Trains, then tests what was trained."""
+    torch.manual_seed(0)
+    workload = make_workload()
+    inputs, targets = workload.train
+
+    sync = paceline.attach(workload.model, make_optimizer, strategy)
+    schedule = LambdaLR(sync.optimizer, lambda step: warm_up(step) * cosine(step / steps))
+
+    def backward(samples: Tensor) -> Tensor:
+        loss = next_character_loss(sync.model(inputs[samples]), targets[samples])
+        # Strategies take the mean over ranks. With this weight it is the mean over the batch, even in uneven shares.
+        (loss * len(samples) * sync.ranks / batch).backward()
+        return loss.detach()
+
+    order = torch.Generator().manual_seed(0)  # The same on all ranks: they draw one batch, and share it out.
+    for step in range(1, steps + 1):
+        drawn = torch.randint(len(inputs), (batch,), generator=order)
+        *others, last = drawn[sync.rank :: sync.ranks].chunk(MICRO_BATCHES)
+        with sync.accumulate():  # Nothing is sent yet.
+            for samples in others:
+                backward(samples)
+        loss = backward(last)
+        sync.step(max_norm=1.0)
+        schedule.step()
+        if step % 20 == 0 and sync.rank == 0:
+            print(f"step {step:5}  loss {loss:.4f}  lr {schedule.get_last_lr()[0]:.1e}", flush=True)
+
+    inputs, targets = workload.test
+    with sync.agreed() as model, torch.no_grad():  # Every rank comes here: they may have to talk to agree.
+        test_loss = float(next_character_loss(model(inputs), targets))
+    if sync.rank == 0:
+        print(f"test loss {test_loss:.6f} after {steps} steps of {strategy} on {sync.ranks} rank(s)")
+    sync.close()
+
+
+def warm_up(step: int) -> float:
+    """The share of the learning rate, on the way up."""
+    return min(1.0, (step + 1) / WARM_UP_STEPS)
+
+
+def cosine(progress: float) -> float:
+    """The share of the learning rate, on the way down."""
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train a small GPT under a strategy.")
+    parser.add_argument("strategy", nargs="?", default="ddp", help="`paceline strategies` lists them")
+    parser.add_argument("--batch", type=int, default=32, help="samples per step over all ranks; one each, or more")
+    parser.add_argument("--steps", type=int, default=200)
+    main(**vars(parser.parse_args()))

@@ -1,0 +1,84 @@
+"""The GPT example trains through the command line, and its gradients are those of one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gpt import GPT, make_optimizer, make_workload
+
+from examples import FOLDER, TIMEOUT_S
+from paceline.comm import Comm
+from paceline.config import RunConfig
+from paceline.records import read_run
+from paceline.strategies.registry import create
+from paceline.training.parity import Parity, prove
+from paceline.workloads.batches import Share
+from ranks import Pool
+
+
+def test_it_learns_through_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = "--strategy ddp --ranks 2 --batch 32 --accumulate 2 --clip-norm 1.0 --steps 60 --json --out"
+    command = [sys.executable, "-m", "paceline", "train", "gpt:make_workload", *options.split(), str(out)]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["test"]["samples"] == summary["test"]["available"] > 100
+    assert summary["weight_divergence"] == 0
+    losses = [loss for window in read_run(out).events_of("log") for loss in window["losses"]]
+    assert len(losses) == 60
+    assert losses[0] > 4.3  # Near ln 88: a new model knows nothing.
+    assert sum(losses[-5:]) / 5 < 3.0
+    assert summary["test"]["loss"] < 3.0
+
+
+def proof(comm: Comm, strategy: str, clip_norm: float) -> Parity:
+    """The verdict on clipped and accumulated gradients of uneven shares, in double precision."""
+    torch.manual_seed(0)
+    workload = make_workload()
+    workload.model.double()
+    config = RunConfig(batch=11, accumulate=2, clip_norm=clip_norm, precision="fp64")
+    share = Share(comm.rank, comm.world_size, config.accumulate, comm.device, torch.float64)
+    return prove(create(strategy), workload, share, config, comm)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("strategy", ["ddp", "gather_scatter"])
+def test_gradients_are_those_of_one_process(pool: Pool, strategy: str, ranks: int) -> None:
+    verdicts = pool.run(proof, ranks, strategy, 0.1)
+    assert verdicts == [verdicts[0]] * ranks
+    verdicts[0].check()
+    assert verdicts[0].error < 1e-10
+
+
+def test_replicas_that_do_not_talk_are_found_out(pool: Pool) -> None:
+    assert pool.run(proof, 2, "none", 0.1)[0].error > 0.01
+
+
+def test_only_matrices_decay() -> None:
+    parameters = list(GPT(vocabulary=10).named_parameters())
+    decaying, still = make_optimizer(parameters).param_groups
+    assert decaying["weight_decay"] > 0
+    assert still["weight_decay"] == 0
+    assert all(name.endswith(".weight") and "norm" not in name for name in decaying["param_names"])
+    assert sorted(decaying["param_names"] + still["param_names"]) == sorted(name for name, _ in parameters)
+
+
+def test_targets_are_one_character_on() -> None:
+    for inputs, targets in (make_workload().train, make_workload().test):
+        assert torch.equal(inputs[7, 1:], targets[7, :-1])
+
+
+def test_no_character_sees_a_later_one() -> None:
+    model = GPT(vocabulary=10)
+    characters = torch.randint(10, (1, 20))
+    changed = characters.clone()
+    changed[0, 12:] = (changed[0, 12:] + 1) % 10
+    before, after = model(characters), model(changed)
+    torch.testing.assert_close(before[:, :12], after[:, :12])
+    assert not torch.allclose(before[:, 12], after[:, 12])

@@ -1,0 +1,165 @@
+"""BatchNorm over ranks: buffers are kept together or measured apart, and `sync` is BatchNorm on the whole batch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.comm import Comm
+from paceline.strategies.registry import create
+from paceline.training.batchnorm import LiveBuffers, SyncedBatchNorm, synced
+from paceline.training.sync import Sync
+from paceline.workloads.sampler import split
+from ranks import Pool
+
+BUFFERS = ("running_mean", "running_var")
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2))
+    model.register_buffer("mask", torch.ones(5))
+    return model.double()
+
+
+def train_three_steps(comm: Comm, bn: Any) -> dict[str, Any]:
+    model = make_model()
+    sync = Sync(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), create("allreduce"), comm, bn)
+    torch.manual_seed(comm.rank)
+    for _ in range(3):
+        sync.model(torch.randn(4, 3, 8, 8, dtype=torch.float64) + comm.rank).sum().backward()
+        sync.step()
+    divergence = sync.buffers.divergence()
+    own = model[1].running_mean.clone()
+    with sync.agreed() as shipped:
+        agreed = shipped[1].running_mean.clone()
+    after = model[1].running_mean.clone()
+    # Before the next forward pass, `broadcast` brings the buffers together again.
+    sync.model(torch.zeros(2, 3, 8, 8, dtype=torch.float64))
+    then = model[1].running_mean.clone()
+    sync.close()
+    return {
+        "divergence": divergence,
+        "own": own,
+        "agreed": agreed,
+        "after": after,
+        "then": then,
+        "kind": type(model[1]),
+    }
+
+
+@pytest.mark.parametrize("bn", ["broadcast", "local", "sync"])
+def test_modes(pool: Pool, bn: str) -> None:
+    first, second, third = pool.run(train_three_steps, 3, bn)
+    for rank in (first, second, third):
+        assert torch.equal(rank["agreed"], first["own"])
+        assert torch.equal(rank["after"], rank["own"])
+        assert rank["kind"] is nn.BatchNorm2d
+        assert rank["divergence"] == first["divergence"]
+    same_before, same_then = (torch.equal(first[when], third[when]) for when in ("own", "then"))
+    assert (same_before, same_then) == {"broadcast": (False, True), "local": (False, False), "sync": (True, True)}[bn]
+    assert (first["divergence"] == 0) == (bn == "sync")
+    if bn != "sync":
+        expected = max(float((r["own"] - first["own"]).norm()) for r in (second, third))
+        assert first["divergence"] > 0.1 * expected
+
+
+def test_broadcast_brings_ranks_closer_than_local(pool: Pool) -> None:
+    kept_together, left_alone = (pool.run(train_three_steps, 3, bn)[0]["divergence"] for bn in ("broadcast", "local"))
+    assert 0 < kept_together < left_alone
+
+
+def live_names(comm: Comm) -> list[list[bool]]:
+    model = make_model()
+    buffers = LiveBuffers(model, comm)
+    before = len(buffers._tensors())
+    if comm.rank == 1:  # A change on one rank alone counts for all.
+        model.get_buffer("mask").add_(1)
+    model(torch.randn(4, 3, 8, 8, dtype=torch.float64))
+    buffers.broadcast()
+    return [before, len(buffers._tensors()), float(model.get_buffer("mask").sum())]
+
+
+def test_only_buffers_that_change_are_sent(pool: Pool) -> None:
+    assert pool.run(live_names, 2) == [[0, 3, 5.0]] * 2
+
+
+def synced_layer(comm: Comm, kind: str, shape: tuple[int, ...], momentum: float | None) -> dict[str, Tensor]:
+    """One layer under `synced`, on an uneven share of a batch of 7."""
+    layer, x, target = layer_and_batch(kind, shape, momentum)
+    own = split(len(x), comm.world_size)[comm.rank]
+    mine = x[own.start : own.stop].clone().requires_grad_()
+    with synced(layer, comm):
+        for _ in range(2):
+            out = layer(mine)
+    (out * target[own.start : own.stop]).sum().backward()
+    found = {"out": out.detach(), "x": mine.grad, **{name: getattr(layer, name) for name in BUFFERS}}
+    if layer.weight is not None:
+        found |= {"weight": comm.sum(layer.weight.grad), "bias": comm.sum(layer.bias.grad)}
+    return found
+
+
+def layer_and_batch(kind: str, shape: tuple[int, ...], momentum: float | None) -> tuple[Any, Tensor, Tensor]:
+    torch.manual_seed(1)
+    layer = getattr(nn, kind)(shape[1], momentum=momentum, affine=momentum is not None).double()
+    if layer.weight is not None:
+        nn.init.uniform_(layer.weight, 0.5, 2)
+        nn.init.normal_(layer.bias)
+    return layer, torch.randn(shape, dtype=torch.float64) * 3 + 1, torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("BatchNorm1d", (7, 5)), ("BatchNorm2d", (7, 3, 4, 4)), ("BatchNorm3d", (7, 2, 2, 3, 2))]
+)
+def test_sync_is_batchnorm_on_the_whole_batch(
+    pool: Pool, kind: str, shape: tuple[int, ...], momentum: float | None, ranks: int
+) -> None:
+    layer, x, target = layer_and_batch(kind, shape, momentum)
+    x.requires_grad_()
+    for _ in range(2):
+        out = layer(x)
+    (out * target).sum().backward()
+    found = pool.run(synced_layer, ranks, kind, shape, momentum)
+    torch.testing.assert_close(torch.cat([rank["out"] for rank in found]), out.detach())
+    torch.testing.assert_close(torch.cat([rank["x"] for rank in found]), x.grad)
+    for rank in found:
+        for name in BUFFERS:
+            torch.testing.assert_close(rank[name], getattr(layer, name))
+        if layer.weight is not None:
+            torch.testing.assert_close(rank["weight"], layer.weight.grad)
+            torch.testing.assert_close(rank["bias"], layer.bias.grad)
+
+
+def evaluates_like_plain(comm: Comm) -> bool:
+    layer = nn.BatchNorm2d(3).double()
+    x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
+    plain = copy.deepcopy(layer).eval()
+    with synced(layer, comm):
+        assert type(layer) is SyncedBatchNorm
+        return torch.equal(layer.eval()(x), plain(x))
+
+
+def test_sync_evaluates_by_the_running_statistics(pool: Pool) -> None:
+    assert all(pool.run(evaluates_like_plain, 2))
+
+
+def half_precision(comm: Comm) -> tuple[torch.dtype, float]:
+    torch.manual_seed(comm.rank)
+    layer = nn.BatchNorm2d(3)
+    x = torch.randn(4, 3, 5, 5)
+    with synced(layer, comm), torch.autocast("cpu", torch.bfloat16):
+        out = layer(x.bfloat16())
+    (out.float() ** 2).sum().backward()
+    return out.dtype, float(layer.running_mean.abs().sum())
+
+
+def test_sync_keeps_precise_statistics_of_bf16(pool: Pool) -> None:
+    (kind, first), (_, second) = pool.run(half_precision, 2)
+    assert kind == torch.bfloat16
+    assert first == second != 0
