@@ -194,9 +194,8 @@ def measure(plan: Plan) -> dict[str, Result]:
     for same_block in zip(*([Block(**block) for block in blocks] for blocks in ranks), strict=True):
         result = results[same_block[0].contender]
         if same_block[0].round == 0:
-            result.first_losses += [
-                statistics.mean(losses) for losses in zip(*(b.losses for b in same_block), strict=True)
-            ]
+            by_step = zip(*(block.losses for block in same_block), strict=True)
+            result.first_losses.extend(statistics.mean(losses) for losses in by_step)
         if same_block[0].round >= WARM_UP_ROUNDS:
             result.wall_s.append(max(block.wall_s for block in same_block))
             result.cpu_s.append(statistics.mean(block.cpu_s for block in same_block))

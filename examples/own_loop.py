@@ -34,7 +34,7 @@ def main(strategy: str, batch: int, steps: int) -> None:
     def backward(samples: Tensor) -> Tensor:
         loss = next_character_loss(sync.model(inputs[samples]), targets[samples])
         # Strategies take the mean over ranks. With this weight it is the mean over the batch, even in uneven shares.
-        (loss * len(samples) * sync.ranks / batch).backward()
+        (loss * sync.weight(len(samples), batch)).backward()
         return loss.detach()
 
     order = torch.Generator().manual_seed(0)  # The same on all ranks: they draw one batch, and share it out.

@@ -52,7 +52,7 @@ class RunConfig:
     steps: int | None = None
     """Stop after this many steps; --epochs is then what the time is estimated for."""
     lr: float = 0.1
-    """Learning rate of SGD. It belongs to the global batch and is not scaled by the number of ranks."""
+    """Learning rate of SGD, for the global batch: not scaled by the ranks. A workload's own optimiser has its own."""
     momentum: float = 0.9
     """Momentum of SGD."""
     weight_decay: float = 1e-4
@@ -196,10 +196,10 @@ def field_docs_of_source(definition: ast.ClassDef) -> dict[str, str]:
 def read_toml(path: Path, *kinds: type) -> dict[str, Any]:
     """The settings of a TOML file, flat, each checked to be a field of one of `kinds`."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.", hint="--config takes a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
     known = {field.name: kind for kind in kinds for field in fields(kind)}
     settings: dict[str, Any] = {}

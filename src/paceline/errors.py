@@ -33,6 +33,8 @@ class PacelineError(Exception):
         self.message = message
         self.hint = hint
         self.detail = detail
+        if hint:
+            self.add_note(f"hint: {hint}")  # Shown where the error ends a program of the user's own.
 
 
 class UsageError(PacelineError):

@@ -26,14 +26,14 @@ class Spec:
         name, *rest = text.strip().split(":")
         if rest and "=" not in rest[0]:
             name = f"{name}:{rest.pop(0)}"
-        if not name or len(rest) > 1:
+        if not name or name.endswith(":") or len(rest) > 1:
             raise UsageError(
                 f"{text!r} is not a name with options.", hint="write it as name or name:key=value,key=value"
             )
         options: dict[str, str] = {}
         for item in rest[0].split(",") if rest else []:
             key, equals, value = item.partition("=")
-            if not equals or not key:
+            if not equals or not key.strip():
                 raise UsageError(f"the option {item!r} in {text!r} has no value.", hint="write it as key=value")
             options[key.strip()] = value.strip()
         return cls(name, options)

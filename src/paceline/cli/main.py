@@ -24,15 +24,21 @@ app.command("train")(train.command)
 app.command("strategies")(strategies.command)
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         import importlib.metadata
 
         typer.echo(importlib.metadata.version("paceline"))
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,8 +61,9 @@ def run(arguments: list[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         # A mistake in the command line itself, found by the parser.
-        messages.print(f"error: {error.format_message()}", markup=False)
-        messages.print("hint: `paceline --help`, or `paceline COMMAND --help`", markup=False)
+        if error.format_message():  # Without any argument the parser has printed the help, and has nothing to say.
+            messages.print(f"error: {error.format_message()}", markup=False)
+            messages.print("hint: `paceline --help`, or `paceline COMMAND --help`", markup=False)
         return PacelineError.exit_code + 1
     return result if isinstance(result, int) else 0
 

@@ -42,7 +42,7 @@ def _source_address(master: str) -> str:
         with socket.socket(family, kind) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one, as "a..b".
         raise LaunchError(
             f"no route to the master {master!r}: {error}.",
             hint="check the address in --master, or name the interface with --iface",
@@ -55,6 +55,6 @@ def _interface_with(address: str) -> str:
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == address for entry in addresses):
             return name
-    if address.startswith("127."):  # All of 127.0.0.0/8 is the loopback interface's, listed or not.
+    if address.startswith("127.") and address != LOOPBACK:  # All of 127.0.0.0/8 is its interface's, listed or not.
         return _interface_with(LOOPBACK)
     raise LaunchError(f"no network interface has the address {address}.", hint="name one with --iface")

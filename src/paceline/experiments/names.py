@@ -27,9 +27,13 @@ def check_names(config: RunConfig) -> None:
 
 def check_module(name: str) -> None:
     """Refuses a module of the user's that is not there, without running any of it."""
+    if "/" in name or name.endswith(".py") or not name:
+        raise UsageError(
+            f"{name!r} is not the name of a module.", hint=f"write it as python imports it: {Path(name).stem}:NAME"
+        )
     try:
         found = find_own_module(name)
-    except ModuleNotFoundError:
+    except ImportError:
         found = False
     if not found:
         raise UsageError(f"there is no module {name!r} in {Path.cwd()}.", hint="run from the folder it is in")

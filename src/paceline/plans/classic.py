@@ -8,6 +8,8 @@ from paceline.plans import operations
 from paceline.plans.plan import Gradient, Operation, Plan
 
 MIB = 2**20
+DEFAULT_BUCKET_MB = 25.0
+"""DDP's own bucket size, at which (and at no other) it makes the first bucket 1 MiB."""
 
 
 def nothing(gradients: Sequence[Gradient], ranks: int) -> Plan:  # noqa: ARG001  (every plan takes the same)
@@ -47,8 +49,8 @@ def ddp(gradients: Sequence[Gradient], ranks: int, *, bucket_mb: float = 25.0, o
 
 
 def ddp_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gradient]]:
-    """DDP's buckets after it rebuilt them: in the order of backward, a first one of 1 MiB, each closed once full."""
-    limits = [min(MIB, bucket_mb * MIB), bucket_mb * MIB]
+    """DDP's buckets after it rebuilt them: in the order of backward, each closed once it is full."""
+    limits = [MIB if bucket_mb == DEFAULT_BUCKET_MB else int(bucket_mb * MIB), int(bucket_mb * MIB)]
     buckets: list[list[Gradient]] = []
     current: list[Gradient] = []
     for gradient in sorted(reversed(gradients), key=lambda g: g.ready_s):

@@ -79,7 +79,7 @@ def read_run(path: Path) -> RunRecord:
 
 def read_steps(file: Path) -> Steps:
     """One rank's steps."""
-    header, *lines = whole_lines(file.read_text(encoding="ascii")) or [schema.CSV_HEADER.strip()]
+    header, *lines = whole_lines(_read_text(file)) or [schema.CSV_HEADER.strip()]
     names = header.split(",")
     try:
         rows = np.array([[float(value) for value in line.split(",")] for line in lines], dtype=np.float64)
@@ -94,7 +94,7 @@ def read_events(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     try:
-        return [json.loads(line) for line in whole_lines(file.read_text(encoding="utf-8"))]
+        return [json.loads(line) for line in whole_lines(_read_text(file))]
     except json.JSONDecodeError as error:
         raise RecordError(f"{file} is damaged: {error}.") from None
 
@@ -102,6 +102,13 @@ def read_events(file: Path) -> list[dict[str, Any]]:
 def whole_lines(text: str) -> list[str]:
     """The lines that were written to their end."""
     return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{file} is damaged: {error}.") from None
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         apart = f"apart by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"
         yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
     if "train_s" in summary:
-        rate = summary["images_per_s"]
+        rate = summary["samples_per_s"]
         speed = f", {rate:,.0f} samples/s" if rate else ""
         yield f"trained {plural(summary['steps'], 'step')} in {seconds(summary['train_s'])}{speed}"
     estimate = summary.get("estimate")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.comm.flat import flat_view
 from paceline.comm.group import Comm, broadcast_from_rank_0
-from paceline.errors import WorkloadError
+from paceline.errors import UsageError, WorkloadError
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 MakeOptimizer = Callable[[NamedParameters], torch.optim.Optimizer]
@@ -160,7 +160,8 @@ class Strategy(ABC):
 
     @property
     def _while_attached(self) -> _Attached:
-        assert self._attached is not None, f"{self.name} is used before attach() or after close()"
+        if self._attached is None:
+            raise UsageError(f"{self.name} is used before attach() or after close().")
         return self._attached
 
 
@@ -182,8 +183,9 @@ class AfterBackward(Strategy):
         """Replaces each gradient, a one-dimensional tensor, by its mean over the ranks, in place."""
 
     def step(self, max_norm: float | None = None) -> None:
+        gradients = self._gradients()
         if self.comm.world_size > 1:
-            self.agree(self._gradients())
+            self.agree(gradients)
         self.update(max_norm)
 
     def _gradients(self) -> list[Tensor]:
@@ -203,11 +205,14 @@ class AfterBackward(Strategy):
                 parameter.grad = torch.zeros_like(parameter)
 
 
+_ALLOW = "remove them, or allow it: --allow-unused, in a loop of your own attach(…, allow_unused=True)"
+
+
 def no_gradient(names: Sequence[str], rank: int) -> WorkloadError:
     """The error for parameters that backward did not reach (pytorch#43259: DDP only says that it waits for some)."""
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
-    return WorkloadError(f"{count} got no gradient on rank {rank}: {shown}.", hint="remove them, or --allow-unused")
+    return WorkloadError(f"{count} got no gradient on rank {rank}: {shown}.", hint=_ALLOW)
 
 
 def _flat_gradient(name: str, parameter: nn.Parameter) -> Tensor:

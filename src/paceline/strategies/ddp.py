@@ -14,6 +14,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
+from paceline.plans.classic import DEFAULT_BUCKET_MB
 from paceline.strategies.base import Strategy
 
 # The loop owns BatchNorm, so DDP shall not broadcast buffers. The switch has another name since torch 2.13.
@@ -26,7 +27,7 @@ class DdpOptions:
     """What DistributedDataParallel lets one choose."""
 
     bucket_mb: float = 25.0
-    """Bucket size in MiB; the first bucket is 1 MiB or this, whichever is less. PyTorch's bucket_cap_mb."""
+    """Bucket size in MiB, PyTorch's bucket_cap_mb; at its default of 25 the first bucket is 1 MiB."""
     overlap: bool = True
     """Start a bucket's all-reduce while backward still runs; false holds all of them back until its end."""
     bucket_view: bool = False
@@ -77,7 +78,8 @@ class Ddp(Strategy):
             model,
             process_group=self.comm.group,
             init_sync=False,  # attach() has just given every rank the same weights.
-            bucket_cap_mb=options.bucket_mb,
+            # Said aloud, PyTorch's own default would make the first bucket as large as the others.
+            bucket_cap_mb=None if options.bucket_mb == DEFAULT_BUCKET_MB else options.bucket_mb,
             find_unused_parameters=self.allow_unused,
             gradient_as_bucket_view=options.bucket_view,
             static_graph=options.static_graph,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.comm import join_world, open_comm
+from paceline.comm import join_world, leave_world, open_comm
 from paceline.config import BatchNormMode
 from paceline.errors import UsageError
 from paceline.specs import Spec
@@ -29,7 +29,10 @@ def attach(
     timeout: float = 120.0,
     **options: Any,
 ) -> Sync:
-    """Puts a model under a strategy: call `sync.model`, then `backward()` on a mean loss, then `sync.step()`.
+    """Puts a model under a strategy: call `sync.model`, then `backward()` on a loss, then `sync.step()`.
+
+    The loss is the mean over this rank's samples; where ranks (or micro-batches) do not have equally many, multiply it
+    by `sync.weight(samples, batch)`, so that the ranks' mean is the mean over the whole batch.
 
     `make_optimizer` gets (name, parameter) pairs, as torch's optimisers accept them. The strategy's options are keyword
     arguments: `attach(model, make, "ddp", bucket_mb=1)`. Ranks are those of the process group that the program has
@@ -38,19 +41,22 @@ def attach(
     spec = Spec.parse(strategy)
     spec = Spec(spec.name, spec.options | {key: str(value) for key, value in options.items()})
     chosen = create(str(spec), allow_unused=allow_unused)
-    if not dist.is_initialized():
+    joined_here = not dist.is_initialized()
+    if joined_here:
         join_world(timeout_s=timeout)
     roles = chosen.roles(dist.get_world_size())
-    if Role.WORKER is not roles[dist.get_rank()]:
+    if set(roles) != {Role.WORKER}:
         raise UsageError(
-            f"{chosen.name} gives rank {dist.get_rank()} nothing to train.",
+            f"{chosen.name} does not train on every one of {len(roles)} ranks.",
             hint="start one process, or choose a strategy that uses all ranks",
         )
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    workers = [rank for rank, role in enumerate(roles) if role is Role.WORKER]
-    comm = open_comm(workers, device=device, backend=_backend_for(device), timeout_s=timeout)
+    comm = open_comm(range(len(roles)), device=device, backend=_backend_for(device), timeout_s=timeout)
     assert comm is not None
-    return Sync(model, make_optimizer, chosen, comm, bn)
+    sync = Sync(model, make_optimizer, chosen, comm, bn)
+    if joined_here:
+        sync.on_close(leave_world)
+    return sync
 
 
 def _backend_for(device: torch.device) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.config import RunConfig
+from paceline.errors import PacelineError, WorkloadError
 from paceline.strategies.base import no_gradient
 from paceline.training.precision import autocast
 from paceline.workloads.batches import Source
@@ -23,9 +26,18 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
     kept = [buffer.clone() for buffer in model.buffers()]
     device = source.share.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        with autocast(config.precision, device):
-            loss = workload.evaluate(model, batch).loss
-        loss.backward()
+        try:
+            with autocast(config.precision, device):
+                loss = workload.evaluate(model, batch).loss
+            _check_loss(loss)
+            loss.backward()
+        except PacelineError:
+            raise
+        except Exception as error:
+            raise WorkloadError(
+                f"the model failed on its first batch: {type(error).__name__}: {error}",
+                detail=traceback.format_exc().rstrip(),
+            ) from None
     missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -33,3 +45,11 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
             buffer.copy_(before)
     if missing:
         raise no_gradient(missing, rank)
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise WorkloadError(
+            f"the loss is {found}, not one number.", hint="return the mean over the samples, as reduction='mean' does"
+        )

@@ -31,6 +31,8 @@ from paceline.workloads.batches import Share, Source, make_source
 from paceline.workloads.load import load_workload
 from paceline.workloads.workload import Workload
 
+LARGEST_TEST_BATCH = 256
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -160,7 +162,7 @@ def _test(config: RunConfig, workload: Workload, sync: Sync, share: Share, repor
     source = _test_source(workload, share, config)
     with sync.agreed() as model:
         agreed = evaluate(model, workload, source, config, sync.comm).to_dict()
-    tests: dict[str, Any] = {"test": agreed | {"available": _samples_available(workload.test)}}
+    tests: dict[str, Any] = {"test": agreed | {"available": source.samples}}
     if config.eval_ranks:
         alone = _test_source(workload, dataclasses.replace(share, rank=0, workers=1), config)
         own = evaluate(sync.strategy.model, workload, alone, config, comm=None)
@@ -174,14 +176,9 @@ def _test(config: RunConfig, workload: Workload, sync: Sync, share: Share, repor
 
 
 def _test_source(workload: Workload, share: Share, config: RunConfig) -> Source:
-    return make_source(workload.test, share, batch=256 * share.workers, seed=config.seed, train=False)
-
-
-def _samples_available(data: Any) -> int | None:
-    data = getattr(data, "dataset", data)
-    if isinstance(data, tuple):
-        return len(data[0])
-    return len(data) if hasattr(data, "__len__") and not isinstance(data, list) else None
+    # Twice a training micro-batch needs less memory than training it, since nothing is kept for backward.
+    each = min(LARGEST_TEST_BATCH, 2 * config.global_batch(share.workers) // (share.workers * config.accumulate))
+    return make_source(workload.test, share, batch=each * share.workers, seed=config.seed, train=False)
 
 
 def _summarise(config: RunConfig, sync: Sync, source: Source, folder: RunFolder, train_s: float) -> dict[str, Any]:
@@ -203,13 +200,22 @@ def _summarise(config: RunConfig, sync: Sync, source: Source, folder: RunFolder,
         "steps": ranks[0]["steps"],
         "train_s": train_s,
         "step_s": step_s,
-        "images_per_s": samples / step_s if step_s else None,
+        "samples_per_s": samples / step_s if step_s else None,
+        "average_loss": _weighted([(rank["average_loss"], rank["samples"]) for rank in ranks]),
+        "train_accuracy": _weighted([(rank["accuracy"], rank["samples"]) for rank in ranks]),
         "estimate": estimate,
         "ranks": ranks,
         "dropped_per_epoch": source.dropped,
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": spread(_weights(sync.strategy.model), sync.comm),
     }
+
+
+def _weighted(figures: list[tuple[float | None, int]]) -> float | None:
+    """The mean over all samples of a figure that each rank has for its own."""
+    known = [(value, samples) for value, samples in figures if value is not None]
+    total = sum(samples for _, samples in known)
+    return sum(value * samples for value, samples in known) / total if total else None
 
 
 def _weights(model: nn.Module) -> list[torch.Tensor]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -22,7 +22,8 @@ class Sync:
         loss_fn(sync.model(x), y).backward()
         sync.step()
 
-    `step(max_norm=1.0)` clips; `with sync.accumulate():` around forward and backward holds synchronisation back.
+    `step(max_norm=1.0)` clips; `with sync.accumulate():` around forward and backward holds synchronisation back. It is
+    closed by `close()`, or by leaving a `with` around it.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Sync:
         self.strategy = strategy
         self.comm = comm
         self._undo = ExitStack()
+        self._at_the_end = ExitStack()
         if bn == "sync" and comm.world_size > 1:
             self._undo.enter_context(synced(model, comm))
         self.model: nn.Module = strategy.attach(model, make_optimizer, comm)
@@ -68,6 +70,15 @@ class Sync:
         self.strategy.step(max_norm)
         self._buffers_are_old = True
 
+    def weight(self, samples: int, batch: int) -> float:
+        """The factor for the mean loss of some samples of a global batch; plain averaging over ranks is then exact."""
+        return samples * self.ranks / batch
+
+    def mean(self, value: float, samples: int = 1) -> float:
+        """The mean of a figure over the ranks, weighted by their samples. Every rank calls it."""
+        total, count = self.comm.sum(torch.tensor([value * samples, samples], dtype=torch.float64)).tolist()
+        return float(total / count)
+
     @contextmanager
     def agreed(self) -> Iterator[nn.Module]:
         """The model with the weights and buffers that the run would ship, on every rank."""
@@ -79,10 +90,25 @@ class Sync:
         self._undo.close()
         self.strategy.close()
 
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Has something done at the very end of `close`."""
+        self._at_the_end.callback(call)
+
     def close(self) -> None:
         """Detaches, and ends the groups."""
         self.detach()
         close_comm(self.comm)
+        self._at_the_end.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        # After an error the other ranks may wait in an operation; ending the groups in order would wait for them.
+        if kind is None:
+            self.close()
+        else:
+            self.detach()
 
     def _refresh_buffers(self, module: nn.Module, _: Any) -> None:
         if self._buffers_are_old and module.training:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import UsageError, WorkloadError
 from paceline.workloads.data.images import ImageSet
@@ -85,6 +85,11 @@ class Source(ABC):
         """Samples in a global batch, or None where the data decides."""
         return None
 
+    @property
+    def samples(self) -> int | None:
+        """Samples in all, or None where only going through it tells."""
+        return None
+
     @abstractmethod
     def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
         """The pieces of each step of an epoch."""
@@ -123,6 +128,10 @@ class Indexed(Source):
     @property
     def batch(self) -> int:
         return self._sampler.batch
+
+    @property
+    def samples(self) -> int:
+        return self._sampler.size
 
     def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
         for batch in self._sampler.batches(epoch or 0):
@@ -199,12 +208,9 @@ def make_source(
 ) -> Source:
     """The source for a data set, tensors, a DataLoader or an iterable of global batches."""
     smallest = share.workers * share.micro_batches if train else 1
-    if isinstance(data, Tensor):
-        data = (data,)
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    if not _can_index(dataset):
+    if not _can_index(data):
         return Stream(data, share)
-    size = len(dataset[0]) if isinstance(dataset, tuple) else len(dataset)  # type: ignore[arg-type]
+    size = _samples_of(data)
     if size < smallest:
         raise UsageError(
             f"{size} training samples are too few for {share.workers} ranks × {share.micro_batches} micro-batches.",
@@ -223,6 +229,8 @@ def _fetcher(data: Any, share: Share, seed: int) -> Callable[[Tensor, int | None
         return lambda indices, epoch: images.batch(
             indices, seed=seed, epoch=epoch, dtype=share.dtype, channels_last=share.channels_last
         )
+    if isinstance(data, Tensor):
+        return lambda indices, _: share.place(data[indices])
     tensors: Sequence[Tensor] | None = data if isinstance(data, tuple) else getattr(data, "tensors", None)
     if tensors is not None:
         return lambda indices, _: share.place(tuple(tensor[indices] for tensor in tensors))
@@ -234,11 +242,21 @@ def _fetcher(data: Any, share: Share, seed: int) -> Callable[[Tensor, int | None
 
 def _can_index(data: Any) -> bool:
     """Whether this is a data set of samples; a list is an iterable of batches, a tuple holds tensors of samples."""
+    if isinstance(data, DataLoader):  # What it loads are samples, in a list too, unless it says otherwise.
+        return hasattr(data.dataset, "__len__") and not isinstance(data.dataset, IterableDataset)
     if isinstance(data, tuple):
         return all(isinstance(member, Tensor) for member in data)
     if isinstance(data, ImageSet):
         return True
+    if isinstance(data, IterableDataset):  # It may have a length, and inherits an index that only raises.
+        return False
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list)
+
+
+def _samples_of(data: Any) -> int:
+    if isinstance(data, tuple):
+        return len(data[0])
+    return len(data.dataset) if isinstance(data, DataLoader) else len(data)  # type: ignore[arg-type]
 
 
 def _map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:

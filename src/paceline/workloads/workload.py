@@ -15,7 +15,10 @@ from paceline.workloads.data.images import ImageSet
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained, apart from how ranks agree on it."""
+    """What is trained, apart from how ranks agree on it.
+
+    A `make_workload` that takes an argument is given the run's configuration: `config.lr`, `config.seed` and so on.
+    """
 
     model: nn.Module
     train: Any
@@ -30,7 +33,8 @@ class Workload:
     correct: Callable[[Any, Any], Tensor] | None = None
     """`correct(model(inputs), target)`, how many samples are right: gives accuracies."""
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
-    """Makes the optimiser from (name, parameter) pairs, as torch's own accept them. None: SGD as the options say."""
+    """Makes the optimiser from (name, parameter) pairs, as torch's own accept them. It decides on the learning rate by
+    itself; None is SGD as `--lr`, `--momentum` and `--weight-decay` say."""
     name: str = ""
 
     def __post_init__(self) -> None:

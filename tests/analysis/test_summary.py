@@ -1,0 +1,95 @@
+"""The figures of a run, on steps whose answers are known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.analysis.summary import summarise, summarise_rank
+from paceline.records import RunRecord, StepRow, Steps
+
+ROWS = [
+    StepRow(0, 0, 10, 0.0, 1.0, 2.0, 3.0, 4.0, 4.0, 1),
+    StepRow(1, 0, 30, 10.0, 0.1, 0.2, 0.3, 0.4, 2.0, 15),
+    StepRow(2, 0, 10, 11.0, 0.3, 0.4, 0.5, 0.8, 1.0, 9),
+    StepRow(3, 0, 10, 13.0, 0.2, 0.6, 0.7, 1.5, 1.0, 5),
+]
+
+
+def steps_of(rows: list[StepRow]) -> Steps:
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(StepRow._fields))
+    return Steps({name: table[:, index] for index, name in enumerate(StepRow._fields)})
+
+
+def record_of(ranks: dict[int, list[StepRow]], summary: dict[str, Any] | None = None) -> RunRecord:
+    steps = {rank: steps_of(rows) for rank, rows in ranks.items()}
+    return RunRecord(Path("run"), {}, {}, {}, steps, [], summary, finished=summary is not None)
+
+
+def test_known_answers() -> None:
+    summary = summarise_rank(7, steps_of(ROWS))
+    assert (summary.rank, summary.steps, summary.samples) == (7, 4, 60)
+    assert summary.average_loss == pytest.approx((40 + 60 + 10 + 10) / 60), "weighted by samples, not the mean of steps"
+    assert summary.accuracy == pytest.approx(30 / 60)
+    assert summary.first_step_s == pytest.approx(10.0)
+    assert summary.step_s == pytest.approx((1.0 + 2.0 + 3.0) / 3), "without the first"
+    assert summary.median_step_s == pytest.approx(2.0)
+    assert summary.data_s == pytest.approx(0.2)
+    assert summary.forward_s == pytest.approx(0.4)
+    assert summary.backward_s == pytest.approx(0.5)
+    assert summary.update_s == pytest.approx(0.9)
+
+
+def test_the_median_is_not_the_mean() -> None:
+    slow = ROWS[3]._replace(update_s=100.0)
+    assert summarise_rank(0, steps_of([*ROWS[:3], slow])).median_step_s == pytest.approx(2.0)
+
+
+def test_without_a_notion_of_right_there_is_no_accuracy() -> None:
+    rows = [row._replace(correct=-1) for row in ROWS]
+    assert summarise_rank(0, steps_of(rows)).accuracy is None
+    assert summarise_rank(0, steps_of([*ROWS[:3], rows[3]])).accuracy is None
+
+
+def test_nothing_right_is_an_accuracy_of_zero() -> None:
+    assert summarise_rank(0, steps_of([row._replace(correct=0) for row in ROWS])).accuracy == 0.0
+
+
+def test_a_run_that_diverged_has_no_number_for_a_loss() -> None:
+    average = summarise_rank(0, steps_of([*ROWS, ROWS[3]._replace(loss=math.nan)])).average_loss
+    assert average is not None
+    assert math.isnan(average)
+
+
+def test_a_run_of_one_step_has_only_a_first() -> None:
+    summary = summarise_rank(0, steps_of(ROWS[:1]))
+    assert (summary.steps, summary.samples, summary.average_loss, summary.accuracy) == (1, 10, 4.0, 0.1)
+    assert summary.first_step_s == pytest.approx(10.0)
+    assert (summary.step_s, summary.median_step_s) == (None, None)
+    assert (summary.data_s, summary.forward_s, summary.backward_s, summary.update_s) == (None,) * 4
+
+
+def test_a_run_without_steps_has_no_figures() -> None:
+    summary = summarise_rank(2, steps_of([])).to_dict()
+    assert (summary.pop("rank"), summary.pop("steps"), summary.pop("samples")) == (2, 0, 0)
+    assert len(summary) == 9
+    assert set(summary.values()) == {None}
+
+
+def test_what_the_run_wrote_itself_is_taken() -> None:
+    assert summarise(record_of({0: ROWS}, {"steps": 99})) == {"steps": 99}
+
+
+def test_a_run_cut_short_is_summed_up_from_its_steps() -> None:
+    summary = summarise(record_of({10: ROWS[:2], 2: ROWS, 0: ROWS[:3]}))
+    assert [rank["rank"] for rank in summary["ranks"]] == [0, 2, 10]
+    assert summary["ranks"][1] == summarise_rank(2, steps_of(ROWS)).to_dict()
+    assert summary["steps"] == 2, "the steps that all ranks have done"
+
+
+def test_a_run_cut_short_before_its_first_step() -> None:
+    assert summarise(record_of({})) == {"ranks": [], "steps": 0}

@@ -1,0 +1,97 @@
+"""Workloads of a user's own, that work or fail in the ways users' do; the tests run `paceline train own:NAME` here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline import Workload
+
+
+def plain() -> Workload:
+    """A linear model on a few samples."""
+    torch.manual_seed(0)
+    return Workload(model=nn.Linear(4, 3), train=_samples(), test=_samples(), loss=F.cross_entropy)
+
+
+def slow() -> Workload:
+    """Steps of 20 ms, for tests that interrupt it."""
+    return _with_loss(lambda _: time.sleep(0.02))
+
+
+def fails_on_rank_1() -> Workload:
+    """An exception on one rank, a few steps in."""
+
+    def fail(calls: int) -> None:
+        if _on_rank_1() and calls > 3:
+            raise RuntimeError("sample 17 is damaged")
+
+    return _with_loss(fail)
+
+
+def killed_on_rank_1() -> Workload:
+    """What the kernel does to a rank that takes too much memory."""
+
+    def kill(calls: int) -> None:
+        if _on_rank_1() and calls > 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return _with_loss(kill)
+
+
+def unused() -> Workload:
+    """A layer that gets no gradient."""
+    model = nn.ModuleDict({"used": nn.Linear(4, 3), "aux": nn.Linear(4, 3)})
+
+    def step(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(module["used"](batch[0]), batch[1])
+
+    return Workload(model=model, train=_samples(), step=step)
+
+
+def normalised() -> Workload:
+    """A model with BatchNorm, whose loss depends on how the batch is shared out, unless statistics are synced."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    return Workload(model=model, train=_samples(90), loss=F.cross_entropy)
+
+
+class Uneven:
+    """Batches of which nobody knows how many there are: rank 1 has fewer."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Five batches, or seven."""
+        torch.manual_seed(0)
+        for _ in range(5 if _on_rank_1() else 7):
+            yield torch.randn(9, 4), torch.randint(0, 3, (9,))
+
+
+def uneven() -> Workload:
+    """Ranks that do not have the same number of batches."""
+    return Workload(model=nn.Linear(4, 3), train=Uneven(), loss=F.cross_entropy)
+
+
+def _samples(count: int = 64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 4, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+
+
+def _on_rank_1() -> bool:
+    return os.environ.get("RANK") == "1"
+
+
+def _with_loss(before) -> Workload:  # type: ignore[no-untyped-def]
+    calls = [0]
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        calls[0] += 1
+        before(calls[0])
+        return F.cross_entropy(output, target)
+
+    return Workload(model=nn.Linear(4, 3), train=_samples(), loss=loss)

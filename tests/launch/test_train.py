@@ -1,0 +1,254 @@
+"""`paceline train` as a user runs it: real processes, real failures, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.records import RunRecord, read_run
+
+HERE = Path(__file__).parent
+LIMIT_S = 90
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "paceline", *arguments]
+
+
+def train(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs `paceline train` where the users' workloads are."""
+    done = subprocess.run(
+        command("train", *arguments), cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Starts `paceline train` as a shell would: a process group of its own."""
+    return subprocess.Popen(
+        command("train", *arguments),
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_until(holds: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {LIMIT_S} s: {what}"
+        time.sleep(0.05)
+
+
+def ranks_of(out: Path) -> list[psutil.Process]:
+    """The rank processes of a run that is going on."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if "paceline.launch.rank" in line and str(out / "job.json") in line:
+            found.append(process)
+    return found
+
+
+def losses(record: RunRecord) -> list[float]:
+    """The global loss of every step."""
+    return [loss for event in record.events_of("log") for loss in event["losses"]]
+
+
+def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = train(
+        "cnn", "--ranks", "2", "--batch", "64", "--epochs", "2", "--lr", "0.02", "--out", str(out), "--eval-ranks"
+    )
+    record = read_run(out)
+    assert record.finished
+    assert record.summary is not None
+    assert [len(steps) for steps in record.steps.values()] == [46, 46]
+    assert len(losses(record)) == 46
+    for rank in (0, 1):
+        steps = record.steps[rank]
+        assert list(steps["step"]) == list(range(46))
+        assert steps["samples"].sum() == pytest.approx(1437, abs=1)
+        assert (steps.total_s > 0).all()
+        assert (out / "logs" / f"rank-{rank}.log").exists()
+    together = sum(rank["samples"] for rank in record.summary["ranks"])
+    assert together == 2 * 1437
+    assert record.summary["test"]["samples"] == 360
+    assert record.summary["test"]["accuracy"] > 0.6
+    assert [replica["accuracy"] for replica in record.summary["test_ranks"]] == [record.summary["test"]["accuracy"]] * 2
+    assert record.summary["weight_divergence"] == 0
+    assert record.provenance["versions"]["torch"]
+    assert "evaluated 360/360 unique samples" in done.stdout
+    assert "batch 64 = 2 × 32 · lr 0.02" in done.stderr
+    assert "1 thread per rank" in done.stderr
+    assert "gloo over lo" in done.stderr
+    assert "step     20" in done.stderr
+    assert "step     40" in done.stderr
+
+
+def test_json_steps_and_estimate(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    done = train("own:plain", "--steps", "6", "--epochs", "10", "--batch", "16", "--json", "--out", out)
+    summary = json.loads(done.stdout)
+    assert summary["steps"] == 6
+    step_s = summary["step_s"]
+    assert summary["estimate"] == {"epochs": 10, "seconds": pytest.approx(step_s * 4 * 10)}
+
+
+def test_idle_ranks_and_one_process_give_the_same_losses(tmp_path: Path) -> None:
+    records = []
+    for strategy, ranks in (("single", "3"), ("allreduce", "3"), ("ddp", "2")):
+        out = tmp_path / strategy
+        options = ("--strategy", strategy, "--ranks", ranks, "--batch", "31", "--steps", "12", "--deterministic")
+        train("cnn", *options, "--lr", "0.02", "--out", str(out))
+        records.append(read_run(out))
+    assert list(records[0].steps) == [0]
+    for record in records[1:]:
+        assert losses(record) == pytest.approx(losses(records[0]), rel=1e-4)
+
+
+@pytest.mark.parametrize("bn", ["sync", "local"])
+def test_batchnorm_losses_do_not_depend_on_the_world_size_if_synced(tmp_path: Path, bn: str) -> None:
+    found = []
+    for ranks in ("1", "3"):
+        out = tmp_path / ranks
+        train("own:normalised", "--bn", bn, "--ranks", ranks, "--batch", "20", "--epochs", "2", "--out", str(out))
+        found.append(losses(read_run(out)))
+    assert (found[1] == pytest.approx(found[0], rel=1e-4)) == (bn == "sync")
+
+
+def test_ranks_with_unlike_numbers_of_batches_agree(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train("own:uneven", "--epochs", "2", "--log-every", "3", "--out", str(out))
+    assert [len(steps) for steps in read_run(out).steps.values()] == [10, 10]
+
+
+def test_a_failing_rank_ends_the_run_with_its_own_traceback(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = train("own:fails_on_rank_1", "--batch", "8", "--epochs", "200", "--out", str(tmp_path / "run"), expect=6)
+    assert "rank 1 failed: RuntimeError: sample 17 is damaged" in done.stderr
+    assert "in fail\n" in done.stderr
+    assert "hint: " in done.stderr
+    assert time.monotonic() - began < 30
+    assert not ranks_of(tmp_path / "run")
+
+
+def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
+    done = train("own:killed_on_rank_1", "--batch", "8", "--epochs", "200", "--out", str(tmp_path / "run"), expect=6)
+    assert "error: rank 1 was ended by SIGKILL" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not ranks_of(tmp_path / "run")
+
+
+def test_unused_parameters_are_named_before_training(tmp_path: Path) -> None:
+    done = train("own:unused", "--out", str(tmp_path / "run"), expect=4)
+    assert "2 parameters got no gradient on rank" in done.stderr
+    assert "aux.weight, aux.bias" in done.stderr
+    assert "--allow-unused" in done.stderr
+
+
+def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start("own:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
+    wait_until(
+        lambda: (out / "rank-0.csv").exists() and len((out / "rank-0.csv").read_text().splitlines()) > 30, "steps"
+    )
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 130
+    assert f"interrupted; what was done is in {out}" in output.replace("\n", "")
+    assert not ranks_of(out)
+    record = read_run(out)
+    assert not record.finished
+    assert len(record.steps[0]) >= 30
+
+
+def test_ranks_die_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start("own:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
+    wait_until(lambda: (out / "rank-0.csv").exists() and (out / "rank-1.csv").exists(), "the first step")
+    ranks = ranks_of(out)
+    assert len(ranks) == 2
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(ranks, timeout=10)
+    assert not alive
+    assert not read_run(out).finished
+
+
+def test_nothing_listens_beyond_the_loopback_address(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start("own:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
+    try:
+        wait_until(lambda: (out / "rank-0.csv").exists() and (out / "rank-1.csv").exists(), "the first step")
+        everyone = [psutil.Process(process.pid), *ranks_of(out)]
+        listening = [c.laddr.ip for p in everyone for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        assert listening
+        assert set(listening) == {"127.0.0.1"}
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        master = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = train("cnn", "--master", master, "--out", str(tmp_path / "run"), expect=5)
+    assert f"cannot listen on {master}: Address already in use" in done.stderr
+
+
+def test_two_hosts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        master = f"127.0.0.1:{free.getsockname()[1]}"
+    options = ("own:plain", "--hosts", "2", "--ranks", "2", "--master", master, "--batch", "16", "--epochs", "2")
+    other = start(*options, "--node-rank", "1", "--out", str(tmp_path / "1"))
+    train(*options, "--node-rank", "0", "--out", str(tmp_path / "0"))
+    output, _ = other.communicate(timeout=LIMIT_S)
+    assert other.returncode == 0, output
+    record = read_run(tmp_path / "0")
+    assert record.summary is not None
+    assert [rank["samples"] for rank in record.summary["ranks"]] == [64, 64]
+
+
+def test_a_host_that_nobody_answers_gives_up(tmp_path: Path) -> None:
+    options = ("--hosts", "2", "--ranks", "2", "--master", "127.0.0.1:9", "--timeout", "3", "--node-rank", "1")
+    done = train("own:plain", *options, "--out", str(tmp_path / "run"), expect=5)
+    assert "the hosts did not meet at 127.0.0.1:9" in done.stderr
+    assert "start the same command on all 2 hosts" in done.stderr
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    arguments = ["paceline", "train", "own:plain", "--batch", "16", "--out", str(out)]
+    done = subprocess.run(
+        [*launcher, *arguments], cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read_run(out).finished
+    assert done.stdout.count("unique samples") == 1
+
+
+def test_a_record_is_never_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train("own:plain", "--ranks", "1", "--out", str(out))
+    before = (out / "run.json").read_text()
+    done = train("own:plain", "--ranks", "1", "--out", str(out), expect=8)
+    assert "already holds a record" in done.stderr
+    assert (out / "run.json").read_text() == before

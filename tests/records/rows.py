@@ -1,0 +1,33 @@
+"""A small record to write, cut and read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
+
+ROWS = [
+    StepRow(0, 0, 22, 0.001, 0.0005, 0.01, 0.02, 0.003, 2.302585093, 3),
+    StepRow(1, 0, 21, 0.035, 0.0004, 0.011, 0.021, 0.004, 2.25, 5),
+    StepRow(2, 1, 22, 0.072, 0.0006, 0.012, 0.022, 0.005, float("nan"), -1),
+]
+
+
+def write_record(path: Path, *, finished: bool = True) -> RunFolder:
+    """Two ranks' steps, three events and, for a finished run, its summary."""
+    folder = RunFolder.create(path)
+    folder.write_run(config={"batch": 64}, topology={"workers": 2}, provenance={"host": "here"})
+    for rank in range(2):
+        steps = StepWriter(folder, rank)
+        steps.write(ROWS[:1])
+        steps.write(ROWS[1:])
+        steps.close()
+    events = EventWriter(folder)
+    events.write("start", steps=3)
+    events.write("log", losses=[1.5, 2.5], text='é "quoted"\n\u2028')
+    events.write("end")
+    events.close()
+    if finished:
+        folder.write_summary({"steps": 3})
+        folder.mark_finished()
+    return folder

@@ -1,0 +1,87 @@
+"""Where a result comes from: the command, the versions, the commit."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import psutil
+import pytest
+
+from paceline.records import provenance
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_the_facts_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/paceline", "train", "--out", "my folder"])
+    facts = provenance()
+    assert facts["command"] == "paceline train --out 'my folder'"
+    assert facts["host"] == platform.node()
+    assert facts["python"] == platform.python_version()
+    assert facts["versions"]["numpy"] == numpy.__version__
+    assert facts["versions"]["torch"]
+    assert facts["versions"]["paceline"]
+    assert facts["memory_bytes"] == psutil.virtual_memory().total
+    assert facts["cpu_count"] == psutil.cpu_count()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", facts["time"])
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_the_cpu_is_named_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "processor\t: 0\nmodel name\t: Fast: CPU 3000\nprocessor\t: 1\nmodel name\t: other\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert provenance()["cpu"] == "Fast: CPU 3000"
+
+
+def test_without_proc_the_cpu_is_what_python_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(platform, "processor", lambda: "some cpu")
+    assert provenance()["cpu"] == "some cpu"
+
+
+def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.metadata
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert provenance()["versions"] == {"paceline": None, "torch": None, "numpy": None}
+
+
+def test_the_commit_is_of_the_folder_we_run_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-qm", "first")
+    git(tmp_path, "tag", "v1")
+    monkeypatch.chdir(tmp_path)
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert provenance()["commit"] == commit
+    (tmp_path / "file").write_text("two")
+    assert provenance()["commit"] == f"{commit}-dirty"
+
+
+def test_outside_a_repository_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance()["commit"] is None
+
+
+def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert provenance()["commit"] is None

@@ -1,0 +1,57 @@
+"""The exception tree: one exit code per branch, and names that are nearly right."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from paceline import errors
+from paceline.errors import BY_NAME, PacelineError, UsageError, unknown_name, wrong_choice
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PacelineError)]
+
+
+def test_every_branch_has_an_exit_code_of_its_own() -> None:
+    codes = [kind.exit_code for kind in KINDS]
+    assert len(set(codes)) == len(codes)
+    assert 0 not in codes
+    assert errors.INTERRUPTED_EXIT_CODE not in codes
+
+
+def test_the_docstring_draws_the_tree_as_it_is() -> None:
+    drawn = dict(re.findall(r"(\w+Error)\s+(\d+)\s", errors.__doc__ or ""))
+    assert {name: int(code) for name, code in drawn.items()} == {kind.__name__: kind.exit_code for kind in KINDS}
+
+
+def test_by_name_knows_the_whole_tree() -> None:
+    assert {kind.__name__: kind for kind in KINDS} == BY_NAME
+
+
+def test_an_error_keeps_message_hint_and_detail() -> None:
+    error = UsageError("it is so.", hint="do this", detail="Traceback")
+    assert (str(error), error.message, error.hint, error.detail) == ("it is so.", "it is so.", "do this", "Traceback")
+    assert UsageError("x").hint is None
+    assert UsageError("x").detail is None
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("dpd", "did you mean 'ddp'? known: allreduce, ddp"),
+        ("alreduce", "did you mean 'allreduce'? known: allreduce, ddp"),
+        ("zzz", "known: allreduce, ddp"),
+    ],
+)
+def test_unknown_name_offers_the_nearest_and_then_all(name: str, hint: str) -> None:
+    error = unknown_name("strategy", name, ["ddp", "allreduce"])
+    assert isinstance(error, UsageError)
+    assert error.message == f"there is no strategy {name!r}."
+    assert error.hint == hint
+
+
+def test_wrong_choice_names_the_option_and_its_choices() -> None:
+    error = wrong_choice("--bn", "sinc", ("sync", "local"))
+    assert error.message == "--bn cannot be 'sinc'."
+    assert error.hint == "did you mean 'sync'? choices: local, sync"
