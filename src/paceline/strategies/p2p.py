@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from paceline.comm.messages import irecv, isend
 from paceline.strategies.base import AfterBackward
 
 
@@ -42,22 +42,15 @@ class PointToPoint(AfterBackward):
 
     def _collect_and_return(self, gradient: Tensor) -> None:
         comm, others = self.comm, range(1, self.comm.world_size)
-        received = [torch.empty_like(gradient) for _ in others]
-        arrivals = [
-            dist.irecv(tensor, group_src=rank, group=comm.group) for rank, tensor in zip(others, received, strict=True)
-        ]
-        for arrival, tensor in zip(arrivals, received, strict=True):
-            _wait(arrival)
-            gradient += tensor
+        received = {rank: torch.empty_like(gradient) for rank in others}
+        arrivals = {rank: irecv(received[rank], rank, comm) for rank in others}
+        for rank in others:
+            arrivals[rank].wait()
+            gradient += received[rank]
         gradient /= comm.world_size
-        for departure in [dist.isend(gradient, group_dst=rank, group=comm.group) for rank in others]:
-            _wait(departure)
+        for departure in [isend(gradient, rank, comm) for rank in others]:
+            departure.wait()
 
     def _send_and_receive(self, gradient: Tensor) -> None:
-        _wait(dist.isend(gradient, group_dst=0, group=self.comm.group))
-        _wait(dist.irecv(gradient, group_src=0, group=self.comm.group))
-
-
-def _wait(work: dist.Work | None) -> None:
-    assert work is not None, "only a rank outside the group gets no handle"
-    work.wait()
+        isend(gradient, 0, self.comm).wait()
+        irecv(gradient, 0, self.comm).wait()

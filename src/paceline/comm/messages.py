@@ -1,0 +1,51 @@
+"""Messages between two ranks, on any device: Gloo knows main memory only, so GPU tensors pass through it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.comm.group import Comm
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message under way."""
+
+    work: dist.Work
+    buffer: Tensor
+    """What is on the wire; kept alive until the message has arrived."""
+    target: Tensor | None = None
+    """Where to put what arrives, when it could not be received in place."""
+
+    def wait(self) -> None:
+        """Returns when it has been sent, or is there."""
+        self.work.wait()
+        if self.target is not None:
+            self.target.copy_(self.buffer)
+
+
+def isend(tensor: Tensor, rank: int, comm: Comm) -> Message:
+    """Starts sending a contiguous tensor to a rank."""
+    buffer = tensor.cpu() if _needs_main_memory(comm) else tensor
+    return Message(_started(dist.isend(buffer, group_dst=rank, group=comm.group)), buffer)
+
+
+def irecv(tensor: Tensor, rank: int, comm: Comm) -> Message:
+    """Starts receiving a contiguous tensor from a rank."""
+    staged = _needs_main_memory(comm)
+    buffer = torch.empty_like(tensor, device="cpu") if staged else tensor
+    work = _started(dist.irecv(buffer, group_src=rank, group=comm.group))
+    return Message(work, buffer, tensor if staged else None)
+
+
+def _needs_main_memory(comm: Comm) -> bool:
+    return comm.device.type != "cpu" and dist.get_backend(comm.group) == "gloo"
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "only a rank outside the group gets no handle"
+    return work

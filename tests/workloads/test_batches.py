@@ -1,0 +1,358 @@
+"""Every rank's pieces of every batch: together they are the global batch, and their weights make a plain mean right."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from paceline.errors import UsageError, WorkloadError
+from paceline.workloads.batches import Indexed, Loaded, Share, Source, Stream, make_source
+from paceline.workloads.data.images import ImageSet
+from paceline.workloads.sampler import Sampler
+
+CPU = torch.device("cpu")
+SIZE, BATCH, SEED = 47, 12, 3
+NUMBERS = torch.arange(SIZE)
+PAIRS = (NUMBERS.double().view(-1, 1), NUMBERS)
+
+
+class Items(Dataset[tuple[Tensor, int]]):
+    """Samples one by one."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return PAIRS[0][index], index
+
+
+class ItemsAtOnce(Items):
+    """Samples by the batch, as PyTorch's fetchers use where they can."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        raise AssertionError("one by one")
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
+        return [(PAIRS[0][index], index) for index in indices]
+
+
+class Forgetful(IterableDataset[tuple[Tensor, Tensor]]):
+    """Global batches from a data set that only goes forward, with a length, as many write it."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(global_batches())
+
+
+class Factory:
+    """A fresh generator each time, told the epoch."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from global_batches()
+
+
+def global_batches() -> list[tuple[Tensor, Tensor]]:
+    """Batches of 12, 12, 12 and 11."""
+    return [(PAIRS[0][start : start + BATCH], NUMBERS[start : start + BATCH]) for start in range(0, SIZE, BATCH)]
+
+
+def keep_list(samples: list[tuple[Tensor, int]]) -> dict[str, Any]:
+    """A collate function of one's own: a dict in place of a tuple."""
+    inputs, target = default_collate(samples)
+    return {"inputs": inputs, "target": target}
+
+
+def share_of(rank: int, workers: int, micro_batches: int = 1, **options: Any) -> Share:
+    return Share(rank, workers, micro_batches, CPU, **{"dtype": torch.float64} | options)
+
+
+def sources(data: Any, workers: int, micro_batches: int = 1, **options: Any) -> list[Source]:
+    return [
+        make_source(data, share_of(rank, workers, micro_batches), **{"batch": BATCH, "seed": SEED} | options)
+        for rank in range(workers)
+    ]
+
+
+def target_of(batch: Any) -> Tensor:
+    if isinstance(batch, Tensor):
+        return batch.long().flatten()
+    inputs, target = batch.values() if isinstance(batch, dict) else batch
+    assert torch.equal(inputs.flatten().long(), target), "inputs and targets stay together"
+    return target
+
+
+def walk(ranks: list[Source], epoch: int | None) -> list[list[int]]:
+    """The samples of each step, over the ranks in turn, after checking sizes and weights."""
+    steps: list[list[int]] = []
+    for everyone in zip(*[source.epoch(epoch) for source in ranks], strict=True):
+        pieces = [piece for own in everyone for piece in own]
+        total = sum(piece.samples for piece in pieces)
+        assert sum(piece.weight for piece in pieces) == pytest.approx(len(ranks))
+        samples: list[int] = []
+        for own, source in zip(everyone, ranks, strict=True):
+            for piece in own:
+                assert piece.weight == pytest.approx(piece.samples * len(ranks) / total)
+                assert piece.epoch == epoch
+                fetched = target_of(source.fetch(piece)).tolist()
+                assert len(fetched) == piece.samples > 0
+                samples += fetched
+        steps.append(samples)
+    return steps
+
+
+def joined(steps: list[list[int]]) -> list[int]:
+    return [sample for step in steps for sample in step]
+
+
+INDEXED = {
+    "tensors": PAIRS,
+    "one tensor": NUMBERS,
+    "TensorDataset": TensorDataset(*PAIRS),
+    "items": Items(),
+    "items at once": ItemsAtOnce(),
+    "DataLoader": DataLoader(Items(), batch_size=5, shuffle=True),
+    "DataLoader with collate": DataLoader(ItemsAtOnce(), batch_size=5, collate_fn=keep_list),
+    "DataLoader of a list": DataLoader([(PAIRS[0][index], index) for index in range(SIZE)], batch_size=5),
+    "DataLoader of a TensorDataset": DataLoader(TensorDataset(*PAIRS), batch_size=5),
+}
+
+
+@pytest.mark.parametrize("data", INDEXED.values(), ids=INDEXED.keys())
+@pytest.mark.parametrize(("workers", "micro_batches"), [(1, 1), (3, 1), (4, 1), (2, 3)])
+def test_the_union_of_the_pieces_is_the_samplers_batch(data: Any, workers: int, micro_batches: int) -> None:
+    ranks = sources(data, workers, micro_batches)
+    assert all(type(source) is Indexed for source in ranks)
+    for epoch in (0, 1):
+        expected = [batch.tolist() for batch in Sampler(SIZE, BATCH, SEED).batches(epoch)]
+        assert walk(ranks, epoch) == expected
+    assert {(source.steps(), source.expected_steps, source.batch, source.dropped) for source in ranks} == {
+        (4, 4, BATCH, 0)
+    }
+
+
+@pytest.mark.parametrize("data", INDEXED.values(), ids=INDEXED.keys())
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_evaluation_takes_every_sample_once_in_order(data: Any, workers: int) -> None:
+    samples = walk(sources(data, workers, train=False), None)
+    assert joined(samples) == list(range(SIZE))
+
+
+def test_a_last_batch_too_small_for_the_ranks_is_left_out_in_training_only() -> None:
+    few = NUMBERS[:38]  # 12, 12, 12 and 2
+    training = sources(few, 3)
+    assert [len(samples) for samples in walk(training, 0)] == [12, 12, 12]
+    assert training[0].dropped == 2
+    assert training[0].steps() == 3
+    testing = sources(few, 3, train=False)
+    assert joined(walk(testing, None)) == list(range(38))
+    assert testing[0].dropped == 0
+
+
+def test_evaluation_leaves_a_rank_without_a_piece_rather_than_pad() -> None:
+    last = [list(source.epoch(None))[-1] for source in sources(NUMBERS[:38], 3, train=False)]
+    assert [[piece.samples for piece in pieces] for pieces in last] == [[1], [1], []]
+
+
+def test_reshuffling_can_be_forgotten() -> None:
+    (forgetful,), (reshuffling,) = sources(NUMBERS, 1, reshuffle=False), sources(NUMBERS, 1)
+    assert walk([forgetful], 0) == walk([forgetful], 5) == walk([reshuffling], 0) != walk([reshuffling], 5)
+
+
+def test_too_few_samples_for_the_ranks_is_refused() -> None:
+    with pytest.raises(UsageError, match="3 training samples are too few for 4 ranks"):
+        make_source(NUMBERS[:3], share_of(0, 4), batch=BATCH, seed=0)
+    with pytest.raises(UsageError, match="5 training samples are too few for 2 ranks × 3 micro-batches"):
+        make_source(NUMBERS[:5], share_of(0, 2, 3), batch=BATCH, seed=0)
+    assert joined(walk(sources(NUMBERS[:3], 4, train=False), None)) == [0, 1, 2]
+
+
+@given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 5))
+def test_pieces_of_all_ranks_tile_the_batch(total: int, workers: int, micro_batches: int) -> None:
+    positions = [
+        position
+        for rank in range(workers)
+        for part in share_of(rank, workers, micro_batches).pieces(total)
+        for position in part
+    ]
+    assert positions == list(range(total))
+
+
+@pytest.mark.parametrize("collate", [None, keep_list], ids=["default collate", "own collate"])
+def test_a_loader_with_processes_fetches_our_indices(collate: Any) -> None:
+    loader = DataLoader(Items(), batch_size=5, num_workers=2, collate_fn=collate)
+    ranks = sources(loader, 2, micro_batches=2)
+    assert all(type(source) is Loaded for source in ranks)
+    expected = [batch.tolist() for batch in Sampler(SIZE, BATCH, SEED).batches(1)]
+    assert walk(ranks, 1) == expected
+    assert isinstance(ranks[0].peek(3), dict if collate else list)
+
+
+def test_a_loader_with_processes_evaluates_every_sample_once() -> None:
+    loader = DataLoader(Items(), num_workers=2)
+    assert joined(walk(sources(loader, 2, train=False), None)) == list(range(SIZE))
+
+
+STREAMS = {
+    "list": global_batches(),
+    "factory": Factory(),
+    "dicts": [{"inputs": inputs, "target": target} for inputs, target in global_batches()],
+    "IterableDataset": Forgetful(),
+    "loader of an IterableDataset": DataLoader(Forgetful(), batch_size=None),
+}
+
+
+@pytest.mark.parametrize("data", STREAMS.values(), ids=STREAMS.keys())
+@pytest.mark.parametrize(("workers", "micro_batches"), [(1, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize("epoch", [0, 1, None])
+def test_a_stream_is_shared_batch_by_batch(data: Any, workers: int, micro_batches: int, epoch: int | None) -> None:
+    ranks = sources(data, workers, micro_batches, train=epoch is not None)
+    assert all(type(source) is Stream for source in ranks)
+    assert walk(ranks, epoch) == [target.tolist() for _, target in global_batches()]
+    assert ranks[0].steps() is None
+    assert ranks[0].batch is None
+
+
+def test_a_stream_leaves_out_a_batch_too_small_to_share_in_training_only() -> None:
+    batches = [NUMBERS[:12], NUMBERS[12:14], NUMBERS[14:17], NUMBERS[17:28]]
+    assert [len(step) for step in walk(sources(batches, 3), 0)] == [12, 3, 11]
+    assert [len(step) for step in walk(sources(batches, 3, train=False), None)] == [12, 2, 3, 11]
+    assert [len(step) for step in walk(sources(batches, 2, micro_batches=2), 0)] == [12, 11]
+
+
+def test_a_stream_knows_its_length_where_it_has_one() -> None:
+    assert sources(global_batches(), 1)[0].expected_steps == 4
+    assert sources(Factory(), 1)[0].expected_steps is None
+
+
+def test_a_stream_is_told_the_epoch_of_training() -> None:
+    factory = Factory()
+    (source,) = sources(factory, 1)
+    for epoch in (0, 3, None):
+        list(source.epoch(epoch))
+    assert factory.epochs == [0, 3]
+
+
+def test_a_stream_slices_what_has_samples_and_keeps_the_rest() -> None:
+    scale = torch.tensor(2.0)
+    batch = {"x": NUMBERS[:5], "scale": scale, "table": torch.ones(3), "name": "batch", "nested": [NUMBERS[5:10]]}
+    first, second = sources([batch], 2)
+    own, other = (source.fetch(next(source.epoch(0))[0]) for source in (first, second))
+    assert own["x"].tolist() == [0, 1, 2]
+    assert other["x"].tolist() == [3, 4]
+    assert other["nested"][0].tolist() == [8, 9]
+    assert other["scale"] == scale
+    assert other["table"].tolist() == [1, 1, 1]
+    assert other["name"] == "batch"
+
+
+def test_a_stream_keeps_named_tuples() -> None:
+    point = namedtuple("point", "x y")
+    (source,) = sources([point(NUMBERS[:4], NUMBERS[4:8])], 1)
+    fetched = source.fetch(next(source.epoch(0))[0])
+    assert fetched.y.tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("batch", ["text", {"a": 1}, torch.tensor(1.0)])
+def test_a_batch_without_samples_is_the_workloads_mistake(batch: Any) -> None:
+    (source,) = sources([batch], 1)
+    with pytest.raises(WorkloadError, match="holds no tensor to count samples by"):
+        list(source.epoch(0))
+
+
+def test_a_peek_shows_a_few_samples() -> None:
+    for data in (*INDEXED.values(), *STREAMS.values()):
+        (source,) = sources(data, 1)
+        assert target_of(source.peek(3)).tolist() == [0, 1, 2]
+        assert len(target_of(source.peek(1000))) in (SIZE, BATCH)
+
+
+def test_a_peek_does_not_use_up_what_comes_once() -> None:
+    (source,) = sources(iter(global_batches()), 1)
+    assert source.peek(3) is None
+    assert len(walk([source], 0)) == 4
+    (empty,) = sources([], 1)
+    assert empty.peek(3) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_floats_take_the_precision_of_the_run_and_images_its_layout(dtype: torch.dtype, channels_last: bool) -> None:
+    share = share_of(0, 1, dtype=dtype, channels_last=channels_last)
+    images, labels, row = share.place((torch.randn(2, 3, 4, 5), torch.tensor([1, 2]), torch.randn(2, 3)))
+    assert (images.dtype, labels.dtype, row.dtype) == (dtype, torch.int64, dtype)
+    assert images.is_contiguous(memory_format=torch.channels_last) == channels_last
+    assert images.is_contiguous() != channels_last
+
+
+@pytest.mark.parametrize("kind", ["tensors", "items", "loader", "stream", "images"])
+def test_every_source_places_what_it_fetches(kind: str) -> None:
+    images, labels = torch.randn(8, 3, 4, 5), torch.arange(8)
+    image_set = ImageSet(
+        name="x",
+        images=torch.zeros(8, 3, 4, 5, dtype=torch.uint8),
+        labels=labels,
+        classes=8,
+        mean=(0,) * 3,
+        std=(1,) * 3,
+    )
+    data = {
+        "tensors": (images, labels),
+        "items": [*zip(images, labels, strict=True)],
+        "loader": DataLoader(TensorDataset(images, labels), num_workers=1),
+        "stream": [(images, labels)],
+        "images": image_set,
+    }[kind]
+    if kind == "items":
+        data = DataLoader(data)
+    source = make_source(data, share_of(0, 1, channels_last=True), batch=8, seed=0)
+    for pieces in source.epoch(0):
+        for batch in (source.fetch(pieces[0]), source.peek(4)):
+            assert batch[0].dtype == torch.float64
+            assert batch[0].is_contiguous(memory_format=torch.channels_last)
+            assert batch[1].dtype == torch.int64
+
+
+def test_images_are_augmented_in_training_and_not_in_evaluation() -> None:
+    torch.manual_seed(0)
+    pixels = torch.randint(0, 256, (16, 1, 8, 8), dtype=torch.uint8)
+    images = ImageSet(
+        name="x", images=pixels, labels=torch.arange(16), classes=16, mean=(0.5,), std=(0.5,), crop_padding=2, flip=True
+    )
+    for train in (True, False):
+        share = share_of(1, 2, dtype=torch.float32)
+        source = make_source(images, share, batch=16, seed=SEED, train=train)
+        (piece,) = next(source.epoch(4 if train else None))
+        fetched, labels = source.fetch(piece)
+        expected, _ = images.batch(labels, seed=SEED, epoch=4 if train else None)
+        plain, _ = images.batch(labels, seed=SEED, epoch=None)
+        assert torch.equal(fetched, expected)
+        assert torch.equal(fetched, plain) != train
+        assert len(labels) == 8
+
+
+def test_the_weighted_mean_over_ranks_is_the_mean_over_samples() -> None:
+    """What the weights are for: 11 samples on 3 ranks × 2 micro-batches, shares of 4, 4 and 3."""
+    values = torch.randn(11, dtype=torch.float64)
+    total = 0.0
+    for source in sources(values, 3, micro_batches=2, batch=11):
+        (pieces,) = source.epoch(0)
+        assert len(pieces) == 2
+        # The loop weights each micro-batch's mean loss, and the strategy takes the plain mean over ranks.
+        total += sum(piece.weight * float(source.fetch(piece).mean()) for piece in pieces) / 3
+    assert total == pytest.approx(float(values.mean()))
