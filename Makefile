@@ -26,7 +26,7 @@ check: $(STAMP)
 	$(BIN)/pytest -q tests/test_imports.py
 
 $(VENV)/.bench: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt '.[bench]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
 bench: $(VENV)/.bench

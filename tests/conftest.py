@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from ranks import Pool
+
+settings.register_profile("any machine", deadline=None)  # A busy machine is not a wrong answer.
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

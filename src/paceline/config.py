@@ -7,6 +7,7 @@ help text on the command line, its name (with dashes) the option, its name (with
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 import tomllib
@@ -175,6 +176,7 @@ def check_bounds(config: object, names: tuple[str, ...], holds: typing.Callable[
             raise UsageError(f"--{name.replace('_', '-')} is {value}.", hint=f"it has to be {bound}")
 
 
+@functools.cache
 def field_docs(owner: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, which Python itself throws away."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))

@@ -16,7 +16,7 @@ ROWS = [
     StepRow(0, 0, 10, 0.0, 1.0, 2.0, 3.0, 4.0, 4.0, 1),
     StepRow(1, 0, 30, 10.0, 0.1, 0.2, 0.3, 0.4, 2.0, 15),
     StepRow(2, 0, 10, 11.0, 0.3, 0.4, 0.5, 0.8, 1.0, 9),
-    StepRow(3, 0, 10, 13.0, 0.2, 0.6, 0.7, 1.5, 1.0, 5),
+    StepRow(3, 0, 10, 13.0, 0.2, 0.6, 0.7, 1.5, 3.0, 5),
 ]
 
 
@@ -33,7 +33,7 @@ def record_of(ranks: dict[int, list[StepRow]], summary: dict[str, Any] | None = 
 def test_known_answers() -> None:
     summary = summarise_rank(7, steps_of(ROWS))
     assert (summary.rank, summary.steps, summary.samples) == (7, 4, 60)
-    assert summary.average_loss == pytest.approx((40 + 60 + 10 + 10) / 60), "weighted by samples, not the mean of steps"
+    assert summary.average_loss == pytest.approx((40 + 60 + 10 + 30) / 60), "weighted by samples, not the mean of steps"
     assert summary.accuracy == pytest.approx(30 / 60)
     assert summary.first_step_s == pytest.approx(10.0)
     assert summary.step_s == pytest.approx((1.0 + 2.0 + 3.0) / 3), "without the first"

@@ -98,17 +98,16 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_without_a_command_there_is_help_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == 2
+    assert run([]) == 0
     captured = capsys.readouterr()
     assert "Usage:" in captured.out + captured.err
     assert "error:" not in captured.err
     assert "hint:" not in captured.err
 
 
-def test_help_knows_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+def test_help_knows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--help"]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     names = {field.name for kind in (RunConfig, LaunchConfig) for field in fields(kind)} - {"workload"}
     missing = [name for name in names if f"--{name.replace('_', '-')}" not in text]
     assert not missing

@@ -44,7 +44,7 @@ def test_debians_address_of_the_host_name_maps_to_lo(monkeypatch: pytest.MonkeyP
 
 
 def test_the_interface_is_the_one_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    interfaces(monkeypatch, lo=[LOOPBACK], eth0=["10.1.2.3"], eth1=["10.1.2.30", "fe80::1%eth1"])
+    interfaces(monkeypatch, lo=[LOOPBACK], eth1=["10.1.2.30", "fe80::1%eth1"], eth0=["10.1.2.3"])
     monkeypatch.setattr("paceline.comm.network._source_address", lambda master: master)
     assert choose_interface("10.1.2.3", all_on_this_host=False).name == "eth0"
     assert choose_interface("10.1.2.30", all_on_this_host=False).name == "eth1"

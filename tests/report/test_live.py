@@ -30,6 +30,7 @@ TOPOLOGY = {
     "parameters": 53_762,
     "own_optimizer": False,
     "lr": 0.1,
+    "log_every": 20,
 }
 LOG = {"step": 20, "epoch": 0, "losses": [2.5, 1.25], "samples": 1280, "correct": 960, "wall_s": 0.5}
 

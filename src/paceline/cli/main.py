@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from paceline.cli import strategies, train
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(
     name="paceline",
     help="Trains PyTorch models data-parallel under every way of synchronising gradients, "
     "and tells you which one to pick and why.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 app.command("train")(train.command)
 app.command("strategies")(strategies.command)
@@ -48,24 +49,29 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command; returns its exit code. Errors of ours that a user cannot mend keep their traceback."""
-    messages = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        result = app(arguments, standalone_mode=False)
+        result = app(arguments or ["--help"], standalone_mode=False)
     except PacelineError as error:
-        show_error(error, messages)
+        show_error(error, _messages())
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        messages.print("interrupted", style="bold")
+        _messages().print("interrupted", style="bold")
         return INTERRUPTED_EXIT_CODE
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
         # A mistake in the command line itself, found by the parser.
-        if error.format_message():  # Without any argument the parser has printed the help, and has nothing to say.
-            messages.print(f"error: {error.format_message()}", markup=False)
-            messages.print("hint: `paceline --help`, or `paceline COMMAND --help`", markup=False)
+        _messages().print(f"error: {error.format_message()}", markup=False)
+        _messages().print("hint: `paceline --help`, or `paceline COMMAND --help`", markup=False)
         return PacelineError.exit_code + 1
     return result if isinstance(result, int) else 0
+
+
+def _messages() -> Console:
+    """Where messages go, apart from data; imported only when there is something to say."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def show_error(error: PacelineError, console: Console) -> None:

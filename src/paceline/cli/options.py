@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from paceline.config import LaunchConfig, RunConfig, field_docs, from_mapping, read_toml
+from paceline.config import field_docs, from_mapping, read_toml
 
-PANELS = {RunConfig: "What is trained, and how", LaunchConfig: "Who starts the ranks, and where"}
 POSITIONAL = frozenset({"workload"})
 CONFIG_FILE = inspect.Parameter(
     "config_file",
@@ -57,7 +55,7 @@ def _option(kind: type, field: Field[Any]) -> inspect.Parameter:
         shown = "on" if field.default is True else field.default
         help_text += f" [default: {shown}]"
     make = typer.Argument if field.name in POSITIONAL else typer.Option
-    option = make(help=escape(help_text), rich_help_panel=PANELS[kind], show_default=False)
+    option = make(help=help_text, show_default=False)
     plain: Any = _plain(typing.get_type_hints(kind)[field.name])
     annotation = Annotated[plain | None, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -13,7 +13,10 @@ def command(
     name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """List the strategies, or explain one: idea, who sends what to whom, cost, options, when not to use it."""
+    """List the strategies, or explain one.
+
+    The explanation has the idea, who sends what to whom, the cost, the options, and when not to use it.
+    """
     from paceline.strategies.registry import ENTRIES, lesson
 
     if name is None and as_json:

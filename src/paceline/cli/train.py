@@ -17,7 +17,7 @@ def command(
     run: RunConfig,
     launch: LaunchConfig,
     *,
-    out: Annotated[Path | None, typer.Option(help=r"Folder of the record \[default: a new one under runs/].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the record [default: a new one under runs/].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False,
 ) -> None:
     """Train a workload under one strategy, and leave a record of it."""

@@ -66,10 +66,14 @@ def broadcast_from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> None:
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
     for members in by_dtype.values():
-        flat = torch.cat([member.reshape(-1) for member in members])
+        sizes = [member.numel() for member in members]
+        if comm.rank == 0:
+            flat = torch.cat([member.reshape(-1) for member in members])
+        else:
+            flat = members[0].new_empty(sum(sizes))
         dist.broadcast(flat, group_src=0, group=comm.group)
         if comm.rank != 0:
-            parts = flat.split([member.numel() for member in members])
+            parts = flat.split(sizes)
             torch._foreach_copy_(members, [part.view_as(member) for part, member in zip(parts, members, strict=True)])
 
 

@@ -67,6 +67,7 @@ class Live:
             transient=True,
             disable=quiet or not console.is_terminal,
         )
+        self._log_every = 1
         self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="")
 
     def __enter__(self) -> Live:
@@ -100,6 +101,7 @@ class Live:
             self._progress.console.print(text, highlight=False, soft_wrap=True)
 
     def _on_config(self, event: dict[str, Any]) -> None:
+        self._log_every = event["log_every"]
         self._print(configuration_line(event))
 
     def _on_start(self, event: dict[str, Any]) -> None:
@@ -112,9 +114,11 @@ class Live:
     def _on_log(self, event: dict[str, Any]) -> None:
         rate = event["samples"] / event["wall_s"]
         accuracy = None if event["correct"] is None else event["correct"] / event["samples"]
-        figures = " ".join(_figures(event["losses"][-1], accuracy, rate))
-        self._progress.update(self._task, figures=figures)
-        self._print(f"step {event['step']:>6}  epoch {event['epoch'] + 1:>3}  {figures}")
+        self._progress.update(self._task, figures=" ".join(_figures(event["losses"][-1], accuracy, rate)))
+        for step, loss in enumerate(event["losses"], start=event["step"] - len(event["losses"]) + 1):
+            if step % self._log_every == 0 or step == event["step"]:
+                shown = " ".join(_figures(loss, accuracy, rate))
+                self._print(f"step {step:>6}  epoch {event['epoch'] + 1:>3}  {shown}")
 
     def _on_epoch(self, event: dict[str, Any]) -> None:
         self._progress.update(self._task, description=f"epoch {event['epoch'] + 1} done")

@@ -41,6 +41,8 @@ class Window:
     """The global mean loss of each step."""
     samples: int
     correct: int | None
+    mean_wall_s: float
+    """The ranks' mean of the time it took, the same number on all of them."""
 
 
 class Ledger:
@@ -82,14 +84,20 @@ class Ledger:
         self._open = []
         self._settled_s = time.perf_counter()
 
-    def close_window(self, comm: Comm) -> Window:
+    def close_window(self, wall_s: float, comm: Comm) -> Window:
         """Adds up, over the ranks, the steps since the last window; every rank calls it after the same steps."""
         self.settle()
         rows, self._window = self._window, []
-        own = torch.tensor([[row.loss * row.samples, row.samples, row.correct] for row in rows], dtype=torch.float64)
-        losses, samples, correct = comm.sum(own.reshape(-1, 3)).unbind(1)
+        own = [[row.loss * row.samples, row.samples, row.correct] for row in rows]
+        totals = comm.sum(torch.tensor([*own, [wall_s, 0, 0]], dtype=torch.float64))
+        losses, samples, correct = totals[:-1].unbind(1)
         counted = all(row.correct != NOT_COUNTED for row in rows)
-        return Window((losses / samples).tolist(), int(samples.sum()), int(correct.sum()) if counted else None)
+        return Window(
+            losses=(losses / samples).tolist(),
+            samples=int(samples.sum()),
+            correct=int(correct.sum()) if counted else None,
+            mean_wall_s=float(totals[-1, 0]) / comm.world_size,
+        )
 
     def _row(self, number: int, step: _Open) -> StepRow:
         loss = sum(samples * float(loss) for samples, loss in step.losses) / step.samples

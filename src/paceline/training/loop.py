@@ -21,6 +21,10 @@ from paceline.workloads.workload import Workload
 
 _ONE_SHOT = "give a data set or something that can be iterated again, not a generator that runs once"
 
+WINDOW_S = 0.5
+"""Ranks exchange their losses this often, not more: a message every few short steps would cost more than all else."""
+MOST_LOGS_PER_WINDOW = 50
+
 Report = Callable[..., None]
 """Where rank 0's account of the run goes: `report(event, **values)`; nowhere on the other ranks."""
 
@@ -36,6 +40,7 @@ class Loop:
     clock: StepClock
     ledger: Ledger
     report: Report
+    _logs_per_window: int = 1
 
     def train(self) -> float:
         """Trains for the epochs or steps asked for; returns the seconds of it, evaluation and bookkeeping left out."""
@@ -89,24 +94,24 @@ class Loop:
         return None if per_epoch is None else self.sync.comm.smallest(per_epoch) * (self.config.epochs or 1)
 
     def _windows(self, epoch: int, step: int, total: int | None) -> Iterator[tuple[int, Iterator[list[Piece]]]]:
-        """The steps of an epoch in windows that end at every `log_every`-th step; all ranks agree on how many."""
-        period = self.sync.strategy.period
-        size = -(-self.config.log_every // period) * period
+        """The steps of an epoch in windows of a few times `log_every` steps; all ranks agree on how many there are."""
         per_epoch, steps = self.source.steps(), self.source.epoch(epoch)
         if per_epoch is None:
-            yield from self._windows_until_one_ends(steps, size, None if total is None else total - step)
+            yield from self._windows_until_one_ends(steps, None if total is None else total - step)
             return
         end = step + self.sync.comm.smallest(per_epoch)
         end = end if total is None else min(end, total)
         while step < end:
+            size = self._window_size
             count = min(size - step % size, end - step)
             yield count, steps
             step += count
 
     def _windows_until_one_ends(
-        self, steps: Iterator[list[Piece]], size: int, most: int | None
+        self, steps: Iterator[list[Piece]], most: int | None
     ) -> Iterator[tuple[int, Iterator[list[Piece]]]]:
         """Windows of data of unknown length: each step loads one of the next window, whose size is agreed on."""
+        size = self._window_size
         left = size if most is None else most
         upcoming = list(itertools.islice(steps, min(size, left)))
         while count := self.sync.comm.smallest(len(upcoming)):
@@ -114,8 +119,16 @@ class Loop:
             left -= 0 if most is None else count
             yield count, _load_ahead(window, itertools.islice(steps, min(size, left)), upcoming)
 
+    @property
+    def _window_size(self) -> int:
+        """Steps in a window: whole periods, and so many that closing it costs next to nothing."""
+        period = self.sync.strategy.period
+        return -(-self.config.log_every * self._logs_per_window // period) * period
+
     def _report_window(self, epoch: int, step: int, wall_s: float) -> None:
-        window = self.ledger.close_window(self.sync.comm)
+        window = self.ledger.close_window(wall_s, self.sync.comm)
+        log_s = window.mean_wall_s * self.config.log_every / len(window.losses)
+        self._logs_per_window = max(1, min(MOST_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
         self.report(
             "log",
             epoch=epoch,

@@ -47,7 +47,7 @@ class Share:
         return tensor.to(self.device, dtype, non_blocking=True, memory_format=layout)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """One micro-batch of one rank, not yet fetched."""
 
@@ -65,6 +65,7 @@ class Source(ABC):
 
     def __init__(self, share: Share) -> None:
         self.share = share
+        self._parts: dict[int, list[tuple[range, int, float]]] = {}
 
     @abstractmethod
     def steps(self) -> int | None:
@@ -103,11 +104,10 @@ class Source(ABC):
         """A batch of a few samples to try a model out on; None where taking it would use it up."""
 
     def _cut(self, total: int, epoch: int | None, take: Callable[[range], Any]) -> list[Piece]:
-        return [
-            Piece(len(part), len(part) * self.share.workers / total, epoch, take(part))
-            for part in self.share.pieces(total)
-            if len(part)
-        ]
+        if total not in self._parts:  # Nearly every batch has the same size.
+            parts = [part for part in self.share.pieces(total) if len(part)]
+            self._parts[total] = [(part, len(part), len(part) * self.share.workers / total) for part in parts]
+        return [Piece(samples, weight, epoch, take(part)) for part, samples, weight in self._parts[total]]
 
 
 class Indexed(Source):
