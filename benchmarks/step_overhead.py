@@ -14,7 +14,7 @@ too (load 3 to 6), torch 2.13, Accelerate 1.15, Fabric 2.6; the hand-written loo
     Accelerate        1.082 (1.059–1.100)     1.050 (1.027–1.075)     1.001 (0.985–1.009)
     Fabric            1.031 (1.014–1.046)     1.023 (0.984–1.044)     0.999 (0.985–1.010)
 
-    python benchmarks/step_overhead.py [--model cnn] [--rounds 250] [--steps 20] [--json FILE] [--quick]
+    python benchmarks/step_overhead.py [--model cnn] [--rounds 60] [--steps 100] [--json FILE] [--quick]
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from peers import HAND_WRITTEN, Task, Train, make_peers, missing_peers
 from rich.console import Console
 from rich.table import Table
 
-import paceline.training.run
 from paceline.comm.network import LOOPBACK, free_port
 from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
-from paceline.records import EventWriter, RunFolder, provenance
+from paceline.records import RunFolder, provenance
+from paceline.training import loop
+from paceline.training.run import run
 from paceline.workloads import data
 
 PACELINE = "Paceline ddp"
@@ -79,12 +80,12 @@ class Plan:
             steps=(WARM_UP_ROUNDS + self.rounds) * self.steps,
             lr=0.01,
             device="cpu",
-            log_every=min(self.steps, RunConfig().log_every),
+            log_every=self.steps,
             evaluate=False,
         )
 
 
-DEFAULTS = {"cnn": Plan("cnn", rounds=250, steps=20), "vgg11": Plan("vgg11", rounds=40, steps=5)}
+DEFAULTS = {"cnn": Plan("cnn", rounds=60, steps=100), "vgg11": Plan("vgg11", rounds=40, steps=5)}
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,6 @@ class Turns:
         self._peers = peers
         self._order = self._rotated()
         self._referee = dist.new_group(backend="gloo")
-        self._losses: list[float] = []
         self._round, self._started = 0, (0.0, 0.0)
         self.blocks: list[Block] = []
 
@@ -121,11 +121,8 @@ class Turns:
     def hear(self, event: str, **values: Any) -> None:
         """Takes one of Paceline's reports."""
         if event == "log":
-            self._losses += values["losses"]
-            if len(self._losses) == self._plan.steps:
-                self._stop(PACELINE, self._losses)
-                self._losses = []
-                self._let_peers_train()
+            self._stop(PACELINE, values["losses"])
+            self._let_peers_train()
         elif event == "start":
             self._let_peers_train()
         elif event == "epoch":  # What is done once an epoch is not part of a step.
@@ -163,15 +160,8 @@ def train_all(rank: int, plan: Plan, port: int, folder: Path) -> None:
     with (folder / f"peers-{rank}.log").open("w") as log:
         turns = Turns(plan, make_peers(Task(config, train, rank, RANKS, log)))
 
-        class HeardEvents(EventWriter):
-            def write(self, event: str, **values: Any) -> None:
-                super().write(event, **values)
-                turns.hear(event, **values)
-
-        # `run` offers no place to listen, so we take that of its two reports: rank 0's, and the others' silent one.
-        run = paceline.training.run
-        with patch.object(run, "EventWriter", HeardEvents), patch.object(run, "silent", turns.hear):
-            run.run(config, world, RunFolder(folder), threads=1)
+        with patch.object(loop, "WINDOW_S", 0):  # A window of the loop is a block: none grows beyond it.
+            run(config, world, RunFolder(folder), threads=1, listen=turns.hear)
     assert torch.get_num_threads() == 1
     gathered: list[list[Block]] = [[] for _ in range(RANKS)]
     dist.gather_object(turns.blocks, gathered if rank == 0 else None)
@@ -279,14 +269,11 @@ def main() -> None:
     """Measures and prints; the table on stdout, progress on stderr."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=DEFAULTS, action="append", help="one model; may be repeated [default: all]")
-    parser.add_argument("--rounds", type=int, help="rounds of all contenders [default: 250 for cnn, 40 for vgg11]")
-    parser.add_argument("--steps", type=int, help="steps of a block [default: 20 for cnn, 5 for vgg11]")
+    parser.add_argument("--rounds", type=int, help="rounds of all contenders [default: 60 for cnn, 40 for vgg11]")
+    parser.add_argument("--steps", type=int, help="steps of a block [default: 100 for cnn, 5 for vgg11]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it works")
     options = parser.parse_args()
-    log_every = RunConfig().log_every
-    if options.steps and options.steps > log_every and options.steps % log_every:
-        parser.error(f"--steps {options.steps} is neither a multiple of {log_every} nor less: blocks end at a report")
     console, found = Console(width=None if sys.stdout.isatty() else 140), []
     for model in options.model or DEFAULTS:
         usual = DEFAULTS[model]

@@ -61,6 +61,30 @@ def test_all_reduce_is_a_ring(ranks: int) -> None:
     assert len(operation.transfers) == len(expected)
 
 
+def carry_out_ring(chunks: list[int]) -> list[int]:
+    """Passes real chunks around a ring, checks that all ranks end up with all sums, and counts the items each sent."""
+    ranks = len(chunks)
+    held = [[{rank} for _ in chunks] for rank in range(ranks)]  # Whose summands are in rank's copy of a chunk.
+    sent = [0] * ranks
+    for first in (2, 1):  # Reduce, then gather: a rank goes on with the chunk that it has received last.
+        for turn in range(ranks - 1):
+            moves = [(rank, (rank + first + turn) % ranks) for rank in range(ranks)]
+            arriving = [set(held[rank][chunk]) for rank, chunk in moves]
+            for (rank, chunk), summands in zip(moves, arriving, strict=True):
+                held[rank - 1][chunk] |= summands
+                sent[rank] += chunks[chunk]
+    assert held == [[set(range(ranks))] * ranks] * ranks
+    return sent
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+@pytest.mark.parametrize("items", ITEMS)
+def test_all_reduce_sends_what_a_ring_does_when_carried_out(ranks: int, items: int) -> None:
+    plan = Plan((operations.all_reduce(items, 1, ranks, 0.0),))
+    chunks = [len(range(rank, items, ranks)) for rank in range(ranks)]
+    assert [plan.sent_bytes(rank) for rank in range(ranks)] == carry_out_ring(chunks)
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_gather_and_scatter_burden_the_root(ranks: int) -> None:
     gradient = Gradient("w", 13, 8)

@@ -200,7 +200,9 @@ def test_a_loader_with_processes_fetches_our_indices(collate: Any) -> None:
     assert all(type(source) is Loaded for source in ranks)
     expected = [batch.tolist() for batch in Sampler(SIZE, BATCH, SEED).batches(1)]
     assert walk(ranks, 1) == expected
-    assert isinstance(ranks[0].peek(3), dict if collate else list)
+    (piece, _), kind = next(ranks[0].epoch(0)), dict if collate else list
+    assert isinstance(ranks[0].fetch(piece), kind)
+    assert isinstance(ranks[0].peek(3), kind)
 
 
 def test_a_loader_with_processes_evaluates_every_sample_once() -> None:

@@ -55,8 +55,19 @@ class Placement:
         return cls(device, backend, threads or threads_per_rank(max(1, busy)))
 
 
-def run(config: RunConfig, world: World, folder: RunFolder, *, threads: int | None, number: int = 0) -> None:
-    """Trains, tests, and leaves a record; idle ranks wait until the others are done."""
+def run(
+    config: RunConfig,
+    world: World,
+    folder: RunFolder,
+    *,
+    threads: int | None,
+    number: int = 0,
+    listen: Report = silent,
+) -> None:
+    """Trains, tests, and leaves a record; idle ranks wait until the others are done.
+
+    `number` tells the runs of one job apart. `listen` hears, on every rank, what rank 0 writes to the record's events.
+    """
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     roles = strategy.roles(world.size)
     placement = Placement.choose(config, world, roles, threads)
@@ -66,13 +77,19 @@ def run(config: RunConfig, world: World, folder: RunFolder, *, threads: int | No
     if comm is None:
         world.wait_for(f"run-{number}")
         return
-    _run_as_worker(config, strategy, world, placement, comm, folder)
+    _run_as_worker(config, strategy, world, placement, comm, folder, listen)
     if comm.rank == 0:
         world.announce(f"run-{number}")
 
 
 def _run_as_worker(
-    config: RunConfig, strategy: Strategy, world: World, placement: Placement, comm: Comm, folder: RunFolder
+    config: RunConfig,
+    strategy: Strategy,
+    world: World,
+    placement: Placement,
+    comm: Comm,
+    folder: RunFolder,
+    listen: Report,
 ) -> None:
     batch = config.global_batch(comm.world_size)
     workload = load_workload(config)
@@ -85,7 +102,12 @@ def _run_as_worker(
     check_gradients(model, workload, source, config, comm.rank)
 
     events = EventWriter(folder) if comm.rank == 0 else None
-    report: Report = events.write if events else silent
+
+    def report(event: str, **values: Any) -> None:
+        if events is not None:
+            events.write(event, **values)
+        listen(event, **values)
+
     if comm.rank == 0:
         topology = _topology(config, workload, source.batch, world, placement, comm)
         folder.write_run(config=dataclasses.asdict(config), topology=topology, provenance=provenance())
