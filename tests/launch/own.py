@@ -45,6 +45,16 @@ def killed_on_rank_1() -> Workload:
     return _with_loss(kill)
 
 
+def hangs_on_rank_1() -> Workload:
+    """A rank that never comes back."""
+
+    def hang(calls: int) -> None:
+        if _on_rank_1() and calls > 3:
+            time.sleep(600)
+
+    return _with_loss(hang)
+
+
 def unused() -> Workload:
     """A layer that gets no gradient."""
     model = nn.ModuleDict({"used": nn.Linear(4, 3), "aux": nn.Linear(4, 3)})

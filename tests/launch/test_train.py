@@ -154,6 +154,15 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
     assert not ranks_of(tmp_path / "run")
 
 
+def test_a_rank_that_hangs_is_named_with_where_it_was(tmp_path: Path) -> None:
+    options = ("--batch", "8", "--epochs", "9", "--timeout", "4", "--out", str(tmp_path / "run"))
+    done = train("own:hangs_on_rank_1", *options, expect=6)
+    assert "rank 0 gave up waiting" in done.stderr
+    assert "rank 1 did not answer" in done.stderr
+    assert "in hang\n" in done.stderr
+    assert not ranks_of(tmp_path / "run")
+
+
 def test_unused_parameters_are_named_before_training(tmp_path: Path) -> None:
     done = train("own:unused", "--out", str(tmp_path / "run"), expect=4)
     assert "2 parameters got no gradient on rank" in done.stderr

@@ -52,7 +52,7 @@ def launch(job: Job, config: LaunchConfig, local_ranks: int) -> None:
     except ChildFailedError as error:
         if not _all_finished(job):
             codes = {first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
-            raise explain(codes, job.folder) from None
+            raise explain(codes, job.folder, range(first_rank, first_rank + local_ranks)) from None
     except SignalException:
         raise KeyboardInterrupt from None
     except (RuntimeError, ConnectionError) as error:

@@ -10,7 +10,7 @@ import json
 import signal
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from paceline.errors import BY_NAME, PacelineError, RankError
 from paceline.records import RunFolder
 
 _PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL error")
+_STACK_OF_ANOTHER = "Current thread 0x"
+"""How faulthandler starts the stack that a rank prints when the launcher ends it."""
 
 
 def record_failure(error: BaseException, rank: int, file: Path) -> None:
@@ -36,17 +38,20 @@ def record_failure(error: BaseException, rank: int, file: Path) -> None:
     file.write_text(json.dumps(reason))
 
 
-def explain(exit_codes: Mapping[int, int], folder: RunFolder) -> PacelineError:
-    """The error to show for ranks that ended with these exit codes (by rank; negative: the signal that ended it)."""
+def explain(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Iterable[int]) -> PacelineError:
+    """The error to show for the ranks of this host, given how some ended (negative: the signal that ended it)."""
     killed = [rank for rank, code in sorted(exit_codes.items()) if code < 0 and -code != signal.SIGTERM]
     if killed:
         return _killed(killed[0], -exit_codes[killed[0]], folder)
-    reasons = [json.loads(file.read_text()) for file in folder.error_file(0).parent.glob("rank-*.json")]
+    reasons = [json.loads(folder.error_file(rank).read_text()) for rank in ranks if folder.error_file(rank).exists()]
     if not reasons:
         rank, code = min(exit_codes.items())
         return RankError(f"rank {rank} ended with exit code {code}.", hint=_see_log(rank, folder))
     first = min(reasons, key=lambda reason: (reason["peer_lost"], reason["time_ns"]))
-    return _reason(first, folder)
+    if not first["peer_lost"]:
+        return _reason(first, folder)
+    failed = {reason["rank"] for reason in reasons}
+    return _peer_lost(first, [rank for rank in ranks if rank not in failed], folder)
 
 
 def _killed(rank: int, number: int, folder: RunFolder) -> RankError:
@@ -59,13 +64,30 @@ def _reason(reason: dict[str, Any], folder: RunFolder) -> PacelineError:
     rank = reason["rank"]
     if reason["known"]:
         return BY_NAME[reason["kind"]](reason["message"], hint=reason["hint"], detail=reason["detail"])
-    if reason["peer_lost"]:
-        return RankError(
-            f"rank {rank} lost contact with another rank: {reason['message'].splitlines()[0]}",
-            hint=f"look at the other hosts' output; {_see_log(rank, folder)}",
-        )
     message = f"{reason['kind']}: {reason['message']}" if reason["message"] else reason["kind"]
     return RankError(f"rank {rank} failed: {message}", detail=reason["detail"], hint=_see_log(rank, folder))
+
+
+def _peer_lost(reason: dict[str, Any], silent: list[int], folder: RunFolder) -> RankError:
+    """For a rank that waited in vain: the ranks here that neither failed nor answered, and where they were."""
+    rank, found = reason["rank"], reason["message"].splitlines()[0].rpartition("] ")[2]
+    if not silent:
+        hint = f"look at the other hosts' output; {_see_log(rank, folder)}"
+        return RankError(f"rank {rank} lost contact with another rank: {found}", hint=hint)
+    names = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, silent))
+    return RankError(
+        f"rank {rank} gave up waiting ({found}); {names} did not answer.",
+        hint=f"what it was doing stands above; --timeout waits longer; {_see_log(silent[0], folder)}",
+        detail=_stack_in(folder.log_file(silent[0])),
+    )
+
+
+def _stack_in(log: Path) -> str | None:
+    """Where a rank was when the launcher ended it, from the end of its log."""
+    if not log.exists():
+        return None
+    _, mark, stack = log.read_text(errors="replace").rpartition(_STACK_OF_ANOTHER)
+    return (mark + stack).strip() if mark else None
 
 
 def _see_log(rank: int, folder: RunFolder) -> str:

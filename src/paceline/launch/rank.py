@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ def main() -> None:
     _die_with(launcher)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends us at once; the launcher tells the user.
     _log_to(job.folder.log_file(rank))
+    faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # A rank that hangs says where.
     try:
         work(job)
     except BaseException as error:
