@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 import textwrap
 import tomllib
 import types
@@ -93,7 +94,9 @@ class RunConfig:
             raise UsageError("--batch and --batch-per-rank were both given.", hint="they are two ways to say one thing")
         positive = ("batch", "batch_per_rank", "accumulate", "epochs", "steps", "log_every", "timeout", "clip_norm")
         check_bounds(self, positive, lambda value: value > 0, "more than 0")
-        check_bounds(self, ("lr", "momentum", "weight_decay", "seed"), lambda value: value >= 0, "0 or more")
+        check_bounds(self, ("lr", "momentum", "weight_decay"), lambda value: value >= 0, "0 or more")
+        check_bounds(self, ("seed",), lambda value: 0 <= value < 2**40, "from 0 to 2^40")
+        check_bounds(self, ("lr", "momentum", "weight_decay", "clip_norm", "timeout"), math.isfinite, "a finite number")
 
     def global_batch(self, workers: int) -> int:
         """Samples per step over all workers; refuses a batch that leaves a worker (or a micro-batch of it) empty."""
@@ -156,6 +159,9 @@ class LaunchConfig:
             return self.ranks // self.hosts
         return self.ranks_per_host or default
 
+
+ALTERNATIVES = (("batch", "batch_per_rank"), ("ranks", "ranks_per_host"))
+"""Two ways to say one thing; who says one has not said the other."""
 
 Config = TypeVar("Config")
 

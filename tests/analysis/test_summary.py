@@ -59,10 +59,12 @@ def test_nothing_right_is_an_accuracy_of_zero() -> None:
     assert summarise_rank(0, steps_of([row._replace(correct=0) for row in ROWS])).accuracy == 0.0
 
 
-def test_a_run_that_diverged_has_no_number_for_a_loss() -> None:
-    average = summarise_rank(0, steps_of([*ROWS, ROWS[3]._replace(loss=math.nan)])).average_loss
-    assert average is not None
-    assert math.isnan(average)
+def test_a_run_that_diverged_has_no_average_loss_but_says_since_when() -> None:
+    assert summarise_rank(0, steps_of(ROWS)).diverged_step is None
+    lost = [ROWS[3]._replace(step=step, loss=loss) for step, loss in ((4, math.inf), (5, math.nan), (6, 1.0))]
+    summary = summarise_rank(0, steps_of([*ROWS, *lost]))
+    assert summary.average_loss is None
+    assert summary.diverged_step == 4
 
 
 def test_a_run_of_one_step_has_only_a_first() -> None:
@@ -76,7 +78,7 @@ def test_a_run_of_one_step_has_only_a_first() -> None:
 def test_a_run_without_steps_has_no_figures() -> None:
     summary = summarise_rank(2, steps_of([])).to_dict()
     assert (summary.pop("rank"), summary.pop("steps"), summary.pop("samples")) == (2, 0, 0)
-    assert len(summary) == 9
+    assert len(summary) == 10
     assert set(summary.values()) == {None}
 
 

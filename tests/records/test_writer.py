@@ -145,3 +145,14 @@ def test_rows_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
     assert len(read_events(tmp_path / "events.jsonl")) == 1
     steps.close()
     events.close()
+
+
+def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_summary({"loss": float("nan"), "ranks": [{"loss": float("inf")}, {"loss": 1.5}]})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    content = json.loads((folder.path / "summary.json").read_text(), parse_constant=refuse)
+    assert content == {"loss": None, "ranks": [{"loss": None}, {"loss": 1.5}]}

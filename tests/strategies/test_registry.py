@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, WorkloadError
 from paceline.plans import Gradient, Plan
 from paceline.strategies.base import Role, Strategy
 from paceline.strategies.registry import ENTRIES, SETS, create, find, lesson, parse_list, plan_of
@@ -234,3 +234,22 @@ def test_lessons_and_plans_need_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", LOOK_WITHOUT_TORCH], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [len(ENTRIES), len(ENTRIES), False]
+
+
+def test_an_own_strategy_that_is_not_complete_names_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_done.py").write_text("import paceline\nclass Half(paceline.AfterBackward):\n    name = 'half'\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="'half_done:Half' is not complete: it lacks agree"):
+        create("half_done:Half")
+
+
+def test_an_own_strategy_whose_module_fails_shows_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fails_early.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WorkloadError, match="importing 'fails_early' failed: ZeroDivisionError") as caught:
+        create("fails_early:Any")
+    assert "fails_early.py" in (caught.value.detail or "")

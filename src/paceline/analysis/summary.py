@@ -18,7 +18,9 @@ class RankSummary:
     steps: int
     samples: int
     average_loss: float | None
-    """Sum of the losses of the samples trained ÷ their number."""
+    """Sum of the losses of the samples trained ÷ their number; None too where one of them is not a number."""
+    diverged_step: int | None
+    """The first step whose loss is not a number."""
     accuracy: float | None
     """Share of the samples trained that were predicted right at the time."""
     first_step_s: float | None
@@ -39,9 +41,10 @@ class RankSummary:
 def summarise_rank(rank: int, steps: Steps) -> RankSummary:
     """One rank's figures from its steps."""
     if len(steps) == 0:
-        return RankSummary(rank, 0, 0, *[None] * 9)
+        return RankSummary(rank, 0, 0, *[None] * 10)
     samples, correct = steps["samples"], steps["correct"]
     total_s = steps.total_s
+    diverged = np.flatnonzero(~np.isfinite(steps["loss"]))
     later = slice(1, None)
 
     def mean(column: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
@@ -51,7 +54,8 @@ def summarise_rank(rank: int, steps: Steps) -> RankSummary:
         rank=rank,
         steps=len(steps),
         samples=int(samples.sum()),
-        average_loss=float((steps["loss"] * samples).sum() / samples.sum()),
+        average_loss=None if len(diverged) else float((steps["loss"] * samples).sum() / samples.sum()),
+        diverged_step=int(steps["step"][diverged[0]]) if len(diverged) else None,
         accuracy=float(correct.sum() / samples.sum()) if (correct >= 0).all() else None,
         first_step_s=float(total_s[0]),
         step_s=mean(total_s),

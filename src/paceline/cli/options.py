@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.config import field_docs, from_mapping, read_toml
+from paceline.config import ALTERNATIVES, field_docs, from_mapping, read_toml
 
+OTHER_WAY = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
 POSITIONAL = frozenset({"workload"})
 CONFIG_FILE = inspect.Parameter(
     "config_file",
@@ -36,8 +37,9 @@ def takes(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         @functools.wraps(command)
         def run(**given: Any) -> Any:
             file = given.pop(CONFIG_FILE.name)
+            typed = {name: value for name, value in given.items() if value is not None}
             settings = read_toml(file, *kinds) if file else {}
-            settings |= {name: value for name, value in given.items() if value is not None}
+            settings = {name: value for name, value in settings.items() if OTHER_WAY.get(name) not in typed} | typed
             rest = {parameter.name: given[parameter.name] for parameter in own}
             return command(*[from_mapping(kind, settings) for kind in kinds], **rest)
 

@@ -18,7 +18,7 @@ from paceline.errors import BY_NAME, PacelineError, RankError
 from paceline.records import RunFolder
 
 _PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL error")
-_STACK_OF_ANOTHER = "Current thread 0x"
+_STACK = "Stack (most recent call first):"
 """How faulthandler starts the stack that a rank prints when the launcher ends it."""
 
 
@@ -86,7 +86,7 @@ def _stack_in(log: Path) -> str | None:
     """Where a rank was when the launcher ended it, from the end of its log."""
     if not log.exists():
         return None
-    _, mark, stack = log.read_text(errors="replace").rpartition(_STACK_OF_ANOTHER)
+    _, mark, stack = log.read_text(errors="replace").rpartition(_STACK)
     return (mark + stack).strip() if mark else None
 
 

@@ -64,6 +64,9 @@ def read_run(path: Path) -> RunRecord:
             f"{path} has schema {run.get('schema')}, but this version of Paceline reads {schema.SCHEMA_VERSION}.",
             hint="read it with the version that wrote it; run.json names it",
         )
+    missing = {"config", "topology", "provenance"} - run.keys()
+    if missing:
+        raise RecordError(f"{run_file} is damaged: it has no {', '.join(sorted(missing))}.")
     summary_file = path / schema.SUMMARY_FILE
     return RunRecord(
         path=path,

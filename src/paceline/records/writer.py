@@ -6,6 +6,7 @@ Whole files appear by rename, growing files grow by whole lines; a reader passes
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -87,7 +88,7 @@ class EventWriter:
     def write(self, event: str, **values: Any) -> None:
         """Appends one event."""
         line = {"event": event, "time_s": round(time.perf_counter() - self._start, 6), **values}
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json.dumps(strict(line), allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -95,8 +96,19 @@ class EventWriter:
         self._file.close()
 
 
+def strict(content: Any) -> Any:
+    """The content with null for what JSON has no number for: the loss of a run that diverged."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: strict(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [strict(value) for value in content]
+    return content
+
+
 def _write_whole(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file that is there in full or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(strict(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     temporary.replace(path)

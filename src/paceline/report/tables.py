@@ -53,9 +53,8 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
     estimate = summary.get("estimate")
     if estimate:
         yield f"{plural(estimate['epochs'], 'epoch')} would take about {seconds(estimate['seconds'])}"
-    if any(
-        rank["average_loss"] is not None and rank["average_loss"] != rank["average_loss"] for rank in summary["ranks"]
-    ):
-        yield "[bold]the loss is not a number[/bold]: training diverged. hint: lower --lr, or --clip-norm 1"
+    diverged = [rank["diverged_step"] for rank in summary["ranks"] if rank["diverged_step"] is not None]
+    if diverged:
+        yield f"[bold]the loss is not a number since step {min(diverged)}[/bold]. hint: lower --lr, or --clip-norm 1"
     state = "" if record.finished else " (cut short)"
     yield f"record: {record.path}{state}"

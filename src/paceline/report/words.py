@@ -17,7 +17,7 @@ def seconds(value: float | None) -> str:
     """A duration, with the unit that suits it."""
     if value is None:
         return "–"
-    if value < 1:
+    if value < 0.999995:  # What rounds to a second is one.
         return f"{1000 * value:.2f} ms"
     if value < 120:
         return f"{value:.2f} s"
@@ -27,7 +27,7 @@ def seconds(value: float | None) -> str:
 def count(value: int) -> str:
     """A large count, rounded."""
     for limit, unit in ((1_000_000, "M"), (1_000, "k")):
-        if value >= limit:
+        if value >= 0.99995 * limit:  # What rounds to the next unit has it.
             return f"{value / limit:.1f} {unit}"
     return str(value)
 

@@ -7,13 +7,14 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import field_docs_of_source
-from paceline.errors import UsageError, unknown_name
+from paceline.errors import UsageError, WorkloadError, unknown_name
 from paceline.plans import Plan
 from paceline.specs import Spec, build, split_list
 
@@ -141,10 +142,18 @@ def _load(path: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UsageError(f"there is no module {error.name!r} for the strategy {path!r}.") from None
+    except Exception as error:
+        detail = traceback.format_exc().rstrip()
+        raise WorkloadError(
+            f"importing {module_name!r} failed: {type(error).__name__}: {error}", detail=detail
+        ) from None
     kind = getattr(module, class_name, None)
     if kind is None:
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
         raise unknown_name(f"strategy in {module_name!r} named", class_name, classes)
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise UsageError(f"{path!r} is not a strategy.", hint="it has to inherit from paceline.Strategy")
+    if inspect.isabstract(kind):
+        unwritten = ", ".join(sorted(kind.__abstractmethods__))
+        raise UsageError(f"{path!r} is not complete: it lacks {unwritten}.", hint="`docs/own-code.md` has an example")
     return kind

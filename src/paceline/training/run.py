@@ -247,5 +247,5 @@ def _weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _from_floats(names: list[str], values: list[float]) -> dict[str, Any]:
-    counts = {"rank", "steps", "samples"}
-    return {n: int(v) if n in counts else None if v != v else v for n, v in zip(names, values, strict=True)}
+    counts = {"rank", "steps", "samples", "diverged_step"}
+    return {n: None if v != v else int(v) if n in counts else v for n, v in zip(names, values, strict=True)}
