@@ -40,6 +40,11 @@ class LiveBuffers:
         ]
         self._looked = False
 
+    @property
+    def possible(self) -> bool:
+        """Whether the model has any buffer that could change."""
+        return bool(self._slots)
+
     def broadcast(self) -> None:
         """Gives every rank rank 0's."""
         if not self._looked:

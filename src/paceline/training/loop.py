@@ -77,11 +77,11 @@ class Loop:
             with self.sync.microbatch(last=number == len(pieces)):
                 with autocast(self.config.precision, source.share.device):
                     outcome = self.workload.evaluate(model, batch)
+                self.ledger.add(piece.samples, outcome)
                 clock.lap(FORWARD)
                 loss = outcome.loss if piece.weight == 1 else outcome.loss * piece.weight
                 loss.backward()
                 clock.lap(BACKWARD)
-            self.ledger.add(piece.samples, outcome)
         self.sync.step(self.config.clip_norm)
         clock.lap(UPDATE)
         self.ledger.end_step(epoch, clock.end())

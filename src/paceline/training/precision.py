@@ -18,9 +18,3 @@ def storage_dtype(precision: Precision) -> torch.dtype:
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """Goes around the forward pass."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
-
-
-def make_deterministic() -> None:
-    """Kernels that give the same result every time; slower, and an error where there is none."""
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False

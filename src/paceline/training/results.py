@@ -1,0 +1,89 @@
+"""The end of a run: testing what it would ship, and the figures of all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from paceline.analysis.summary import summarise_rank
+from paceline.config import RunConfig
+from paceline.records import RunFolder
+from paceline.records.reader import read_steps
+from paceline.records.schema import steps_file
+from paceline.training.batchnorm import spread
+from paceline.training.evaluate import evaluate
+from paceline.training.sync import Sync
+from paceline.workloads.batches import Share, Source, make_source
+from paceline.workloads.workload import Workload
+
+LARGEST_TEST_BATCH = 256
+
+
+def test(config: RunConfig, workload: Workload, sync: Sync, share: Share) -> dict[str, Any]:
+    """Tests the agreed weights, shared among the ranks, and every rank's own replica where asked for."""
+    if workload.test is None or not config.evaluate:
+        return {}
+    share = dataclasses.replace(share, micro_batches=1)
+    source = _test_source(workload, share, config)
+    with sync.agreed() as model:
+        agreed = evaluate(model, workload, source, config, sync.comm).to_dict()
+    tests: dict[str, Any] = {"test": agreed | {"available": source.samples}}
+    if config.eval_ranks:
+        alone = _test_source(workload, dataclasses.replace(share, rank=0, workers=1), config)
+        own = evaluate(sync.strategy.model, workload, alone, config, comm=None)
+        accuracy = float("nan") if own.accuracy is None else own.accuracy
+        replicas = sync.comm.gather(torch.tensor([own.loss, accuracy], dtype=torch.float64))
+        tests["test_ranks"] = [
+            {"loss": loss, "accuracy": accuracy} for loss, accuracy in (r.tolist() for r in replicas)
+        ]
+    return tests
+
+
+def _test_source(workload: Workload, share: Share, config: RunConfig) -> Source:
+    # Twice a training micro-batch needs less memory than training it, since nothing is kept for backward.
+    each = min(LARGEST_TEST_BATCH, 2 * config.global_batch(share.workers) // (share.workers * config.accumulate))
+    return make_source(workload.test, share, batch=each * share.workers, seed=config.seed, train=False)
+
+
+def summarise(config: RunConfig, sync: Sync, source: Source, folder: RunFolder, train_s: float) -> dict[str, Any]:
+    """The figures of the run, the same on every rank: each sums up its own steps, which may be on another host."""
+    own = summarise_rank(sync.rank, read_steps(folder.path / steps_file(sync.rank))).to_dict()
+    names = list(own)
+    values = [float("nan") if own[name] is None else float(own[name]) for name in names]
+    gathered = sync.comm.gather(torch.tensor(values, dtype=torch.float64))
+    ranks = [_from_floats(names, everyone.tolist()) for everyone in gathered]
+    step_times = [rank["step_s"] for rank in ranks if rank["step_s"] is not None]
+    step_s = sum(step_times) / len(step_times) if step_times else None
+    samples = sum(rank["samples"] for rank in ranks) / (ranks[0]["steps"] or 1)
+    per_epoch = source.expected_steps
+    estimate = None
+    if config.steps is not None and config.epochs is not None and per_epoch and step_s:
+        estimate = {"epochs": config.epochs, "seconds": step_s * per_epoch * config.epochs}
+    return {
+        "strategy": config.strategy,
+        "steps": ranks[0]["steps"],
+        "train_s": train_s,
+        "step_s": step_s,
+        "samples_per_s": samples / step_s if step_s else None,
+        "average_loss": _weighted([(rank["average_loss"], rank["samples"]) for rank in ranks]),
+        "train_accuracy": _weighted([(rank["accuracy"], rank["samples"]) for rank in ranks]),
+        "estimate": estimate,
+        "ranks": ranks,
+        "dropped_per_epoch": source.dropped,
+        "buffer_divergence": sync.buffers.divergence(),
+        "weight_divergence": spread(list(sync.strategy.model.parameters()), sync.comm),
+    }
+
+
+def _weighted(figures: list[tuple[float | None, int]]) -> float | None:
+    """The mean over all samples of a figure that each rank has for its own."""
+    known = [(value, samples) for value, samples in figures if value is not None]
+    total = sum(samples for _, samples in known)
+    return sum(value * samples for value, samples in known) / total if total else None
+
+
+def _from_floats(names: list[str], values: list[float]) -> dict[str, Any]:
+    counts = {"rank", "steps", "samples", "diverged_step"}
+    return {n: None if v != v else int(v) if n in counts else v for n, v in zip(names, values, strict=True)}
