@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import LaunchConfig, RunConfig
-from paceline.errors import UsageError
+from paceline.errors import RecordError, UsageError
 from paceline.experiments.names import check_names, prepare_data
 from paceline.records import RunFolder, RunRecord, read_run
 
@@ -31,7 +32,7 @@ def train(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watc
     from paceline.launch.job import Job
 
     local_ranks = ranks_on_this_host(config, launch)
-    folder = RunFolder.create(out or default_folder(config))
+    folder = RunFolder.create(out or new_folder(config))
     job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
     with watch(folder.path):
         launch_ranks(job, launch, local_ranks)
@@ -43,10 +44,21 @@ def started_by_a_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def default_folder(config: RunConfig) -> Path:
-    """A new folder under runs/, named so that a listing tells the runs apart."""
+def new_folder(config: RunConfig) -> Path:
+    """Makes a folder under runs/, named so that a listing tells the runs apart; no two runs get the same."""
     words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{config.workload}-{config.strategy}")
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
+    for attempt in itertools.count(1):
+        path = Path("runs") / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            hint = "name a folder that can be written to with --out"
+            raise RecordError(f"cannot write to {path}: {error.strerror}.", hint=hint) from None
+        return path
+    raise AssertionError("there are more names than runs")
 
 
 def _as_rank(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> RunRecord | None:
@@ -66,7 +78,7 @@ def _as_rank(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: W
     check_strategy(config, create(config.strategy), size)
     prepare_data(config)
     world = join_world(timeout_s=config.timeout, iface=launch.iface)
-    chosen = [str(out or default_folder(config))]
+    chosen = [str(out or new_folder(config)) if world.rank == 0 else ""]
     dist.broadcast_object_list(chosen, src=0)
     folder = RunFolder(Path(chosen[0]))
     if world.rank == 0:

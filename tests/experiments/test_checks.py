@@ -1,0 +1,66 @@
+"""What is refused before any process starts."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from paceline.config import LaunchConfig, RunConfig
+from paceline.errors import UsageError
+from paceline.experiments.checks import check_strategy, ranks_on_this_host
+from paceline.experiments.names import check_names
+from paceline.strategies.allreduce import AllReduce
+
+
+def ranks(run: dict[str, Any], **launch: Any) -> int:
+    return ranks_on_this_host(RunConfig(device="cpu", **run), LaunchConfig(**launch))
+
+
+def test_ranks_by_default() -> None:
+    assert ranks({}) == 2
+    assert ranks({"strategy": "single"}) == 1
+
+
+def test_ranks_as_asked_for() -> None:
+    assert ranks({}, ranks=4) == 4
+    assert ranks({}, ranks=4, hosts=2, master="127.0.0.1:1") == 2
+    assert ranks({}, ranks_per_host=3, hosts=2, master="127.0.0.1:1") == 3
+
+
+def test_a_batch_is_shared_by_workers_only() -> None:
+    assert ranks({"strategy": "single", "batch": 2}, ranks=4) == 4
+    with pytest.raises(UsageError, match="a global batch of 3 leaves some of the 4 ranks without a sample"):
+        ranks({"strategy": "ddp", "batch": 3}, ranks=4)
+
+
+def test_nccl_needs_a_gpu_for_each_rank() -> None:
+    with pytest.raises(UsageError, match="nccl needs a GPU of its own for each rank, but there are 0 for 2 ranks"):
+        ranks({"backend": "nccl"})
+
+
+class Rigid(AllReduce):
+    """Can neither clip nor accumulate."""
+
+    supports: ClassVar[frozenset[str]] = frozenset()
+
+
+@pytest.mark.parametrize(("setting", "option"), [("clip_norm", "--clip-norm"), ("accumulate", "--accumulate")])
+def test_what_a_strategy_does_not_support(setting: str, option: str) -> None:
+    with pytest.raises(UsageError, match=f"allreduce does not support {option}"):
+        check_strategy(RunConfig(**{setting: 2}), Rigid(), ranks=2)
+    check_strategy(RunConfig(**{setting: 2}), AllReduce(), ranks=2)
+
+
+@pytest.mark.parametrize("name", ["./gpt.py:make", "folder/gpt:make", "gpt.py:make"])
+def test_a_path_is_not_a_module(name: str) -> None:
+    with pytest.raises(UsageError, match="is not the name of a module") as caught:
+        check_names(RunConfig(workload=name))
+    assert "gpt:NAME" in (caught.value.hint or "")
+
+
+def test_a_module_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="there is no module 'nowhere_to_be_found'"):
+        check_names(RunConfig(workload="nowhere_to_be_found:make"))
+    with pytest.raises(UsageError, match="there is no module 'nowhere_to_be_found'"):
+        check_names(RunConfig(strategy="nowhere_to_be_found:Mine"))
