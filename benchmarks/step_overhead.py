@@ -4,17 +4,17 @@ Two ranks start once and train every contender in turn, in blocks of some steps,
 blocks of one round. Paceline's side is `paceline.training.run.run` itself, records and reports included: its loop is in
 charge, and the others train whenever it reports the end of a block. CPU time is the ranks' processor time, all threads.
 
-CPU time per step to that of hand-written DDP: median (95% interval); 2 ranks × 16 images on 2 cores that others used
-too (load 3 to 6), torch 2.13, Accelerate 1.15, Fabric 2.6; the hand-written loop against itself shows the noise:
+CPU time per step to that of hand-written DDP: median (95% interval); 2 ranks × 16 images, one thread each, on 2 cores
+of an AMD EPYC, torch 2.13, Accelerate 1.15, Fabric 2.6; the hand-written loop against itself shows the noise:
 
-                      cnn, 250 × 20 steps     cnn, 100 × 40 steps     vgg11, 24 × 5 steps
-    hand-written          4.2 ms                  4.5 ms                  208 ms
-    Paceline          1.026 (1.014–1.047)     1.004 (0.985–1.023)     1.008 (0.992–1.014)
-    itself, again     1.002 (0.982–1.020)     1.000 (0.980–1.027)     0.989 (0.980–1.004)
-    Accelerate        1.082 (1.059–1.100)     1.050 (1.027–1.075)     1.001 (0.985–1.009)
-    Fabric            1.031 (1.014–1.046)     1.023 (0.984–1.044)     0.999 (0.985–1.010)
+                      cnn, 100 rounds × 100 steps     vgg11, 40 rounds × 5 steps
+    hand-written          4.27 ms                         223 ms
+    Paceline          1.012 (0.994–1.024)             0.999 (0.991–1.007)
+    itself, again     0.993 (0.980–1.017)             1.006 (0.992–1.018)
+    Accelerate        1.086 (1.064–1.094)             1.006 (0.992–1.015)
+    Fabric            1.028 (1.009–1.037)             1.007 (0.999–1.013)
 
-    python benchmarks/step_overhead.py [--model cnn] [--rounds 60] [--steps 100] [--json FILE] [--quick]
+    python benchmarks/step_overhead.py [--model cnn] [--rounds 100] [--steps 100] [--json FILE] [--quick]
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Plan:
         )
 
 
-DEFAULTS = {"cnn": Plan("cnn", rounds=60, steps=100), "vgg11": Plan("vgg11", rounds=40, steps=5)}
+DEFAULTS = {"cnn": Plan("cnn", rounds=100, steps=100), "vgg11": Plan("vgg11", rounds=40, steps=5)}
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def main() -> None:
     """Measures and prints; the table on stdout, progress on stderr."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=DEFAULTS, action="append", help="one model; may be repeated [default: all]")
-    parser.add_argument("--rounds", type=int, help="rounds of all contenders [default: 60 for cnn, 40 for vgg11]")
+    parser.add_argument("--rounds", type=int, help="rounds of all contenders [default: 100 for cnn, 40 for vgg11]")
     parser.add_argument("--steps", type=int, help="steps of a block [default: 100 for cnn, 5 for vgg11]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it works")

@@ -162,7 +162,7 @@ def test_in_a_terminal_a_bar_counts_the_steps_of_rank_0(folder: RunFolder) -> No
         steps.write([row(2)])
         until(lambda: "3/7" in out.getvalue())
         events.write("epoch", epoch=0)
-        until(lambda: "epoch 1 done" in out.getvalue())
+        until(lambda: "trained 1 epoch" in out.getvalue())
         events.close()
         steps.close()
 
@@ -196,3 +196,15 @@ def test_an_error_inside_passes_through(folder: RunFolder) -> None:
 )
 def test_the_configuration_line(change: dict[str, Any], part: str) -> None:
     assert part in configuration_line(TOPOLOGY | change)
+
+
+def test_losses_are_printed_every_so_many_steps_and_at_the_end(folder: RunFolder) -> None:
+    screen, out = console()
+    with Live(folder.path, screen):
+        events = EventWriter(folder)
+        events.write("config", **TOPOLOGY)
+        events.write("start", steps=47, dropped=0)
+        for last, count in ((23, 23), (46, 23), (47, 1)):
+            events.write("log", **LOG | {"step": last, "losses": [float(last)] * count})
+        events.close()
+    assert [line.split()[1] for line in out.getvalue().splitlines()[1:]] == ["20", "40", "47"]

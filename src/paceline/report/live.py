@@ -68,6 +68,7 @@ class Live:
             disable=quiet or not console.is_terminal,
         )
         self._log_every = 1
+        self._total: int | None = None
         self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="")
 
     def __enter__(self) -> Live:
@@ -105,7 +106,8 @@ class Live:
         self._print(configuration_line(event))
 
     def _on_start(self, event: dict[str, Any]) -> None:
-        self._progress.update(self._task, description="training", total=event["steps"])
+        self._total = event["steps"]
+        self._progress.update(self._task, description="training", total=self._total)
         if event["dropped"]:
             self._print(
                 f"each epoch leaves out {plural(event['dropped'], 'sample')}, too few for a batch on these ranks"
@@ -116,12 +118,12 @@ class Live:
         accuracy = None if event["correct"] is None else event["correct"] / event["samples"]
         self._progress.update(self._task, figures=" ".join(_figures(event["losses"][-1], accuracy, rate)))
         for step, loss in enumerate(event["losses"], start=event["step"] - len(event["losses"]) + 1):
-            if step % self._log_every == 0 or step == event["step"]:
+            if step % self._log_every == 0 or step == self._total:
                 shown = " ".join(_figures(loss, accuracy, rate))
                 self._print(f"step {step:>6}  epoch {event['epoch'] + 1:>3}  {shown}")
 
     def _on_epoch(self, event: dict[str, Any]) -> None:
-        self._progress.update(self._task, description=f"epoch {event['epoch'] + 1} done")
+        self._progress.update(self._task, description=f"trained {plural(event['epoch'] + 1, 'epoch')}")
 
 
 def configuration_line(topology: dict[str, Any]) -> str:
