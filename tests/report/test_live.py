@@ -27,6 +27,8 @@ TOPOLOGY = {
     "backend": "gloo",
     "interface": "lo",
     "threads": 1,
+    "cores": 4.0,
+    "ranks_per_host": 3,
     "parameters": 53_762,
     "own_optimizer": False,
     "lr": 0.1,
@@ -208,3 +210,16 @@ def test_losses_are_printed_every_so_many_steps_and_at_the_end(folder: RunFolder
             events.write("log", **LOG | {"step": last, "losses": [float(last)] * count})
         events.close()
     assert [line.split()[1] for line in out.getvalue().splitlines()[1:]] == ["20", "40", "47"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "words"), [(4.0, None), (3.0, None), (2.0, "on 2 cores"), (0.5, "on part of a core")]
+)
+def test_too_many_threads_for_the_cores_are_said(folder: RunFolder, cores: float, words: str | None) -> None:
+    screen, out = console()
+    with Live(folder.path, screen):
+        events = EventWriter(folder)
+        events.write("config", **TOPOLOGY | {"cores": cores})
+        events.close()
+    assert ("over-subscribed: 3 threads" in out.getvalue()) == (words is not None)
+    assert words is None or words in out.getvalue()

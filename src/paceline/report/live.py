@@ -104,6 +104,10 @@ class Live:
     def _on_config(self, event: dict[str, Any]) -> None:
         self._log_every = event["log_every"]
         self._print(configuration_line(event))
+        threads = min(event["workers"], event["ranks_per_host"]) * event["threads"]
+        if event["device"] == "cpu" and threads > event["cores"]:
+            cores = plural(int(event["cores"]), "core") if event["cores"] >= 1 else "part of a core"
+            self._print(f"over-subscribed: {plural(threads, 'thread')} on {cores}, so ranks wait for each other's turn")
 
     def _on_start(self, event: dict[str, Any]) -> None:
         self._total = event["steps"]

@@ -12,6 +12,9 @@ from paceline.analysis.summary import summarise
 from paceline.records import RunRecord
 from paceline.report.words import number, percent, plural, seconds
 
+UNEVEN = 0.05
+"""Ranks that wait for each other in every step take the same time; a larger difference wants an explanation."""
+
 
 def print_run(record: RunRecord, console: Console) -> None:
     """The figures of one run."""
@@ -46,6 +49,10 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
     if divergence is not None:
         apart = f"apart by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"
         yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
+    times = [rank["step_s"] for rank in summary["ranks"] if rank["step_s"]]
+    if record.topology.get("lossless") and times and max(times) > (1 + UNEVEN) * min(times):
+        apart = percent(max(times) / min(times) - 1)
+        yield f"time per iteration differs by {apart} between ranks, which a synchronous run should not show"
     if "train_s" in summary:
         rate = summary["samples_per_s"]
         speed = f", {rate:,.0f} samples/s" if rate else ""

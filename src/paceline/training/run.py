@@ -9,6 +9,7 @@ import torch
 
 from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
+from paceline.measure.cores import usable_cores
 from paceline.measure.steps import step_clock
 from paceline.records import EventWriter, RunFolder, StepWriter, provenance
 from paceline.strategies.base import MakeOptimizer, Role, Strategy
@@ -80,6 +81,7 @@ def _run_as_worker(
 
     if comm.rank == 0:
         topology = _topology(config, workload, source.batch, world, placement, comm)
+        topology["lossless"] = strategy.lossless
         folder.write_run(config=dataclasses.asdict(config), topology=topology, provenance=provenance())
         report("config", **topology)
     steps = StepWriter(folder, comm.rank)
@@ -129,6 +131,7 @@ def _topology(
         "backend": placement.backend,
         "interface": world.interface,
         "threads": placement.threads,
+        "cores": usable_cores(),
         "parameters": sum(p.numel() for p in workload.model.parameters()),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in workload.model.parameters() if p.requires_grad),
         "own_optimizer": workload.optimizer is not None,

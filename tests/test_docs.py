@@ -1,0 +1,87 @@
+"""What the documentation says holds: its commands parse, its links lead somewhere, its code runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline.cli.main import run
+from paceline.config import LaunchConfig, RunConfig
+from paceline.experiments import train as experiment
+from paceline.experiments.names import check_names
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PLACES = {"ADDRESS:PORT": "198.18.0.1:29500", "R": "1", "FILE": "settings.toml"}
+"""What stands for something else in a command."""
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every whole `paceline …` command of the pages, in code blocks and in line."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+        lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+        lines += re.findall(r"`(paceline [^`…]+)`", text)
+        found += [(page.name, line.partition("#")[0].strip()) for line in lines if line.startswith("paceline ")]
+    return found
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(commands()) > 10
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    asked: list[RunConfig] = []
+
+    def remember(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Any) -> None:  # noqa: ARG001
+        asked.append(config)
+
+    monkeypatch.setattr(experiment, "train", remember)
+    words = [PLACES.get(word, word) for word in shlex.split(command)[1:]]
+    assert run(words) == 0, f"{page}: {command}: {capsys.readouterr().err}"
+    own = [config for config in asked if ":" in config.workload or "my_" in config.strategy]
+    for config in asked:
+        if config not in own:
+            check_names(config)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_options_named_in_the_text_exist() -> None:
+    known = {f"--{name.replace('_', '-')}" for kind in (RunConfig, LaunchConfig) for name in kind.__dataclass_fields__}
+    known |= {"--out", "--json", "--config", "--help", "--no-reshuffle", "--nproc-per-node"}
+    named = {option for page in PAGES for option in re.findall(r"--[a-z][a-z-]+", page.read_text())}
+    assert named - known == set()
+
+
+def test_the_public_surface() -> None:
+    assert paceline.__all__ == ["AfterBackward", "Strategy", "Sync", "Workload", "attach"]
+    for name in paceline.__all__:
+        assert getattr(paceline, name).__doc__
+
+
+def test_the_workload_of_the_documentation_can_be_made() -> None:
+    (code,) = re.findall(r"```python\n(# my_module.py.*?)```", (ROOT / "docs" / "own-code.md").read_text(), re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    assert isinstance(scope["make_workload"](), paceline.Workload)
+
+
+def test_the_strategy_of_the_documentation_is_one() -> None:
+    (code,) = re.findall(r"```python\n(# my_schemes.py.*?)```", (ROOT / "docs" / "own-code.md").read_text(), re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    assert issubclass(scope["Scaled"], paceline.Strategy)
+    assert scope["Scaled"]().name == "scaled"
