@@ -76,7 +76,7 @@ class RunConfig:
     backend: Backend = "auto"
     """Who moves the bytes: nccl where each rank has a GPU of its own, gloo elsewhere."""
     deterministic: bool = False
-    """Deterministic kernels: the same losses whatever the world size, up to rounding (with BatchNorm: --bn sync)."""
+    """Deterministic kernels: the same losses on any number of ranks, up to rounding (with BatchNorm: --bn sync)."""
     allow_unused: bool = False
     """Let parameters get no gradient in a step, instead of naming them and stopping."""
     log_every: int = 20

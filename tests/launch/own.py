@@ -57,12 +57,60 @@ def hangs_on_rank_1() -> Workload:
 
 def unused() -> Workload:
     """A layer that gets no gradient."""
-    model = nn.ModuleDict({"used": nn.Linear(4, 3), "aux": nn.Linear(4, 3)})
+    return Workload(model=Auxiliary(), train=_samples(), loss=F.cross_entropy)
 
-    def step(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(module["used"](batch[0]), batch[1])
 
-    return Workload(model=model, train=_samples(), step=step)
+class Auxiliary(nn.Module):
+    """A model with a head that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.aux = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One head."""
+        return self.used(x)  # type: ignore[no-any-return]
+
+
+def past_the_model() -> Workload:
+    """A step that goes past `model(…)`, so that nothing could be synchronised."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    return Workload(model=model, train=_samples(), step=lambda m, batch: F.cross_entropy(m[0](batch[0]), batch[1]))
+
+
+class Slow:
+    """Batches that take their time, in an order of their own."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Twelve batches, 10 ms each, shuffled by torch's own random numbers."""
+        x, y = _samples(96)
+        for indices in torch.randperm(96).split(8):
+            time.sleep(0.01)
+            yield x[indices], y[indices]
+
+
+def slow_stream() -> Workload:
+    """An iterable whose loading costs more than its training."""
+    torch.manual_seed(0)
+    return Workload(model=nn.Linear(4, 3), train=Slow(), loss=F.cross_entropy)
+
+
+def fails_in_the_test() -> Workload:
+    """A test that fails after the training."""
+    calls = [0]
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        calls[0] += 1
+        if not output.requires_grad:
+            raise ValueError("no such label in the test")
+        return F.cross_entropy(output, target)
+
+    return Workload(model=nn.Linear(4, 3), train=_samples(), test=_samples(), loss=loss)
+
+
+def attempt() -> Workload:
+    """Fails in the way that the environment says."""
+    raise ValueError(os.environ["PACELINE_TEST_MISTAKE"])
 
 
 def normalised() -> Workload:

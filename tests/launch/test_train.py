@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from paceline.measure.cores import threads_per_rank
 from paceline.records import RunRecord, read_run
 
 HERE = Path(__file__).parent
@@ -92,9 +93,10 @@ def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
     assert [replica["accuracy"] for replica in record.summary["test_ranks"]] == [record.summary["test"]["accuracy"]] * 2
     assert record.summary["weight_divergence"] == 0
     assert record.provenance["versions"]["torch"]
+    assert record.provenance["command"].startswith("paceline train cnn --ranks 2")
     assert "evaluated 360/360 unique samples" in done.stdout
     assert "batch 64 = 2 × 32 · lr 0.02" in done.stderr
-    assert "1 thread per rank" in done.stderr
+    assert f"{threads_per_rank(2)} thread" in done.stderr
     assert "gloo over lo" in done.stderr
     assert "step     20" in done.stderr
     assert "step     40" in done.stderr
@@ -168,6 +170,59 @@ def test_unused_parameters_are_named_before_training(tmp_path: Path) -> None:
     assert "2 parameters got no gradient on rank" in done.stderr
     assert "aux.weight, aux.bias" in done.stderr
     assert "--allow-unused" in done.stderr
+
+
+def test_unused_parameters_where_allowed(tmp_path: Path) -> None:
+    train("own:unused", "--allow-unused", "--out", str(tmp_path / "run"))
+
+
+def test_a_step_that_goes_past_the_model_is_told_so(tmp_path: Path) -> None:
+    done = train("own:past_the_model", "--out", str(tmp_path / "run"), expect=6)
+    assert "hint: a step has to call model(…) itself" in done.stderr
+
+
+def test_loading_is_part_of_a_step_and_shuffling_alike_on_all_ranks(tmp_path: Path) -> None:
+    found = {}
+    for ranks in ("1", "2"):
+        out = tmp_path / ranks
+        train("own:slow_stream", "--ranks", ranks, "--epochs", "3", "--lr", "0.01", "--out", str(out))
+        record = read_run(out)
+        assert record.summary is not None
+        assert len(record.steps[0]) == 36
+        assert record.steps[0]["data_s"].sum() > 36 * 0.01
+        assert record.summary["train_s"] > 36 * 0.01
+        found[ranks] = losses(record)
+    assert found["2"] == pytest.approx(found["1"], rel=1e-4)
+    assert found["1"][:12] != pytest.approx(found["1"][12:24], rel=1e-3)
+
+
+def test_a_test_that_fails_does_not_cost_the_training(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = train("own:fails_in_the_test", "--batch", "16", "--out", str(out), expect=6)
+    assert "no such label in the test" in done.stderr
+    record = read_run(out)
+    assert not record.finished
+    assert record.summary is not None
+    assert record.summary["steps"] == 4
+
+
+def test_an_earlier_attempt_is_not_mistaken_for_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = str(tmp_path / "run")
+    for mistake in ("the old mistake", "the new one"):
+        monkeypatch.setenv("PACELINE_TEST_MISTAKE", mistake)
+        assert f"ValueError: {mistake}" in train("own:attempt", "--out", out, expect=4).stderr
+
+
+def test_a_master_without_an_address(tmp_path: Path) -> None:
+    done = train("own:plain", "--master", "no.such.host.invalid:29500", "--out", str(tmp_path / "run"), expect=5)
+    assert "there is no address for the master 'no.such.host.invalid'" in done.stderr
+
+
+def test_settings_are_checked_before_data_is_fetched(tmp_path: Path) -> None:
+    options = ("--data", "cifar10", "--data-dir", str(tmp_path / "nothing"), "--out", str(tmp_path / "run"))
+    assert "no ddp option" in train("cnn", *options, "--strategy", "ddp:bukcet_mb=1", expect=2).stderr
+    assert "a global batch of 2" in train("cnn", *options, "--ranks", "4", "--batch", "2", expect=2).stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:

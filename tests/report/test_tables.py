@@ -16,7 +16,7 @@ def said(*, topology: dict[str, Any] | None = None, **summary: Any) -> str:
     ranks = [{"rank": rank, "step_s": 0.01, "diverged_step": None} for rank in (0, 1)]
     whole = {"ranks": ranks, "steps": 40, "train_s": 0.4, "samples_per_s": 6400.0} | summary
     record = RunRecord(
-        Path("runs/x"), {"bn": "local"}, topology or {"lossless": True}, {}, {}, [], whole, finished=True
+        Path("runs/x"), {"bn": "local"}, topology or {"exchanges": True}, {}, {}, [], whole, finished=True
     )
     return "\n".join(sentences(whole, record))
 
@@ -38,11 +38,11 @@ def test_buffers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slower", "lossless", "flagged"), [(1.04, True, False), (1.06, True, True), (2, False, False)]
+    ("slower", "exchanges", "flagged"), [(1.04, True, False), (1.06, True, True), (2, False, False)]
 )
-def test_ranks_of_a_synchronous_run_take_the_same_time(slower: float, lossless: bool, flagged: bool) -> None:
+def test_ranks_of_a_synchronous_run_take_the_same_time(slower: float, exchanges: bool, flagged: bool) -> None:
     ranks = [{"rank": r, "step_s": 0.01 * factor, "diverged_step": None} for r, factor in ((0, 1), (1, slower))]
-    assert ("differs by" in said(ranks=ranks, topology={"lossless": lossless})) == flagged
+    assert ("differs by" in said(ranks=ranks, topology={"exchanges": exchanges})) == flagged
 
 
 def test_divergence_is_said_with_its_first_step() -> None:

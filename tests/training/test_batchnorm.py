@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.comm import Comm
+from paceline.errors import WorkloadError
 from paceline.strategies.registry import create
 from paceline.training.batchnorm import LiveBuffers, SyncedBatchNorm, synced
 from paceline.training.sync import Sync
@@ -136,8 +137,10 @@ def test_sync_is_batchnorm_on_the_whole_batch(
             torch.testing.assert_close(rank["bias"], layer.bias.grad)
 
 
-def evaluates_like_plain(comm: Comm) -> bool:
-    layer = nn.BatchNorm2d(3).double()
+def evaluates_like_plain(comm: Comm, track: bool) -> bool:
+    if not track and comm.rank == 1:  # In evaluation ranks may have unlike numbers of batches: nobody may wait.
+        return True
+    layer = nn.BatchNorm2d(3, track_running_stats=track).double()
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     plain = copy.deepcopy(layer).eval()
     with synced(layer, comm):
@@ -145,8 +148,54 @@ def evaluates_like_plain(comm: Comm) -> bool:
         return torch.equal(layer.eval()(x), plain(x))
 
 
-def test_sync_evaluates_by_the_running_statistics(pool: Pool) -> None:
-    assert all(pool.run(evaluates_like_plain, 2))
+@pytest.mark.parametrize("track", [True, False])
+def test_sync_evaluates_as_a_plain_layer_does(pool: Pool, track: bool) -> None:
+    assert all(pool.run(evaluates_like_plain, 2, track))
+
+
+def without_bias(comm: Comm) -> tuple[Tensor, None]:
+    torch.manual_seed(comm.rank)
+    layer = nn.BatchNorm2d(3)
+    layer.bias = None
+    with synced(layer, comm):
+        layer(torch.randn(4, 3, 5, 5)).square().sum().backward()
+    return layer.weight.grad, layer.bias
+
+
+def test_sync_without_a_bias(pool: Pool) -> None:
+    for gradient, bias in pool.run(without_bias, 2):
+        assert gradient.abs().sum() > 0
+        assert bias is None
+
+
+class Renamed(nn.BatchNorm2d):
+    """A layer that is a BatchNorm by another name."""
+
+
+class Different(nn.BatchNorm2d):
+    """A layer that normalises in a way of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Twice the usual."""
+        return 2 * super().forward(input)
+
+
+def kinds_under_sync(comm: Comm) -> tuple[bool, str]:
+    renamed = Renamed(3)
+    with synced(renamed, comm):
+        taken = type(renamed) is SyncedBatchNorm
+    assert type(renamed) is Renamed
+    try:
+        with synced(Different(3), comm):
+            return taken, "no error"
+    except WorkloadError as error:
+        return taken, error.message
+
+
+def test_sync_takes_subclasses_or_refuses_them_by_name(pool: Pool) -> None:
+    for taken, message in pool.run(kinds_under_sync, 2):
+        assert taken
+        assert "cannot take the place of Different" in message
 
 
 def half_precision(comm: Comm) -> tuple[torch.dtype, float]:

@@ -358,3 +358,29 @@ def test_the_weighted_mean_over_ranks_is_the_mean_over_samples() -> None:
         # The loop weights each micro-batch's mean loss, and the strategy takes the plain mean over ranks.
         total += sum(piece.weight * float(source.fetch(piece).mean()) for piece in pieces) / 3
     assert total == pytest.approx(float(values.mean()))
+
+
+class Transformed(TensorDataset):
+    """A data set of tensors with an index of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(1000 + tensor for tensor in super().__getitem__(index))
+
+
+def test_a_subclass_of_a_tensor_data_set_keeps_its_index() -> None:
+    source = make_source(Transformed(torch.arange(4.0)), Share(0, 1, 1, torch.device("cpu")), batch=4, seed=0)
+    ((piece,),) = source.epoch(0)
+    assert source.fetch(piece)[0].min() >= 1000
+
+
+def test_persistent_workers_get_each_epochs_own_order() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(12)), batch_size=3, num_workers=1)
+    source = make_source(loader, Share(0, 1, 1, torch.device("cpu")), batch=4, seed=0)
+    epochs = [torch.cat([source.fetch(piece)[0] for (piece,) in source.epoch(epoch)]).tolist() for epoch in (0, 1, 0)]
+    assert epochs[0] == epochs[2] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12))
+
+
+def test_an_empty_test_set_is_called_that() -> None:
+    with pytest.raises(UsageError, match="the test data is empty"):
+        make_source(TensorDataset(torch.empty(0)), Share(0, 1, 1, torch.device("cpu")), batch=4, seed=0, train=False)

@@ -222,12 +222,32 @@ def test_a_workload_that_cannot_be(change: dict[str, object], message: str) -> N
 
 
 def test_a_step_has_no_notion_of_right() -> None:
-    workload = Workload(
-        model=nn.Linear(1, 1), train=torch.ones(3, 1), step=lambda model, batch: model(batch).sum(), correct=count_top1
-    )
+    workload = Workload(model=nn.Linear(1, 1), train=torch.ones(3, 1), step=lambda model, batch: model(batch).sum())
     outcome = workload.evaluate(workload.model, torch.ones(2, 1))
     assert outcome.loss == workload.model(torch.ones(2, 1)).sum()
     assert workload.count_correct(outcome) is None
+
+
+def test_a_step_and_right_answers_do_not_go_together() -> None:
+    with pytest.raises(WorkloadError, match="`correct` needs the model's output"):
+        Workload(
+            model=nn.Linear(1, 1), train=torch.ones(3, 1), step=lambda model, _: model.weight.sum(), correct=count_top1
+        )
+
+
+def test_right_answers_of_an_output_that_is_not_a_tensor() -> None:
+    workload = Workload(
+        model=nn.Identity(),
+        train=torch.ones(3, 1),
+        loss=lambda output, _: output["logits"].sum(),
+        correct=lambda output, target: count_top1(output["logits"], target),
+    )
+    logits = torch.tensor([[0.0, 1.0]], requires_grad=True)
+    outcome = workload.evaluate(workload.model, ({"logits": logits}, torch.tensor([1])))
+    right = workload.count_correct(outcome)
+    assert right is not None
+    assert int(right) == 1
+    assert not right.requires_grad
 
 
 def test_count_top1() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import strategies, train
-from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError
+from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> int:
         # A mistake in the command line itself, found by the parser.
         _messages().print(f"error: {error.format_message()}", markup=False)
         _messages().print("hint: `paceline --help`, or `paceline COMMAND --help`", markup=False)
-        return PacelineError.exit_code + 1
+        return UsageError.exit_code
     return result if isinstance(result, int) else 0
 
 

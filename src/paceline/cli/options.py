@@ -53,7 +53,8 @@ def takes(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def _option(kind: type, field: Field[Any]) -> inspect.Parameter:
     """The option of one field; its default is None, so that a TOML file can tell whether it was given."""
     help_text = field_docs(kind)[field.name]
-    if field.default not in (None, MISSING, "", False) and "[default" not in help_text:
+    nothing = field.default in (None, "") or field.default is False or field.default is MISSING
+    if not nothing and "[default" not in help_text:
         shown = "on" if field.default is True else field.default
         help_text += f" [default: {shown}]"
     make = typer.Argument if field.name in POSITIONAL else typer.Option

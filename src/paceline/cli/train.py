@@ -39,7 +39,9 @@ def command(
         record = train(run, launch, out, watch)
     except KeyboardInterrupt:
         if watched:
-            messages.print(f"interrupted; what was done is in {watched[0]}", highlight=False, soft_wrap=True)
+            messages.print(
+                f"interrupted; what was done is in {watched[0]}", markup=False, highlight=False, soft_wrap=True
+            )
         raise
     if record is None:
         return

@@ -71,7 +71,7 @@ def broadcast_from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> None:
             flat = torch.cat([member.reshape(-1) for member in members])
         else:
             flat = members[0].new_empty(sum(sizes))
-        dist.broadcast(flat, group_src=0, group=comm.group)
+        dist.broadcast(flat.view(torch.uint8), group_src=0, group=comm.group)  # Gloo does not know every type.
         if comm.rank != 0:
             parts = flat.split(sizes)
             torch._foreach_copy_(members, [part.view_as(member) for part, member in zip(parts, members, strict=True)])

@@ -27,14 +27,16 @@ class World:
     store: Store
     """Where ranks leave word for each other without a collective: idle ones wait here."""
 
-    def announce(self, key: str) -> None:
-        """Says that something is done."""
-        self.store.set(key, "done")
+    def announce(self, key: str, word: str = "done") -> None:
+        """Says something to all ranks."""
+        self.store.set(key, word)
 
-    def wait_for(self, key: str, poll_s: float = 0.1) -> None:
-        """Waits, for as long as it takes, until it is. The launcher ends us if the rank that would say so dies."""
+    def wait_for(self, key: str, poll_s: float = 0.1) -> str:
+        """What was announced; waits as long as it takes. The launcher ends us if the rank that would say so dies."""
         while not self.store.check([key]):
             time.sleep(poll_s)
+        word: bytes = self.store.get(key)
+        return word.decode()
 
 
 def launched() -> bool:

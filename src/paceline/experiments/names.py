@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 from paceline.config import RunConfig
-from paceline.errors import UsageError, unknown_name
+from paceline.errors import UsageError, WorkloadError, unknown_name
 from paceline.specs import Spec
 from paceline.strategies import registry
 from paceline.workloads import data
@@ -26,15 +27,18 @@ def check_names(config: RunConfig) -> None:
 
 
 def check_module(name: str) -> None:
-    """Refuses a module of the user's that is not there, without running any of it."""
+    """Refuses a module of the user's that is not there, without running it."""
     if "/" in name or name.endswith(".py") or not name:
         raise UsageError(
             f"{name!r} is not the name of a module.", hint=f"write it as python imports it: {Path(name).stem}:NAME"
         )
     try:
         found = find_own_module(name)
-    except ImportError:
+    except (ImportError, ValueError):  # ValueError: __main__ and its like.
         found = False
+    except Exception as error:  # A package that fails: to find a module in it, it has to be imported.
+        detail = traceback.format_exc().rstrip()
+        raise WorkloadError(f"importing {name!r} failed: {type(error).__name__}: {error}", detail=detail) from None
     if not found:
         raise UsageError(f"there is no module {name!r} in {Path.cwd()}.", hint="run from the folder it is in")
 
@@ -42,5 +46,4 @@ def check_module(name: str) -> None:
 def prepare_data(config: RunConfig) -> None:
     """Makes sure that the data set is there and intact: once, in one process, before any rank starts."""
     if not is_own(config.workload):
-        folder = Path(config.data_dir).expanduser() if config.data_dir else data.default_data_dir()
-        data.prepare(config.data, data_dir=folder, svhn_extra=config.svhn_extra)
+        data.prepare(config.data, data_dir=data.data_dir(config.data_dir), svhn_extra=config.svhn_extra)

@@ -25,13 +25,13 @@ def train(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watc
     check_names(config)
     if started_by_a_launcher():
         return _as_rank(config, launch, out, watch)
-    prepare_data(config)
 
     from paceline.experiments.checks import ranks_on_this_host
     from paceline.launch.elastic import launch as launch_ranks
     from paceline.launch.job import Job
 
     local_ranks = ranks_on_this_host(config, launch)
+    prepare_data(config)
     folder = RunFolder.create(out or new_folder(config))
     job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
     with watch(folder.path):
@@ -62,8 +62,6 @@ def new_folder(config: RunConfig) -> Path:
 
 
 def _as_rank(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> RunRecord | None:
-    import torch.distributed as dist
-
     from paceline.comm import join_world, leave_world
     from paceline.experiments.checks import check_strategy
     from paceline.strategies.registry import create
@@ -78,14 +76,10 @@ def _as_rank(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: W
     check_strategy(config, create(config.strategy), size)
     prepare_data(config)
     world = join_world(timeout_s=config.timeout, iface=launch.iface)
-    chosen = [str(out or new_folder(config)) if world.rank == 0 else ""]
-    dist.broadcast_object_list(chosen, src=0)
-    folder = RunFolder(Path(chosen[0]))
     if world.rank == 0:
-        RunFolder.create(folder.path)
-    else:
-        folder.path.mkdir(parents=True, exist_ok=True)
-    dist.barrier()
+        world.announce("folder", str(RunFolder.create(out or new_folder(config)).path))
+    folder = RunFolder(Path(world.wait_for("folder")))
+    folder.path.mkdir(parents=True, exist_ok=True)  # On a host that does not share rank 0's disk.
     if world.rank != 0:
         run(config, world, folder, threads=launch.threads)
         leave_world()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -39,7 +41,7 @@ def launch(job: Job, config: LaunchConfig, local_ranks: int) -> None:
         run_id="paceline",
         rdzv_backend=rendezvous.BACKEND,
         rdzv_endpoint=endpoint,
-        rdzv_configs={"rank": config.node_rank, "timeout": job.timeout},
+        rdzv_configs={"rank": config.node_rank, "timeout": math.ceil(job.timeout)},
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
@@ -52,12 +54,15 @@ def launch(job: Job, config: LaunchConfig, local_ranks: int) -> None:
     except ChildFailedError as error:
         if not _all_finished(job):
             codes = {first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
-            raise explain(codes, job.folder, range(first_rank, first_rank + local_ranks)) from None
+            raise explain(codes, job.folder, range(first_rank, first_rank + local_ranks), hosts=config.hosts) from None
     except SignalException:
         raise KeyboardInterrupt from None
     except (RuntimeError, ConnectionError) as error:
+        found = str(error).splitlines()[0]
+        if config.hosts == 1:
+            raise LaunchError(f"the ranks could not be started: {found}") from error
         raise LaunchError(
-            f"the hosts did not meet at {endpoint}: {str(error).splitlines()[0]}",
+            f"the hosts did not meet at {endpoint}: {found}",
             hint=f"start the same command on all {config.hosts} hosts, each with its own --node-rank",
         ) from error
 
@@ -74,18 +79,15 @@ def _all_finished(job: Job) -> bool:
     return all((Path(folder.path) / FINISHED_FILE).exists() for _, folder in job.runs)
 
 
-class _environment:
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Adds variables to the environment that ranks inherit, for the length of a `with`."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self._variables}
-        os.environ.update(self._variables)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:

@@ -16,8 +16,10 @@ from typing import Any
 
 from paceline.errors import BY_NAME, PacelineError, RankError
 from paceline.records import RunFolder
+from paceline.records.writer import write_json
 
 _PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL error")
+_WRAPPER = "'DistributedDataParallel' object"
 _STACK = "Stack (most recent call first):"
 """How faulthandler starts the stack that a rank prints when the launcher ends it."""
 
@@ -35,10 +37,10 @@ def record_failure(error: BaseException, rank: int, file: Path) -> None:
         "detail": error.detail if isinstance(error, PacelineError) else traceback.format_exc().rstrip(),
         "peer_lost": not known and any(phrase in str(error) for phrase in _PEER_LOST),
     }
-    file.write_text(json.dumps(reason))
+    write_json(file, reason)
 
 
-def explain(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Iterable[int]) -> PacelineError:
+def explain(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Iterable[int], *, hosts: int = 1) -> PacelineError:
     """The error to show for the ranks of this host, given how some ended (negative: the signal that ended it)."""
     killed = [rank for rank, code in sorted(exit_codes.items()) if code < 0 and -code != signal.SIGTERM]
     if killed:
@@ -51,7 +53,7 @@ def explain(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Iterable[in
     if not first["peer_lost"]:
         return _reason(first, folder)
     failed = {reason["rank"] for reason in reasons}
-    return _peer_lost(first, [rank for rank in ranks if rank not in failed], folder)
+    return _peer_lost(first, [rank for rank in ranks if rank not in failed], folder, hosts)
 
 
 def _killed(rank: int, number: int, folder: RunFolder) -> RankError:
@@ -65,14 +67,16 @@ def _reason(reason: dict[str, Any], folder: RunFolder) -> PacelineError:
     if reason["known"]:
         return BY_NAME[reason["kind"]](reason["message"], hint=reason["hint"], detail=reason["detail"])
     message = f"{reason['kind']}: {reason['message']}" if reason["message"] else reason["kind"]
-    return RankError(f"rank {rank} failed: {message}", detail=reason["detail"], hint=_see_log(rank, folder))
+    wrapped = "a step has to call model(…) itself, which ddp goes around; " if _WRAPPER in message else ""
+    return RankError(f"rank {rank} failed: {message}", detail=reason["detail"], hint=wrapped + _see_log(rank, folder))
 
 
-def _peer_lost(reason: dict[str, Any], silent: list[int], folder: RunFolder) -> RankError:
+def _peer_lost(reason: dict[str, Any], silent: list[int], folder: RunFolder, hosts: int) -> RankError:
     """For a rank that waited in vain: the ranks here that neither failed nor answered, and where they were."""
     rank, found = reason["rank"], reason["message"].splitlines()[0].rpartition("] ")[2]
     if not silent:
-        hint = f"look at the other hosts' output; {_see_log(rank, folder)}"
+        elsewhere = "look at the other hosts' output; " if hosts > 1 else ""
+        hint = elsewhere + _see_log(rank, folder)
         return RankError(f"rank {rank} lost contact with another rank: {found}", hint=hint)
     names = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, silent))
     return RankError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.config import RunConfig
 from paceline.records import RunFolder
+from paceline.records.provenance import command_line
 
 JOB_FILE = "job.json"
 
@@ -24,11 +25,13 @@ class Job:
     """Seconds after which a rank that waits for others gives up."""
     iface: str | None = None
     threads: int | None = None
+    command: str = ""
+    """What the user typed."""
 
     @classmethod
     def single(cls, config: RunConfig, folder: RunFolder, *, iface: str | None, threads: int | None) -> Job:
         """One run, whose folder is the job's."""
-        return cls(folder, ((config, folder),), config.timeout, iface, threads)
+        return cls(folder, ((config, folder),), config.timeout, iface, threads, command_line())
 
     def write(self) -> Path:
         """Leaves the job where the ranks will read it."""
@@ -38,6 +41,7 @@ class Job:
             "timeout": self.timeout,
             "iface": self.iface,
             "threads": self.threads,
+            "command": self.command,
         }
         path.write_text(json.dumps(content, indent=2) + "\n")
         return path
@@ -52,4 +56,5 @@ class Job:
             timeout=content["timeout"],
             iface=content["iface"],
             threads=content["threads"],
+            command=content["command"],
         )

@@ -43,7 +43,7 @@ def work(job: Job) -> None:
 
     world = join_world(timeout_s=job.timeout, iface=job.iface)
     for number, (config, folder) in enumerate(job.runs):
-        run(config, world, folder, threads=job.threads, number=number)
+        run(config, world, folder, threads=job.threads, number=number, command=job.command)
     leave_world()
 
 

@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from paceline.comm.network import LOOPBACK
 from paceline.errors import LaunchError
 
 BACKEND = "paceline"
@@ -57,9 +58,14 @@ class BoundRendezvous(StaticTCPRendezvous):
 
 def bind(master: str | None) -> socket.socket:
     """Binds the address of `ADDRESS:PORT`, or a free port on the loopback address, before anything is started."""
-    address, port = parse_master(master) if master else ("127.0.0.1", 0)
+    address, port = parse_master(master) if master else (LOOPBACK, 0)
     try:
-        return socket.create_server((address, port), backlog=512)
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address, port), family=family, backlog=512)
+    except socket.gaierror as error:
+        raise LaunchError(
+            f"there is no address for the master {address!r}: {error.strerror}.", hint="give its address in --master"
+        ) from None
     except OSError as error:
         raise LaunchError(
             f"cannot listen on {address}:{port}: {os.strerror(error.errno or 0)}.",

@@ -33,7 +33,7 @@ def allreduce(gradients: Sequence[Gradient], ranks: int) -> Plan:
     return Plan(tuple(operations.all_reduce(g.items, g.item_bytes, ranks, end) for g in gradients if ranks > 1))
 
 
-def ddp(gradients: Sequence[Gradient], ranks: int, *, bucket_mb: float = 25.0, overlap: bool = True) -> Plan:
+def ddp(gradients: Sequence[Gradient], ranks: int, *, bucket_mb: float = 25.0, overlap: bool = True, **_: bool) -> Plan:
     """Per bucket an all-reduce, started when the bucket's last gradient is ready (or after all of backward)."""
     end = backward_end(gradients)
     plan = [

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 
-def provenance() -> dict[str, Any]:
-    """The facts that a reader needs to trust a number or to measure it again."""
+def command_line() -> str:
+    """What this process was started with."""
+    return shlex.join(["paceline" if Path(sys.argv[0]).stem == "__main__" else Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def provenance(command: str | None = None) -> dict[str, Any]:
+    """The facts that a reader needs to trust a number or to measure it again; `command` is what the user typed."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command or command_line(),
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_name(),

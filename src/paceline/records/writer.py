@@ -30,8 +30,10 @@ class RunFolder:
         if (path / schema.RUN_FILE).exists():
             raise RecordError(f"{path} already holds a record.", hint="name another folder with --out, or remove it")
         try:
-            (path / schema.LOGS_FOLDER).mkdir(parents=True, exist_ok=True)
-            (path / schema.ERRORS_FOLDER).mkdir(exist_ok=True)
+            for folder in (path / schema.LOGS_FOLDER, path / schema.ERRORS_FOLDER):
+                folder.mkdir(parents=True, exist_ok=True)
+                for left_over in folder.glob("rank-*"):  # Of an attempt that came to nothing.
+                    left_over.unlink()
         except OSError as error:
             raise RecordError(
                 f"cannot write to {path}: {error.strerror}.", hint="name another folder with --out"
@@ -40,15 +42,15 @@ class RunFolder:
 
     def write_run(self, **sections: Any) -> None:
         """What is known before the first step."""
-        _write_whole(self.path / schema.RUN_FILE, {"schema": schema.SCHEMA_VERSION, **sections})
+        write_json(self.path / schema.RUN_FILE, {"schema": schema.SCHEMA_VERSION, **sections})
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """The figures of the whole run."""
-        _write_whole(self.path / schema.SUMMARY_FILE, summary)
+        write_json(self.path / schema.SUMMARY_FILE, summary)
 
     def mark_finished(self) -> None:
         """Says that the run did all it set out to do."""
-        _write_whole(self.path / schema.FINISHED_FILE, {"time": time.time()})
+        write_json(self.path / schema.FINISHED_FILE, {"time": time.time()})
 
     def log_file(self, rank: int) -> Path:
         """Where everything a rank prints goes."""
@@ -107,7 +109,7 @@ def strict(content: Any) -> Any:
     return content
 
 
-def _write_whole(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file that is there in full or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(strict(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -138,8 +139,8 @@ def configuration_line(topology: dict[str, Any]) -> str:
     idle = topology["world_size"] - topology["workers"]
     return " · ".join(
         [
-            f"[bold]{topology['workload']}[/bold], {count(topology['parameters'])} parameters",
-            f"{topology['strategy']} on {ranks}" + (f" ({idle} idle)" if idle else ""),
+            f"[bold]{escape(topology['workload'])}[/bold], {count(topology['parameters'])} parameters",
+            f"{escape(topology['strategy'])} on {ranks}" + (f" ({idle} idle)" if idle else ""),
             batch,
             "its own optimiser" if topology["own_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
             f"{plural(topology['threads'], 'thread')} per rank",

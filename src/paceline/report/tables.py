@@ -33,7 +33,7 @@ def print_run(record: RunRecord, console: Console) -> None:
         )
     console.print(table)
     for sentence in sentences(summary, record):
-        console.print(sentence, highlight=False, soft_wrap=True)
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
@@ -50,7 +50,7 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         apart = f"apart by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"
         yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
     times = [rank["step_s"] for rank in summary["ranks"] if rank["step_s"]]
-    if record.topology.get("lossless") and times and max(times) > (1 + UNEVEN) * min(times):
+    if record.topology.get("exchanges") and times and max(times) > (1 + UNEVEN) * min(times):
         apart = percent(max(times) / min(times) - 1)
         yield f"time per iteration differs by {apart} between ranks, which a synchronous run should not show"
     if "train_s" in summary:
@@ -62,6 +62,6 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         yield f"{plural(estimate['epochs'], 'epoch')} would take about {seconds(estimate['seconds'])}"
     diverged = [rank["diverged_step"] for rank in summary["ranks"] if rank["diverged_step"] is not None]
     if diverged:
-        yield f"[bold]the loss is not a number since step {min(diverged)}[/bold]. hint: lower --lr, or --clip-norm 1"
+        yield f"the loss is not a number since step {min(diverged)}. hint: lower --lr, or --clip-norm 1"
     state = "" if record.finished else " (cut short)"
     yield f"record: {record.path}{state}"

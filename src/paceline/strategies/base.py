@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -56,6 +56,8 @@ class Strategy(ABC):
     name: ClassVar[str]
     lossless: ClassVar[bool] = True
     """Gives the mean gradient that one process on the same batch would, up to rounding."""
+    exchanges: ClassVar[bool] = True
+    """Whether ranks exchange anything while they train."""
     supports: ClassVar[frozenset[str]] = frozenset({"clip", "accumulate"})
     """Of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""
     Options: ClassVar[type] = NoOptions
@@ -113,16 +115,14 @@ class Strategy(ABC):
         """What a checkpoint keeps."""
         self.finish()
         names = {id(p): name for name, p in self.parameters}
-        kept = {names[id(p)]: dict(values) for p, values in self.optimizer.state.items()}
-        return State(model=self.model.state_dict(), optimizer=kept)
+        kept = {names[id(p)]: _copies(values) for p, values in self.optimizer.state.items()}
+        return State(model=_copies(self.model.state_dict()), optimizer=kept)
 
     def load(self, state: State) -> list[str]:
         """Goes on from a state of any world size or strategy; returns what could not be used, in words."""
         self.model.load_state_dict(state.model)
         for name, parameter in self.parameters:
-            values = state.optimizer.get(name, {})
-            own = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in values.items()}
-            self.optimizer.state[parameter] = own
+            self.optimizer.state[parameter] = _copies(state.optimizer.get(name, {}))
         return [f"{key} of another strategy" for key in state.per_rank]
 
     def close(self) -> None:
@@ -156,13 +156,19 @@ class Strategy(ABC):
         if max_norm is not None:
             nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for _, parameter in self.parameters:  # All of them: those that a user's optimiser leaves out too.
+            parameter.grad = None
 
     @property
     def _while_attached(self) -> _Attached:
         if self._attached is None:
             raise UsageError(f"{self.name} is used before attach() or after close().")
         return self._attached
+
+
+def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with tensors of their own."""
+    return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in values.items()}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: DDP reads the hook's annotations and wants them to be types.
 import inspect
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -106,9 +106,7 @@ class _Held:
     """Buckets that wait for the end of backward."""
 
     group: dist.ProcessGroup
-
-    def __post_init__(self) -> None:
-        self.buckets: list[tuple[Tensor, Future[Tensor]]] = []
+    buckets: list[tuple[Tensor, Future[Tensor]]] = field(default_factory=list)
 
 
 def _hold_until_last(held: _Held, bucket: GradBucket) -> Future[Tensor]:

@@ -24,7 +24,8 @@ class NoSync(Strategy):
         rank 1: [share 1] -> gradient 1 -> step         that is the point)
 
     Cost
-        Nothing on the wire. step = forward + backward + optimiser, on a share of the batch.
+        Nothing on the wire, BatchNorm buffers included, unless --bn sync asks for it. step = forward + backward +
+        optimiser, on a share of the batch.
 
     When to use it
         In a comparison, to see whether communication is worth improving at all.
@@ -35,6 +36,7 @@ class NoSync(Strategy):
 
     name: ClassVar[str] = "none"
     lossless: ClassVar[bool] = False
+    exchanges: ClassVar[bool] = False
 
     def step(self, max_norm: float | None = None) -> None:
         self.update(max_norm)

@@ -46,6 +46,8 @@ def attach(
         join_world(timeout_s=timeout)
     roles = chosen.roles(dist.get_world_size())
     if set(roles) != {Role.WORKER}:
+        if joined_here:
+            leave_world()
         raise UsageError(
             f"{chosen.name} does not train on every one of {len(roles)} ranks.",
             hint="start one process, or choose a strategy that uses all ranks",

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from paceline.comm.group import Comm, broadcast_from_rank_0, from_rank_0
+from paceline.errors import WorkloadError
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -112,11 +113,17 @@ def spread(tensors: Sequence[Tensor], comm: Comm) -> float:
 @contextmanager
 def synced(model: nn.Module, comm: Comm) -> Iterator[None]:
     """Makes the model's BatchNorm layers normalise over all ranks; the layers keep their identity and get it back."""
-    layers = [module for module in model.modules() if type(module) in _BATCH_NORMS]
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
+    own = [type(layer).__name__ for layer in layers if type(layer).forward is not nn.BatchNorm2d.forward]
+    if own:
+        raise WorkloadError(
+            f"--bn sync cannot take the place of {own[0]}, which normalises in a way of its own.",
+            hint="use --bn broadcast or local",
+        )
     kinds = [type(layer) for layer in layers]
     for layer in layers:
         layer.__class__ = SyncedBatchNorm
-        layer.group = comm.group  # type: ignore[assignment]
+        layer.group = comm.group
     try:
         yield
     finally:
@@ -135,11 +142,11 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalises by the global batch in training, by the running statistics in evaluation."""
-        if not self.training and self.running_mean is not None:
+        if not self.training:
             return super().forward(input)
         normalise: Any = _SyncedNormalise.apply
         output, mean, variance = normalise(input, self.weight, self.bias, self.eps, self.group)
-        if self.training and self.track_running_stats:
+        if self.track_running_stats:
             self._track(mean, variance)
         assert isinstance(output, Tensor)
         return output
@@ -180,6 +187,7 @@ class _SyncedNormalise(torch.autograd.Function):
         inverse_deviation = torch.rsqrt(square / total + eps)
         ctx.save_for_backward(x, weight, mean, inverse_deviation, total)
         ctx.group = group
+        ctx.has_bias = bias is not None
         scale = inverse_deviation if weight is None else inverse_deviation * weight
         shift = -mean * scale if bias is None else bias - mean * scale
         output = torch.addcmul(_per_channel(shift, x), precise, _per_channel(scale, x)).to(x.dtype)
@@ -196,7 +204,7 @@ class _SyncedNormalise(torch.autograd.Function):
         centred = precise - _per_channel(mean, x)
         own = torch.stack([dy_precise.sum(dims), (dy_precise * centred).sum(dims)])
         grad_weight = own[1] * inverse_deviation if weight is not None else None
-        grad_bias = own[0].clone() if weight is not None else None
+        grad_bias = own[0].clone() if ctx.has_bias else None
         dist.all_reduce(own, group=ctx.group)
         scale = inverse_deviation if weight is None else inverse_deviation * weight
         sum_dy, sum_dy_centred = own / total

@@ -20,17 +20,20 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
 
     It leaves no trace: no gradient, no changed buffer, no random number used.
     """
-    batch = None if config.allow_unused else source.peek(2)
-    if batch is None:
+    if config.allow_unused:
         return
     kept = [buffer.clone() for buffer in model.buffers()]
     device = source.share.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
+            batch = source.peek(2)
+            if batch is None:
+                return
             with autocast(config.precision, device):
-                loss = workload.evaluate(model, batch).loss
-            _check_loss(loss)
-            loss.backward()
+                outcome = workload.evaluate(model, batch)
+            _check_loss(outcome.loss)
+            workload.count_correct(outcome)
+            outcome.loss.backward()
         except PacelineError:
             raise
         except Exception as error:

@@ -31,7 +31,7 @@ class Evaluation:
 
 def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunConfig, comm: Comm | None) -> Evaluation:
     """Tests the model on this rank's share of `source` and, given a `comm`, adds up over the ranks."""
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     loss = samples = correct = 0.0
     counted = workload.correct is not None
@@ -43,7 +43,8 @@ def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunCo
                 loss += float(outcome.loss) * piece.samples
                 correct += 0 if right is None else int(right)
                 samples += piece.samples
-    model.train(was_training)
+    for module, training in modes:  # Each its own: a fine-tuned model may keep parts in evaluation mode.
+        module.training = training
     totals = torch.tensor([loss, samples, correct], dtype=torch.float64)
     loss, samples, correct = (comm.sum(totals) if comm else totals).tolist()
     if samples == 0:

@@ -48,17 +48,21 @@ class Loop:
         total = self.total_steps()
         self.report("start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped)
         for epoch in itertools.count():
-            before = step
-            for count, steps in self._windows(epoch, step, total):
+            before, end, ended = step, self._epoch_end(step, total), False
+            steps = self.source.epoch(epoch)
+            while not ended and step != end:
+                window = self._window_size - step % self._window_size
+                count = window if end is None else min(window, end - step)
                 began = time.perf_counter()
-                for _ in range(count):
-                    self.train_step(epoch, steps)
+                trained = self._train_steps(epoch, steps, count)
                 self.sync.strategy.finish()
                 self._wait_for_device()
                 wall_s = time.perf_counter() - began
-                seconds += wall_s
-                step += count
-                self._report_window(epoch, step, wall_s)
+                ended = trained < count
+                if trained:
+                    seconds += wall_s
+                    step += trained
+                    self._report_window(epoch, step, wall_s)
             self.report("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
             if step == before:
                 raise WorkloadError(f"the training data gave no batch in epoch {epoch + 1}.", hint=_ONE_SHOT)
@@ -66,11 +70,24 @@ class Loop:
                 return seconds
         raise AssertionError("the loop ends by its steps or its epochs")
 
-    def train_step(self, epoch: int, steps: Iterator[list[Piece]]) -> None:
-        """One step: this rank's micro-batches forward and backward, then agreement and the optimiser."""
+    def _train_steps(self, epoch: int, steps: Iterator[list[Piece]], count: int) -> int:
+        """Trains `count` steps, or as many as the data has; returns how many."""
+        for trained in range(count):
+            if not self.train_step(epoch, steps):
+                return trained
+        return count
+
+    def train_step(self, epoch: int, steps: Iterator[list[Piece]]) -> bool:
+        """One step: this rank's micro-batches forward and backward, then agreement and the optimiser.
+
+        Returns False, having done nothing, when the data has ended on any rank.
+        """
         clock, source, model = self.clock, self.source, self.sync.model
         clock.begin()
-        pieces = next(steps)
+        pieces = next(steps, None)
+        if self._ended(pieces):
+            return False
+        assert pieces is not None
         for number, piece in enumerate(pieces, start=1):
             batch = source.fetch(piece)
             clock.lap(DATA)
@@ -85,6 +102,7 @@ class Loop:
         self.sync.step(self.config.clip_norm)
         clock.lap(UPDATE)
         self.ledger.end_step(epoch, clock.end())
+        return True
 
     def total_steps(self) -> int | None:
         """Steps of the whole run, or None where only going through the data tells."""
@@ -93,31 +111,19 @@ class Loop:
         per_epoch = self.source.steps()
         return None if per_epoch is None else self.sync.comm.smallest(per_epoch) * (self.config.epochs or 1)
 
-    def _windows(self, epoch: int, step: int, total: int | None) -> Iterator[tuple[int, Iterator[list[Piece]]]]:
-        """The steps of an epoch in windows of a few times `log_every` steps; all ranks agree on how many there are."""
-        per_epoch, steps = self.source.steps(), self.source.epoch(epoch)
+    def _epoch_end(self, step: int, total: int | None) -> int | None:
+        """The step at which an epoch (or the run) ends, agreed on by the ranks; None where only the data tells."""
+        per_epoch = self.source.steps()
         if per_epoch is None:
-            yield from self._windows_until_one_ends(steps, None if total is None else total - step)
-            return
+            return total
         end = step + self.sync.comm.smallest(per_epoch)
-        end = end if total is None else min(end, total)
-        while step < end:
-            size = self._window_size
-            count = min(size - step % size, end - step)
-            yield count, steps
-            step += count
+        return end if total is None else min(end, total)
 
-    def _windows_until_one_ends(
-        self, steps: Iterator[list[Piece]], most: int | None
-    ) -> Iterator[tuple[int, Iterator[list[Piece]]]]:
-        """Windows of data of unknown length: each step loads one of the next window, whose size is agreed on."""
-        size = self._window_size
-        left = size if most is None else most
-        upcoming = list(itertools.islice(steps, min(size, left)))
-        while count := self.sync.comm.smallest(len(upcoming)):
-            window, upcoming = upcoming[:count], []
-            left -= 0 if most is None else count
-            yield count, _load_ahead(window, itertools.islice(steps, min(size, left)), upcoming)
+    def _ended(self, pieces: list[Piece] | None) -> bool:
+        """Whether the data has ended on any rank. Data of unknown length costs one small message a step for this."""
+        if self.source.steps() is not None:
+            return pieces is None
+        return self.sync.comm.smallest(int(pieces is not None)) == 0
 
     @property
     def _window_size(self) -> int:
@@ -142,15 +148,6 @@ class Loop:
     def _wait_for_device(self) -> None:
         if self.source.share.device.type == "cuda":
             torch.cuda.synchronize(self.source.share.device)
-
-
-def _load_ahead(
-    window: list[list[Piece]], ahead: Iterator[list[Piece]], upcoming: list[list[Piece]]
-) -> Iterator[list[Piece]]:
-    """The steps of a window, taking one of the next with each, so that loading is part of every step's time."""
-    for pieces in window:
-        upcoming.extend(itertools.islice(ahead, 1))
-        yield pieces
 
 
 def silent(event: str, **values: Any) -> None:

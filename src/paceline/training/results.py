@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,30 +22,38 @@ from paceline.workloads.workload import Workload
 LARGEST_TEST_BATCH = 256
 
 
-def test(config: RunConfig, workload: Workload, sync: Sync, share: Share) -> dict[str, Any]:
-    """Tests the agreed weights, shared among the ranks, and every rank's own replica where asked for."""
+@dataclass(frozen=True)
+class HeldOut:
+    """The test data, as ranks share it and as each goes through all of it."""
+
+    shared: Source
+    whole: Source
+
+
+def held_out(config: RunConfig, workload: Workload, share: Share) -> HeldOut | None:
+    """The test data; None where there is nothing to test. Made before training, so that a mistake in it shows then."""
     if workload.test is None or not config.evaluate:
-        return {}
-    share = dataclasses.replace(share, micro_batches=1)
-    source = _test_source(workload, share, config)
-    with sync.agreed() as model:
-        agreed = evaluate(model, workload, source, config, sync.comm).to_dict()
-    tests: dict[str, Any] = {"test": agreed | {"available": source.samples}}
-    if config.eval_ranks:
-        alone = _test_source(workload, dataclasses.replace(share, rank=0, workers=1), config)
-        own = evaluate(sync.strategy.model, workload, alone, config, comm=None)
-        accuracy = float("nan") if own.accuracy is None else own.accuracy
-        replicas = sync.comm.gather(torch.tensor([own.loss, accuracy], dtype=torch.float64))
-        tests["test_ranks"] = [
-            {"loss": loss, "accuracy": accuracy} for loss, accuracy in (r.tolist() for r in replicas)
-        ]
-    return tests
-
-
-def _test_source(workload: Workload, share: Share, config: RunConfig) -> Source:
+        return None
     # Twice a training micro-batch needs less memory than training it, since nothing is kept for backward.
     each = min(LARGEST_TEST_BATCH, 2 * config.global_batch(share.workers) // (share.workers * config.accumulate))
-    return make_source(workload.test, share, batch=each * share.workers, seed=config.seed, train=False)
+    shared = dataclasses.replace(share, micro_batches=1)
+    alone = dataclasses.replace(shared, rank=0, workers=1)
+    return HeldOut(
+        *[make_source(workload.test, s, batch=each * s.workers, seed=config.seed, train=False) for s in (shared, alone)]
+    )
+
+
+def evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: HeldOut) -> dict[str, Any]:
+    """Tests the agreed weights, shared among the ranks, and every rank's own replica where asked for."""
+    with sync.agreed() as model:
+        agreed = evaluate(model, workload, sources.shared, config, sync.comm).to_dict()
+    tests: dict[str, Any] = {"test": agreed | {"available": sources.shared.samples}}
+    if config.eval_ranks:
+        own = evaluate(sync.strategy.model, workload, sources.whole, config, comm=None)
+        accuracy = float("nan") if own.accuracy is None else own.accuracy
+        replicas = sync.comm.gather(torch.tensor([own.loss, accuracy], dtype=torch.float64))
+        tests["test_ranks"] = [_from_floats(["loss", "accuracy"], replica.tolist()) for replica in replicas]
+    return tests
 
 
 def summarise(config: RunConfig, sync: Sync, source: Source, folder: RunFolder, train_s: float) -> dict[str, Any]:
@@ -78,10 +87,10 @@ def summarise(config: RunConfig, sync: Sync, source: Source, folder: RunFolder, 
 
 
 def _weighted(figures: list[tuple[float | None, int]]) -> float | None:
-    """The mean over all samples of a figure that each rank has for its own."""
+    """The mean over all samples of a figure that each rank has for its own; None if a rank has none."""
     known = [(value, samples) for value, samples in figures if value is not None]
     total = sum(samples for _, samples in known)
-    return sum(value * samples for value, samples in known) / total if total else None
+    return sum(value * samples for value, samples in known) / total if total and len(known) == len(figures) else None
 
 
 def _from_floats(names: list[str], values: list[float]) -> dict[str, Any]:

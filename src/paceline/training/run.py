@@ -34,10 +34,12 @@ def run(
     threads: int | None,
     number: int = 0,
     listen: Report = silent,
+    command: str | None = None,
 ) -> None:
     """Trains, tests, and leaves a record; idle ranks wait until the others are done.
 
-    `number` tells the runs of one job apart. `listen` hears, on every rank, what rank 0 writes to the record's events.
+    `number` tells the runs of one job apart, `command` is what the user typed. `listen` hears, on every rank, what
+    rank 0 writes to the record's events.
     """
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     roles = strategy.roles(world.size)
@@ -48,7 +50,7 @@ def run(
     if comm is None:
         world.wait_for(f"run-{number}")
         return
-    _run_as_worker(config, strategy, world, placement, comm, folder, listen)
+    _run_as_worker(config, strategy, world, placement, comm, folder, listen, command)
     if comm.rank == 0:
         world.announce(f"run-{number}")
 
@@ -61,6 +63,7 @@ def _run_as_worker(
     comm: Comm,
     folder: RunFolder,
     listen: Report,
+    command: str | None,
 ) -> None:
     batch = config.global_batch(comm.world_size)
     workload = load_workload(config)
@@ -70,7 +73,10 @@ def _run_as_worker(
     model = workload.model.to(placement.device, dtype, memory_format=layout)  # type: ignore[call-overload]
     share = Share(comm.rank, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
     source = make_source(workload.train, share, batch=batch, seed=config.seed, reshuffle=config.reshuffle)
+    if not model.training:  # As a whole; parts that a user keeps in evaluation mode stay so.
+        model.train()
     check_gradients(model, workload, source, config, comm.rank)
+    held_out = results.held_out(config, workload, share)
 
     events = EventWriter(folder) if comm.rank == 0 else None
 
@@ -81,8 +87,8 @@ def _run_as_worker(
 
     if comm.rank == 0:
         topology = _topology(config, workload, source.batch, world, placement, comm)
-        topology["lossless"] = strategy.lossless
-        folder.write_run(config=dataclasses.asdict(config), topology=topology, provenance=provenance())
+        topology["exchanges"] = strategy.exchanges
+        folder.write_run(config=dataclasses.asdict(config), topology=topology, provenance=provenance(command))
         report("config", **topology)
     steps = StepWriter(folder, comm.rank)
     sync = Sync(model, _optimizer_factory(config, workload), strategy, comm, config.bn)
@@ -90,10 +96,13 @@ def _run_as_worker(
     loop = Loop(config, workload, sync, source, clock, Ledger(clock, workload, steps), report)
     try:
         train_s = loop.train()
-        tests = results.test(config, workload, sync, share)
-        if tests:
+        summary = results.summarise(config, sync, source, folder, train_s)
+        if comm.rank == 0:
+            folder.write_summary(summary)  # Already now: a test that fails must not cost the figures of the training.
+        if held_out is not None:
+            tests = results.evaluations(config, workload, sync, held_out)
             report("evaluation", **tests)
-        summary = results.summarise(config, sync, source, folder, train_s) | tests
+            summary |= tests
         if comm.rank == 0:
             folder.write_summary(summary)
             report("end")

@@ -39,7 +39,7 @@ class Sync:
         """The module to call."""
         self.buffers = LiveBuffers(model, comm)
         self._buffers_are_old = False
-        if bn == "broadcast" and comm.world_size > 1 and self.buffers.possible:
+        if bn == "broadcast" and strategy.exchanges and comm.world_size > 1 and self.buffers.possible:
             self._undo.callback(model.register_forward_pre_hook(self._refresh_buffers).remove)
 
     @property

@@ -7,17 +7,17 @@ mean over ranks of the losses' gradients the mean over all samples of the global
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from paceline.errors import UsageError, WorkloadError
 from paceline.workloads.data.images import ImageSet
-from paceline.workloads.sampler import Sampler, split
+from paceline.workloads.sampler import Sampler, epoch_key, split
 
 
 @dataclass(frozen=True)
@@ -149,20 +149,25 @@ class Loaded(Indexed):
 
     def __init__(self, loader: DataLoader[Any], sampler: Sampler, share: Share) -> None:
         super().__init__(_fetcher(loader, share, sampler.seed), sampler, share)
-        self._loader = loader
+        self._indices: list[list[int]] = []
+        self._loader = DataLoader(
+            loader.dataset,
+            batch_sampler=_Refilled(self._indices),
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=True,  # Starting them anew each epoch would be part of a step's time.
+        )
 
     def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
         steps = list(super().epoch(epoch))
-        ours = DataLoader(
-            self._loader.dataset,
-            batch_sampler=[piece.content.tolist() for pieces in steps for piece in pieces],
-            num_workers=self._loader.num_workers,
-            collate_fn=self._loader.collate_fn,
-            pin_memory=self._loader.pin_memory,
-            worker_init_fn=self._loader.worker_init_fn,
-            prefetch_factor=self._loader.prefetch_factor,
-        )
-        fetched = iter(ours)
+        self._indices[:] = [piece.content.tolist() for pieces in steps for piece in pieces]
+        fetched = iter(self._loader)
         for pieces in steps:
             yield [replace(piece, content=next(fetched)) for piece in pieces]
 
@@ -170,12 +175,26 @@ class Loaded(Indexed):
         return self.share.place(piece.content)
 
 
+class _Refilled:
+    """A batch sampler whose batches are put in before each epoch."""
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(list(self._batches))
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
 class Stream(Source):
     """An iterable of global batches: every rank goes through it and takes its share of each."""
 
-    def __init__(self, batches: Iterable[Any], share: Share) -> None:
+    def __init__(self, batches: Iterable[Any], share: Share, seed: int) -> None:
         super().__init__(share)
         self._batches = batches
+        self._seed = seed
 
     def steps(self) -> None:
         return None
@@ -188,7 +207,7 @@ class Stream(Source):
         if epoch is not None and hasattr(self._batches, "set_epoch"):
             self._batches.set_epoch(epoch)
         smallest = self.share.workers * self.share.micro_batches if epoch is not None else 1
-        for batch in self._batches:
+        for batch in _drawn_alike(self._batches, epoch_key(self._seed, epoch or 0)):
             total = _samples_in(batch)
             if total >= smallest:
                 yield self._cut(total, epoch, lambda part, batch=batch: _slice(batch, part))  # type: ignore[misc]
@@ -203,18 +222,37 @@ class Stream(Source):
         return None if batch is None else self.share.place(_slice(batch, range(min(samples, _samples_in(batch)))))
 
 
+def _drawn_alike(batches: Iterable[Any], key: int) -> Iterator[Any]:
+    """Goes through batches with random numbers of their own, so that one that shuffles does so alike on all ranks."""
+    state, end = torch.Generator().manual_seed(key).get_state(), object()
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(state)
+        iterator = iter(batches)
+        state = torch.get_rng_state()
+    while True:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(state)
+            batch = next(iterator, end)
+            state = torch.get_rng_state()
+        if batch is end:
+            return
+        yield batch
+
+
 def make_source(
     data: Any, share: Share, *, batch: int, seed: int, reshuffle: bool = True, train: bool = True
 ) -> Source:
     """The source for a data set, tensors, a DataLoader or an iterable of global batches."""
     smallest = share.workers * share.micro_batches if train else 1
     if not _can_index(data):
-        return Stream(data, share)
+        return Stream(data, share, seed)
     size = _samples_of(data)
     if size < smallest:
         raise UsageError(
-            f"{size} training samples are too few for {share.workers} ranks × {share.micro_batches} micro-batches.",
-            hint="use fewer ranks",
+            f"{size} training samples are too few for {share.workers} ranks × {share.micro_batches} micro-batches."
+            if train
+            else "the test data is empty.",
+            hint="use fewer ranks" if train else "give some, or test=None",
         )
     sampler = Sampler(size, batch, seed, shuffle=train, reshuffle=reshuffle, smallest=smallest)
     if isinstance(data, DataLoader) and data.num_workers > 0:
@@ -231,9 +269,10 @@ def _fetcher(data: Any, share: Share, seed: int) -> Callable[[Tensor, int | None
         )
     if isinstance(data, Tensor):
         return lambda indices, _: share.place(data[indices])
-    tensors: Sequence[Tensor] | None = data if isinstance(data, tuple) else getattr(data, "tensors", None)
-    if tensors is not None:
-        return lambda indices, _: share.place(tuple(tensor[indices] for tensor in tensors))
+    if type(data) is TensorDataset:  # Not a subclass, which may have an index of its own.
+        data = data.tensors
+    if isinstance(data, tuple):
+        return lambda indices, _: share.place(tuple(tensor[indices] for tensor in data))
     dataset, collate = (data.dataset, data.collate_fn) if isinstance(data, DataLoader) else (data, default_collate)
     if hasattr(dataset, "__getitems__"):
         return lambda indices, _: share.place(collate(dataset.__getitems__(indices.tolist())))
@@ -262,7 +301,7 @@ def _samples_of(data: Any) -> int:
 def _map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(batch, Tensor):
         return change(batch)
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {key: _map_tensors(value, change) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
         parts = [_map_tensors(value, change) for value in batch]

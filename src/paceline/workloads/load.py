@@ -6,7 +6,6 @@ import importlib
 import inspect
 import traceback
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +27,7 @@ def load_workload(config: RunConfig) -> Workload:
 def _built_in(config: RunConfig) -> Workload:
     if config.workload not in MODELS:
         raise unknown_name("workload", config.workload, MODEL_NAMES)
-    folder = Path(config.data_dir).expanduser() if config.data_dir else data.default_data_dir()
-    train, test = data.load(config.data, data_dir=folder, svhn_extra=config.svhn_extra)
+    train, test = data.load(config.data, data_dir=data.data_dir(config.data_dir), svhn_extra=config.svhn_extra)
     if not config.augment:
         train = replace(train, crop_padding=0, flip=False)
     channels, height, width = train.images.shape[1:]

@@ -1,8 +1,9 @@
 """Which samples each rank trains on: an order that depends on seed and epoch only, never on the world size.
 
-Every sample is trained once an epoch. Global batch i is the same set of samples on 1 rank or on 7; ranks share it in
-contiguous pieces whose sizes differ by at most one. (`DistributedSampler` pads instead, and repeats the same order
-every epoch unless one remembers `set_epoch`: pytorch#25162, #31771.)
+Every sample is trained once an epoch, but for a last batch that is too small to share. Global batch i is the same set
+of samples on 1 rank or on 7; ranks share it in contiguous pieces whose sizes differ by at most one.
+(`DistributedSampler` pads instead, and repeats the same order every epoch unless one remembers `set_epoch`:
+pytorch#25162, #31771.)
 """
 
 from __future__ import annotations
@@ -14,14 +15,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_EPOCH_STRIDE = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: keeps (seed, epoch) pairs apart
-
 
 def split(total: int, parts: int) -> list[range]:
     """Contiguous pieces of `range(total)`, the first ones larger by one where they cannot be equal."""
     size, extra = divmod(total, parts)
     starts = [part * size + min(part, extra) for part in range(parts + 1)]
     return [range(start, stop) for start, stop in itertools.pairwise(starts)]
+
+
+def epoch_key(seed: int, epoch: int) -> int:
+    """The seed of what is random in one epoch.
+
+    Mixed (splitmix64, Steele et al. 2014), since torch's CPU generator looks at the lower 32 bits alone.
+    """
+    mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + 1) % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    return (mixed ^ mixed >> 31) % 2**63
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Sampler:
         """The order of the samples in an epoch."""
         if not self.shuffle:
             return torch.arange(self.size)
-        key = (self.seed + _EPOCH_STRIDE * (epoch if self.reshuffle else 0)) % 2**63
+        key = epoch_key(self.seed, epoch if self.reshuffle else 0)
         return torch.randperm(self.size, generator=torch.Generator().manual_seed(key))
 
     def batches(self, epoch: int) -> Iterator[Tensor]:

@@ -29,7 +29,8 @@ class Workload:
     loss: Callable[[Any, Any], Tensor] | None = None
     """`loss(model(inputs), target)`, the mean over the samples; a batch is then a pair (inputs, target)."""
     step: Callable[[nn.Module, Any], Tensor] | None = None
-    """The other way to say it: `step(model, batch)` returns the mean loss over the samples of the batch."""
+    """The other way to say it: `step(model, batch)` returns the mean loss over the samples of the batch. It has to call
+    `model(…)` itself: strategies go around that call, and what is computed past it is not synchronised."""
     correct: Callable[[Any, Any], Tensor] | None = None
     """`correct(model(inputs), target)`, how many samples are right: gives accuracies."""
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
@@ -40,6 +41,8 @@ class Workload:
     def __post_init__(self) -> None:
         if (self.loss is None) == (self.step is None):
             raise WorkloadError("a workload needs either `loss` or `step`.", hint="give exactly one of the two")
+        if self.correct is not None and self.loss is None:
+            raise WorkloadError("`correct` needs the model's output, which `step` keeps to itself.", hint="use `loss`")
         if not isinstance(self.model, nn.Module):
             raise WorkloadError(f"the model is a {type(self.model).__name__}, not a torch.nn.Module.")
         if not (isinstance(self.train, Iterable | ImageSet) or hasattr(self.train, "__getitem__")):
@@ -61,7 +64,8 @@ class Workload:
         """How many samples of a forward pass are right; None where the workload has no notion of that."""
         if self.correct is None or outcome.output is None:
             return None
-        return self.correct(outcome.output.detach(), outcome.target)
+        with torch.no_grad():
+            return self.correct(outcome.output, outcome.target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,11 @@ def load(spec: str, *, data_dir: Path, svhn_extra: bool = False) -> tuple[ImageS
     return _parse(spec, svhn_extra).load(data_dir)
 
 
+def data_dir(written: str) -> Path:
+    """The folder that `--data-dir` names, or the default one."""
+    return Path(written).expanduser() if written else default_data_dir()
+
+
 def default_data_dir() -> Path:
     """The user's cache folder, as the XDG base directory specification places it (it ignores relative paths)."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
