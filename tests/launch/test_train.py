@@ -288,6 +288,9 @@ def test_two_hosts(tmp_path: Path) -> None:
     record = read_run(tmp_path / "0")
     assert record.summary is not None
     assert [rank["samples"] for rank in record.summary["ranks"]] == [64, 64]
+    elsewhere = read_run(tmp_path / "1")
+    assert list(elsewhere.steps) == [1]
+    assert len(elsewhere.steps[1]) == 8
 
 
 def test_a_host_that_nobody_answers_gives_up(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path) -> RunFolder:
         """Makes the folder, refusing one that already holds a record: results are never overwritten."""
-        if (path / schema.RUN_FILE).exists():
+        if cls(path).is_described:
             raise RecordError(f"{path} already holds a record.", hint="name another folder with --out, or remove it")
         try:
             for folder in (path / schema.LOGS_FOLDER, path / schema.ERRORS_FOLDER):
@@ -39,6 +39,11 @@ class RunFolder:
                 f"cannot write to {path}: {error.strerror}.", hint="name another folder with --out"
             ) from None
         return cls(path)
+
+    @property
+    def is_described(self) -> bool:
+        """Whether what is known before the first step has been written."""
+        return (self.path / schema.RUN_FILE).exists()
 
     def write_run(self, **sections: Any) -> None:
         """What is known before the first step."""

@@ -85,7 +85,8 @@ def _run_as_worker(
             events.write(event, **values)
         listen(event, **values)
 
-    if comm.rank == 0:
+    # Rank 0 describes the run; so does the first rank of a host that does not see rank 0's disk.
+    if comm.rank == 0 or (world.local_rank == 0 and not folder.is_described):
         topology = _topology(config, workload, source.batch, world, placement, comm)
         topology["exchanges"] = strategy.exchanges
         folder.write_run(config=dataclasses.asdict(config), topology=topology, provenance=provenance(command))
