@@ -44,5 +44,4 @@ class Placement:
         torch.use_deterministic_algorithms(config.deterministic)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            torch.backends.cudnn.benchmark = False
             torch.set_float32_matmul_precision("high" if config.precision == "bf16" else "highest")

@@ -113,10 +113,17 @@ class Source(ABC):
 class Indexed(Source):
     """A data set with a length and an index."""
 
-    def __init__(self, fetch: Callable[[Tensor, int | None], Any], sampler: Sampler, share: Share) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[Tensor, int | None], Any],
+        sampler: Sampler,
+        share: Share,
+        indices_on: torch.device | None = None,
+    ) -> None:
         super().__init__(share)
         self._fetch = fetch
         self._sampler = sampler
+        self._indices_on = indices_on
 
     def steps(self) -> int:
         return self._sampler.steps
@@ -134,7 +141,7 @@ class Indexed(Source):
         return self._sampler.size
 
     def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
-        for batch in self._sampler.batches(epoch or 0):
+        for batch in self._sampler.batches(epoch or 0, self._indices_on):
             yield self._cut(len(batch), epoch, lambda part, batch=batch: batch[part.start : part.stop])  # type: ignore[misc]
 
     def fetch(self, piece: Piece) -> Any:
@@ -257,7 +264,7 @@ def make_source(
     sampler = Sampler(size, batch, seed, shuffle=train, reshuffle=reshuffle, smallest=smallest)
     if isinstance(data, DataLoader) and data.num_workers > 0:
         return Loaded(data, sampler, share)
-    return Indexed(_fetcher(data, share, seed), sampler, share)
+    return Indexed(_fetcher(data, share, seed), sampler, share, share.device if isinstance(data, ImageSet) else None)
 
 
 def _fetcher(data: Any, share: Share, seed: int) -> Callable[[Tensor, int | None], Any]:

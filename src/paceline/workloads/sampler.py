@@ -68,8 +68,11 @@ class Sampler:
         key = epoch_key(self.seed, epoch if self.reshuffle else 0)
         return torch.randperm(self.size, generator=torch.Generator().manual_seed(key))
 
-    def batches(self, epoch: int) -> Iterator[Tensor]:
-        """The global batches of an epoch, as indices."""
-        order = self.order(epoch)
+    def batches(self, epoch: int, device: torch.device | None = None) -> Iterator[Tensor]:
+        """The global batches of an epoch, as indices; on a device, all of them are moved there at once.
+
+        Moving a few each step would make the host wait for the GPU, which then runs out of work.
+        """
+        order = self.order(epoch).to(device)
         for step in range(self.steps):
             yield order[step * self.batch : (step + 1) * self.batch]
