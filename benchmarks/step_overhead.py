@@ -8,11 +8,11 @@ CPU time per step to that of hand-written DDP: median (95% interval); 2 ranks ×
 of an AMD EPYC, torch 2.13, Accelerate 1.15, Fabric 2.6; the hand-written loop against itself shows the noise:
 
                       cnn, 100 rounds × 100 steps     vgg11, 40 rounds × 5 steps
-    hand-written          4.27 ms                         223 ms
-    Paceline          1.012 (0.994–1.024)             0.999 (0.991–1.007)
-    itself, again     0.993 (0.980–1.017)             1.006 (0.992–1.018)
-    Accelerate        1.086 (1.064–1.094)             1.006 (0.992–1.015)
-    Fabric            1.028 (1.009–1.037)             1.007 (0.999–1.013)
+    hand-written          4.91 ms                         223 ms
+    Paceline          0.986 (0.966–1.017)             0.999 (0.991–1.007)
+    itself, again     1.017 (0.984–1.040)             1.006 (0.992–1.018)
+    Accelerate        1.071 (1.050–1.116)             1.006 (0.992–1.015)
+    Fabric            1.028 (1.012–1.058)             1.007 (0.999–1.013)
 
     python benchmarks/step_overhead.py [--model cnn] [--rounds 100] [--steps 100] [--json FILE] [--quick]
 """
