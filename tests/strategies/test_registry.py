@@ -216,7 +216,7 @@ def test_what_is_no_strategy_is_refused(own: Callable[[str], str], name: str) ->
 
 def test_a_module_that_is_not_there(own: Callable[[str], str]) -> None:
     own(OWN)
-    with pytest.raises(UsageError, match="there is no module 'nowhere_to_be_found' for the strategy"):
+    with pytest.raises(UsageError, match="there is no module 'nowhere_to_be_found' in "):
         create("nowhere_to_be_found:Mine")
 
 

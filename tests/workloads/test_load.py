@@ -201,7 +201,7 @@ def test_a_module_that_fails_on_import(own: Own, source: str, message: str) -> N
 
 def test_a_module_that_is_not_there(own: Own) -> None:
     own("")
-    with pytest.raises(WorkloadError, match="importing 'nowhere_to_be_found' failed: ModuleNotFoundError"):
+    with pytest.raises(UsageError, match="there is no module 'nowhere_to_be_found' in "):
         load("nowhere_to_be_found:make_workload")
 
 
@@ -253,3 +253,14 @@ def test_right_answers_of_an_output_that_is_not_a_tensor() -> None:
 def test_count_top1() -> None:
     logits = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
     assert int(count_top1(logits, torch.tensor([1, 1, 1]))) == 2
+
+
+def test_a_function_of_keywords_alone_is_not_given_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keywords_alone.py").write_text(
+        "import torch, paceline\n"
+        "def make(*, width=3, **rest):\n"
+        "    model = torch.nn.Linear(1, width)\n"
+        "    return paceline.Workload(model=model, train=torch.ones(3, 1), step=lambda m, x: m(x).sum())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load_workload(RunConfig(workload="keywords_alone:make")).model.out_features == 3

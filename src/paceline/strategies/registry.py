@@ -6,15 +6,14 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import field_docs_of_source
-from paceline.errors import UsageError, WorkloadError, unknown_name
+from paceline.errors import UsageError, unknown_name
+from paceline.own import check_module, import_module
 from paceline.plans import Plan
 from paceline.specs import Spec, build, split_list
 
@@ -136,17 +135,8 @@ def _load(path: str) -> Any:
     from paceline.strategies.base import Strategy
 
     module_name, _, class_name = path.partition(":")
-    if str(Path.cwd()) not in sys.path:  # Where the user's own are, as for workloads.
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"there is no module {error.name!r} for the strategy {path!r}.") from None
-    except Exception as error:
-        detail = traceback.format_exc().rstrip()
-        raise WorkloadError(
-            f"importing {module_name!r} failed: {type(error).__name__}: {error}", detail=detail
-        ) from None
+    check_module(module_name)
+    module = import_module(module_name)
     kind = getattr(module, class_name, None)
     if kind is None:
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from paceline.config import RunConfig
 from paceline.errors import PacelineError, WorkloadError, unknown_name
+from paceline.own import check_module, import_module
 from paceline.workloads import data
 from paceline.workloads.models import MODELS
-from paceline.workloads.names import MODEL_NAMES, find_own_module, is_own
+from paceline.workloads.names import MODEL_NAMES, is_own
 from paceline.workloads.workload import Workload, count_top1
 
 
@@ -43,17 +45,14 @@ def _built_in(config: RunConfig) -> Workload:
 
 def _own(config: RunConfig) -> Workload:
     module_name, _, function_name = config.workload.partition(":")
-    try:
-        find_own_module(module_name)
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise _failed(f"importing {module_name!r}", error) from None
+    check_module(module_name)
+    module = import_module(module_name)
     make = getattr(module, function_name, None)
     if not callable(make):
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise unknown_name(f"function in {module_name!r} named", function_name, functions)
     try:
-        made = make(config) if inspect.signature(make).parameters else make()
+        made = make(config) if _takes_config(make) else make()
     except PacelineError:
         raise
     except Exception as error:
@@ -63,6 +62,11 @@ def _own(config: RunConfig) -> Workload:
             f"{config.workload}() returned a {type(made).__name__}, not a Workload.", hint="return paceline.Workload(…)"
         )
     return made if made.name else replace(made, name=config.workload)
+
+
+def _takes_config(make: Callable[..., Any]) -> bool:
+    kinds = [parameter.kind for parameter in inspect.signature(make).parameters.values()]
+    return any(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
 
 
 def _failed(what: str, error: Exception) -> WorkloadError:
