@@ -160,6 +160,31 @@ class LaunchConfig:
         return self.ranks_per_host or default
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareConfig:
+    """What is compared, and how often it is measured."""
+
+    strategies: str = ""
+    """Strategies to compare, as single,ddp,ddp:bucket_mb=1; or a set: classic, or all that fit [default: classic; with
+    --vary: ddp]."""
+    vary: tuple[str, ...] = ()
+    """Compare a setting: KEY=A,B, with KEY any option of `paceline train`; may be given several times."""
+    repeats: int = 3
+    """How often everything is measured, interleaved; each repeat has its own seed."""
+    max_repeats: int = 10
+    """Measure up to this often while the two fastest cannot be told apart."""
+    proof: bool = True
+    """Prove first that every strategy computes the same mean gradient."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, ("repeats", "max_repeats"), lambda value: value > 0, "more than 0")
+
+    @property
+    def looks(self) -> int:
+        """How often the experiment may stop and ask whether there is a winner."""
+        return max(1, self.max_repeats - self.repeats + 1)
+
+
 ALTERNATIVES = (("batch", "batch_per_rank"), ("ranks", "ranks_per_host"))
 """Two ways to say one thing; who says one has not said the other."""
 
@@ -201,7 +226,7 @@ def field_docs_of_source(definition: ast.ClassDef) -> dict[str, str]:
     return docs
 
 
-def read_toml(path: Path, *kinds: type) -> dict[str, Any]:
+def read_toml(path: Path, *kinds: type, without: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The settings of a TOML file, flat, each checked to be a field of one of `kinds`."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -209,7 +234,7 @@ def read_toml(path: Path, *kinds: type) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}.", hint="--config takes a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
-    known = {field.name: kind for kind in kinds for field in fields(kind)}
+    known = {field.name: kind for kind in kinds for field in fields(kind) if field.name not in without}
     settings: dict[str, Any] = {}
     for written, value in values.items():
         key = written.replace("-", "_")
@@ -222,6 +247,10 @@ def read_toml(path: Path, *kinds: type) -> dict[str, Any]:
     return settings
 
 
+TEXTS = tuple[str, ...]
+"""A setting that may be given several times."""
+
+
 def _members(kind: Any) -> list[Any]:
     members = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
     return [str if typing.get_origin(member) is Literal else member for member in members]
@@ -229,17 +258,20 @@ def _members(kind: Any) -> list[Any]:
 
 def _fits(value: object, kind: Any) -> bool:
     members = _members(kind)
+    if kind == TEXTS:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if isinstance(value, bool):
         return bool in members
     return isinstance(value, tuple(members)) or (isinstance(value, int) and float in members)
 
 
 def _in_words(kind: Any) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", TEXTS: "a list of texts"}
     return " or ".join(words[member] for member in _members(kind) if member in words)
 
 
 def from_mapping(kind: type[Config], values: Mapping[str, Any]) -> Config:
     """Builds one config from a mapping that may hold others' keys too (None means: not given)."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in values.items() if name in names and value is not None})
+    given = {name: value for name, value in values.items() if name in names and value is not None}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})

@@ -66,14 +66,14 @@ def build(options_type: type[Options], values: dict[str, str], owner: str) -> Op
             if not fields:
                 raise UsageError(f"{owner} takes no options, but {key}={text} was given.")
             raise unknown_name(f"{owner} option", key, fields)
-        converted[key] = _convert(hints[key], text, f"{owner}:{key}")
+        converted[key] = convert(hints[key], text, f"{owner}:{key}")
     return options_type(**converted)
 
 
 _TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
 
 
-def _convert(kind: Any, text: str, where: str) -> object:
+def convert(kind: Any, text: str, where: str) -> object:
     """Reads one value as `bool`, `int`, `float`, `str`, `tuple[int, ...]` (written 3x32x32) or an optional of these."""
     if isinstance(kind, types.UnionType):
         if text.lower() == "none" and type(None) in kind.__args__:

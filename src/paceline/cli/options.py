@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.config import ALTERNATIVES, field_docs, from_mapping, read_toml
+from paceline.config import ALTERNATIVES, TEXTS, field_docs, from_mapping, read_toml
 
 OTHER_WAY = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
 POSITIONAL = frozenset({"workload"})
@@ -27,18 +27,22 @@ CONFIG_FILE = inspect.Parameter(
 )
 
 
-def takes(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command an option per field of `kinds`; it is called with the configs built from them, in that order."""
+def takes(*kinds: type, without: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command an option per field of `kinds`; it is called with the configs built from them, in that order.
+
+    Fields named in `without` keep their defaults.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        added = [_option(kind, field) for kind in kinds for field in fields(kind)] + [CONFIG_FILE]
+        added = [_option(kind, field) for kind in kinds for field in fields(kind) if field.name not in without]
+        added.append(CONFIG_FILE)
 
         @functools.wraps(command)
         def run(**given: Any) -> Any:
             file = given.pop(CONFIG_FILE.name)
-            typed = {name: value for name, value in given.items() if value is not None}
-            settings = read_toml(file, *kinds) if file else {}
+            typed = {name: value for name, value in given.items() if value not in (None, [])}
+            settings = read_toml(file, *kinds, without=without) if file else {}
             settings = {name: value for name, value in settings.items() if OTHER_WAY.get(name) not in typed} | typed
             rest = {parameter.name: given[parameter.name] for parameter in own}
             return command(*[from_mapping(kind, settings) for kind in kinds], **rest)
@@ -53,7 +57,7 @@ def takes(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def _option(kind: type, field: Field[Any]) -> inspect.Parameter:
     """The option of one field; its default is None, so that a TOML file can tell whether it was given."""
     help_text = field_docs(kind)[field.name]
-    nothing = field.default in (None, "") or field.default is False or field.default is MISSING
+    nothing = field.default in (None, "", ()) or field.default is False or field.default is MISSING
     if not nothing and "[default" not in help_text:
         shown = "on" if field.default is True else field.default
         help_text += f" [default: {shown}]"
@@ -66,6 +70,8 @@ def _option(kind: type, field: Field[Any]) -> inspect.Parameter:
 
 def _plain(kind: Any) -> Any:
     """The type that typer parses; choices are checked by the config itself, which knows the nearest name."""
+    if kind == TEXTS:
+        return list[str]
     if isinstance(kind, types.UnionType):
         (kind,) = [member for member in kind.__args__ if member is not type(None)]
     return str if typing.get_origin(kind) is typing.Literal else kind

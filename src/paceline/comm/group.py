@@ -35,6 +35,12 @@ class Comm:
         dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self.control)
         return int(tensor)
 
+    def largest(self, value: float) -> float:
+        """The greatest of the ranks' values."""
+        tensor = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
+        return float(tensor)
+
     def gather(self, values: Tensor) -> list[Tensor]:
         """Every rank's small CPU tensor, on every rank."""
         everyone = [torch.empty_like(values) for _ in range(self.world_size)]

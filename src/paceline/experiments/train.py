@@ -44,9 +44,9 @@ def started_by_a_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def new_folder(config: RunConfig) -> Path:
-    """Makes a folder under runs/, named so that a listing tells the runs apart; no two runs get the same."""
-    words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{config.workload}-{config.strategy}")
+def new_folder(config: RunConfig, what: str | None = None) -> Path:
+    """Makes a folder under runs/, named so that a listing tells them apart; no two runs or experiments get the same."""
+    words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{config.workload}-{what or config.strategy}")
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
     for attempt in itertools.count(1):
         path = Path("runs") / (name if attempt == 1 else f"{name}-{attempt}")

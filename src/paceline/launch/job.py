@@ -1,4 +1,4 @@
-"""A job: the runs that a set of ranks does in turn, as a file that the launcher writes and the ranks read."""
+"""A job: what a set of ranks does, as a file that the launcher writes and the ranks read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from paceline.config import RunConfig
 from paceline.records import RunFolder
@@ -13,14 +14,18 @@ from paceline.records.provenance import command_line
 
 JOB_FILE = "job.json"
 
+Task = Literal["train", "prove"]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """Runs that the same processes do one after the other."""
 
     folder: RunFolder
     """Where logs and errors of the ranks go."""
     runs: tuple[tuple[RunConfig, RunFolder], ...]
+    task: Task = "train"
+    """What is done with each of them."""
     timeout: float
     """Seconds after which a rank that waits for others gives up."""
     iface: str | None = None
@@ -31,18 +36,24 @@ class Job:
     @classmethod
     def single(cls, config: RunConfig, folder: RunFolder, *, iface: str | None, threads: int | None) -> Job:
         """One run, whose folder is the job's."""
-        return cls(folder, ((config, folder),), config.timeout, iface, threads, command_line())
+        return cls(
+            folder=folder,
+            runs=((config, folder),),
+            timeout=config.timeout,
+            iface=iface,
+            threads=threads,
+            command=command_line(),
+        )
 
     def write(self) -> Path:
         """Leaves the job where the ranks will read it."""
         path = self.folder.path / JOB_FILE
         content = {
-            "runs": [{"config": dataclasses.asdict(config), "folder": str(f.path)} for config, f in self.runs],
-            "timeout": self.timeout,
-            "iface": self.iface,
-            "threads": self.threads,
-            "command": self.command,
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("folder", "runs")
         }
+        content["runs"] = [{"config": dataclasses.asdict(config), "folder": str(f.path)} for config, f in self.runs]
         path.write_text(json.dumps(content, indent=2) + "\n")
         return path
 
@@ -50,11 +61,5 @@ class Job:
     def read(cls, path: Path) -> Job:
         """Reads what `write` wrote."""
         content = json.loads(path.read_text())
-        return cls(
-            folder=RunFolder(path.parent),
-            runs=tuple((RunConfig(**run["config"]), RunFolder(Path(run["folder"]))) for run in content["runs"]),
-            timeout=content["timeout"],
-            iface=content["iface"],
-            threads=content["threads"],
-            command=content["command"],
-        )
+        runs = tuple((RunConfig(**run["config"]), RunFolder(Path(run["folder"]))) for run in content.pop("runs"))
+        return cls(folder=RunFolder(path.parent), runs=runs, **content)

@@ -7,10 +7,11 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.launch.failures import record_failure
-from paceline.launch.job import Job
+from paceline.launch.job import Job, Task
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,11 +40,13 @@ def main() -> None:
 def work(job: Job) -> None:
     """Joins the others, does every run of the job, leaves."""
     from paceline.comm import join_world, leave_world
+    from paceline.training.proof import prove_run
     from paceline.training.run import run
 
+    tasks: dict[Task, Callable[..., None]] = {"train": run, "prove": prove_run}
     world = join_world(timeout_s=job.timeout, iface=job.iface)
     for number, (config, folder) in enumerate(job.runs):
-        run(config, world, folder, threads=job.threads, number=number, command=job.command)
+        tasks[job.task](config, world, folder, threads=job.threads, number=number, command=job.command)
     leave_world()
 
 

@@ -58,15 +58,8 @@ def read_run(path: Path) -> RunRecord:
     run_file = path / schema.RUN_FILE
     if not run_file.is_file():
         raise RecordError(f"{path} holds no record: {schema.RUN_FILE} is missing.", hint="name a run's own folder")
-    run = _read_json(run_file)
-    if run.get("schema") != schema.SCHEMA_VERSION:
-        raise RecordError(
-            f"{path} has schema {run.get('schema')}, but this version of Paceline reads {schema.SCHEMA_VERSION}.",
-            hint="read it with the version that wrote it; run.json names it",
-        )
-    missing = {"config", "topology", "provenance"} - run.keys()
-    if missing:
-        raise RecordError(f"{run_file} is damaged: it has no {', '.join(sorted(missing))}.")
+    run = read_json(run_file)
+    check_schema(run, run_file, {"config", "topology", "provenance"})
     summary_file = path / schema.SUMMARY_FILE
     return RunRecord(
         path=path,
@@ -75,7 +68,7 @@ def read_run(path: Path) -> RunRecord:
         provenance=run["provenance"],
         steps={int(file.stem.removeprefix("rank-")): read_steps(file) for file in sorted(path.glob("rank-*.csv"))},
         events=read_events(path / schema.EVENTS_FILE),
-        summary=_read_json(summary_file) if summary_file.is_file() else None,
+        summary=read_json(summary_file) if summary_file.is_file() else None,
         finished=(path / schema.FINISHED_FILE).is_file(),
     )
 
@@ -114,7 +107,20 @@ def _read_text(file: Path) -> str:
         raise RecordError(f"{file} is damaged: {error}.") from None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def check_schema(content: dict[str, Any], file: Path, sections: set[str]) -> None:
+    """Refuses what another version wrote, or what lacks a section."""
+    if content.get("schema") != schema.SCHEMA_VERSION:
+        raise RecordError(
+            f"{file} has schema {content.get('schema')}, but this version of Paceline reads {schema.SCHEMA_VERSION}.",
+            hint="read it with the version that wrote it, which it names",
+        )
+    missing = sections - content.keys()
+    if missing:
+        raise RecordError(f"{file} is damaged: it has no {', '.join(sorted(missing))}.")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.errors import RecordError
 from paceline.records import schema
@@ -53,6 +53,10 @@ class RunFolder:
         """The figures of the whole run."""
         write_json(self.path / schema.SUMMARY_FILE, summary)
 
+    def write_parity(self, parity: Mapping[str, Any]) -> None:
+        """How far the strategy's gradients are from one process's."""
+        write_json(self.path / schema.PARITY_FILE, parity)
+
     def mark_finished(self) -> None:
         """Says that the run did all it set out to do."""
         write_json(self.path / schema.FINISHED_FILE, {"time": time.time()})
@@ -85,10 +89,18 @@ class StepWriter:
         self._file.close()
 
 
-class EventWriter:
-    """Appends what happens in the run, one JSON object a line."""
+class Folder(Protocol):
+    """What events can be written to: a run's folder, or an experiment's."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+
+
+class EventWriter:
+    """Appends what happens in a run or an experiment, one JSON object a line."""
+
+    def __init__(self, folder: Folder) -> None:
         self._file = (folder.path / schema.EVENTS_FILE).open("w", encoding="utf-8")
         self._start = time.perf_counter()
 

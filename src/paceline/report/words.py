@@ -35,3 +35,32 @@ def count(value: int) -> str:
 def plural(value: int, noun: str) -> str:
     """A count with its noun."""
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
+
+
+def size(value: float | None) -> str:
+    """A number of bytes, in the decimal units that networks are sold in."""
+    if value is None:
+        return "–"
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= 0.9995 * limit:
+            return f"{value / limit:.{2 if value < 9.995 * limit else 1}f} {unit}"
+    return f"{value:.0f} B"
+
+
+def factor(value: float | None) -> str:
+    """How many times something is something else."""
+    return "–" if value is None else f"{value:.2f}×"
+
+
+def time_range(low: float | None, high: float | None) -> str:
+    """An interval of durations, with one unit for both ends."""
+    if low is None or high is None:
+        return ""
+    scale, unit = (1000, "ms") if high < 0.999995 else (1, "s")
+    decimals = 2 if high * scale < 100 else 1
+    return f"{scale * low:.{decimals}f}–{scale * high:.{decimals}f} {unit}"
+
+
+def listed(names: list[str]) -> str:
+    """Names as a sentence has them: a, b and c."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

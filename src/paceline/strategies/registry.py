@@ -49,7 +49,7 @@ ENTRIES = {
     )
 }
 
-SETS = {"classic": ("single", "none", "gather_scatter", "p2p", "allreduce", "ddp")}
+SETS = {"classic": ("single", "none", "gather_scatter", "p2p", "allreduce", "ddp"), "all": tuple(ENTRIES)}
 """Names for several strategies at once."""
 
 
@@ -95,6 +95,11 @@ def parse_list(text: str) -> list[str]:
     if not names:
         raise UsageError("no strategy was named.", hint=f"known: {', '.join(ENTRIES)}; sets: {', '.join(SETS)}")
     return names
+
+
+def in_a_set(text: str, strategy: str) -> bool:
+    """Whether a strategy of `text` was meant by a set alone: where it does not fit it is left out, not refused."""
+    return strategy not in split_list(text)
 
 
 def plan_of(text: str) -> Callable[..., Plan]:

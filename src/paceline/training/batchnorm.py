@@ -46,6 +46,11 @@ class LiveBuffers:
         """Whether the model has any buffer that could change."""
         return bool(self._slots)
 
+    @property
+    def bytes(self) -> int:
+        """The size of those that are known to change."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
+
     def broadcast(self) -> None:
         """Gives every rank rank 0's."""
         if not self._looked:

@@ -41,8 +41,8 @@ class Window:
     """The global mean loss of each step."""
     samples: int
     correct: int | None
-    mean_wall_s: float
-    """The ranks' mean of the time it took, the same number on all of them."""
+    wall_s: float
+    """The time it took the slowest rank, the same number on all of them."""
 
 
 class Ledger:
@@ -89,14 +89,13 @@ class Ledger:
         self.settle()
         rows, self._window = self._window, []
         own = [[row.loss * row.samples, row.samples, row.correct] for row in rows]
-        totals = comm.sum(torch.tensor([*own, [wall_s, 0, 0]], dtype=torch.float64))
-        losses, samples, correct = totals[:-1].unbind(1)
+        losses, samples, correct = comm.sum(torch.tensor(own, dtype=torch.float64)).unbind(1)
         counted = all(row.correct != NOT_COUNTED for row in rows)
         return Window(
             losses=(losses / samples).tolist(),
             samples=int(samples.sum()),
             correct=int(correct.sum()) if counted else None,
-            mean_wall_s=float(totals[-1, 0]) / comm.world_size,
+            wall_s=comm.largest(wall_s),
         )
 
     def _row(self, number: int, step: _Open) -> StepRow:

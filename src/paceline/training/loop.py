@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from paceline.analysis.timing import WindowTime
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, UPDATE, StepClock
@@ -21,6 +22,8 @@ from paceline.workloads.workload import Workload
 
 _ONE_SHOT = "give a data set or something that can be iterated again, not a generator that runs once"
 
+WARM_UP_STEPS = 5
+"""The first window: reducers build their buckets, allocators and caches fill. Its time never counts."""
 WINDOW_S = 0.5
 """Ranks exchange their losses this often, not more: a message every few short steps would cost more than all else."""
 MOST_LOGS_PER_WINDOW = 50
@@ -40,18 +43,20 @@ class Loop:
     clock: StepClock
     ledger: Ledger
     report: Report
+    windows: list[WindowTime] = field(default_factory=list)
+    """What was timed so far."""
     _logs_per_window: int = 1
 
-    def train(self) -> float:
-        """Trains for the epochs or steps asked for; returns the seconds of it, evaluation and bookkeeping left out."""
-        seconds, step = 0.0, 0
+    def train(self) -> None:
+        """Trains for the epochs or steps asked for."""
+        step = 0
         total = self.total_steps()
         self.report("start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped)
         for epoch in itertools.count():
             before, end, ended = step, self._epoch_end(step, total), False
             steps = self.source.epoch(epoch)
             while not ended and step != end:
-                window = self._window_size - step % self._window_size
+                window = self._window_end(step) - step
                 count = window if end is None else min(window, end - step)
                 began = time.perf_counter()
                 trained = self._train_steps(epoch, steps, count)
@@ -60,14 +65,13 @@ class Loop:
                 wall_s = time.perf_counter() - began
                 ended = trained < count
                 if trained:
-                    seconds += wall_s
                     step += trained
                     self._report_window(epoch, step, wall_s)
             self.report("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
             if step == before:
                 raise WorkloadError(f"the training data gave no batch in epoch {epoch + 1}.", hint=_ONE_SHOT)
             if step == total or (total is None and epoch + 1 == (self.config.epochs or 1)):
-                return seconds
+                return
         raise AssertionError("the loop ends by its steps or its epochs")
 
     def _train_steps(self, epoch: int, steps: Iterator[list[Piece]], count: int) -> int:
@@ -125,21 +129,24 @@ class Loop:
             return pieces is None
         return self.sync.comm.smallest(int(pieces is not None)) == 0
 
-    @property
-    def _window_size(self) -> int:
-        """Steps in a window: whole periods, and so many that closing it costs next to nothing."""
+    def _window_end(self, step: int) -> int:
+        """Where a window ends: after whole periods, and so many steps that closing it costs next to nothing."""
         period = self.sync.strategy.period
-        return -(-self.config.log_every * self._logs_per_window // period) * period
+        if step == 0:
+            return -(-WARM_UP_STEPS // period) * period
+        size = -(-self.config.log_every * self._logs_per_window // period) * period
+        return step + size - step % size
 
     def _report_window(self, epoch: int, step: int, wall_s: float) -> None:
         window = self.ledger.close_window(wall_s, self.sync.comm)
-        log_s = window.mean_wall_s * self.config.log_every / len(window.losses)
+        self.windows.append(WindowTime(len(window.losses), window.wall_s))
+        log_s = window.wall_s * self.config.log_every / len(window.losses)
         self._logs_per_window = max(1, min(MOST_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
         self.report(
             "log",
             epoch=epoch,
             step=step,
-            wall_s=wall_s,
+            wall_s=window.wall_s,
             losses=window.losses,
             samples=window.samples,
             correct=window.correct,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,10 @@ class Parity:
         """Whether the gradients are the same up to rounding."""
         return self.error < self.tolerance
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
     def check(self) -> None:
         """Raises unless it holds, saying what the gradient is instead."""
         if self.holds:
@@ -78,9 +82,18 @@ class Probe(torch.optim.Optimizer):
 
 
 def prove(
-    strategy: Strategy, workload: Workload, share: Share, config: RunConfig, comm: Comm, steps: int = 3
+    strategy: Strategy,
+    workload: Workload,
+    share: Share,
+    config: RunConfig,
+    comm: Comm,
+    steps: int = 3,
+    expected: list[Gradients] | None = None,
 ) -> Parity:
-    """Runs a few steps under the strategy and the oracle, and compares; ends the strategy, but not the groups."""
+    """Runs a few steps under the strategy and compares them with the oracle's, which only rank 0 needs to have.
+
+    It ends the strategy, but not the groups.
+    """
     source = make_source(workload.train, share, batch=config.global_batch(comm.world_size), seed=config.seed)
     model = copy.deepcopy(workload.model)
     sync = Sync(model, Probe, strategy, comm, config.bn)
@@ -93,13 +106,16 @@ def prove(
     assert isinstance(sync.optimizer, Probe)
     seen = sync.optimizer.seen
     sync.detach()
-    expected = oracle(copy.deepcopy(workload.model), workload, share, config, steps) if comm.rank == 0 else seen
-    worst = max(_compare(found, step, workload.model, comm) for found, step in zip(seen, expected, strict=True))
+    if comm.rank == 0 and expected is None:
+        expected = oracle(workload.model, workload, share, config, steps)
+    pairs = zip(seen, seen if expected is None else expected, strict=True)
+    worst = max(_compare(found, step, workload.model, comm) for found, step in pairs)
     return Parity(strategy.name, comm.world_size, *worst, TOLERANCE[share.dtype])
 
 
 def oracle(model: nn.Module, workload: Workload, share: Share, config: RunConfig, steps: int) -> list[Gradients]:
     """The mean gradient of each step, by one process that trains every rank's pieces one after the other."""
+    model = copy.deepcopy(model)
     workers = 1 if config.bn == "sync" else share.workers
     batch = config.global_batch(share.workers)
     sources = [

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paceline.analysis.summary import summarise_rank
+from paceline.analysis.timing import WindowTime, step_time
 from paceline.config import RunConfig
 from paceline.records import RunFolder
 from paceline.records.reader import read_steps
@@ -16,6 +17,7 @@ from paceline.records.schema import steps_file
 from paceline.training.batchnorm import spread
 from paceline.training.evaluate import evaluate
 from paceline.training.sync import Sync
+from paceline.training.traffic import planned_traffic
 from paceline.workloads.batches import Share, Source, make_source
 from paceline.workloads.workload import Workload
 
@@ -56,15 +58,17 @@ def evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: Held
     return tests
 
 
-def summarise(config: RunConfig, sync: Sync, source: Source, folder: RunFolder, train_s: float) -> dict[str, Any]:
+def summarise(
+    config: RunConfig, sync: Sync, source: Source, folder: RunFolder, windows: list[WindowTime], peak: int | None
+) -> dict[str, Any]:
     """The figures of the run, the same on every rank: each sums up its own steps, which may be on another host."""
     own = summarise_rank(sync.rank, read_steps(folder.path / steps_file(sync.rank))).to_dict()
+    own["peak_bytes"] = peak
     names = list(own)
     values = [float("nan") if own[name] is None else float(own[name]) for name in names]
     gathered = sync.comm.gather(torch.tensor(values, dtype=torch.float64))
     ranks = [_from_floats(names, everyone.tolist()) for everyone in gathered]
-    step_times = [rank["step_s"] for rank in ranks if rank["step_s"] is not None]
-    step_s = sum(step_times) / len(step_times) if step_times else None
+    step_s = step_time(windows)
     samples = sum(rank["samples"] for rank in ranks) / (ranks[0]["steps"] or 1)
     per_epoch = source.expected_steps
     estimate = None
@@ -73,13 +77,14 @@ def summarise(config: RunConfig, sync: Sync, source: Source, folder: RunFolder, 
     return {
         "strategy": config.strategy,
         "steps": ranks[0]["steps"],
-        "train_s": train_s,
+        "train_s": sum(window.wall_s for window in windows),
         "step_s": step_s,
         "samples_per_s": samples / step_s if step_s else None,
         "average_loss": _weighted([(rank["average_loss"], rank["samples"]) for rank in ranks]),
         "train_accuracy": _weighted([(rank["accuracy"], rank["samples"]) for rank in ranks]),
         "estimate": estimate,
         "ranks": ranks,
+        "traffic": planned_traffic(config.strategy, sync),
         "dropped_per_epoch": source.dropped,
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": spread(list(sync.strategy.model.parameters()), sync.comm),
@@ -94,5 +99,5 @@ def _weighted(figures: list[tuple[float | None, int]]) -> float | None:
 
 
 def _from_floats(names: list[str], values: list[float]) -> dict[str, Any]:
-    counts = {"rank", "steps", "samples", "diverged_step"}
+    counts = {"rank", "steps", "samples", "diverged_step", "peak_bytes"}
     return {n: None if v != v else int(v) if n in counts else v for n, v in zip(names, values, strict=True)}

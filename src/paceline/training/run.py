@@ -6,23 +6,21 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import nn
 
-from paceline.comm import Comm, World, open_comm
+from paceline.comm import World
 from paceline.config import RunConfig
 from paceline.measure.cores import usable_cores
+from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.steps import step_clock
 from paceline.records import EventWriter, RunFolder, StepWriter, provenance
-from paceline.strategies.base import MakeOptimizer, Role, Strategy
-from paceline.strategies.registry import create
+from paceline.strategies.base import MakeOptimizer
 from paceline.training import results
 from paceline.training.check import check_gradients
 from paceline.training.ledger import Ledger
 from paceline.training.loop import Loop, Report, silent
-from paceline.training.placement import Placement
-from paceline.training.precision import storage_dtype
+from paceline.training.stage import Stage, set_stage
 from paceline.training.sync import Sync
-from paceline.workloads.batches import Share, make_source
-from paceline.workloads.load import load_workload
 from paceline.workloads.workload import Workload
 
 
@@ -41,42 +39,21 @@ def run(
     `number` tells the runs of one job apart, `command` is what the user typed. `listen` hears, on every rank, what
     rank 0 writes to the record's events.
     """
-    strategy = create(config.strategy, allow_unused=config.allow_unused)
-    roles = strategy.roles(world.size)
-    placement = Placement.choose(config, world, roles, threads)
-    active = [rank for rank, role in enumerate(roles) if role is not Role.IDLE]
-    placement.apply(config)
-    comm = open_comm(active, device=placement.device, backend=placement.backend, timeout_s=config.timeout)
-    if comm is None:
+    stage = set_stage(config, world, threads)
+    if stage is None:
         world.wait_for(f"run-{number}")
         return
-    _run_as_worker(config, strategy, world, placement, comm, folder, listen, command)
-    if comm.rank == 0:
+    _run_as_worker(stage, folder, listen, command)
+    if stage.comm.rank == 0:
         world.announce(f"run-{number}")
 
 
-def _run_as_worker(
-    config: RunConfig,
-    strategy: Strategy,
-    world: World,
-    placement: Placement,
-    comm: Comm,
-    folder: RunFolder,
-    listen: Report,
-    command: str | None,
-) -> None:
-    batch = config.global_batch(comm.world_size)
-    workload = load_workload(config)
-    torch.manual_seed(config.seed * 1_000_003 + comm.rank + 1)  # What is random from here on differs between ranks.
-    dtype = storage_dtype(config.precision)
-    layout = torch.channels_last if config.channels_last else torch.preserve_format
-    model = workload.model.to(placement.device, dtype, memory_format=layout)  # type: ignore[call-overload]
-    share = Share(comm.rank, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
-    source = make_source(workload.train, share, batch=batch, seed=config.seed, reshuffle=config.reshuffle)
-    if not model.training:  # As a whole; parts that a user keeps in evaluation mode stay so.
-        model.train()
+def _run_as_worker(stage: Stage, folder: RunFolder, listen: Report, command: str | None) -> None:
+    config, workload, comm, model = stage.config, stage.workload, stage.comm, stage.model
+    peak_is_ours = reset_peak(stage.placement.device)
+    source = stage.source()
     check_gradients(model, workload, source, config, comm.rank)
-    held_out = results.held_out(config, workload, share)
+    held_out = results.held_out(config, workload, stage.share)
 
     events = EventWriter(folder) if comm.rank == 0 else None
 
@@ -86,18 +63,18 @@ def _run_as_worker(
         listen(event, **values)
 
     # Rank 0 describes the run; so does the first rank of a host that does not see rank 0's disk.
-    if comm.rank == 0 or (world.local_rank == 0 and not folder.is_described):
-        topology = _topology(config, workload, source.batch, world, placement, comm)
-        topology["exchanges"] = strategy.exchanges
+    if comm.rank == 0 or (stage.world.local_rank == 0 and not folder.is_described):
+        topology = _topology(stage, source.batch)
         folder.write_run(config=dataclasses.asdict(config), topology=topology, provenance=provenance(command))
         report("config", **topology)
     steps = StepWriter(folder, comm.rank)
-    sync = Sync(model, _optimizer_factory(config, workload), strategy, comm, config.bn)
-    clock = step_clock(placement.device)
+    sync = Sync(model, _optimizer_factory(config, workload), stage.strategy, comm, config.bn)
+    clock = step_clock(stage.placement.device)
     loop = Loop(config, workload, sync, source, clock, Ledger(clock, workload, steps), report)
     try:
-        train_s = loop.train()
-        summary = results.summarise(config, sync, source, folder, train_s)
+        loop.train()
+        peak = peak_bytes(stage.placement.device) if peak_is_ours else None  # Of training: testing comes after it.
+        summary = results.summarise(config, sync, source, folder, loop.windows, peak)
         if comm.rank == 0:
             folder.write_summary(summary)  # Already now: a test that fails must not cost the figures of the training.
         if held_out is not None:
@@ -124,16 +101,18 @@ def _optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
     )
 
 
-def _topology(
-    config: RunConfig, workload: Workload, batch: int | None, world: World, placement: Placement, comm: Comm
-) -> dict[str, Any]:
+def _topology(stage: Stage, batch: int | None) -> dict[str, Any]:
     """What was chosen for the run: printed as its configuration line, kept in its record."""
-    each = [] if batch is None else sorted({batch // comm.world_size, -(-batch // comm.world_size)})
+    config, workload, world, placement = stage.config, stage.workload, stage.world, stage.placement
+    workers = stage.comm.world_size
+    each = [] if batch is None else sorted({batch // workers, -(-batch // workers)})
     return {
         "workload": workload.name,
         "strategy": config.strategy,
+        "lossless": stage.strategy.lossless,
+        "exchanges": stage.strategy.exchanges,
         "world_size": world.size,
-        "workers": comm.world_size,
+        "workers": workers,
         "ranks_per_host": world.local_size,
         "batch": batch,
         "batch_per_rank": each,
@@ -144,6 +123,8 @@ def _topology(
         "cores": usable_cores(),
         "parameters": sum(p.numel() for p in workload.model.parameters()),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in workload.model.parameters() if p.requires_grad),
+        "batch_norm_layers": sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in workload.model.modules()),
+        "classes": workload.classes,
         "own_optimizer": workload.optimizer is not None,
         "lr": config.lr,
         "log_every": config.log_every,

@@ -39,7 +39,9 @@ class Sync:
         """The module to call."""
         self.buffers = LiveBuffers(model, comm)
         self._buffers_are_old = False
+        self._broadcasts_buffers = False
         if bn == "broadcast" and strategy.exchanges and comm.world_size > 1 and self.buffers.possible:
+            self._broadcasts_buffers = True
             self._undo.callback(model.register_forward_pre_hook(self._refresh_buffers).remove)
 
     @property
@@ -56,6 +58,11 @@ class Sync:
     def optimizer(self) -> torch.optim.Optimizer:
         """What this rank steps; learning-rate schedulers attach to it."""
         return self.strategy.optimizer
+
+    @property
+    def broadcast_bytes(self) -> int:
+        """What rank 0 broadcasts before each step: the buffers that training changes, as far as known by now."""
+        return self.buffers.bytes if self._broadcasts_buffers else 0
 
     def microbatch(self, last: bool) -> AbstractContextManager[Any]:
         """Goes around forward and backward of one micro-batch."""

@@ -40,6 +40,7 @@ def _built_in(config: RunConfig) -> Workload:
         test=test,
         loss=F.cross_entropy,
         correct=count_top1,
+        classes=train.classes,
     )
 
 

@@ -36,6 +36,8 @@ class Workload:
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
     """Makes the optimiser from (name, parameter) pairs, as torch's own accept them. It decides on the learning rate by
     itself; None is SGD as `--lr`, `--momentum` and `--weight-decay` say."""
+    classes: int | None = None
+    """How many classes a sample can be of, where that makes sense: accuracies are then judged against chance."""
     name: str = ""
 
     def __post_init__(self) -> None:

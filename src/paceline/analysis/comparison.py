@@ -1,0 +1,317 @@
+"""Strategies side by side: every figure of the comparison table, from records alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.analysis.decision import ERROR_RATE, Decision, decide
+from paceline.analysis.parting import Parting, partings
+from paceline.analysis.pool import Pool
+from paceline.analysis.statistics import Estimate, of_levels, of_times, paired_difference, paired_ratio
+from paceline.analysis.summary import summarise_rank
+from paceline.analysis.timing import step_time, windows_of
+from paceline.records import RunRecord
+from paceline.records.experiment import Contender
+
+Repeat = tuple[int, int]
+UNEVEN = 0.05
+"""Ranks that wait for each other in every step take the same time; a larger difference wants an explanation."""
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank of one contender: medians over the repeats. A figure is None where nothing was measured."""
+
+    rank: int
+    samples: int
+    average_loss: float | None
+    accuracy: float | None
+    first_step_s: float | None
+    step_s: float | None
+    data_s: float | None
+    forward_s: float | None
+    backward_s: float | None
+    update_s: float | None
+    peak_bytes: float | None
+    sent_bytes: int | None
+    received_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender's figures. A figure is None where nothing was measured."""
+
+    contender: Contender
+    repeats: int
+    step_s: Estimate | None
+    """Time per iteration."""
+    samples_per_s: Estimate | None
+    ratio: Estimate | None
+    """Its time per sample ÷ the reference's, paired by repeat; with equal batches, the ratio of the step times."""
+    exposed: Estimate | None
+    """The share of the step that goes away when nothing is exchanged: 1 − the bound's step ÷ this one's, paired."""
+    busiest_sent_bytes: int | None
+    """What the rank that sends most puts on the wire in a step, by the plan: gradients and broadcast buffers."""
+    imbalance: float | None
+    """The bytes that the busiest rank moves, in and out, ÷ those of the least busy."""
+    train_loss: Estimate | None
+    test_loss: Estimate | None
+    test_accuracy: Estimate | None
+    peak_bytes: float | None
+    """Of the rank that needed most, while training."""
+    workers: int | None
+    batch: int | None
+    ranks: list[RankRow]
+    accuracy_gain: Estimate | None
+    """Its test accuracy less the reference's, paired by repeat; an interval for all contenders together."""
+    uneven: float | None
+    """By how much the ranks' times per iteration differ, where that should not be."""
+    failure: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        values = asdict(self)
+        del values["contender"]
+        return {"name": self.contender.name, **asdict(self.contender), **values}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The proof of parity of one contender."""
+
+    contender: str
+    error: float
+    tolerance: float
+    lossless: bool
+    ranks: int
+    steps: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self) | {"holds": self.holds}
+
+    @property
+    def holds(self) -> bool:
+        """Whether the gradients are the same up to rounding."""
+        return self.error < self.tolerance
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The whole answer, best first."""
+
+    pool: Pool
+    rows: list[Row]
+    decision: Decision
+    proofs: list[Proof]
+    partings: list[Parting]
+    warnings: list[str]
+    interrupted: bool
+
+    @property
+    def reference(self) -> str | None:
+        """The contender that ratios are relative to."""
+        return self.pool.reference
+
+    def row(self, name: str) -> Row:
+        """A contender's row."""
+        return next(row for row in self.rows if row.contender.name == name)
+
+    def with_role(self, role: str) -> list[Row]:
+        """The rows of the candidates, the bounds or the baselines that were measured."""
+        return [row for row in self.rows if row.contender.role == role and row.step_s is not None]
+
+
+def compare(pool: Pool) -> Comparison:
+    """Everything that the records of a pool say about its contenders."""
+    costs = {contender.name: cost_per_sample(pool, contender.name) for contender in pool.contenders}
+    failures = {e["contender"]: e["message"] for e in pool.events if e["event"] == "failure"}
+    bounds = [contender for contender in pool.contenders if contender.role == "bound"]
+    rows = [_row(pool, contender, costs, bounds, failures.get(contender.name)) for contender in pool.contenders]
+    slowest = float("inf")
+    rows.sort(key=lambda row: statistics.median(costs[row.contender.name].values() or [slowest]))
+    looks = max((design.get("looks", 1) for design in pool.designs), default=1)
+    return Comparison(
+        pool=pool,
+        rows=rows,
+        decision=decide(pool.contenders, costs, looks),
+        proofs=[_proof(event) for event in pool.events if event["event"] == "parity"],
+        partings=partings(pool),
+        warnings=list(_warnings(pool, rows)),
+        interrupted=any(event["event"] == "interrupted" for event in pool.events),
+    )
+
+
+def cost_per_sample(pool: Pool, contender: str) -> dict[Repeat, float]:
+    """Seconds per sample trained, by repeat."""
+    costs = {}
+    for repeat, run in pool.runs_of(contender).items():
+        step_s, samples = step_time(windows_of(run)), _samples_per_step(run)
+        if step_s and samples:
+            costs[repeat] = step_s / samples
+    return costs
+
+
+def _samples_per_step(run: RunRecord) -> float | None:
+    logs = run.events_of("log")[1:]
+    steps = sum(len(event["losses"]) for event in logs)
+    return sum(event["samples"] for event in logs) / steps if steps else None
+
+
+def _row(
+    pool: Pool,
+    contender: Contender,
+    costs: Mapping[str, Mapping[Repeat, float]],
+    bounds: Sequence[Contender],
+    failure: str | None,
+) -> Row:
+    runs = pool.runs_of(contender.name)
+    own = costs[contender.name]
+    times = [step_time(windows_of(runs[repeat])) for repeat in own]
+    ranks = _rank_rows(list(runs.values()))
+    sent = [rank.sent_bytes for rank in ranks if rank.sent_bytes is not None]
+    reference = costs.get(pool.reference or "", {})
+    first = next(iter(runs.values()), None)
+    return Row(
+        contender=contender,
+        repeats=len(own),
+        step_s=of_times([time for time in times if time is not None]),
+        samples_per_s=of_times([1 / cost for cost in own.values()]),
+        ratio=paired_ratio(own, reference),
+        exposed=_exposed(contender, own, costs, bounds),
+        busiest_sent_bytes=max(sent, default=None),
+        imbalance=_imbalance(ranks),
+        train_loss=of_levels(_figures(runs, lambda s: s["average_loss"])),
+        test_loss=of_levels(_figures(runs, lambda s: s["test"]["loss"])),
+        test_accuracy=of_levels(_figures(runs, lambda s: s["test"]["accuracy"])),
+        peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
+        workers=first.topology["workers"] if first else None,
+        batch=first.topology["batch"] if first else None,
+        ranks=ranks,
+        accuracy_gain=_accuracy_gain(pool, contender.name),
+        uneven=_uneven(ranks) if first and first.topology["exchanges"] else None,
+        failure=failure,
+    )
+
+
+def _imbalance(ranks: Sequence[RankRow]) -> float | None:
+    moved = [(rank.sent_bytes or 0) + (rank.received_bytes or 0) for rank in ranks]
+    return max(moved) / min(moved) if all(moved) and moved else None
+
+
+def _exposed(
+    contender: Contender,
+    own: Mapping[Repeat, float],
+    costs: Mapping[str, Mapping[Repeat, float]],
+    bounds: Sequence[Contender],
+) -> Estimate | None:
+    """Against the bound under the same settings; undefined for what exchanges nothing anyway."""
+    alike = [bound for bound in bounds if bound.settings == contender.settings]
+    if contender.role != "candidate" or not alike:
+        return None
+    bound = costs[alike[0].name]
+    return of_levels([1 - bound[repeat] / own[repeat] for repeat in own if repeat in bound])
+
+
+def _accuracy_gain(pool: Pool, name: str) -> Estimate | None:
+    if pool.reference is None or name == pool.reference:
+        return None
+    level = 1 - ERROR_RATE / max(1, len(pool.contenders) - 1)
+    return paired_difference(_accuracies(pool, name), _accuracies(pool, pool.reference), level)
+
+
+def _accuracies(pool: Pool, name: str) -> dict[Repeat, float]:
+    tests = {repeat: (run.summary or {}).get("test") or {} for repeat, run in pool.runs_of(name).items()}
+    return {repeat: test["accuracy"] for repeat, test in tests.items() if test.get("accuracy") is not None}
+
+
+def _figures(runs: Mapping[Repeat, RunRecord], read: Callable[[dict[str, Any]], float | None]) -> list[float]:
+    found = []
+    for run in runs.values():
+        try:
+            value = read(run.summary or {})
+        except KeyError:
+            continue
+        if value is not None:
+            found.append(value)
+    return found
+
+
+def _rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
+    ranks = sorted({rank for run in runs for rank in run.steps})
+    return [_rank_row(rank, [run for run in runs if rank in run.steps]) for rank in ranks]
+
+
+def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
+    summaries = [summarise_rank(rank, run.steps[rank]).to_dict() for run in runs]
+    kept = [run.summary for run in runs if run.summary is not None]
+    peaks = [figures["peak_bytes"] for summary in kept for figures in summary["ranks"] if figures["rank"] == rank]
+    traffic = next((summary["traffic"] for summary in kept if summary.get("traffic")), None)
+
+    def median(name: str, values: Sequence[Any] | None = None) -> float | None:
+        known = [v for v in (values or [summary[name] for summary in summaries]) if v is not None]
+        return float(statistics.median(known)) if known else None
+
+    names = ("average_loss", "accuracy", "first_step_s", "step_s", "data_s", "forward_s", "backward_s", "update_s")
+    return RankRow(
+        rank=rank,
+        samples=max(summary["samples"] for summary in summaries),
+        **{name: median(name) for name in names},
+        peak_bytes=median("peak_bytes", peaks) if peaks else None,
+        sent_bytes=traffic["sent_bytes"][rank] if traffic else None,
+        received_bytes=traffic["received_bytes"][rank] if traffic else None,
+    )
+
+
+def _uneven(ranks: Sequence[RankRow]) -> float | None:
+    times = [rank.step_s for rank in ranks if rank.step_s]
+    apart = max(times) / min(times) - 1 if times else 0.0
+    return apart if apart > UNEVEN else None
+
+
+def _proof(event: Mapping[str, Any]) -> Proof:
+    return Proof(
+        contender=event["contender"],
+        error=float("inf") if event["error"] is None else event["error"],
+        tolerance=event["tolerance"],
+        lossless=event["lossless"],
+        ranks=event["ranks"],
+        steps=event["steps"],
+    )
+
+
+def _warnings(pool: Pool, rows: Sequence[Row]) -> list[str]:
+    """What a reader has to know before believing the table."""
+    found = []
+    machines = {(p.get("host"), p.get("cpu")) for p in pool.provenances}
+    if len(machines) > 1:
+        names = ", ".join(sorted(f"{host} ({cpu})" for host, cpu in machines))
+        found.append(f"These records come from different machines: {names}. Their times cannot be compared.")
+    versions = {str(p.get("versions", {}).get("torch")) for p in pool.provenances}
+    if len(versions) > 1:
+        found.append(f"These records come from different versions of torch: {', '.join(sorted(versions))}.")
+    if len(pool.designs) > 1 or (not pool.designs and len(pool.entries) > 1):
+        found.append(
+            "These runs were not measured interleaved, so a busy moment of the machine may look like a difference."
+        )
+    over = next((entry.run.topology for entry in pool.entries if _over_subscribed(entry.run.topology)), None)
+    if over:
+        found.append(
+            f"{over['workers']} ranks share {over['cores']:g} cores, so they wait for each other's turn: "
+            "times compare strategies on this machine, and say nothing about more machines."
+        )
+    for row in rows:
+        if row.uneven is not None:
+            found.append(
+                f"{row.contender.name}: time per iteration differs by {100 * row.uneven:.0f}% between ranks, "
+                "which a synchronous run should not show."
+            )
+    return found
+
+
+def _over_subscribed(topology: Mapping[str, Any]) -> bool:
+    threads = min(topology["workers"], topology["ranks_per_host"]) * topology["threads"]
+    return bool(topology["device"] == "cpu" and threads > topology["cores"])

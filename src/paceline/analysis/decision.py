@@ -1,0 +1,64 @@
+"""Is there a clear winner? Decided between the two fastest candidates, by an interval that allows for looking often."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.analysis.statistics import Estimate, paired_ratio
+from paceline.records.experiment import Contender
+
+ERROR_RATE = 0.05
+"""How often an experiment may name a winner where there is none, all its looks taken together."""
+NO_DIFFERENCE = 0.01
+"""Less than this is no difference that anyone should act on."""
+
+Outcome = Literal["winner", "same", "open", "alone", "nothing"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What can be said about the two fastest candidates."""
+
+    outcome: Outcome
+    """`winner`: the first is faster. `same`: they are within 1% of each other, for certain. `open`: neither is certain.
+    `alone`: there is one candidate only. `nothing`: there is none."""
+    first: str | None = None
+    second: str | None = None
+    ratio: Estimate | None = None
+    """The second's time per sample ÷ the first's; the interval is as wide as the number of looks demands."""
+    level: float | None = None
+    """The confidence of that interval."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        ratio = None if self.ratio is None else self.ratio.to_dict()
+        return {
+            "outcome": self.outcome,
+            "first": self.first,
+            "second": self.second,
+            "ratio": ratio,
+            "level": self.level,
+        }
+
+
+def decide(contenders: Sequence[Contender], costs: Mapping[str, Mapping[Any, float]], looks: int) -> Decision:
+    """Whether the fastest candidate is faster than the next, given seconds per sample by contender and repeat.
+
+    An experiment that measures until it sees a difference finds one by chance sooner or later. Each of its `looks`
+    therefore gets its part of the error that is allowed in all (Bonferroni).
+    """
+    candidates = [c.name for c in contenders if c.role == "candidate" and costs[c.name]]
+    candidates.sort(key=lambda name: statistics.median(costs[name].values()))
+    if len(candidates) < 2:
+        return Decision("alone", candidates[0]) if candidates else Decision("nothing")
+    first, second = candidates[:2]
+    level = 1 - ERROR_RATE / looks
+    ratio = paired_ratio(costs[second], costs[first], level)
+    assert ratio is not None
+    if ratio.low is not None and ratio.low > 1 + NO_DIFFERENCE:
+        return Decision("winner", first, second, ratio, level)
+    outcome: Outcome = "same" if ratio.within(1 - NO_DIFFERENCE, 1 + NO_DIFFERENCE) else "open"
+    return Decision(outcome, first, second, ratio, level)

@@ -1,0 +1,113 @@
+"""Where runs that should compute the same part from each other, and why: BatchNorm, rounding, or something else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from paceline.analysis.pool import Pool
+from paceline.analysis.timing import losses_of
+from paceline.records import RunRecord
+
+VISIBLE = 1e-3
+"""A relative difference of the loss that a plot would show."""
+ROUNDING = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 1e-2}
+"""How far apart the first loss may be, at equal weights, from adding the same numbers up in another order."""
+
+Cause = Literal["none", "rounding", "batch_norm", "setting", "unknown"]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """How one lossless run's losses part from another's of the same seed."""
+
+    contender: str
+    reference: str
+    steps: int
+    """Steps that both have."""
+    first_step: int | None
+    """The first whose losses differ at all, from 0; None if all are equal to the last bit."""
+    visible_step: int | None
+    """The first whose losses differ by 0.1% or more."""
+    at_start: float
+    """The relative difference of the first loss, at equal weights."""
+    at_end: float
+    cause: Cause
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def partings(pool: Pool) -> list[Parting]:
+    """Every lossless contender against the reference (or the first lossless one), in the first repeat both have."""
+    lossless = {contender.name for contender in pool.contenders if contender.lossless}
+    names = [contender.name for contender in pool.contenders if contender.name in lossless]
+    base = pool.reference if pool.reference in lossless else next(iter(names), None)
+    if base is None:
+        return []
+    found = []
+    for contender in pool.contenders:
+        pair = _first_pair(pool, contender.name, base)
+        if contender.name in lossless and contender.name != base and pair is not None:
+            found.append(_part(contender.name, base, *pair))
+    return found
+
+
+def identical_groups(pool: Pool) -> list[list[str]]:
+    """Lossless contenders whose losses are equal to the last bit, in the first repeat; groups of two or more."""
+    groups: dict[tuple[float, ...], list[str]] = {}
+    first = min((entry.repeat for entry in pool.entries), default=None)
+    lossless = {contender.name for contender in pool.contenders if contender.lossless}
+    for entry in pool.entries:
+        losses = losses_of(entry.run)
+        if entry.repeat == first and entry.contender in lossless and losses:
+            groups.setdefault(tuple(losses), []).append(entry.contender)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _first_pair(pool: Pool, one: str, other: str) -> tuple[RunRecord, RunRecord] | None:
+    ones, others = pool.runs_of(one), pool.runs_of(other)
+    common = sorted(repeat for repeat in ones if repeat in others)
+    return (ones[common[0]], others[common[0]]) if common else None
+
+
+def _part(name: str, base: str, run: RunRecord, reference: RunRecord) -> Parting:
+    apart = [_relative(a, b) for a, b in zip(losses_of(run), losses_of(reference), strict=False)]
+    return Parting(
+        contender=name,
+        reference=base,
+        steps=len(apart),
+        first_step=next((step for step, difference in enumerate(apart) if difference > 0), None),
+        visible_step=next((step for step, difference in enumerate(apart) if difference >= VISIBLE), None),
+        at_start=apart[0] if apart else 0.0,
+        at_end=apart[-1] if apart else 0.0,
+        cause=_cause(run, reference, apart),
+    )
+
+
+def _cause(run: RunRecord, reference: RunRecord, apart: Sequence[float]) -> Cause:
+    """Before any update the weights are equal, so what differs in the first loss is the forward pass alone."""
+    if not any(apart):
+        return "none"
+    differing = {k for k in run.config if run.config[k] != reference.config.get(k)} - {"strategy"}
+    if differing - {"bn"}:
+        return "setting"
+    if run.topology["batch_norm_layers"] and _normalised_over(run) != _normalised_over(reference):
+        return "batch_norm"
+    return "rounding" if apart[0] <= ROUNDING[run.config["precision"]] else "unknown"
+
+
+def _normalised_over(run: RunRecord) -> int:
+    """Into how many shards a batch falls whose statistics BatchNorm takes apart."""
+    return 1 if run.config["bn"] == "sync" else int(run.topology["workers"])
+
+
+def _relative(one: float, other: float) -> float:
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    if math.isnan(one) or math.isnan(other):
+        return math.inf
+    return abs(one - other) / max(abs(one), abs(other))

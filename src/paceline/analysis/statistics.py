@@ -1,0 +1,114 @@
+"""Estimates from a few repeats, with intervals, and paired comparisons between them.
+
+Times and ratios are handled as logarithms: a machine that is disturbed makes a step twice as long, never half as long,
+and the interval of a ratio should not depend on which side is called the first. Intervals are Student's, over repeats:
+the steps of one run are correlated, so counting them would promise a certainty that is not there.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LEVEL = 0.95
+"""Confidence of the intervals shown in tables."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure over repeats."""
+
+    value: float
+    """The median."""
+    low: float | None
+    high: float | None
+    """The interval; None from a single repeat, or where nothing is paired."""
+    repeats: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"value": self.value, "low": self.low, "high": self.high, "repeats": self.repeats}
+
+    def spans(self, value: float) -> bool:
+        """Whether the interval leaves a value possible; without an interval everything is."""
+        return self.low is None or self.high is None or self.low <= value <= self.high
+
+    def within(self, low: float, high: float) -> bool:
+        """Whether the whole interval lies between two bounds."""
+        return self.low is not None and self.high is not None and low <= self.low and self.high <= high
+
+
+def of_times(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
+    """The median of positive figures (times, rates, ratios), with an interval from their logarithms."""
+    return _estimate(values, level, math.log, math.exp)
+
+
+def of_levels(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
+    """The median of figures that may be zero or negative (losses, accuracies, differences), with an interval."""
+    return _estimate(values, level, float, float)
+
+
+def paired_ratio(one: Mapping[Any, float], other: Mapping[Any, float], level: float = LEVEL) -> Estimate | None:
+    """How many times `other`'s figure `one`'s is, from the repeats that both have.
+
+    What was not measured in the same repeat cannot be paired: then it is the ratio of the medians, without an interval.
+    """
+    common = [key for key in one if key in other]
+    if common:
+        return of_times([one[key] / other[key] for key in common], level)
+    if not one or not other:
+        return None
+    return Estimate(statistics.median(one.values()) / statistics.median(other.values()), None, None, 0)
+
+
+def paired_difference(one: Mapping[Any, float], other: Mapping[Any, float], level: float = LEVEL) -> Estimate | None:
+    """`one`'s figure less `other`'s, from the repeats that both have."""
+    return of_levels([one[key] - other[key] for key in one if key in other], level)
+
+
+def _estimate(
+    values: Sequence[float], level: float, into: Callable[[float], float], back: Callable[[float], float]
+) -> Estimate | None:
+    if not values:
+        return None
+    median = float(statistics.median(values))
+    if len(values) == 1:
+        return Estimate(median, None, None, 1)
+    scaled = [into(value) for value in values]
+    centre = statistics.fmean(scaled)
+    half = student_t_quantile((1 + level) / 2, len(scaled) - 1) * statistics.stdev(scaled) / math.sqrt(len(scaled))
+    # The centre is a mean, the value a median: among outliers the interval is stretched to hold the value it is about.
+    return Estimate(median, min(back(centre - half), median), max(back(centre + half), median), len(values))
+
+
+def student_t_quantile(probability: float, freedom: int) -> float:
+    """The value that Student's t with whole degrees of freedom stays below with a probability of a half or more.
+
+    Measuring decides by it when to stop, and measuring must run where scipy is not: hence by hand, from the finite sums
+    of Abramowitz and Stegun, 26.7.3 and 26.7.4, solved by bisection.
+    """
+    low, high = 0.0, 1.0
+    while _student_t_below(high, freedom) < probability:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_t_below(middle, freedom) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def _student_t_below(t: float, freedom: int) -> float:
+    """The probability that Student's t is below `t` ≥ 0."""
+    angle = math.atan2(t, math.sqrt(freedom))
+    odd = freedom % 2
+    total = term = math.cos(angle) if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= (k - 1) / k * math.cos(angle) ** 2
+        total += term
+    if odd:
+        inside = 2 / math.pi * (angle + (math.sin(angle) * total if freedom > 1 else 0.0))
+    else:
+        inside = math.sin(angle) * total
+    return (1 + inside) / 2

@@ -1,0 +1,55 @@
+"""`paceline compare`: strategies side by side, the main job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import takes
+from paceline.config import CompareConfig, LaunchConfig, RunConfig
+from paceline.errors import INTERRUPTED_EXIT_CODE
+
+
+@takes(RunConfig, LaunchConfig, CompareConfig, without=frozenset({"strategy"}))
+def command(
+    run: RunConfig,
+    launch: LaunchConfig,
+    config: CompareConfig,
+    *,
+    out: Annotated[Path | None, typer.Option(help="Folder of the records [default: a new one under runs/].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
+) -> int:
+    """Compare strategies: prove that they compute the same, measure them interleaved, say which to pick and why.
+
+    Ctrl-C ends it early, and reports what was measured until then.
+    """
+    from rich.console import Console
+
+    from paceline.analysis.comparison import compare as compare_records
+    from paceline.analysis.pool import pool
+    from paceline.experiments.compare import compare
+    from paceline.records.experiment import is_experiment, read_experiment
+    from paceline.report.board import Board
+    from paceline.report.comparison import print_comparison, print_next, to_json
+
+    messages = Console(stderr=True, highlight=False)
+    folders: list[Path] = []
+    interrupted = False
+    try:
+        compare(run, launch, config, out, Board(messages), folders.append)
+    except KeyboardInterrupt:
+        if not folders or not is_experiment(folders[0]):
+            raise
+        interrupted = True
+    comparison = compare_records(pool([read_experiment(folders[0])]))
+    report = None
+    if as_json:
+        typer.echo(json.dumps(to_json(comparison), indent=2))
+    else:
+        console = Console(width=None if messages.is_terminal else 150)
+        print_comparison(comparison, console)
+        print_next(comparison, report, console)
+    return INTERRUPTED_EXIT_CODE if interrupted else 0

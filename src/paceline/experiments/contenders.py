@@ -1,0 +1,123 @@
+"""What `compare` compares: strategies, settings, or both, each with a name of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.config import CompareConfig, RunConfig
+from paceline.errors import UsageError, unknown_name
+from paceline.experiments.checks import check_strategy
+from paceline.experiments.names import check_names
+from paceline.records.experiment import Contender
+from paceline.records.experiment import Role as ContenderRole
+from paceline.specs import convert, split_list
+from paceline.strategies.base import Role, Strategy
+from paceline.strategies.registry import create, in_a_set, parse_list
+
+FIXED = {
+    "strategy": "name strategies with --strategies a,b",
+    "seed": "each repeat has its own seed, the same for all contenders",
+    "batch_per_rank": "vary batch, the global one",
+    "log_every": "it changes nothing that is measured",
+    "timeout": "it changes nothing that is measured",
+}
+"""Settings that cannot be varied, and what to do instead."""
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A contender, with the configuration of its runs."""
+
+    contender: Contender
+    config: RunConfig
+
+
+def make_entrants(base: RunConfig, compare: CompareConfig, ranks: int) -> list[Entrant]:
+    """Every strategy under every combination of the settings that vary, checked, in the order they were named."""
+    text = compare.strategies or ("ddp" if compare.vary else "classic")
+    strategies = parse_list(text)
+    variations = list(_variations(compare.vary))
+    base = _with_global_batch(base, ranks, varies={key for variation in variations for key in variation})
+    several = len(set(strategies)) > 1 or not compare.vary
+    entrants: list[Entrant] = []
+    taken: dict[str, int] = {}
+    for strategy_text, settings in itertools.product(strategies, variations):
+        config = replace(base, strategy=strategy_text, **settings)
+        check_names(config)
+        strategy = create(strategy_text)
+        try:
+            check_strategy(config, strategy, ranks)
+        except UsageError:
+            if in_a_set(text, strategy_text):
+                continue
+            raise
+        words = [strategy_text] if several else []
+        name = " ".join([*words, *[f"{key}={_shown(value)}" for key, value in settings.items()]])
+        taken[name] = taken.get(name, 0) + 1
+        if taken[name] > 1:
+            name = f"{name} ({taken[name]})"
+        contender = Contender(name, strategy_text, settings, _role(strategy, ranks), strategy.lossless)
+        entrants.append(Entrant(contender, config))
+    if not entrants:
+        raise UsageError(f"none of {text} fits these settings.", hint="`paceline strategies` lists what there is")
+    return entrants
+
+
+def reference_of(contenders: Sequence[Contender]) -> str:
+    """The contender that ratios are relative to: `ddp`, else the first that could be picked, else the first."""
+    candidates = [contender for contender in contenders if contender.role == "candidate"]
+    named = [contender for contender in candidates if contender.strategy == "ddp"]
+    return (named or candidates or list(contenders))[0].name
+
+
+def _variations(vary: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Every combination of the settings in `KEY=A,B` texts."""
+    axes = [_axis(text) for text in vary]
+    keys = [key for key, _ in axes]
+    if len(set(keys)) < len(keys):
+        raise UsageError(f"--vary names {keys[0]} twice.", hint="name all values of a setting at once: KEY=A,B,C")
+    for values in itertools.product(*[values for _, values in axes]):
+        yield dict(zip(keys, values, strict=True))
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    key, equals, listed = text.partition("=")
+    key = key.strip().lstrip("-").replace("-", "_")
+    if not equals or not listed.strip():
+        raise UsageError(f"--vary {text!r} names no values.", hint="write it as --vary KEY=A,B")
+    kinds = typing.get_type_hints(RunConfig)
+    if key in FIXED:
+        raise UsageError(f"--vary cannot vary {key}.", hint=FIXED[key])
+    if key not in kinds:
+        raise unknown_name("setting", key, kinds.keys() - FIXED.keys())
+    return key, [convert(kinds[key], value, f"--vary {key}") for value in split_list(listed)]
+
+
+def _with_global_batch(config: RunConfig, ranks: int, varies: set[str]) -> RunConfig:
+    """The same global batch for all, `single` too: --batch-per-rank is what each of the ranks gets."""
+    if "batch" in varies or config.batch_per_rank is None:
+        return replace(config, batch_per_rank=None)
+    return replace(config, batch=config.batch_per_rank * ranks, batch_per_rank=None)
+
+
+def _role(strategy: Strategy, ranks: int) -> ContenderRole:
+    if not strategy.exchanges:
+        return "bound"
+    alone = strategy.roles(max(2, ranks)).count(Role.WORKER) == 1
+    return "baseline" if alone else "candidate"
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def shared_settings(base: RunConfig, entrants: Sequence[Entrant]) -> dict[str, Any]:
+    """The settings that all entrants have, for the record."""
+    varied = {"strategy", *[key for entrant in entrants for key in entrant.contender.settings]}
+    values = dataclasses.asdict(entrants[0].config if entrants else base)
+    return {key: value for key, value in values.items() if key not in varied}

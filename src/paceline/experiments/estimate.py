@@ -1,0 +1,76 @@
+"""How long an experiment will take, from a few samples trained in this process: said before anyone has to wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from paceline.config import RunConfig
+from paceline.experiments.checks import gpus_to_use
+from paceline.experiments.contenders import Entrant
+from paceline.measure.cores import usable_cores
+from paceline.training.check import check_gradients
+from paceline.training.precision import autocast, storage_dtype
+from paceline.workloads.batches import Share, make_source
+from paceline.workloads.load import load_workload
+
+SAMPLES = 16
+LAUNCH_S = 4.0
+"""Starting ranks and importing torch in them, where there is a core for each."""
+RUN_S = 0.5
+"""Setting up and closing one run: groups, data, a dry backward pass."""
+PROOF_STEPS = 8
+"""Steps of a full batch that proving one strategy costs at most."""
+SYNCHRONISING = 1.3
+"""What a step takes more than its computation, as a guess for all strategies together."""
+
+
+def estimate_s(entrants: Sequence[Entrant], ranks: int, repeats: int, *, proof: bool) -> float | None:
+    """Seconds that the proofs and `repeats` repeats will take; None on a GPU, which is left alone until ranks start.
+
+    A workload that cannot be trained is found out here, before any rank is started.
+    """
+    if gpus_to_use(entrants[0].config):
+        return None
+    launch_s = LAUNCH_S * max(1.0, ranks / usable_cores())
+    sample_s: dict[RunConfig, tuple[float, int, int]] = {}
+    runs_s = proofs_s = 0.0
+    for entrant in entrants:
+        alike = replace(entrant.config, strategy="")
+        if alike not in sample_s:
+            sample_s[alike] = _try_out(entrant.config)
+        each_s, steps_per_epoch, tested = sample_s[alike]
+        batch = entrant.config.global_batch(ranks)
+        steps = entrant.config.steps or steps_per_epoch * (entrant.config.epochs or 1)
+        runs_s += RUN_S + (steps * batch * SYNCHRONISING + tested / 3) * each_s
+        proofs_s += RUN_S + PROOF_STEPS * min(batch, 8 * ranks) * each_s
+    return repeats * (launch_s + runs_s) + (launch_s + proofs_s if proof else 0.0)
+
+
+def _try_out(config: RunConfig) -> tuple[float, int, int]:
+    """Seconds per sample on all cores of this machine, steps in an epoch, and samples that a run is tested on."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, int(usable_cores())))
+    try:
+        workload = load_workload(config)
+        dtype = storage_dtype(config.precision)
+        layout = torch.channels_last if config.channels_last else torch.preserve_format
+        model = workload.model.to(dtype=dtype, memory_format=layout).train()  # type: ignore[call-overload]
+        share = Share(0, 1, 1, torch.device("cpu"), dtype, config.channels_last)
+        source = make_source(workload.train, share, batch=config.global_batch(1), seed=config.seed)
+        check_gradients(model, workload, source, config, rank=0)
+        batch = source.peek(min(SAMPLES, config.global_batch(1)))
+        times = []
+        for _ in range(2 if batch is not None else 0):
+            began = time.perf_counter()
+            with autocast(config.precision, share.device):
+                outcome = workload.evaluate(model, batch)
+            outcome.loss.backward()
+            times.append(time.perf_counter() - began)
+        tested = len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0
+        return min(times, default=0.0) / SAMPLES, source.expected_steps or 1, tested
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,121 @@
+"""What an experiment leaves on disk: what was compared, the runs and where they are, proofs, failures, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.errors import RecordError
+from paceline.records import schema
+from paceline.records.reader import RunRecord, check_schema, read_events, read_json, read_run
+from paceline.records.writer import write_json
+
+Role = Literal["candidate", "bound", "baseline"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One of the things compared: a strategy, under settings."""
+
+    name: str
+    """What tables call it; no two in an experiment are called the same."""
+    strategy: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What `--vary` set for it."""
+    role: Role = "candidate"
+    """A bound exchanges nothing, so it cannot be picked; a baseline trains in one process; the rest are candidates."""
+    lossless: bool = True
+
+
+@dataclass(frozen=True)
+class ExperimentFolder:
+    """The folder of an experiment while it goes on."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, *, kind: str, contenders: Sequence[Contender], **sections: Any) -> ExperimentFolder:
+        """Makes the folder and says what will be done, refusing a folder that already holds a record."""
+        for file in (schema.EXPERIMENT_FILE, schema.RUN_FILE):
+            if (path / file).exists():
+                raise RecordError(
+                    f"{path} already holds a record.", hint="name another folder with --out, or remove it"
+                )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            described = {"schema": schema.SCHEMA_VERSION, "kind": kind, "contenders": [asdict(c) for c in contenders]}
+            write_json(path / schema.EXPERIMENT_FILE, described | sections)
+        except OSError as error:
+            hint = "name another folder with --out"
+            raise RecordError(f"cannot write to {path}: {error.strerror}.", hint=hint) from None
+        return cls(path)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run of an experiment."""
+
+    contender: Contender
+    repeat: int
+    """From 0; runs of one repeat were made by the same processes, from the same seed."""
+    run: RunRecord
+
+
+@dataclass(frozen=True)
+class ExperimentRecord:
+    """An experiment as it stands on disk."""
+
+    path: Path
+    kind: str
+    contenders: list[Contender]
+    config: dict[str, Any]
+    """The settings that all runs share."""
+    design: dict[str, Any]
+    """How it was measured: ranks, repeats, when to stop."""
+    provenance: dict[str, Any]
+    events: list[dict[str, Any]]
+    runs: list[Measured]
+
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of one kind, in order."""
+        return [event for event in self.events if event["event"] == kind]
+
+
+def is_experiment(path: Path) -> bool:
+    """Whether a folder holds an experiment, and not a run of its own."""
+    return (path / schema.EXPERIMENT_FILE).is_file()
+
+
+def read_experiment(path: Path) -> ExperimentRecord:
+    """Reads an experiment, also one that was cut short or is still going on; runs that never started are left out."""
+    if not is_experiment(path):
+        raise RecordError(f"{path} holds no experiment: {schema.EXPERIMENT_FILE} is missing.")
+    content = read_json(path / schema.EXPERIMENT_FILE)
+    check_schema(content, path / schema.EXPERIMENT_FILE, {"kind", "contenders", "config", "design", "provenance"})
+    contenders = [_contender(entry, path) for entry in content["contenders"]]
+    by_name = {contender.name: contender for contender in contenders}
+    events = read_events(path / schema.EVENTS_FILE)
+    runs = [
+        Measured(by_name[event["contender"]], event["repeat"], read_run(path / event["folder"]))
+        for event in events
+        if event["event"] == "run" and (path / event["folder"] / schema.RUN_FILE).is_file()
+    ]
+    return ExperimentRecord(
+        path=path,
+        kind=content["kind"],
+        contenders=contenders,
+        config=content["config"],
+        design=content["design"],
+        provenance=content["provenance"],
+        events=events,
+        runs=runs,
+    )
+
+
+def _contender(entry: Mapping[str, Any], path: Path) -> Contender:
+    try:
+        return Contender(**entry)
+    except TypeError as error:
+        raise RecordError(f"{path / schema.EXPERIMENT_FILE} is damaged: {error}.") from None

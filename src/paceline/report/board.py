@@ -1,0 +1,149 @@
+"""Shows a comparison while it goes on: what runs, what is left, the figures so far. It follows the records."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from paceline.analysis.comparison import Comparison
+from paceline.config import RunConfig
+from paceline.errors import PacelineError
+from paceline.records.schema import FINISHED_FILE, steps_file
+from paceline.report.live import Tail
+from paceline.report.words import factor, percent, plural, seconds
+
+POLL_S = 0.2
+
+
+class Turn(Protocol):
+    """A contender's turn, and the folder its run grows in."""
+
+    @property
+    def name(self) -> str:
+        """What the contender is called."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its run."""
+
+
+class Board:
+    """What the user sees of an experiment; quiet on anything but a terminal, where it prints a line per stage."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._comparison: Comparison | None = None
+        self._repeats = "?"
+
+    def plan(self, design: dict[str, Any], config: RunConfig) -> None:
+        """What will be done, and how long it will take."""
+        least, most = design["repeats"], max(design["repeats"], design["max_repeats"])
+        self._repeats = str(least) if least == most else f"{least}–{most}"
+        self._print(plan_in_words(design, config, self._repeats))
+
+    def proved(self, name: str, parity: dict[str, Any]) -> None:
+        """A proof is done."""
+        self._print(f"  {name}: {proof_in_words(parity)}")
+
+    def failed(self, name: str, error: PacelineError) -> None:
+        """A contender is out."""
+        self._print(f"{name} failed and is left out: {error.message}")
+        if error.detail:
+            self._print(error.detail)
+        if error.hint:
+            self._print(f"hint: {error.hint}")
+
+    def look(self, comparison: Comparison, repeats: int) -> None:
+        """A repeat is done, and this is what is known."""
+        self._comparison = comparison
+        if not self._console.is_terminal:
+            known = [row for row in comparison.rows if row.step_s is not None]
+            times = " · ".join(f"{row.contender.name} {seconds(row.step_s.value)}" for row in known if row.step_s)
+            self._print(f"after {plural(repeats, 'repeat')}: {times}")
+
+    @contextmanager
+    def launch(self, stage: str, turns: Sequence[Turn], steps: int | None) -> Iterator[None]:
+        """Follows the turns of one launch for the length of a `with`."""
+        if not self._console.is_terminal:
+            yield
+            return
+        progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._current = progress.add_task("starting ranks", total=steps, unit="steps")
+        title = stage if stage == "proof" else f"{stage} of {self._repeats}"
+        self._overall = progress.add_task(title, total=len(turns), unit="runs")
+        stop = threading.Event()
+        follow = threading.Thread(target=self._follow, args=(progress, turns, stop), daemon=True)
+        with Live(Group(self._figures(), progress), console=self._console, refresh_per_second=8, transient=True):
+            follow.start()
+            try:
+                yield
+            finally:
+                stop.set()
+                follow.join()
+
+    def _follow(self, progress: Progress, turns: Sequence[Turn], stop: threading.Event) -> None:
+        tails = [Tail(turn.folder / steps_file(0)) for turn in turns]
+        counts = [0] * len(turns)
+        while not stop.wait(POLL_S):
+            done = sum((turn.folder / FINISHED_FILE).exists() for turn in turns)
+            progress.update(self._overall, completed=done)
+            if done < len(turns):
+                counts[done] += sum(not line.startswith("step") for line in tails[done].new_lines())
+                progress.update(self._current, description=escape(turns[done].name), completed=counts[done])
+
+    def _figures(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        if self._comparison is None:
+            return table
+        for heading in ("so far", "time/iteration", "", "exposed"):
+            table.add_column(heading, justify="right" if heading != "so far" else "left")
+        for row in self._comparison.rows:
+            if row.step_s is not None:
+                exposed = percent(row.exposed.value, 0) if row.exposed else "–"
+                ratio = factor(row.ratio.value) if row.ratio else "–"
+                table.add_row(escape(row.contender.name), seconds(row.step_s.value), ratio, exposed)
+        return table
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def plan_in_words(design: dict[str, Any], config: RunConfig, repeats: str) -> str:
+    """What an experiment will do, in one line."""
+    length = plural(config.steps, "step") if config.steps else plural(config.epochs or 1, "epoch")
+    names = design["contenders"]
+    what = config.workload if ":" in config.workload else f"{config.workload} on {config.data}"
+    expected = design["estimate_s"]
+    parts = [
+        f"{what}: {', '.join(names)}",
+        f"{plural(design['ranks'], 'rank')}, global batch {config.global_batch(design['ranks'])}",
+        f"{length} × {repeats} repeats",
+        *([] if expected is None else [f"about {seconds(expected)}, more if it is close"]),
+    ]
+    return " · ".join(parts)
+
+
+def proof_in_words(parity: dict[str, Any]) -> str:
+    """How a proof went."""
+    error = parity["error"]
+    off = "infinitely far" if error is None else f"{error:.1e} of its norm"
+    if parity["lossless"] and error is not None and error < parity["tolerance"]:
+        return f"the mean gradient, off by {off} (allowed: {parity['tolerance']:.0e})"
+    return f"off by {off}" + ("" if parity["lossless"] else ", which it does not promise to avoid")

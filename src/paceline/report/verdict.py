@@ -1,0 +1,188 @@
+"""The answer in a few plain sentences, each with the number of the table that it rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.analysis.comparison import Comparison
+from paceline.analysis.statistics import Estimate
+from paceline.config import RunConfig
+from paceline.report.words import factor, listed, number, percent, plural, seconds, size
+
+NOTABLE_IMBALANCE = 1.5
+"""From how many times the bytes of another rank a rank's burden is worth a sentence."""
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What to pick, what it gains over one process, what limits it, and what else stands out."""
+    found = [*_winner(comparison), *_distributing(comparison), *_burden(comparison), *_quality(comparison)]
+    if comparison.interrupted:
+        found.append("This comparison was interrupted: it tells what was measured until then.")
+    return found
+
+
+def _winner(comparison: Comparison) -> Iterator[str]:
+    decision = comparison.decision
+    if decision.first is None:
+        yield "Nothing that could be picked was measured."
+        return
+    first = comparison.row(decision.first)
+    assert first.step_s is not None
+    if decision.second is None:
+        yield f"{decision.first} takes {seconds(first.step_s.value)} per step; there is nothing to compare it with."
+        return
+    assert decision.ratio is not None
+    ratio, repeats = decision.ratio, plural(first.repeats, "repeat")
+    apart = _range(ratio)
+    if decision.outcome == "winner":
+        yield (
+            f"Pick {decision.first}: {seconds(first.step_s.value)} per step, {factor(ratio.value)} as fast as "
+            f"{decision.second}, the next best{apart}, over {repeats}."
+        )
+    elif decision.outcome == "same":
+        yield (
+            f"{decision.first} and {decision.second} are equally fast: {seconds(first.step_s.value)} per step, "
+            f"a ratio of {factor(ratio.value)}{apart}, over {repeats}."
+        )
+    elif ratio.low is None:
+        yield (
+            f"{decision.first} was {factor(ratio.value)} as fast as {decision.second} in {repeats}, "
+            "which is too little to call it the faster one."
+        )
+    else:
+        yield (
+            f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}{apart}, "
+            f"and after {repeats} no difference can still not be ruled out."
+        )
+
+
+def _distributing(comparison: Comparison) -> Iterator[str]:
+    """What the best candidate gains over one process, and how far it is from the bound."""
+    if comparison.decision.first is None:
+        return
+    best = comparison.row(comparison.decision.first)
+    alike = [row for row in comparison.with_role("baseline") if row.contender.settings == best.contender.settings]
+    exposed = best.exposed
+    share = None
+    if exposed is not None and exposed.value > 0:
+        share = f"{percent(exposed.value, 0)} of its step is exposed communication"
+    if alike and best.samples_per_s is not None and alike[0].samples_per_s is not None:
+        gain = best.samples_per_s.value / alike[0].samples_per_s.value
+        ranks = plural(best.workers or 1, "rank")
+        name = best.contender.name
+        if gain >= 1:
+            yield f"{name} on {ranks} is {factor(gain)} as fast as one process" + (f"; {share}." if share else ".")
+        else:
+            yield (
+                f"One process is {factor(1 / gain)} as fast as {name} on {ranks}"
+                + (f": {share}" if share else "")
+                + ", so on this machine it does not pay to distribute this workload."
+            )
+    elif share:
+        yield f"{best.contender.name}: {share}; that is all that a better strategy could still gain."
+
+
+def _burden(comparison: Comparison) -> Iterator[str]:
+    """Ranks that carry more than others; else who is last, and by how much."""
+    heavy = [row for row in comparison.with_role("candidate") if (row.imbalance or 1) >= NOTABLE_IMBALANCE]
+    if heavy:
+        names = listed([row.contender.name for row in heavy])
+        worst = max(heavy, key=lambda row: row.imbalance or 0)
+        yield f"{names}: rank 0 moves {worst.imbalance:.1f}× the bytes of any other rank."
+    candidates = comparison.with_role("candidate")
+    if len(candidates) < 3:
+        return
+    best, last = candidates[0], candidates[-1]
+    if best.samples_per_s and last.samples_per_s:
+        times = best.samples_per_s.value / last.samples_per_s.value
+        sent = last.busiest_sent_bytes
+        sends = "" if sent is None else f"; its busiest rank sends {size(sent)} per step"
+        yield f"{last.contender.name} is the slowest: {factor(times)} the time of {best.contender.name}{sends}."
+
+
+def _quality(comparison: Comparison) -> Iterator[str]:
+    """Accuracies, judged against the spread between seeds and against chance."""
+    rows = [row for row in comparison.rows if row.test_accuracy is not None and row.contender.role != "bound"]
+    if not rows:
+        return
+    chance = _chance(comparison)
+    if chance is not None and all(row.test_accuracy and row.test_accuracy.value <= chance.most for row in rows):
+        yield (
+            f"Test accuracies are those of guessing ({percent(chance, 0)}): too few steps were trained to compare them."
+        )
+        return
+    different = [row for row in rows if row.accuracy_gain is not None and not row.accuracy_gain.spans(0)]
+    for row in different:
+        gain = row.accuracy_gain
+        assert gain is not None
+        more = "more" if gain.value > 0 else "fewer"
+        yield (
+            f"{row.contender.name} has {abs(100 * gain.value):.1f} percentage points {more} test accuracy than "
+            f"{comparison.reference}, beyond the spread between seeds."
+        )
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What guessing gives: the share that is right on average, and the most that luck explains."""
+
+    share: float
+    most: float
+
+
+def _chance(comparison: Comparison) -> Chance | None:
+    classes = {entry.run.topology.get("classes") for entry in comparison.pool.entries}
+    tests = [(entry.run.summary or {}).get("test") or {} for entry in comparison.pool.entries]
+    samples = min((test["samples"] for test in tests if test.get("samples")), default=0)
+    known = classes.pop() if len(classes) == 1 else None
+    if not known or not samples:
+        return None
+    share = 1 / known
+    return Chance(share, share + 3 * math.sqrt(share * (1 - share) / samples))  # Three standard errors.
+
+
+def _range(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f" ({estimate.low:.2f}–{estimate.high:.2f})"
+
+
+def next_command(comparison: Comparison) -> str | None:
+    """What to type next: train with the winner, or measure longer where there is none."""
+    decision, pool = comparison.decision, comparison.pool
+    if decision.first is None or not pool.designs:
+        return None
+    ranks = pool.designs[0]["ranks"]
+    if decision.outcome == "open":
+        config = dict(pool.config) | {"steps": 4 * (pool.config.get("steps") or 40)}
+        names = ",".join(dict.fromkeys(comparison.row(name).contender.strategy for name in _leaders(comparison)))
+        extra = {"strategies": names, "ranks": ranks, "max_repeats": 2 * pool.designs[0]["max_repeats"]}
+        return _command("compare", config, extra)
+    winner = comparison.row(decision.first).contender
+    config = dict(pool.config) | winner.settings | {"steps": None, "epochs": max(3, pool.config.get("epochs") or 0)}
+    return _command("train", config, {"strategy": winner.strategy, "ranks": ranks})
+
+
+def _leaders(comparison: Comparison) -> list[str]:
+    return [name for name in (comparison.decision.first, comparison.decision.second) if name is not None]
+
+
+def _command(verb: str, config: dict[str, Any], extra: dict[str, Any]) -> str:
+    """A command line with the settings that are not the defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+    words = ["paceline", verb]
+    if config.get("workload", defaults["workload"]) != defaults["workload"]:
+        words.append(config["workload"])
+    settings = {k: v for k, v in config.items() if k != "workload" and k in defaults and v != defaults[k]}
+    for key, value in (settings | extra).items():
+        option = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            words += [f"--{option}", number(value) if isinstance(value, float) and value > 1e6 else f"{value}"]
+    return shlex.join(words)
