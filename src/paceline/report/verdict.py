@@ -113,7 +113,7 @@ def _quality(comparison: Comparison) -> Iterator[str]:
     chance = _chance(comparison)
     if chance is not None and all(row.test_accuracy and row.test_accuracy.value <= chance.most for row in rows):
         yield (
-            f"Test accuracies are those of guessing ({percent(chance, 0)}): too few steps were trained to compare them."
+            f"Test accuracies are those of guessing ({percent(chance.share, 0)}): too few steps were trained to compare them."
         )
         return
     different = [row for row in rows if row.accuracy_gain is not None and not row.accuracy_gain.spans(0)]
