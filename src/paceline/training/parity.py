@@ -57,7 +57,7 @@ class Parity:
         """Raises unless it holds, saying what the gradient is instead."""
         if self.holds:
             return
-        if math.isclose(self.factor, self.ranks, rel_tol=1e-3):
+        if self.ranks > 1 and math.isclose(self.factor, self.ranks, rel_tol=1e-3):
             found = f"{self.ranks} times the mean over the ranks: it sums instead of averaging"
         elif abs(self.factor - 1) > 1e-3:
             found = f"off by a factor of {self.factor:.4g} (relative error {self.error:.2g})"
@@ -109,7 +109,7 @@ def prove(
     if comm.rank == 0 and expected is None:
         expected = oracle(workload.model, workload, share, config, steps)
     pairs = zip(seen, seen if expected is None else expected, strict=True)
-    worst = max(_compare(found, step, workload.model, comm) for found, step in pairs)
+    worst = max(compare_gradients(found, step, workload.model, comm) for found, step in pairs)
     return Parity(strategy.name, comm.world_size, *worst, TOLERANCE[share.dtype])
 
 
@@ -144,7 +144,7 @@ def _backward(
     (loss * piece.weight).backward()
 
 
-def _compare(found: Gradients, expected: Gradients, model: nn.Module, comm: Comm) -> tuple[float, float]:
+def compare_gradients(found: Gradients, expected: Gradients, model: nn.Module, comm: Comm) -> tuple[float, float]:
     """The relative error of the worst rank, and the factor there; `expected` counts on rank 0 alone.
 
     A rank is compared on the parameters it steps itself; those that no rank steps, or that only the oracle knows, are
