@@ -2,6 +2,7 @@
 
 In this folder:
 
+    paceline compare --script own_loop.py --ranks 2 --strategies ddp,allreduce,none,single
     torchrun --nproc-per-node 2 own_loop.py ddp
     python own_loop.py                             # One process: the same batches, the same result.
 """
@@ -22,7 +23,7 @@ MICRO_BATCHES = 2
 WARM_UP_STEPS = 20
 
 
-def main(strategy: str, batch: int, steps: int) -> None:
+def main(strategy: str | None, batch: int, steps: int) -> None:
     """Trains, then tests what was trained."""
     torch.manual_seed(0)
     workload = make_workload()
@@ -35,6 +36,7 @@ def main(strategy: str, batch: int, steps: int) -> None:
         loss = next_character_loss(sync.model(inputs[samples]), targets[samples])
         # Strategies take the mean over ranks. With this weight it is the mean over the batch, even in uneven shares.
         (loss * sync.weight(len(samples), batch)).backward()
+        sync.note(loss=loss, samples=len(samples))  # For `paceline compare`, which would not know the loss.
         return loss.detach()
 
     order = torch.Generator().manual_seed(0)  # The same on all ranks: they draw one batch, and share it out.
@@ -54,7 +56,7 @@ def main(strategy: str, batch: int, steps: int) -> None:
     with sync.agreed() as model, torch.no_grad():  # Every rank comes here: they may have to talk to agree.
         test_loss = float(next_character_loss(model(inputs), targets))
     if sync.rank == 0:
-        print(f"test loss {test_loss:.6f} after {steps} steps of {strategy} on {sync.ranks} rank(s)")
+        print(f"test loss {test_loss:.6f} after {steps} steps of {sync.strategy.name} on {sync.ranks} rank(s)")
     sync.close()
 
 
@@ -70,7 +72,7 @@ def cosine(progress: float) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a small GPT under a strategy.")
-    parser.add_argument("strategy", nargs="?", default="ddp", help="`paceline strategies` lists them")
+    parser.add_argument("strategy", nargs="?", help="`paceline strategies` lists them; without one it is ddp")
     parser.add_argument("--batch", type=int, default=32, help="samples per step over all ranks; one each, or more")
     parser.add_argument("--steps", type=int, default=200)
     main(**vars(parser.parse_args()))

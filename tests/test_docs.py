@@ -11,7 +11,7 @@ import pytest
 
 import paceline
 from paceline.cli.main import run
-from paceline.config import LaunchConfig, RunConfig
+from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.experiments import train as experiment
 from paceline.experiments.names import check_names
 
@@ -60,7 +60,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_options_named_in_the_text_exist() -> None:
-    known = {f"--{name.replace('_', '-')}" for kind in (RunConfig, LaunchConfig) for name in kind.__dataclass_fields__}
+    kinds = (RunConfig, LaunchConfig, CompareConfig)
+    known = {f"--{name.replace('_', '-')}" for kind in kinds for name in kind.__dataclass_fields__}
     known |= {"--out", "--json", "--config", "--help", "--no-reshuffle", "--nproc-per-node"}
     named = {option for page in PAGES for option in re.findall(r"--[a-z][a-z-]+", page.read_text())}
     assert named - known == set()

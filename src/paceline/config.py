@@ -175,6 +175,8 @@ class CompareConfig:
     """Measure up to this often while the two fastest cannot be told apart."""
     proof: bool = True
     """Prove first that every strategy computes the same mean gradient."""
+    script: str = ""
+    """Compare with a training script of your own, which calls paceline.attach; its arguments follow `--`."""
 
     def __post_init__(self) -> None:
         check_bounds(self, ("repeats", "max_repeats"), lambda value: value > 0, "more than 0")
@@ -184,6 +186,35 @@ class CompareConfig:
         """How often the experiment may stop and ask whether there is a winner."""
         return max(1, self.max_repeats - self.repeats + 1)
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """A training script of the user's own, which calls `paceline.attach` in a loop of its own."""
+
+    path: str
+    args: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    """Settings of `RunConfig` that win over what the script gives to `attach`: those that the user has named."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return Path(self.path).name
+
+    def settings_to_keep(self, config: RunConfig) -> dict[str, Any]:
+        """What a record says of its configuration; all else is the script's own."""
+        return {
+            "workload": self.name,
+            "script": self.path,
+            "args": list(self.args),
+            **{name: getattr(config, name) for name in ("strategy", *SCRIPT_SETTINGS)},
+        }
+
+
+ATTACH_SETTINGS = ("bn", "allow_unused")
+"""Settings that `attach` takes."""
+SCRIPT_SETTINGS = (*ATTACH_SETTINGS, "steps", "seed", "log_every", "timeout")
+"""Settings that mean something for a script."""
 
 ALTERNATIVES = (("batch", "batch_per_rank"), ("ranks", "ranks_per_host"))
 """Two ways to say one thing; who says one has not said the other."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +41,13 @@ def test_it_learns_as_plain_python(alone: float) -> None:
 def test_two_ranks_end_where_one_process_does(alone: float, strategy: str) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     assert final_loss(*torchrun, "own_loop.py", strategy) == pytest.approx(alone, abs=1e-4)
+
+
+def test_strategies_are_compared_in_it(tmp_path: Path) -> None:
+    options = "--script own_loop.py --strategies ddp,single --ranks 2 --steps 8 --repeats 1 --max-repeats 1 --no-proof"
+    out = ["--json", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "paceline", "compare", *options.split(), *out, "--", "--batch", "7"]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    losses = {row["name"]: row["train_loss"]["value"] for row in json.loads(done.stdout)["rows"]}
+    assert losses["ddp"] == pytest.approx(losses["single"], rel=1e-5)

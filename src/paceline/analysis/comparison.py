@@ -303,6 +303,7 @@ def _warnings(pool: Pool, rows: Sequence[Row]) -> list[str]:
             f"{over['workers']} ranks share {over['cores']:g} cores, so they wait for each other's turn: "
             "times compare strategies on this machine, and say nothing about more machines."
         )
+    found += [event["reason"] for event in pool.events if event["event"] == "unproven"]
     for row in rows:
         if row.uneven is not None:
             found.append(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from paceline.analysis.curves import relative_differences
 from paceline.analysis.pool import Pool
 from paceline.analysis.timing import losses_of
 from paceline.records import RunRecord
@@ -51,9 +51,15 @@ def partings(pool: Pool) -> list[Parting]:
     found = []
     for contender in pool.contenders:
         pair = _first_pair(pool, contender.name, base)
-        if contender.name in lossless and contender.name != base and pair is not None:
+        if contender.name in lossless and contender.name != base and pair is not None and _comparable(*pair):
             found.append(_part(contender.name, base, *pair))
     return found
+
+
+def _comparable(one: RunRecord, other: RunRecord) -> bool:
+    """Whether both have losses, of the same samples: a script on other ranks may train on others."""
+    same = "script" not in one.config or one.topology["workers"] == other.topology["workers"]
+    return same and bool(losses_of(one)) and bool(losses_of(other))
 
 
 def identical_groups(pool: Pool) -> list[list[str]]:
@@ -75,7 +81,7 @@ def _first_pair(pool: Pool, one: str, other: str) -> tuple[RunRecord, RunRecord]
 
 
 def _part(name: str, base: str, run: RunRecord, reference: RunRecord) -> Parting:
-    apart = [_relative(a, b) for a, b in zip(losses_of(run), losses_of(reference), strict=False)]
+    apart = relative_differences(run, reference)
     return Parting(
         contender=name,
         reference=base,
@@ -97,17 +103,10 @@ def _cause(run: RunRecord, reference: RunRecord, apart: Sequence[float]) -> Caus
         return "setting"
     if run.topology["batch_norm_layers"] and _normalised_over(run) != _normalised_over(reference):
         return "batch_norm"
-    return "rounding" if apart[0] <= ROUNDING[run.config["precision"]] else "unknown"
+    rounding = ROUNDING[run.config.get("precision", "fp32")]  # A script does not say.
+    return "rounding" if apart[0] <= rounding else "unknown"
 
 
 def _normalised_over(run: RunRecord) -> int:
     """Into how many shards a batch falls whose statistics BatchNorm takes apart."""
     return 1 if run.config["bn"] == "sync" else int(run.topology["workers"])
-
-
-def _relative(one: float, other: float) -> float:
-    if one == other or (math.isnan(one) and math.isnan(other)):
-        return 0.0
-    if math.isnan(one) or math.isnan(other):
-        return math.inf
-    return abs(one - other) / max(abs(one), abs(other))

@@ -18,7 +18,7 @@ class RankSummary:
     steps: int
     samples: int
     average_loss: float | None
-    """Sum of the losses of the samples trained ÷ their number; None too where one of them is not a number."""
+    """Sum of the losses of the samples trained ÷ their number; None too where one is not a number, or not told."""
     diverged_step: int | None
     """The first step whose loss is not a number."""
     accuracy: float | None
@@ -44,7 +44,8 @@ def summarise_rank(rank: int, steps: Steps) -> RankSummary:
         return RankSummary(rank, 0, 0, *[None] * 10)
     samples, correct = steps["samples"], steps["correct"]
     total_s = steps.total_s
-    diverged = np.flatnonzero(~np.isfinite(steps["loss"]))
+    diverged = np.flatnonzero(~np.isfinite(steps["loss"]) & steps.tells_loss)
+    average = float((steps["loss"] * samples).sum() / samples.sum())
     later = slice(1, None)
 
     def mean(column: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
@@ -54,7 +55,7 @@ def summarise_rank(rank: int, steps: Steps) -> RankSummary:
         rank=rank,
         steps=len(steps),
         samples=int(samples.sum()),
-        average_loss=None if len(diverged) else float((steps["loss"] * samples).sum() / samples.sum()),
+        average_loss=average if np.isfinite(average) else None,
         diverged_step=int(steps["step"][diverged[0]]) if len(diverged) else None,
         accuracy=float(correct.sum() / samples.sum()) if (correct >= 0).all() else None,
         first_step_s=float(total_s[0]),

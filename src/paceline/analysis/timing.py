@@ -29,6 +29,8 @@ def windows_of(record: RunRecord) -> list[WindowTime]:
 
 
 def losses_of(record: RunRecord) -> list[float]:
-    """The global mean loss of every step; not a number where a run has diverged."""
+    """The global mean loss of every step; not a number where a run has diverged, nothing where nobody told losses."""
+    if record.steps and not any(steps.tells_loss for steps in record.steps.values()):
+        return []
     losses = [loss for event in record.events_of("log") for loss in event["losses"]]
     return [float("nan") if loss is None else loss for loss in losses]

@@ -19,12 +19,14 @@ def command(
     launch: LaunchConfig,
     config: CompareConfig,
     *,
+    context: typer.Context,
     out: Annotated[Path | None, typer.Option(help="Folder of the records [default: a new one under runs/].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
 ) -> int:
     """Compare strategies: prove that they compute the same, measure them interleaved, say which to pick and why.
 
-    Ctrl-C ends it early, and reports what was measured until then.
+    With --script it compares them in a training script of your own, whose arguments follow `--`. Ctrl-C ends it early,
+    and reports what was measured until then.
     """
     from rich.console import Console
 
@@ -39,7 +41,7 @@ def command(
     folders: list[Path] = []
     interrupted = False
     try:
-        compare(run, launch, config, out, Board(messages), folders.append)
+        compare(run, launch, config, out, Board(messages), folders.append, context.args)
     except KeyboardInterrupt:
         if not folders or not is_experiment(folders[0]):
             raise

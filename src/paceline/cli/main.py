@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import compare, strategies, train
+from paceline.cli.options import PassesOn
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("compare")(compare.command)
+app.command("compare", cls=PassesOn)(compare.command)
 app.command("train")(train.command)
 app.command("strategies")(strategies.command)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from paceline.config import ALTERNATIVES, TEXTS, field_docs, from_mapping, read_toml
 
@@ -25,6 +26,16 @@ CONFIG_FILE = inspect.Parameter(
         Path | None, typer.Option("--config", help="A TOML file of these settings; the command line wins over it.")
     ],
 )
+
+
+class PassesOn(TyperCommand):
+    """A command that leaves what follows `--` to a program of the user's own, in the context's `args`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        super().parse_args(ctx, args[:end])
+        ctx.args = args[end + 1 :]
+        return args[end + 1 :]
 
 
 def takes(*kinds: type, without: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

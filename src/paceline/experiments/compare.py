@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +14,8 @@ from paceline.analysis.pool import pool
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import DataError, LaunchError, PacelineError, UsageError
 from paceline.experiments.checks import ranks_on_this_host
-from paceline.experiments.contenders import Entrant, make_entrants, reference_of, shared_settings
-from paceline.experiments.estimate import estimate_s
-from paceline.experiments.names import prepare_data
+from paceline.experiments.contenders import Entrant, make_entrants, reference_of
+from paceline.experiments.subjects import Subject, Turn, Unproven, choose_subject, read_parity
 from paceline.experiments.train import new_folder, started_by_a_launcher
 from paceline.launch.elastic import launch as launch_ranks
 from paceline.launch.job import Job, Task
@@ -26,17 +24,8 @@ from paceline.records.experiment import ExperimentFolder, read_experiment
 from paceline.records.provenance import command_line
 from paceline.records.reader import read_json
 from paceline.records.schema import FINISHED_FILE, PARITY_FILE
-from paceline.training.parity import Parity
 
 DEFAULT_STEPS = 40
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A contender's turn in a repeat: what it is called, and the folder of its run."""
-
-    name: str
-    folder: Path
 
 
 class Board(Protocol):
@@ -51,6 +40,9 @@ class Board(Protocol):
     def proved(self, name: str, parity: dict[str, Any]) -> None:
         """A proof is done."""
 
+    def unproven(self, reason: str) -> None:
+        """Nothing can be proven."""
+
     def failed(self, name: str, error: PacelineError) -> None:
         """A contender is out."""
 
@@ -62,8 +54,9 @@ class Board(Protocol):
 class Experiment:
     """A comparison while it goes on."""
 
+    subject: Subject
     entrants: list[Entrant]
-    launch: LaunchConfig
+    launch_config: LaunchConfig
     ranks: int
     config: CompareConfig
     folder: ExperimentFolder
@@ -89,24 +82,29 @@ class Experiment:
             self.events.close()
 
     def _prove(self) -> None:
-        turns = [(entrant, self.folder.path / "proof" / self._slug(entrant)) for entrant in self._still_in()]
-        self._take_turns("prove", "proof", turns)
-        for entrant, path in turns:
-            if not (path / PARITY_FILE).is_file():
+        turns = [self._turn(entrant, "proof") for entrant in self._still_in()]
+        try:
+            self.subject.prove(turns, self)
+        except Unproven as reason:
+            self.events.write("unproven", reason=str(reason))
+            self.board.unproven(str(reason))
+            return
+        for turn in turns:
+            parity = read_parity(turn.folder)
+            if parity is None:
                 continue
-            found = read_json(path / PARITY_FILE)
-            name = entrant.contender.name
-            self.events.write("parity", contender=name, **found)
-            self.board.proved(name, found)
+            found = read_json(turn.folder / PARITY_FILE)
+            self.events.write("parity", contender=turn.name, **found)
+            self.board.proved(turn.name, found)
             if found["lossless"]:
-                values = {field.name: found[field.name] for field in dataclasses.fields(Parity)}
-                values["error"] = float("inf") if values["error"] is None else values["error"]
-                Parity(**values | {"strategy": name}).check()
+                replace(parity, strategy=turn.name).check()
 
     def _measure(self) -> None:
         for repeat in range(max(self.config.repeats, self.config.max_repeats)):
             self._repeat(repeat)
             comparison = compare_records(pool([read_experiment(self.folder.path)]))
+            if self.first_error is not None and all(row.step_s is None for row in comparison.rows):
+                raise self.first_error
             self.board.look(comparison, repeat + 1)
             if repeat + 1 >= self.config.repeats and comparison.decision.outcome != "open":
                 return
@@ -115,49 +113,55 @@ class Experiment:
         """Every contender once, in rotated order, from the same seed."""
         entrants = self._still_in()
         start = repeat % len(entrants)
-        parent = self.folder.path / f"repeat-{repeat + 1}"
-        turns = [
-            (
-                Entrant(e.contender, replace(e.config, seed=e.config.seed + repeat)),
-                parent / self._slug(e),
-            )
-            for e in entrants[start:] + entrants[:start]
-        ]
-        for entrant, path in turns:
-            where = path.relative_to(self.folder.path)
-            self.events.write("run", contender=entrant.contender.name, repeat=repeat, folder=str(where))
-        self._take_turns("train", f"repeat {repeat + 1}", turns)
+        turns = []
+        for entrant in entrants[start:] + entrants[:start]:
+            seeded = replace(entrant, config=replace(entrant.config, seed=entrant.config.seed + repeat))
+            turns.append(self._turn(seeded, f"repeat-{repeat + 1}"))
+        for turn in turns:
+            where = turn.folder.relative_to(self.folder.path)
+            self.events.write("run", contender=turn.name, repeat=repeat, folder=str(where))
+        self.take_turns("train", f"repeat {repeat + 1}", turns)
 
-    def _take_turns(self, task: Task, stage: str, turns: list[tuple[Entrant, Path]]) -> None:
-        """Starts ranks that take all turns; after a failure, new ranks for the turns behind the one that failed."""
+    def take_turns(self, task: Task, stage: str, turns: Sequence[Turn], oracle: str = "") -> None:
+        """Has ranks take all turns; a contender that fails is out."""
+        for folder, together in self.subject.together(turns):
+            self._take_together(task, stage, folder, together, oracle)
+
+    def _take_together(self, task: Task, stage: str, folder: Path, turns: list[Turn], oracle: str) -> None:
+        """Starts ranks that take the turns; after a failure, new ranks for the turns behind the one that failed."""
         attempt = 1
         while turns:
-            parent = turns[0][1].parent
-            job_folder = RunFolder.create(parent if attempt == 1 else parent / f"restart-{attempt - 1}")
-            for _, path in turns:
-                path.mkdir(parents=True, exist_ok=True)
-            job = Job(
-                folder=job_folder,
-                runs=tuple((entrant.config, RunFolder(path)) for entrant, path in turns),
-                task=task,
-                timeout=turns[0][0].config.timeout,
-                iface=self.launch.iface,
-                threads=self.launch.threads,
-                command=command_line(),
-            )
-            shown = [Turn(entrant.contender.name, path) for entrant, path in turns]
             try:
-                with self.board.launch(stage, shown, turns[0][0].config.steps):
-                    launch_ranks(job, self.launch, self.ranks)
+                self.launch(task, stage, folder if attempt == 1 else folder / f"restart-{attempt - 1}", turns, oracle)
                 return
             except (DataError, LaunchError):
                 raise
             except PacelineError as error:
-                done = [(path / FINISHED_FILE).exists() for _, path in turns]
+                done = [(turn.folder / FINISHED_FILE).exists() for turn in turns]
                 failed = done.index(False)
-                self._fail(turns[failed][0], stage, error)
+                self._fail(turns[failed].entrant, stage, error)
                 turns = turns[failed + 1 :]
                 attempt += 1
+
+    def launch(self, task: Task, stage: str, folder: Path, turns: Sequence[Turn], oracle: str = "") -> None:
+        """Starts ranks that take these turns; raises where one fails."""
+        job_folder = RunFolder.create(folder)
+        for turn in turns:
+            turn.folder.mkdir(parents=True, exist_ok=True)
+        config = turns[0].entrant.config
+        job = Job(
+            folder=job_folder,
+            runs=tuple((turn.entrant.config, RunFolder(turn.folder)) for turn in turns),
+            task=task,
+            script=self.subject.script_of(turns[0]),
+            oracle=oracle,
+            timeout=config.timeout,
+            iface=self.launch_config.iface,
+            threads=self.launch_config.threads,
+            command=command_line(),
+        )
+        with self.board.launch(stage, turns, config.steps):
+            launch_ranks(job, self.launch_config, self.subject.ranks_of(turns[0], self.ranks))
 
     def _fail(self, entrant: Entrant, stage: str, error: PacelineError) -> None:
         name = entrant.contender.name
@@ -167,6 +171,9 @@ class Experiment:
             "failure", contender=name, stage=stage, kind=type(error).__name__, message=str(error), hint=error.hint
         )
         self.board.failed(name, error)
+
+    def _turn(self, entrant: Entrant, stage: str) -> Turn:
+        return Turn(entrant.contender.name, entrant, self.folder.path / stage / self._slug(entrant))
 
     def _slug(self, entrant: Entrant) -> str:
         """A folder name that tells contenders apart, whatever they are called."""
@@ -188,17 +195,18 @@ def compare(
     out: Path | None,
     board: Board,
     tell_folder: Callable[[Path], None],
+    script_args: Sequence[str] = (),
 ) -> None:
     """Runs a whole comparison. Its folder, told as soon as it is there, holds what was done even after an interrupt."""
     if launch.hosts > 1 or started_by_a_launcher():
         raise UsageError("compare starts all its ranks itself, on one host.", hint="leave out --hosts, and torchrun")
+    subject, base = choose_subject(base, config, script_args)
     if base.steps is None and base.epochs is None:
         base = replace(base, steps=DEFAULT_STEPS)
     ranks = ranks_on_this_host(base, launch)
-    entrants = make_entrants(base, config, ranks)
-    for entrant in entrants:
-        prepare_data(entrant.config)
+    entrants = make_entrants(base, config, ranks, subject.rules)
     contenders = [entrant.contender for entrant in entrants]
+    known = subject.prepare(entrants, ranks, config)
     path = out or new_folder(base, "compare")
     design = {
         "ranks": ranks,
@@ -207,16 +215,16 @@ def compare(
         "looks": config.looks,
         "reference": reference_of(contenders),
         "proof": config.proof,
-        "estimate_s": estimate_s(entrants, ranks, config.repeats, proof=config.proof),
+        **known,
     }
     folder = ExperimentFolder.create(
         path,
         kind="compare",
         contenders=contenders,
-        config=shared_settings(base, entrants),
+        config=subject.settings(entrants),
         design=design,
         provenance=provenance(),
     )
     tell_folder(folder.path)
     board.plan(design | {"contenders": [contender.name for contender in contenders]}, entrants[0].config)
-    Experiment(entrants, launch, ranks, config, folder, board).run()
+    Experiment(subject, entrants, launch, ranks, config, folder, board).run()

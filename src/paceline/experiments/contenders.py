@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.config import CompareConfig, RunConfig
 from paceline.errors import UsageError, unknown_name
@@ -29,6 +28,35 @@ FIXED = {
 """Settings that cannot be varied, and what to do instead."""
 
 
+class Rules(Protocol):
+    """What may be compared."""
+
+    @property
+    def fixed(self) -> Mapping[str, str]:
+        """Settings that cannot be varied, and what to do instead."""
+
+    def check_names(self, config: RunConfig) -> None:
+        """Refuses names that nothing has."""
+
+    def check_fit(self, config: RunConfig, strategy: Strategy, ranks: int) -> None:
+        """Refuses a strategy that does not fit."""
+
+
+class WorkloadRules:
+    """The rules for workloads that our loop trains."""
+
+    fixed: Mapping[str, str] = FIXED
+
+    def check_names(self, config: RunConfig) -> None:
+        check_names(config)
+
+    def check_fit(self, config: RunConfig, strategy: Strategy, ranks: int) -> None:
+        check_strategy(config, strategy, ranks)
+
+
+WORKLOAD_RULES = WorkloadRules()
+
+
 @dataclass(frozen=True)
 class Entrant:
     """A contender, with the configuration of its runs."""
@@ -37,21 +65,21 @@ class Entrant:
     config: RunConfig
 
 
-def make_entrants(base: RunConfig, compare: CompareConfig, ranks: int) -> list[Entrant]:
+def make_entrants(base: RunConfig, compare: CompareConfig, ranks: int, rules: Rules = WORKLOAD_RULES) -> list[Entrant]:
     """Every strategy under every combination of the settings that vary, checked, in the order they were named."""
     text = compare.strategies or ("ddp" if compare.vary else "classic")
     strategies = parse_list(text)
-    variations = list(_variations(compare.vary))
+    variations = list(_variations(compare.vary, rules.fixed))
     base = _with_global_batch(base, ranks, varies={key for variation in variations for key in variation})
     several = len(set(strategies)) > 1 or not compare.vary
     entrants: list[Entrant] = []
     taken: dict[str, int] = {}
     for strategy_text, settings in itertools.product(strategies, variations):
         config = replace(base, strategy=strategy_text, **settings)
-        check_names(config)
+        rules.check_names(config)
         strategy = create(strategy_text)
         try:
-            check_strategy(config, strategy, ranks)
+            rules.check_fit(config, strategy, ranks)
         except UsageError:
             if in_a_set(text, strategy_text):
                 continue
@@ -75,9 +103,9 @@ def reference_of(contenders: Sequence[Contender]) -> str:
     return (named or candidates or list(contenders))[0].name
 
 
-def _variations(vary: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _variations(vary: Sequence[str], fixed: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Every combination of the settings in `KEY=A,B` texts."""
-    axes = [_axis(text) for text in vary]
+    axes = [_axis(text, fixed) for text in vary]
     keys = [key for key, _ in axes]
     if len(set(keys)) < len(keys):
         raise UsageError(f"--vary names {keys[0]} twice.", hint="name all values of a setting at once: KEY=A,B,C")
@@ -85,16 +113,16 @@ def _variations(vary: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield dict(zip(keys, values, strict=True))
 
 
-def _axis(text: str) -> tuple[str, list[Any]]:
+def _axis(text: str, fixed: Mapping[str, str]) -> tuple[str, list[Any]]:
     key, equals, listed = text.partition("=")
     key = key.strip().lstrip("-").replace("-", "_")
     if not equals or not listed.strip():
         raise UsageError(f"--vary {text!r} names no values.", hint="write it as --vary KEY=A,B")
     kinds = typing.get_type_hints(RunConfig)
-    if key in FIXED:
-        raise UsageError(f"--vary cannot vary {key}.", hint=FIXED[key])
+    if key in fixed:
+        raise UsageError(f"--vary cannot vary {key}.", hint=fixed[key])
     if key not in kinds:
-        raise unknown_name("setting", key, kinds.keys() - FIXED.keys())
+        raise unknown_name("setting", key, kinds.keys() - fixed.keys())
     return key, [convert(kinds[key], value, f"--vary {key}") for value in split_list(listed)]
 
 
@@ -116,8 +144,7 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def shared_settings(base: RunConfig, entrants: Sequence[Entrant]) -> dict[str, Any]:
-    """The settings that all entrants have, for the record."""
+def shared_settings(settings: Mapping[str, Any], entrants: Sequence[Entrant]) -> dict[str, Any]:
+    """Of one entrant's settings those that all entrants have, for the record."""
     varied = {"strategy", *[key for entrant in entrants for key in entrant.contender.settings]}
-    values = dataclasses.asdict(entrants[0].config if entrants else base)
-    return {key: value for key, value in values.items() if key not in varied}
+    return {key: value for key, value in settings.items() if key not in varied}

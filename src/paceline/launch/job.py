@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.config import RunConfig
+from paceline.config import RunConfig, Script
 from paceline.records import RunFolder
 from paceline.records.provenance import command_line
 
 JOB_FILE = "job.json"
 
-Task = Literal["train", "prove"]
+Task = Literal["train", "prove", "oracle", "prove_oracle"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,11 @@ class Job:
     """Where logs and errors of the ranks go."""
     runs: tuple[tuple[RunConfig, RunFolder], ...]
     task: Task = "train"
-    """What is done with each of them."""
+    """What is done with each of them; the oracle of a proof is a task of its own for scripts only."""
+    script: Script | None = None
+    """The user's own, which takes the place of our training; a job then has one run."""
+    oracle: str = ""
+    """The file of the gradients that a script's proofs are compared with."""
     timeout: float
     """Seconds after which a rank that waits for others gives up."""
     iface: str | None = None
@@ -54,7 +58,7 @@ class Job:
             if field.name not in ("folder", "runs")
         }
         content["runs"] = [{"config": dataclasses.asdict(config), "folder": str(f.path)} for config, f in self.runs]
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        path.write_text(json.dumps(content, indent=2, default=dataclasses.asdict) + "\n")
         return path
 
     @classmethod
@@ -62,4 +66,7 @@ class Job:
         """Reads what `write` wrote."""
         content = json.loads(path.read_text())
         runs = tuple((RunConfig(**run["config"]), RunFolder(Path(run["folder"]))) for run in content.pop("runs"))
-        return cls(folder=RunFolder(path.parent), runs=runs, **content)
+        script = content.pop("script")
+        if script is not None:
+            script = Script(path=script["path"], args=tuple(script["args"]), settings=tuple(script["settings"]))
+        return cls(folder=RunFolder(path.parent), runs=runs, script=script, **content)

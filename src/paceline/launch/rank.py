@@ -7,11 +7,10 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from paceline.launch.failures import record_failure
-from paceline.launch.job import Job, Task
+from paceline.launch.job import Job
 
 _PR_SET_PDEATHSIG = 1
 
@@ -26,7 +25,10 @@ def main() -> None:
     _log_to(job.folder.log_file(rank))
     faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # A rank that hangs says where.
     try:
-        work(job)
+        if job.script is None:
+            work(job)
+        else:
+            work_for_script(job)
     except BaseException as error:
         record_failure(error, rank, job.folder.error_file(rank))
         raise
@@ -43,11 +45,21 @@ def work(job: Job) -> None:
     from paceline.training.proof import prove_run
     from paceline.training.run import run
 
-    tasks: dict[Task, Callable[..., None]] = {"train": run, "prove": prove_run}
+    task = {"train": run, "prove": prove_run}[job.task]
     world = join_world(timeout_s=job.timeout, iface=job.iface)
     for number, (config, folder) in enumerate(job.runs):
-        tasks[job.task](config, world, folder, threads=job.threads, number=number, command=job.command)
+        task(config, world, folder, threads=job.threads, number=number, command=job.command)
     leave_world()
+
+
+def work_for_script(job: Job) -> None:
+    """Runs the user's script, whose `attach` joins the others."""
+    from paceline.training.script import ASSIGNMENTS, run_script
+
+    assert job.script is not None
+    ((config, folder),) = job.runs
+    kind = ASSIGNMENTS[job.task]
+    run_script(kind(script=job.script, config=config, folder=folder, command=job.command, oracle=job.oracle), job.iface)
 
 
 def _die_with(launcher: int) -> None:

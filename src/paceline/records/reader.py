@@ -19,6 +19,8 @@ class Steps:
     """One rank's steps as columns, named as in `StepRow`."""
 
     columns: dict[str, npt.NDArray[np.float64]]
+    tells_loss: bool = True
+    """False for a script of the user's own that does not tell the loss of every step; it is not a number there."""
 
     def __len__(self) -> int:
         return len(self.columns["step"])
@@ -77,12 +79,17 @@ def read_steps(file: Path) -> Steps:
     """One rank's steps."""
     header, *lines = whole_lines(_read_text(file)) or [schema.CSV_HEADER.strip()]
     names = header.split(",")
+    loss = names.index("loss") if "loss" in names else None
     try:
-        rows = np.array([[float(value) for value in line.split(",")] for line in lines], dtype=np.float64)
-        table = rows.reshape(len(lines), len(names))
+        rows = [
+            [float("nan" if index == loss and not value else value) for index, value in enumerate(line.split(","))]
+            for line in lines
+        ]
+        table = np.array(rows, dtype=np.float64).reshape(len(lines), len(names))
     except ValueError:
         raise RecordError(f"{file} is damaged: a line does not hold {len(names)} numbers.") from None
-    return Steps({name: table[:, index] for index, name in enumerate(names)})
+    columns = {name: table[:, index] for index, name in enumerate(names)}
+    return Steps(columns, tells_loss=not any(",," in line for line in lines))
 
 
 def read_events(file: Path) -> list[dict[str, Any]]:

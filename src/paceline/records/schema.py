@@ -45,7 +45,8 @@ class StepRow(NamedTuple):
     """Includes the waits for other ranks that happen inside it (DDP's)."""
     update_s: float
     """Agreeing on gradients where that follows backward, clipping, and the optimiser."""
-    loss: float
+    loss: float | None
+    """None, an empty field, where a script of the user's own does not tell it."""
     correct: int
     """Samples predicted right, or -1 for a workload without a notion of right."""
 
@@ -56,9 +57,10 @@ class StepRow(NamedTuple):
 
     def to_csv(self) -> str:
         """One line, with microseconds: a step's own noise is far above that."""
+        loss = "" if self.loss is None else f"{self.loss:.9g}"
         return (
             f"{self.step},{self.epoch},{self.samples},{self.start_s:.6f},{self.data_s:.6f},{self.forward_s:.6f},"
-            f"{self.backward_s:.6f},{self.update_s:.6f},{self.loss:.9g},{self.correct}\n"
+            f"{self.backward_s:.6f},{self.update_s:.6f},{loss},{self.correct}\n"
         )
 
 

@@ -54,6 +54,10 @@ class Board:
         """A proof is done."""
         self._print(f"  {name}: {proof_in_words(parity)}")
 
+    def unproven(self, reason: str) -> None:
+        """Nothing can be proven."""
+        self._print(f"  {reason}")
+
     def failed(self, name: str, error: PacelineError) -> None:
         """A contender is out."""
         self._print(f"{name} failed and is left out: {error.message}")
@@ -129,11 +133,11 @@ def plan_in_words(design: dict[str, Any], config: RunConfig, repeats: str) -> st
     """What an experiment will do, in one line."""
     length = plural(config.steps, "step") if config.steps else plural(config.epochs or 1, "epoch")
     names = design["contenders"]
-    what = config.workload if ":" in config.workload else f"{config.workload} on {config.data}"
+    batch = "" if design["batch"] is None else f", global batch {design['batch']}"
     expected = design["estimate_s"]
     parts = [
-        f"{what}: {', '.join(names)}",
-        f"{plural(design['ranks'], 'rank')}, global batch {config.global_batch(design['ranks'])}",
+        f"{design['subject']}: {', '.join(names)}",
+        plural(design["ranks"], "rank") + batch,
         f"{length} × {repeats} repeats",
         *([] if expected is None else [f"about {seconds(expected)}, more if it is close"]),
     ]

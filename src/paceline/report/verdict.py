@@ -164,6 +164,9 @@ def next_command(comparison: Comparison) -> str | None:
         extra = {"strategies": names, "ranks": ranks, "max_repeats": 2 * pool.designs[0]["max_repeats"]}
         return _command("compare", config, extra)
     winner = comparison.row(decision.first).contender
+    if "script" in pool.config:
+        command = shlex.join(["torchrun", "--nproc-per-node", str(ranks), pool.config["script"], *pool.config["args"]])
+        return f'{command}  # with paceline.attach(model, make_optimizer, "{winner.strategy}")'
     config = dict(pool.config) | winner.settings | {"steps": None, "epochs": max(3, pool.config.get("epochs") or 0)}
     return _command("train", config, {"strategy": winner.strategy, "ranks": ranks})
 
@@ -176,7 +179,9 @@ def _command(verb: str, config: dict[str, Any], extra: dict[str, Any]) -> str:
     """A command line with the settings that are not the defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
     words = ["paceline", verb]
-    if config.get("workload", defaults["workload"]) != defaults["workload"]:
+    if "script" in config:
+        words += ["--script", config["script"]]
+    elif config.get("workload", defaults["workload"]) != defaults["workload"]:
         words.append(config["workload"])
     settings = {k: v for k, v in config.items() if k != "workload" and k in defaults and v != defaults[k]}
     for key, value in (settings | extra).items():
@@ -185,4 +190,4 @@ def _command(verb: str, config: dict[str, Any], extra: dict[str, Any]) -> str:
             words.append(f"--{option}" if value else f"--no-{option}")
         elif value is not None:
             words += [f"--{option}", number(value) if isinstance(value, float) and value > 1e6 else f"{value}"]
-    return shlex.join(words)
+    return shlex.join([*words, *(["--", *config["args"]] if config.get("args") else [])])

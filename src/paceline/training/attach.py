@@ -14,6 +14,7 @@ from paceline.errors import UsageError
 from paceline.specs import Spec
 from paceline.strategies.base import MakeOptimizer, Role
 from paceline.strategies.registry import create
+from paceline.training.assignment import assigned
 from paceline.training.sync import Sync
 
 DEFAULT_STRATEGY = "ddp"
@@ -22,7 +23,7 @@ DEFAULT_STRATEGY = "ddp"
 def attach(
     model: nn.Module,
     make_optimizer: MakeOptimizer,
-    strategy: str = DEFAULT_STRATEGY,
+    strategy: str | None = None,
     *,
     bn: BatchNormMode = "broadcast",
     allow_unused: bool = False,
@@ -37,10 +38,18 @@ def attach(
     `make_optimizer` gets (name, parameter) pairs, as torch's optimisers accept them. The strategy's options are keyword
     arguments: `attach(model, make, "ddp", bucket_mb=1)`. Ranks are those of the process group that the program has
     made, else those that torchrun started, else this process alone. Every rank takes rank 0's weights.
+
+    Without a strategy it is `ddp`; under `paceline compare --script` the one whose turn it is.
     """
-    spec = Spec.parse(strategy)
-    spec = Spec(spec.name, spec.options | {key: str(value) for key, value in options.items()})
-    chosen = create(str(spec), allow_unused=allow_unused)
+    assignment = assigned()
+    if assignment is None:
+        spec = Spec.parse(strategy or DEFAULT_STRATEGY)
+        spec = Spec(spec.name, spec.options | {key: str(value) for key, value in options.items()})
+        chosen = create(str(spec))
+    else:
+        assignment.refuse_own_choice(strategy, options)
+        chosen, timeout = assignment.make_strategy(), assignment.config.timeout
+    chosen.allow_unused = allow_unused
     joined_here = not dist.is_initialized()
     if joined_here:
         join_world(timeout_s=timeout)
@@ -55,7 +64,8 @@ def attach(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     comm = open_comm(range(len(roles)), device=device, backend=_backend_for(device), timeout_s=timeout)
     assert comm is not None
-    sync = Sync(model, make_optimizer, chosen, comm, bn)
+    open_sync = Sync if assignment is None else assignment.attach
+    sync = open_sync(model, make_optimizer, chosen, comm, bn)
     if joined_here:
         sync.on_close(leave_world)
     return sync

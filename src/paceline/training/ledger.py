@@ -16,7 +16,6 @@ from torch import Tensor
 from paceline.comm.group import Comm
 from paceline.measure.steps import StepClock
 from paceline.records import StepRow, StepWriter
-from paceline.workloads.workload import Outcome, Workload
 
 SETTLE_EVERY_S = 0.5
 NOT_COUNTED = -1
@@ -29,8 +28,9 @@ class _Open:
     epoch: int
     samples: int
     times: Any
-    losses: list[tuple[int, Tensor]]
-    correct: list[Tensor]
+    losses: list[tuple[float, Tensor | float]]
+    """With the weight of each, as a rule its samples."""
+    correct: list[Tensor | int]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Window:
     """The global figures of a few steps."""
 
     losses: list[float]
-    """The global mean loss of each step."""
+    """The global mean loss of each step; not a number where no rank knows it."""
     samples: int
     correct: int | None
     wall_s: float
@@ -48,30 +48,38 @@ class Window:
 class Ledger:
     """The steps of one rank."""
 
-    def __init__(self, clock: StepClock, workload: Workload, writer: StepWriter) -> None:
+    def __init__(self, clock: StepClock, writer: StepWriter) -> None:
         self._clock = clock
-        self._workload = workload
         self._writer = writer
         self._open: list[_Open] = []
-        self._losses: list[tuple[int, Tensor]] = []
-        self._correct: list[Tensor] = []
+        self._samples = 0
+        self._losses: list[tuple[float, Tensor | float]] = []
+        self._correct: list[Tensor | int] = []
         self._window: list[StepRow] = []
         self._settled_s = time.perf_counter()
         self.step = 0
         """The next step's number."""
 
-    def add(self, samples: int, outcome: Outcome) -> None:
+    def add(self, samples: int, loss: Tensor, correct: Tensor | None) -> None:
         """Notes one micro-batch."""
-        self._losses.append((samples, outcome.loss.detach()))
-        correct = self._workload.count_correct(outcome)
+        self.count(samples)
+        self.note(loss, samples, correct)
+
+    def count(self, samples: int) -> None:
+        """Notes samples that are trained in this step."""
+        self._samples += samples
+
+    def note(self, loss: Tensor | float | None, weight: float, correct: Tensor | int | None) -> None:
+        """Notes the loss, and how many were right, of a part of the step; None where nobody knows."""
+        if loss is not None:
+            self._losses.append((weight, loss.detach() if isinstance(loss, Tensor) else loss))
         if correct is not None:
             self._correct.append(correct)
 
     def end_step(self, epoch: int, times: Any) -> None:
-        """Closes a step of the micro-batches noted since the last one."""
-        samples = sum(samples for samples, _ in self._losses)
-        self._open.append(_Open(epoch, samples, times, self._losses, self._correct))
-        self._losses, self._correct = [], []
+        """Closes a step of what was noted since the last one."""
+        self._open.append(_Open(epoch, self._samples, times, self._losses, self._correct))
+        self._samples, self._losses, self._correct = 0, [], []
         if time.perf_counter() - self._settled_s > SETTLE_EVERY_S:
             self.settle()
 
@@ -88,17 +96,24 @@ class Ledger:
         """Adds up, over the ranks, the steps since the last window; every rank calls it after the same steps."""
         self.settle()
         rows, self._window = self._window, []
-        own = [[row.loss * row.samples, row.samples, row.correct] for row in rows]
-        losses, samples, correct = comm.sum(torch.tensor(own, dtype=torch.float64)).unbind(1)
-        counted = all(row.correct != NOT_COUNTED for row in rows)
+        own = [_shares(row) for row in rows]
+        losses, known, samples, correct, uncounted = comm.sum(torch.tensor(own, dtype=torch.float64)).unbind(1)
         return Window(
-            losses=(losses / samples).tolist(),
+            losses=(losses / known).tolist(),
             samples=int(samples.sum()),
-            correct=int(correct.sum()) if counted else None,
+            correct=None if uncounted.any() else int(correct.sum()),
             wall_s=comm.largest(wall_s),
         )
 
     def _row(self, number: int, step: _Open) -> StepRow:
-        loss = sum(samples * float(loss) for samples, loss in step.losses) / step.samples
+        weight = sum(weight for weight, _ in step.losses)
+        loss = sum(weight * float(loss) for weight, loss in step.losses) / weight if weight else None
         correct = sum(int(count) for count in step.correct) if step.correct else NOT_COUNTED
         return StepRow(number, step.epoch, step.samples, *self._clock.read(step.times), loss, correct)
+
+
+def _shares(row: StepRow) -> tuple[float, ...]:
+    """What a rank adds to a step's sums: losses, the samples they are known of, samples, right ones, none counted."""
+    known = 0 if row.loss is None else row.samples
+    uncounted = row.correct == NOT_COUNTED
+    return (row.loss or 0.0) * known, known, row.samples, 0 if uncounted else row.correct, uncounted

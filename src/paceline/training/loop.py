@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-import torch
-
-from paceline.analysis.timing import WindowTime
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, UPDATE, StepClock
+from paceline.training.account import Report
 from paceline.training.ledger import Ledger
 from paceline.training.precision import autocast
 from paceline.training.sync import Sync
+from paceline.training.windows import Windows
 from paceline.workloads.batches import Piece, Source
 from paceline.workloads.workload import Workload
 
 _ONE_SHOT = "give a data set or something that can be iterated again, not a generator that runs once"
-
-WARM_UP_STEPS = 5
-"""The first window: reducers build their buckets, allocators and caches fill. Its time never counts."""
-WINDOW_S = 0.5
-"""Ranks exchange their losses this often, not more: a message every few short steps would cost more than all else."""
-MOST_LOGS_PER_WINDOW = 50
-
-Report = Callable[..., None]
-"""Where rank 0's account of the run goes: `report(event, **values)`; nowhere on the other ranks."""
 
 
 @dataclass
@@ -42,10 +30,8 @@ class Loop:
     source: Source
     clock: StepClock
     ledger: Ledger
+    windows: Windows
     report: Report
-    windows: list[WindowTime] = field(default_factory=list)
-    """What was timed so far."""
-    _logs_per_window: int = 1
 
     def train(self) -> None:
         """Trains for the epochs or steps asked for."""
@@ -56,17 +42,14 @@ class Loop:
             before, end, ended = step, self._epoch_end(step, total), False
             steps = self.source.epoch(epoch)
             while not ended and step != end:
-                window = self._window_end(step) - step
+                window = self.windows.end(step) - step
                 count = window if end is None else min(window, end - step)
-                began = time.perf_counter()
+                self.windows.open()
                 trained = self._train_steps(epoch, steps, count)
-                self.sync.strategy.finish()
-                self._wait_for_device()
-                wall_s = time.perf_counter() - began
                 ended = trained < count
                 if trained:
                     step += trained
-                    self._report_window(epoch, step, wall_s)
+                    self.windows.close(epoch, step)
             self.report("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
             if step == before:
                 raise WorkloadError(f"the training data gave no batch in epoch {epoch + 1}.", hint=_ONE_SHOT)
@@ -98,7 +81,7 @@ class Loop:
             with self.sync.microbatch(last=number == len(pieces)):
                 with autocast(self.config.precision, source.share.device):
                     outcome = self.workload.evaluate(model, batch)
-                self.ledger.add(piece.samples, outcome)
+                self.ledger.add(piece.samples, outcome.loss, self.workload.count_correct(outcome))
                 clock.lap(FORWARD)
                 loss = outcome.loss if piece.weight == 1 else outcome.loss * piece.weight
                 loss.backward()
@@ -128,34 +111,3 @@ class Loop:
         if self.source.steps() is not None:
             return pieces is None
         return self.sync.comm.smallest(int(pieces is not None)) == 0
-
-    def _window_end(self, step: int) -> int:
-        """Where a window ends: after whole periods, and so many steps that closing it costs next to nothing."""
-        period = self.sync.strategy.period
-        if step == 0:
-            return -(-WARM_UP_STEPS // period) * period
-        size = -(-self.config.log_every * self._logs_per_window // period) * period
-        return step + size - step % size
-
-    def _report_window(self, epoch: int, step: int, wall_s: float) -> None:
-        window = self.ledger.close_window(wall_s, self.sync.comm)
-        self.windows.append(WindowTime(len(window.losses), window.wall_s))
-        log_s = window.wall_s * self.config.log_every / len(window.losses)
-        self._logs_per_window = max(1, min(MOST_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
-        self.report(
-            "log",
-            epoch=epoch,
-            step=step,
-            wall_s=window.wall_s,
-            losses=window.losses,
-            samples=window.samples,
-            correct=window.correct,
-        )
-
-    def _wait_for_device(self) -> None:
-        if self.source.share.device.type == "cuda":
-            torch.cuda.synchronize(self.source.share.device)
-
-
-def silent(event: str, **values: Any) -> None:
-    """The report of every rank but 0."""

@@ -59,7 +59,7 @@ def evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: Held
 
 
 def summarise(
-    config: RunConfig, sync: Sync, source: Source, folder: RunFolder, windows: list[WindowTime], peak: int | None
+    strategy: str, sync: Sync, folder: RunFolder, windows: list[WindowTime], peak: int | None
 ) -> dict[str, Any]:
     """The figures of the run, the same on every rank: each sums up its own steps, which may be on another host."""
     own = summarise_rank(sync.rank, read_steps(folder.path / steps_file(sync.rank))).to_dict()
@@ -70,25 +70,28 @@ def summarise(
     ranks = [_from_floats(names, everyone.tolist()) for everyone in gathered]
     step_s = step_time(windows)
     samples = sum(rank["samples"] for rank in ranks) / (ranks[0]["steps"] or 1)
-    per_epoch = source.expected_steps
-    estimate = None
-    if config.steps is not None and config.epochs is not None and per_epoch and step_s:
-        estimate = {"epochs": config.epochs, "seconds": step_s * per_epoch * config.epochs}
     return {
-        "strategy": config.strategy,
+        "strategy": strategy,
         "steps": ranks[0]["steps"],
         "train_s": sum(window.wall_s for window in windows),
         "step_s": step_s,
         "samples_per_s": samples / step_s if step_s else None,
         "average_loss": _weighted([(rank["average_loss"], rank["samples"]) for rank in ranks]),
         "train_accuracy": _weighted([(rank["accuracy"], rank["samples"]) for rank in ranks]),
-        "estimate": estimate,
         "ranks": ranks,
-        "traffic": planned_traffic(config.strategy, sync),
-        "dropped_per_epoch": source.dropped,
+        "traffic": planned_traffic(strategy, sync),
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": spread(list(sync.strategy.model.parameters()), sync.comm),
     }
+
+
+def whole_epochs(config: RunConfig, source: Source, step_s: float | None) -> dict[str, Any]:
+    """What the steps trained say of whole epochs: how long those asked for would take, what each leaves out."""
+    per_epoch = source.expected_steps
+    estimate = None
+    if config.steps is not None and config.epochs is not None and per_epoch and step_s:
+        estimate = {"epochs": config.epochs, "seconds": step_s * per_epoch * config.epochs}
+    return {"estimate": estimate, "dropped_per_epoch": source.dropped}
 
 
 def _weighted(figures: list[tuple[float | None, int]]) -> float | None:

@@ -6,21 +6,22 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch import nn
 
 from paceline.comm import World
 from paceline.config import RunConfig
-from paceline.measure.cores import usable_cores
 from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.steps import step_clock
-from paceline.records import EventWriter, RunFolder, StepWriter, provenance
+from paceline.records import RunFolder
 from paceline.strategies.base import MakeOptimizer
 from paceline.training import results
+from paceline.training.account import Account, Report, silent
 from paceline.training.check import check_gradients
 from paceline.training.ledger import Ledger
-from paceline.training.loop import Loop, Report, silent
+from paceline.training.loop import Loop
 from paceline.training.stage import Stage, set_stage
 from paceline.training.sync import Sync
+from paceline.training.topology import describe_model, describe_place, describe_strategy
+from paceline.training.windows import Windows
 from paceline.workloads.workload import Workload
 
 
@@ -55,40 +56,28 @@ def _run_as_worker(stage: Stage, folder: RunFolder, listen: Report, command: str
     check_gradients(model, workload, source, config, comm.rank)
     held_out = results.held_out(config, workload, stage.share)
 
-    events = EventWriter(folder) if comm.rank == 0 else None
-
-    def report(event: str, **values: Any) -> None:
-        if events is not None:
-            events.write(event, **values)
-        listen(event, **values)
-
+    account = Account(folder, comm.rank, listen)
     # Rank 0 describes the run; so does the first rank of a host that does not see rank 0's disk.
     if comm.rank == 0 or (stage.world.local_rank == 0 and not folder.is_described):
-        topology = _topology(stage, source.batch)
-        folder.write_run(config=dataclasses.asdict(config), topology=topology, provenance=provenance(command))
-        report("config", **topology)
-    steps = StepWriter(folder, comm.rank)
+        account.describe(dataclasses.asdict(config), _topology(stage, source.batch), command)
     sync = Sync(model, _optimizer_factory(config, workload), stage.strategy, comm, config.bn)
     clock = step_clock(stage.placement.device)
-    loop = Loop(config, workload, sync, source, clock, Ledger(clock, workload, steps), report)
+    ledger = Ledger(clock, account.steps)
+    windows = Windows(sync, ledger, config.log_every, account.report)
+    loop = Loop(config, workload, sync, source, clock, ledger, windows, account.report)
     try:
         loop.train()
         peak = peak_bytes(stage.placement.device) if peak_is_ours else None  # Of training: testing comes after it.
-        summary = results.summarise(config, sync, source, folder, loop.windows, peak)
-        if comm.rank == 0:
-            folder.write_summary(summary)  # Already now: a test that fails must not cost the figures of the training.
+        summary = results.summarise(config.strategy, sync, folder, windows.times, peak)
+        summary |= results.whole_epochs(config, source, summary["step_s"])
+        account.summarise(summary)  # Already now: a test that fails must not cost the figures of the training.
         if held_out is not None:
             tests = results.evaluations(config, workload, sync, held_out)
-            report("evaluation", **tests)
+            account.report("evaluation", **tests)
             summary |= tests
-        if comm.rank == 0:
-            folder.write_summary(summary)
-            report("end")
-            folder.mark_finished()
+        account.finish(summary)
     finally:
-        steps.close()
-        if events:
-            events.close()
+        account.close()
     sync.close()
 
 
@@ -102,28 +91,18 @@ def _optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
 
 
 def _topology(stage: Stage, batch: int | None) -> dict[str, Any]:
-    """What was chosen for the run: printed as its configuration line, kept in its record."""
-    config, workload, world, placement = stage.config, stage.workload, stage.world, stage.placement
+    config, workload, world = stage.config, stage.workload, stage.world
     workers = stage.comm.world_size
-    each = [] if batch is None else sorted({batch // workers, -(-batch // workers)})
     return {
         "workload": workload.name,
-        "strategy": config.strategy,
-        "lossless": stage.strategy.lossless,
-        "exchanges": stage.strategy.exchanges,
+        **describe_strategy(config.strategy, stage.strategy),
         "world_size": world.size,
         "workers": workers,
         "ranks_per_host": world.local_size,
         "batch": batch,
-        "batch_per_rank": each,
-        "device": placement.device_name,
-        "backend": placement.backend,
-        "interface": world.interface,
-        "threads": placement.threads,
-        "cores": usable_cores(),
-        "parameters": sum(p.numel() for p in workload.model.parameters()),
-        "gradient_bytes": sum(p.numel() * p.element_size() for p in workload.model.parameters() if p.requires_grad),
-        "batch_norm_layers": sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in workload.model.modules()),
+        "batch_per_rank": [] if batch is None else sorted({batch // workers, -(-batch // workers)}),
+        **describe_place(stage.placement, interface=world.interface),
+        **describe_model(workload.model),
         "classes": workload.classes,
         "own_optimizer": workload.optimizer is not None,
         "lr": config.lr,

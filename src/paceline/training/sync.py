@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.comm.group import Comm, close_comm
 from paceline.config import BatchNormMode
@@ -76,6 +76,20 @@ class Sync:
         """Agrees on gradients, clips, steps the optimiser, clears the gradients."""
         self.strategy.step(max_norm)
         self._buffers_are_old = True
+
+    def note(
+        self,
+        *,
+        loss: Tensor | float | None = None,
+        samples: int | None = None,
+        correct: Tensor | int | None = None,
+    ) -> None:
+        """Tells `paceline compare --script` of a step, before its `step()`; elsewhere it does nothing.
+
+        The loss is the mean over the samples of this rank (or micro-batch), before any weight. Tensors are read later,
+        between steps, so telling costs no wait for a GPU. Without it, a comparison has times but no losses, and counts
+        as samples the first dimension of the first tensor that `sync.model` is given.
+        """
 
     def weight(self, samples: int, batch: int) -> float:
         """The factor for the mean loss of some samples of a global batch; plain averaging over ranks is then exact."""

@@ -1,0 +1,239 @@
+"""What a comparison is about, workloads that Paceline trains or a script of the user's own, and how ranks get to it.
+
+Ranks train all contenders' workloads in turn. A script owns its process, so each of its turns starts ranks anew, and
+the other side of its proof is another run of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.config import ATTACH_SETTINGS, SCRIPT_SETTINGS, CompareConfig, RunConfig, Script
+from paceline.errors import UsageError
+from paceline.experiments.contenders import WORKLOAD_RULES, Entrant, Rules, shared_settings
+from paceline.experiments.estimate import estimate_s
+from paceline.experiments.names import prepare_data
+from paceline.launch.job import Task
+from paceline.records.reader import read_json
+from paceline.records.schema import PARITY_FILE
+from paceline.strategies.base import Role, Strategy
+from paceline.strategies.registry import create
+from paceline.training.parity import Parity
+from paceline.training.windows import WARM_UP_STEPS
+from paceline.workloads.names import is_own
+
+GRADIENTS_FILE = "gradients.pt"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A contender's turn: what it is called, what it trains, and the folder of its run."""
+
+    name: str
+    entrant: Entrant
+    folder: Path
+
+
+class Unproven(Exception):
+    """Why strategies can be measured, but not proven."""
+
+
+class Launcher(Protocol):
+    """What starts ranks for a subject that has a proof of its own."""
+
+    def launch(self, task: Task, stage: str, folder: Path, turns: Sequence[Turn], oracle: str = "") -> None:
+        """Starts ranks that take these turns; raises where one fails."""
+
+    def take_turns(self, task: Task, stage: str, turns: Sequence[Turn], oracle: str = "") -> None:
+        """The same for all turns; a contender that fails is out."""
+
+
+class Subject(Protocol):
+    """What is compared."""
+
+    @property
+    def rules(self) -> Rules:
+        """What may vary, and what fits."""
+
+    def settings(self, entrants: Sequence[Entrant]) -> dict[str, Any]:
+        """What all entrants share, for the record."""
+
+    def prepare(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:
+        """Gets its data; says what it is called (`subject`), its global `batch` and the `estimate_s`, where known."""
+
+    def script_of(self, turn: Turn) -> Script | None:
+        """The script that the turn's ranks run instead of our own training."""
+
+    def ranks_of(self, turn: Turn, ranks: int) -> int:
+        """How many processes a turn takes."""
+
+    def together(self, turns: Sequence[Turn]) -> list[tuple[Path, list[Turn]]]:
+        """The turns that the same processes take one after the other, and the folder of their job."""
+
+    def prove(self, turns: Sequence[Turn], launcher: Launcher) -> None:
+        """Leaves the parity of each turn in its folder; raises `Unproven` where that cannot be."""
+
+
+class Workloads:
+    """Built-in workloads, and those of the user's own that our loop trains."""
+
+    rules: Rules = WORKLOAD_RULES
+
+    def settings(self, entrants: Sequence[Entrant]) -> dict[str, Any]:
+        return shared_settings(dataclasses.asdict(entrants[0].config), entrants)
+
+    def prepare(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:
+        config = entrants[0].config
+        for entrant in entrants:
+            prepare_data(entrant.config)
+        return {
+            "subject": config.workload if is_own(config.workload) else f"{config.workload} on {config.data}",
+            "batch": config.global_batch(ranks),
+            "estimate_s": estimate_s(entrants, ranks, compare.repeats, proof=compare.proof),
+        }
+
+    def script_of(self, turn: Turn) -> Script | None:  # noqa: ARG002
+        return None
+
+    def ranks_of(self, turn: Turn, ranks: int) -> int:  # noqa: ARG002
+        return ranks
+
+    def together(self, turns: Sequence[Turn]) -> list[tuple[Path, list[Turn]]]:
+        return [(turns[0].folder.parent, list(turns))] if turns else []
+
+    def prove(self, turns: Sequence[Turn], launcher: Launcher) -> None:
+        launcher.take_turns("prove", "proof", turns)
+
+
+class ScriptRules:
+    """What may vary between runs of a script, and which strategies `attach` can bring to it."""
+
+    fixed: Mapping[str, str] = {
+        field.name: f"a script decides that itself, in the arguments after `--`; vary {' or '.join(ATTACH_SETTINGS)}"
+        for field in dataclasses.fields(RunConfig)
+        if field.name not in ATTACH_SETTINGS
+    } | {"strategy": "name strategies with --strategies a,b"}
+
+    def check_names(self, config: RunConfig) -> None:
+        """Those of strategies are checked when they are made."""
+
+    def check_fit(self, config: RunConfig, strategy: Strategy, ranks: int) -> None:  # noqa: ARG002
+        if Role.SERVER in strategy.roles(ranks):
+            raise UsageError(
+                f"{strategy.name} needs ranks that do not train, which a script does not have.",
+                hint="leave it out of --strategies",
+            )
+
+
+SCRIPT_RULES = ScriptRules()
+
+
+@dataclass(frozen=True)
+class OwnScript:
+    """A script that calls `paceline.attach`."""
+
+    script: Script
+    rules: Rules = SCRIPT_RULES
+
+    def settings(self, entrants: Sequence[Entrant]) -> dict[str, Any]:
+        return shared_settings(self.script.settings_to_keep(entrants[0].config), entrants)
+
+    def prepare(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:  # noqa: ARG002
+        return {"subject": shlex.join([self.script.path, *self.script.args]), "batch": None, "estimate_s": None}
+
+    def script_of(self, turn: Turn) -> Script | None:
+        named = {*self.script.settings, *turn.entrant.contender.settings}
+        return replace(self.script, settings=tuple(sorted(named)))
+
+    def ranks_of(self, turn: Turn, ranks: int) -> int:
+        """Idle ranks are left out: a script has no place for them."""
+        return sum(role is not Role.IDLE for role in create(turn.entrant.config.strategy).roles(ranks))
+
+    def together(self, turns: Sequence[Turn]) -> list[tuple[Path, list[Turn]]]:
+        return [(turn.folder, [turn]) for turn in turns]
+
+    def prove(self, turns: Sequence[Turn], launcher: Launcher) -> None:
+        """Candidates only: one process sees another batch than all ranks do, and the bound promises nothing."""
+        candidates = [turn for turn in turns if turn.entrant.contender.role == "candidate"]
+        for number, alike in enumerate(_by_settings(candidates), start=1):
+            folder = alike[0].folder.with_name(f"oracle-{number}")
+            gradients = folder / GRADIENTS_FILE
+            try:
+                launcher.launch("oracle", "proof", folder, [Turn("oracle", alike[0].entrant, folder)], str(gradients))
+                launcher.take_turns("prove", "proof", alike, str(gradients))
+                if not all(_is_right(turn) for turn in alike):
+                    self._prove_oracle(alike[0], folder.with_name(f"{folder.name}-again"), launcher, gradients)
+            finally:
+                gradients.unlink(missing_ok=True)  # As large as the model, and of no more use.
+
+    def _prove_oracle(self, turn: Turn, folder: Path, launcher: Launcher, gradients: Path) -> None:
+        """Is it the strategy that is wrong? Only if the script computes the same each time it is run."""
+        launcher.launch("prove_oracle", "proof", folder, [Turn("oracle", turn.entrant, folder)], str(gradients))
+        found = read_parity(folder)
+        if found is not None and not found.holds:
+            raise Unproven(
+                f"{self.script.name} does not compute the same twice (two runs differ by {found.error:.1g} of the "
+                "gradient's norm), so it cannot be proven that the strategies agree: seed all that is random in it."
+            )
+
+
+def choose_subject(base: RunConfig, config: CompareConfig, args: Sequence[str]) -> tuple[Subject, RunConfig]:
+    """What the user wants compared, and what its runs have in common; refuses what does not go together."""
+    if config.script:
+        subject = _own_script(base, config.script, args)
+        return subject, replace(base, workload=subject.script.name)
+    if args:
+        raise UsageError(
+            f"{shlex.join(args)} was given after `--`, but there is no --script.", hint="leave it out, or add --script"
+        )
+    return Workloads(), base
+
+
+def read_parity(folder: Path) -> Parity | None:
+    """What a proof found, if it came to its end."""
+    if not (folder / PARITY_FILE).is_file():
+        return None
+    found = read_json(folder / PARITY_FILE)
+    values = {field.name: found[field.name] for field in dataclasses.fields(Parity)}
+    values["error"] = float("inf") if values["error"] is None else values["error"]
+    return Parity(**values)
+
+
+def _own_script(base: RunConfig, path: str, args: Sequence[str]) -> OwnScript:
+    if not Path(path).is_file():
+        raise UsageError(f"there is no script {path} in {Path.cwd()}.", hint="--script takes the path of a python file")
+    name = Path(path).name
+    changed = [field.name for field in dataclasses.fields(base) if getattr(base, field.name) != field.default]
+    for setting in changed:
+        if setting not in SCRIPT_SETTINGS:
+            option = "WORKLOAD" if setting == "workload" else f"--{setting.replace('_', '-')}"
+            own = f"{name} decides that itself; its own arguments go after `--`"
+            hint = "say how many --steps" if setting == "epochs" else own
+            raise UsageError(f"{option} was given together with --script.", hint=hint)
+    if base.steps is not None and base.steps <= WARM_UP_STEPS:
+        raise UsageError(
+            f"--steps {base.steps} leaves nothing to measure: the first {WARM_UP_STEPS} steps warm up.",
+            hint="use --steps 40, or leave it out",
+        )
+    return OwnScript(Script(path=path, args=tuple(args), settings=tuple(s for s in ATTACH_SETTINGS if s in changed)))
+
+
+def _is_right(turn: Turn) -> bool:
+    """Whether a turn proved what it had to; one that failed says nothing against the script."""
+    parity = read_parity(turn.folder)
+    return parity is None or parity.holds or not turn.entrant.contender.lossless
+
+
+def _by_settings(turns: Sequence[Turn]) -> Iterable[list[Turn]]:
+    """Turns under the same settings have the same right gradients."""
+
+    def settings(turn: Turn) -> str:
+        return str(sorted(turn.entrant.contender.settings.items()))
+
+    return [list(alike) for _, alike in itertools.groupby(sorted(turns, key=settings), key=settings)]

@@ -1,0 +1,54 @@
+"""A run's record while it grows, as one rank writes it: rank 0 tells what happens, every rank writes its own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline.records import EventWriter, RunFolder, StepWriter, provenance
+
+Report = Callable[..., None]
+"""Where an account of the run goes: `report(event, **values)`."""
+
+
+def silent(event: str, **values: Any) -> None:
+    """A listener that does not."""
+
+
+class Account:
+    """What one rank writes of a run."""
+
+    def __init__(self, folder: RunFolder, rank: int, listen: Report = silent) -> None:
+        self.folder = folder
+        self.steps = StepWriter(folder, rank)
+        self._events = EventWriter(folder) if rank == 0 else None
+        self._listen = listen
+
+    def report(self, event: str, **values: Any) -> None:
+        """Tells what happens: rank 0 to the record's events, every rank to its own listener."""
+        if self._events is not None:
+            self._events.write(event, **values)
+        self._listen(event, **values)
+
+    def describe(self, config: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
+        """What is known before the first step; `command` is what the user typed."""
+        self.folder.write_run(config=config, topology=topology, provenance=provenance(command))
+        self.report("config", **topology)
+
+    def summarise(self, summary: Mapping[str, Any]) -> None:
+        """The figures of the whole run."""
+        if self._events is not None:
+            self.folder.write_summary(summary)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The figures, and that the run did all it set out to do."""
+        self.summarise(summary)
+        if self._events is not None:
+            self.report("end")
+            self.folder.mark_finished()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self.steps.close()
+        if self._events is not None:
+            self._events.close()

@@ -1,0 +1,74 @@
+"""Runs a training script of the user's own in this process, as python would, with an assignment for its `attach`."""
+
+from __future__ import annotations
+
+import os
+import random
+import runpy
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from paceline.comm.network import LOOPBACK, choose_interface
+from paceline.errors import WorkloadError
+from paceline.training.assignment import Assignment, Finished, assign
+from paceline.training.measured import Measuring
+from paceline.training.probed import AskingOracle, Proving, ProvingOracle
+from paceline.training.proof import exact_kernels
+
+Task = Literal["train", "prove", "oracle", "prove_oracle"]
+
+ASSIGNMENTS: dict[Task, type[Assignment]] = {
+    "train": Measuring,
+    "prove": Proving,
+    "oracle": AskingOracle,
+    "prove_oracle": ProvingOracle,
+}
+LINES_TO_SHOW = 12
+
+
+def run_script(assignment: Assignment, iface: str | None) -> None:
+    """Runs the script until it has done what is asked; raises where it ends before that."""
+    script, rank = assignment.script, int(os.environ["RANK"])
+    assign(assignment)
+    _choose_interface(iface)
+    _seed(assignment.config.seed, rank)
+    sys.argv = [script.path, *script.args]
+    sys.path.insert(0, str(Path(script.path).resolve().parent))
+    try:
+        with exact_kernels() if assignment.exact else nullcontext():
+            runpy.run_path(script.path, run_name="__main__")
+    except Finished:
+        return
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise WorkloadError(
+                f"{script.name} left with exit code {leaving.code}.", detail=_last_lines(assignment, rank)
+            ) from None
+    assignment.check_done()
+
+
+def _choose_interface(iface: str | None) -> None:
+    """Has the script's own process group, if it makes one, use the interface that ours would."""
+    chosen = iface or choose_interface(os.environ.get("MASTER_ADDR", LOOPBACK), all_on_this_host=True).name
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", chosen)
+
+
+def _seed(seed: int, rank: int) -> None:
+    """Gives a script that seeds nothing the same numbers under every strategy, others on each rank and repeat."""
+    own = seed * 1_000_003 + rank + 1
+    torch.manual_seed(own)
+    random.seed(own)
+    np.random.seed(own % 2**32)
+
+
+def _last_lines(assignment: Assignment, rank: int) -> str:
+    """The end of what the script printed: why argparse refused its arguments, for example."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = assignment.folder.log_file(rank)
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LINES_TO_SHOW:]) if log.exists() else ""

@@ -1,0 +1,36 @@
+"""What was chosen for a run: printed as its configuration line, kept in its record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from paceline.measure.cores import usable_cores
+from paceline.strategies.base import Strategy
+from paceline.training.placement import Placement
+
+
+def describe_strategy(text: str, strategy: Strategy) -> dict[str, Any]:
+    """What a strategy promises, under the name that the user gave it."""
+    return {"strategy": text, "lossless": strategy.lossless, "exchanges": strategy.exchanges}
+
+
+def describe_place(placement: Placement, *, interface: str) -> dict[str, Any]:
+    """Where a rank computes, and who moves its bytes."""
+    return {
+        "device": placement.device_name,
+        "backend": placement.backend,
+        "interface": interface,
+        "threads": placement.threads,
+        "cores": usable_cores(),
+    }
+
+
+def describe_model(model: nn.Module) -> dict[str, Any]:
+    """How large a model is."""
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
+        "batch_norm_layers": sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()),
+    }

@@ -1,0 +1,65 @@
+"""Cuts a run into windows: after which step one ends, how long it took, what was trained in it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from paceline.analysis.timing import WindowTime
+from paceline.training.account import Report
+from paceline.training.ledger import Ledger
+from paceline.training.sync import Sync
+
+WARM_UP_STEPS = 5
+"""The first window: reducers build their buckets, allocators and caches fill. Its time never counts."""
+WINDOW_S = 0.5
+"""Ranks exchange their losses this often, not more: a message every few short steps would cost more than all else."""
+MOST_LOGS_PER_WINDOW = 50
+
+
+class Windows:
+    """The windows of one run; every rank opens and closes them at the same steps."""
+
+    def __init__(self, sync: Sync, ledger: Ledger, log_every: int, report: Report) -> None:
+        self.times: list[WindowTime] = []
+        """What was timed so far."""
+        self._sync = sync
+        self._ledger = ledger
+        self._log_every = log_every
+        self._report = report
+        self._logs_per_window = 1
+        self.open()
+
+    def end(self, step: int) -> int:
+        """Where the window from this step on ends: after whole periods, and late enough for closing to cost nothing."""
+        period = self._sync.strategy.period
+        if step == 0:
+            return -(-WARM_UP_STEPS // period) * period
+        size = -(-self._log_every * self._logs_per_window // period) * period
+        return step + size - step % size
+
+    def open(self) -> None:
+        """The clock starts."""
+        self._began_s = time.perf_counter()
+
+    def close(self, epoch: int, step: int) -> None:
+        """The clock stops when nothing is in flight any more; only then do ranks exchange what they trained."""
+        self._sync.strategy.finish()
+        device = self._sync.comm.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        wall_s = time.perf_counter() - self._began_s
+        window = self._ledger.close_window(wall_s, self._sync.comm)
+        self.times.append(WindowTime(len(window.losses), window.wall_s))
+        log_s = window.wall_s * self._log_every / len(window.losses)
+        self._logs_per_window = max(1, min(MOST_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
+        self._report(
+            "log",
+            epoch=epoch,
+            step=step,
+            wall_s=window.wall_s,
+            losses=window.losses,
+            samples=window.samples,
+            correct=window.correct,
+        )
