@@ -120,6 +120,10 @@ class Comparison:
         """A contender's row."""
         return next(row for row in self.rows if row.contender.name == name)
 
+    def speed_up(self, name: str, over: str) -> Estimate | None:
+        """How many times the samples per second of another contender this one trains, paired by repeat."""
+        return paired_ratio(cost_per_sample(self.pool, over), cost_per_sample(self.pool, name))
+
     def with_role(self, role: str) -> list[Row]:
         """The rows of the candidates, the bounds or the baselines that were measured."""
         return [row for row in self.rows if row.contender.role == role and row.step_s is not None]

@@ -24,6 +24,13 @@ def seconds(value: float | None) -> str:
     return f"{int(value // 3600)} h {int(value % 3600 // 60)} min" if value >= 3600 else f"{value / 60:.1f} min"
 
 
+def roughly(value: float) -> str:
+    """A duration that is only guessed."""
+    if value < 90:
+        return f"{max(5, 5 * round(value / 5))} s"
+    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
+
+
 def count(value: int) -> str:
     """A large count, rounded."""
     for limit, unit in ((1_000_000, "M"), (1_000, "k")):
