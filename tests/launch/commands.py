@@ -15,9 +15,7 @@ LIMIT_S = 90
 
 def paceline(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
-    done = subprocess.run(
-        command(*arguments), cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    done = subprocess.run(command(*arguments), cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == expect, done.stdout + done.stderr
     return done
 

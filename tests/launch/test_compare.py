@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
-from launch.commands import paceline, start, wait_until
 
+from launch.commands import paceline, start, wait_until
 from paceline.records import read_run
 from paceline.records.experiment import read_experiment
 
@@ -161,7 +161,18 @@ def test_batches_are_compared_by_the_time_per_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize("when", ["proof", "repeat-2"])
 def test_ctrl_c_keeps_what_was_measured_and_still_reports(tmp_path: Path, when: str) -> None:
     out = tmp_path / "out"
-    arguments = ("--strategies", "allreduce,ddp", "--batch", "16", "--ranks", "2", "--steps", "20", "--max-repeats", "9")
+    arguments = (
+        "--strategies",
+        "allreduce,ddp",
+        "--batch",
+        "16",
+        "--ranks",
+        "2",
+        "--steps",
+        "20",
+        "--max-repeats",
+        "9",
+    )
     process = start("compare", *arguments, "--repeats", "9", "--out", str(out))
     wait_until(lambda: (out / when / "job.json").exists(), f"{when} has begun")
     ranks = [p for p in psutil.process_iter(["cmdline"]) if str(out) in " ".join(p.info["cmdline"] or [])]
@@ -185,7 +196,17 @@ def test_the_report_can_be_made_again_without_torch(classic: dict[str, Any], tmp
     import sys
 
     page = tmp_path / "page.html"
-    arguments = [sys.executable, "-c", blocked, "report", str(classic["out"]), "--out", str(page), "--csv", str(tmp_path)]
+    arguments = [
+        sys.executable,
+        "-c",
+        blocked,
+        "report",
+        str(classic["out"]),
+        "--out",
+        str(page),
+        "--csv",
+        str(tmp_path),
+    ]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert page.stat().st_size > 1e6
