@@ -57,7 +57,7 @@ def _winner(comparison: Comparison) -> Iterator[str]:
     else:
         yield (
             f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}{apart}, "
-            f"and after {repeats} no difference can still not be ruled out."
+            f"and after {repeats} a tie cannot be ruled out."
         )
 
 
@@ -76,7 +76,8 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
         ranks = f"{best.contender.name} on {plural(best.workers or 1, 'rank')}"
         because = f"; {share}." if share else "."
         if gain.spans(1):
-            yield f"{ranks} is as fast as one process, within the noise: {factor(gain.value)}{_range(gain)}{because}"
+            apart = f"{factor(gain.value)}{_range(gain)}"
+            yield f"{ranks} cannot be told from one process in speed: {apart}{because}"
         elif gain.value > 1:
             yield f"{ranks} is {factor(gain.value)} as fast as one process{_range(gain)}{because}"
         else:

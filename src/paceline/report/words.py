@@ -63,7 +63,7 @@ def time_range(low: float | None, high: float | None) -> str:
     """An interval of durations, with one unit for both ends."""
     if low is None or high is None:
         return ""
-    scale, unit = (1000, "ms") if high < 0.999995 else (1, "s")
+    scale, unit = (1000, "ms") if low < 0.999995 else (1, "s")
     decimals = 2 if high * scale < 100 else 1
     return f"{scale * low:.{decimals}f}–{scale * high:.{decimals}f} {unit}"
 
