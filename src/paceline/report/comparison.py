@@ -55,7 +55,7 @@ def cells(row: Row) -> list[str]:
     return [
         name,
         seconds(row.step_s.value),
-        time_range(row.step_s.low, row.step_s.high).rpartition(" ")[0] or "–",
+        time_range(row.step_s.low, row.step_s.high, around=row.step_s.value).rpartition(" ")[0] or "–",
         factor(row.ratio.value) if row.ratio else "–",
         _value(row.exposed, lambda value: percent(value, 0)),
         size(row.busiest_sent_bytes),

@@ -59,11 +59,11 @@ def factor(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
 
 
-def time_range(low: float | None, high: float | None) -> str:
-    """An interval of durations, with one unit for both ends."""
+def time_range(low: float | None, high: float | None, *, around: float | None = None) -> str:
+    """An interval of durations, both ends in the unit of the value that it is around."""
     if low is None or high is None:
         return ""
-    scale, unit = (1000, "ms") if low < 0.999995 else (1, "s")
+    scale, unit = (1000, "ms") if (high if around is None else around) < 0.999995 else (1, "s")
     decimals = 2 if high * scale < 100 else 1
     return f"{scale * low:.{decimals}f}–{scale * high:.{decimals}f} {unit}"
 
