@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/paceline train cnn --data digits --strategy ddp --ranks 2 --batch 32 --lr 0.02 --epochs 3
+	$(BIN)/paceline compare cnn --data digits --ranks 2 --batch 32 --lr 0.02 --epochs 3
 
 test: $(STAMP)
 	$(BIN)/pytest

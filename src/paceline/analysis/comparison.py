@@ -10,7 +10,7 @@ from typing import Any
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
 from paceline.analysis.parting import Parting, partings
 from paceline.analysis.pool import Pool
-from paceline.analysis.statistics import Estimate, of_levels, of_times, paired_difference, paired_ratio
+from paceline.analysis.statistics import Estimate, of_levels, of_shares, of_times, paired_difference, paired_ratio
 from paceline.analysis.summary import summarise_rank
 from paceline.analysis.timing import step_time, windows_of
 from paceline.records import RunRecord
@@ -120,6 +120,10 @@ class Comparison:
         """A contender's row."""
         return next(row for row in self.rows if row.contender.name == name)
 
+    def speed_up(self, name: str, over: str) -> Estimate | None:
+        """How many times the samples per second of another contender this one trains, paired by repeat."""
+        return paired_ratio(cost_per_sample(self.pool, over), cost_per_sample(self.pool, name))
+
     def with_role(self, role: str) -> list[Row]:
         """The rows of the candidates, the bounds or the baselines that were measured."""
         return [row for row in self.rows if row.contender.role == role and row.step_s is not None]
@@ -186,7 +190,7 @@ def _row(
         imbalance=_imbalance(ranks),
         train_loss=of_levels(_figures(runs, lambda s: s["average_loss"])),
         test_loss=of_levels(_figures(runs, lambda s: s["test"]["loss"])),
-        test_accuracy=of_levels(_figures(runs, lambda s: s["test"]["accuracy"])),
+        test_accuracy=of_shares(_figures(runs, lambda s: s["test"]["accuracy"])),
         peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
         workers=first.topology["workers"] if first else None,
         batch=first.topology["batch"] if first else None,

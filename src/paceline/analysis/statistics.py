@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 LEVEL = 0.95
@@ -49,6 +49,14 @@ def of_times(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
 def of_levels(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
     """The median of figures that may be zero or negative (losses, accuracies, differences), with an interval."""
     return _estimate(values, level, float, float)
+
+
+def of_shares(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
+    """As `of_levels`, for shares of one, whose interval ends there."""
+    estimate = of_levels(values, level)
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return estimate
+    return replace(estimate, low=max(0.0, estimate.low), high=min(1.0, estimate.high))
 
 
 def paired_ratio(one: Mapping[Any, float], other: Mapping[Any, float], level: float = LEVEL) -> Estimate | None:

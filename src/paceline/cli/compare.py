@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.messages import show_error
 from paceline.cli.options import takes
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
-from paceline.errors import INTERRUPTED_EXIT_CODE
+from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError
 
 
 @takes(RunConfig, LaunchConfig, CompareConfig, without=frozenset({"strategy"}))
@@ -34,8 +35,10 @@ def command(
     from paceline.analysis.pool import pool
     from paceline.experiments.compare import compare
     from paceline.records.experiment import is_experiment, read_experiment
+    from paceline.records.schema import REPORT_FILE
     from paceline.report.board import Board
     from paceline.report.comparison import print_comparison, print_next, to_json
+    from paceline.report.page import write_page
 
     messages = Console(stderr=True, highlight=False)
     folders: list[Path] = []
@@ -47,9 +50,14 @@ def command(
             raise
         interrupted = True
     comparison = compare_records(pool([read_experiment(folders[0])]))
-    report = None
+    report: Path | None = folders[0] / REPORT_FILE
+    try:
+        write_page(comparison, folders[0] / REPORT_FILE)
+    except PacelineError as error:  # Where the page cannot be drawn, what was measured is not lost.
+        show_error(error, messages)
+        report = None
     if as_json:
-        typer.echo(json.dumps(to_json(comparison), indent=2))
+        typer.echo(json.dumps(to_json(comparison) | {"report": report and str(report)}, indent=2))
     else:
         console = Console(width=None if messages.is_terminal else 150)
         print_comparison(comparison, console)

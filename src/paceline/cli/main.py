@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from paceline.cli import compare, strategies, train
+from paceline.cli import compare, report, strategies, train
+from paceline.cli.messages import messages, show_error
 from paceline.cli.options import PassesOn
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 app = typer.Typer(
     name="paceline",
@@ -24,6 +22,7 @@ app = typer.Typer(
 )
 app.command("compare", cls=PassesOn)(compare.command)
 app.command("train")(train.command)
+app.command("report")(report.command)
 app.command("strategies")(strategies.command)
 
 
@@ -54,32 +53,16 @@ def run(arguments: list[str]) -> int:
     try:
         result = app(arguments or ["--help"], standalone_mode=False)
     except PacelineError as error:
-        show_error(error, _messages())
+        show_error(error, messages())
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        _messages().print("interrupted", style="bold")
+        messages().print("interrupted", style="bold")
         return INTERRUPTED_EXIT_CODE
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
         # A mistake in the command line itself, found by the parser.
-        _messages().print(f"error: {error.format_message()}", markup=False)
-        _messages().print("hint: `paceline --help`, or `paceline COMMAND --help`", markup=False)
+        messages().print(f"error: {error.format_message()}", markup=False)
+        messages().print("hint: `paceline --help`, or `paceline COMMAND --help`", markup=False)
         return UsageError.exit_code
     return result if isinstance(result, int) else 0
-
-
-def _messages() -> Console:
-    """Where messages go, apart from data; imported only when there is something to say."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def show_error(error: PacelineError, console: Console) -> None:
-    """What was found, and what to do about it; a traceback of the user's own code goes before both."""
-    if error.detail:
-        console.print(error.detail, markup=False, style="dim")
-    console.print(f"error: {error.message}", markup=False)
-    if error.hint:
-        console.print(f"hint: {error.hint}", markup=False)

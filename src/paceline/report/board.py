@@ -19,7 +19,7 @@ from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.records.schema import FINISHED_FILE, steps_file
 from paceline.report.live import Tail
-from paceline.report.words import factor, percent, plural, seconds
+from paceline.report.words import factor, percent, plural, roughly, seconds
 
 POLL_S = 0.2
 
@@ -138,8 +138,8 @@ def plan_in_words(design: dict[str, Any], config: RunConfig, repeats: str) -> st
     parts = [
         f"{design['subject']}: {', '.join(names)}",
         plural(design["ranks"], "rank") + batch,
-        f"{length} × {repeats} repeats",
-        *([] if expected is None else [f"about {seconds(expected)}, more if it is close"]),
+        f"{length} × {repeats} repeat" + ("" if repeats == "1" else "s"),
+        *([] if expected is None else [f"about {roughly(expected)}" + (", more if it is close" * ("–" in repeats))]),
     ]
     return " · ".join(parts)
 

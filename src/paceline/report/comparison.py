@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,10 +21,10 @@ ROLES = {"bound": "bound", "baseline": "baseline", "candidate": ""}
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """The table and the verdict."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("strategy" if _by_strategy(comparison) else "setting", no_wrap=True)
-    headings = ["time/iteration", "95% interval", f"÷ {comparison.reference}", "exposed", "sent/step", "samples/s"]
-    for heading in [*headings, "train loss", "test loss", "accuracy", "memory"]:
-        table.add_column(escape(heading), justify="right")
+    table.add_column("strategy" if _by_strategy(comparison) else "setting", overflow="fold")
+    headings = ["time/step", "95%", _over(comparison.reference), "exposed", "sent/step", "samples/s", "loss"]
+    for heading in [*headings, "test loss", "accuracy", "memory"]:
+        table.add_column(escape(heading), justify="right", no_wrap=True)
     for row in comparison.rows:
         table.add_row(*cells(row), style="dim" if row.contender.role != "candidate" else None)
     console.print(table)
@@ -37,7 +38,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(f"note: {warning}", markup=False, highlight=False, soft_wrap=True)
 
 
-def print_next(comparison: Comparison, report: str | None, console: Console) -> None:
+def print_next(comparison: Comparison, report: Path | None, console: Console) -> None:
     """Where the report is, and a command that makes sense now."""
     if report:
         console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
@@ -55,7 +56,7 @@ def cells(row: Row) -> list[str]:
     return [
         name,
         seconds(row.step_s.value),
-        time_range(row.step_s.low, row.step_s.high) or "–",
+        time_range(row.step_s.low, row.step_s.high, around=row.step_s.value).rpartition(" ")[0] or "–",
         factor(row.ratio.value) if row.ratio else "–",
         _value(row.exposed, lambda value: percent(value, 0)),
         size(row.busiest_sent_bytes),
@@ -65,6 +66,11 @@ def cells(row: Row) -> list[str]:
         _value(row.test_accuracy, percent),
         size(row.peak_bytes),
     ]
+
+
+def _over(reference: str | None) -> str:
+    """The heading of the ratios; a long name would push the table off the screen."""
+    return f"÷ {reference}" if reference and len(reference) <= 10 else "÷ reference"
 
 
 def _value(estimate: Estimate | None, write: Callable[[float], str]) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.statistics import Estimate
 from paceline.config import RunConfig
-from paceline.report.words import factor, listed, number, percent, plural, seconds, size
+from paceline.report.words import factor, listed, percent, plural, seconds, size
 
 NOTABLE_IMBALANCE = 1.5
 """From how many times the bytes of another rank a rank's burden is worth a sentence."""
@@ -57,7 +57,7 @@ def _winner(comparison: Comparison) -> Iterator[str]:
     else:
         yield (
             f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}{apart}, "
-            f"and after {repeats} no difference can still not be ruled out."
+            f"and after {repeats} a tie cannot be ruled out."
         )
 
 
@@ -71,15 +71,18 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
     share = None
     if exposed is not None and exposed.value > 0:
         share = f"{percent(exposed.value, 0)} of its step is exposed communication"
-    if alike and best.samples_per_s is not None and alike[0].samples_per_s is not None:
-        gain = best.samples_per_s.value / alike[0].samples_per_s.value
-        ranks = plural(best.workers or 1, "rank")
-        name = best.contender.name
-        if gain >= 1:
-            yield f"{name} on {ranks} is {factor(gain)} as fast as one process" + (f"; {share}." if share else ".")
+    gain = comparison.speed_up(best.contender.name, alike[0].contender.name) if alike else None
+    if gain is not None:
+        ranks = f"{best.contender.name} on {plural(best.workers or 1, 'rank')}"
+        because = f"; {share}." if share else "."
+        if gain.spans(1):
+            apart = f"{factor(gain.value)}{_range(gain)}"
+            yield f"{ranks} cannot be told from one process in speed: {apart}{because}"
+        elif gain.value > 1:
+            yield f"{ranks} is {factor(gain.value)} as fast as one process{_range(gain)}{because}"
         else:
             yield (
-                f"One process is {factor(1 / gain)} as fast as {name} on {ranks}"
+                f"One process is {factor(1 / gain.value)} as fast as {ranks}"
                 + (f": {share}" if share else "")
                 + ", so on this machine it does not pay to distribute this workload."
             )
@@ -113,7 +116,8 @@ def _quality(comparison: Comparison) -> Iterator[str]:
     chance = _chance(comparison)
     if chance is not None and all(row.test_accuracy and row.test_accuracy.value <= chance.most for row in rows):
         yield (
-            f"Test accuracies are those of guessing ({percent(chance.share, 0)}): too few steps were trained to compare them."
+            f"Test accuracies are those of guessing ({percent(chance.share, 0)}): "
+            "too few steps were trained to compare them."
         )
         return
     different = [row for row in rows if row.accuracy_gain is not None and not row.accuracy_gain.spans(0)]
@@ -162,7 +166,7 @@ def next_command(comparison: Comparison) -> str | None:
         config = dict(pool.config) | {"steps": 4 * (pool.config.get("steps") or 40)}
         names = ",".join(dict.fromkeys(comparison.row(name).contender.strategy for name in _leaders(comparison)))
         extra = {"strategies": names, "ranks": ranks, "max_repeats": 2 * pool.designs[0]["max_repeats"]}
-        return _command("compare", config, extra)
+        return _command("compare", config, extra, _varied(comparison))
     winner = comparison.row(decision.first).contender
     if "script" in pool.config:
         command = shlex.join(["torchrun", "--nproc-per-node", str(ranks), pool.config["script"], *pool.config["args"]])
@@ -175,7 +179,13 @@ def _leaders(comparison: Comparison) -> list[str]:
     return [name for name in (comparison.decision.first, comparison.decision.second) if name is not None]
 
 
-def _command(verb: str, config: dict[str, Any], extra: dict[str, Any]) -> str:
+def _varied(comparison: Comparison) -> list[str]:
+    """The `--vary` options that bring the leaders' settings back."""
+    leaders = [comparison.row(name).contender.settings for name in _leaders(comparison)]
+    return [f"{key}={','.join(dict.fromkeys(str(s[key]) for s in leaders))}" for key in leaders[0]]
+
+
+def _command(verb: str, config: dict[str, Any], extra: dict[str, Any], vary: Sequence[str] = ()) -> str:
     """A command line with the settings that are not the defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
     words = ["paceline", verb]
@@ -189,5 +199,6 @@ def _command(verb: str, config: dict[str, Any], extra: dict[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         elif value is not None:
-            words += [f"--{option}", number(value) if isinstance(value, float) and value > 1e6 else f"{value}"]
+            words += [f"--{option}", str(value)]
+    words += [word for setting in vary for word in ("--vary", setting)]
     return shlex.join([*words, *(["--", *config["args"]] if config.get("args") else [])])

@@ -24,6 +24,13 @@ def seconds(value: float | None) -> str:
     return f"{int(value // 3600)} h {int(value % 3600 // 60)} min" if value >= 3600 else f"{value / 60:.1f} min"
 
 
+def roughly(value: float) -> str:
+    """A duration that is only guessed."""
+    if value < 90:
+        return f"{max(5, 5 * round(value / 5))} s"
+    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
+
+
 def count(value: int) -> str:
     """A large count, rounded."""
     for limit, unit in ((1_000_000, "M"), (1_000, "k")):
@@ -52,11 +59,11 @@ def factor(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
 
 
-def time_range(low: float | None, high: float | None) -> str:
-    """An interval of durations, with one unit for both ends."""
+def time_range(low: float | None, high: float | None, *, around: float | None = None) -> str:
+    """An interval of durations, both ends in the unit of the value that it is around."""
     if low is None or high is None:
         return ""
-    scale, unit = (1000, "ms") if high < 0.999995 else (1, "s")
+    scale, unit = (1000, "ms") if (high if around is None else around) < 0.999995 else (1, "s")
     decimals = 2 if high * scale < 100 else 1
     return f"{scale * low:.{decimals}f}–{scale * high:.{decimals}f} {unit}"
 

@@ -1,0 +1,45 @@
+"""`paceline report`: the page, and the tables, from records alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    folders: Annotated[list[Path], typer.Argument(help="Experiments or runs, or folders that hold some.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page [default: report.html in the folder; of several, in the current one].")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write the tables there, as CSV.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
+) -> None:
+    """Make the report again from records, on any machine: torch is not needed.
+
+    Several experiments, or runs that were made one by one, come into one comparison; records of different machines
+    too, with a warning.
+    """
+    from rich.console import Console
+
+    from paceline.analysis.comparison import compare
+    from paceline.analysis.pool import pool
+    from paceline.records.find import find_records
+    from paceline.records.schema import REPORT_FILE
+    from paceline.report.comparison import print_comparison, to_json
+    from paceline.report.csv_tables import write_tables
+    from paceline.report.page import write_page
+
+    comparison = compare(pool(find_records(folders)))
+    page = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
+    tables = write_tables(comparison, csv) if csv else []
+    write_page(comparison, page)
+    if as_json:
+        typer.echo(json.dumps(to_json(comparison) | {"report": str(page)}, indent=2))
+        return
+    messages = Console(stderr=True)
+    print_comparison(comparison, Console(width=None if messages.is_terminal else 150))
+    for path in [page, *tables]:
+        typer.echo(f"wrote {path}")

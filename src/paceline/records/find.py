@@ -1,0 +1,36 @@
+"""Finds the records in folders that a user names: an experiment, a run, or a folder that holds some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.errors import RecordError
+from paceline.records.experiment import ExperimentRecord, is_experiment, read_experiment
+from paceline.records.reader import RunRecord, read_run
+from paceline.records.schema import RUN_FILE
+
+Record = ExperimentRecord | RunRecord
+
+
+def find_records(folders: Sequence[Path]) -> list[Record]:
+    """The records in these folders, in their order, each once; a folder without any is an error."""
+    found: dict[Path, Record] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise RecordError(f"{folder} is not a folder.", hint="name the folder of a run or of an experiment")
+        here = _record_in(folder)
+        inside = [_record_in(path) for path in sorted(folder.iterdir()) if path.is_dir()] if here is None else [here]
+        records = [record for record in inside if record is not None]
+        if not records:
+            raise RecordError(
+                f"{folder} holds no record.", hint="name the folder of a run or of an experiment, as under runs/"
+            )
+        found |= {record.path.resolve(): record for record in records}
+    return list(found.values())
+
+
+def _record_in(folder: Path) -> Record | None:
+    if is_experiment(folder):
+        return read_experiment(folder)
+    return read_run(folder) if (folder / RUN_FILE).is_file() else None

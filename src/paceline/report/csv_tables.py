@@ -1,0 +1,62 @@
+"""The tables of a comparison as CSV files, with plain numbers: seconds, bytes, shares of one."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.statistics import Estimate
+from paceline.analysis.timing import losses_of
+from paceline.errors import RecordError
+
+ESTIMATES = ("step_s", "samples_per_s", "ratio", "exposed", "train_loss", "test_loss", "test_accuracy")
+PLAIN = ("busiest_sent_bytes", "imbalance", "peak_bytes", "workers", "batch", "failure")
+
+
+def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
+    """Writes every table into a folder; returns the files."""
+    tables = {
+        "comparison.csv": [_row(row) for row in comparison.rows],
+        "ranks.csv": [
+            {"contender": row.contender.name, **asdict(rank)} for row in comparison.rows for rank in row.ranks
+        ],
+        "proofs.csv": [proof.to_dict() for proof in comparison.proofs],
+        "partings.csv": [parting.to_dict() for parting in comparison.partings],
+        "losses.csv": list(_losses(comparison)),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_write(folder / name, rows) for name, rows in tables.items() if rows]
+    except OSError as error:
+        raise RecordError(
+            f"cannot write to {folder}: {error.strerror}.", hint="name another folder with --csv"
+        ) from None
+
+
+def _row(row: Row) -> dict[str, Any]:
+    values: dict[str, Any] = {"contender": row.contender.name, "strategy": row.contender.strategy}
+    values |= {"role": row.contender.role, "lossless": row.contender.lossless, "repeats": row.repeats}
+    for name in ESTIMATES:
+        estimate: Estimate | None = getattr(row, name)
+        values[name] = None if estimate is None else estimate.value
+        values[f"{name}_low"] = None if estimate is None else estimate.low
+        values[f"{name}_high"] = None if estimate is None else estimate.high
+    return values | {name: getattr(row, name) for name in PLAIN}
+
+
+def _losses(comparison: Comparison) -> Iterable[dict[str, Any]]:
+    for entry in comparison.pool.entries:
+        for step, loss in enumerate(losses_of(entry.run)):
+            yield {"contender": entry.contender, "repeat": entry.repeat[1], "step": step, "loss": loss}
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path

@@ -1,0 +1,191 @@
+"""Every figure of the comparison table, from experiments whose figures are known."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from experiments_on_disk import CLASSIC, read_comparison, write_experiment
+from paceline.analysis.comparison import compare
+from paceline.analysis.parting import identical_groups
+from paceline.analysis.pool import pool
+from paceline.records import RunRecord
+from paceline.records.experiment import Contender, read_experiment
+from paceline.records.find import find_records
+
+STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
+
+
+def test_rows_are_sorted_by_speed_with_ratios_to_the_reference(tmp_path: Path) -> None:
+    comparison = read_comparison(write_experiment(tmp_path / "e", step_s=STEP_S, repeats=3))
+    assert [row.contender.name for row in comparison.rows] == ["none", "ddp", "allreduce", "single"]
+    allreduce = comparison.row("allreduce")
+    assert allreduce.step_s is not None
+    assert allreduce.step_s.value == pytest.approx(0.03, rel=0.02)
+    assert allreduce.ratio is not None
+    assert allreduce.ratio.value == pytest.approx(1.5, rel=0.03)
+    assert comparison.row("none").ratio is not None
+
+
+def test_single_trains_fewer_samples_a_step_so_its_ratio_is_per_sample(tmp_path: Path) -> None:
+    single = read_comparison(write_experiment(tmp_path / "e", step_s=STEP_S)).row("single")
+    assert single.ratio is not None
+    assert single.ratio.value == pytest.approx(0.04 / 0.02 * 2, rel=0.03)
+
+
+def test_exposed_communication_is_what_the_bound_saves(tmp_path: Path) -> None:
+    comparison = read_comparison(write_experiment(tmp_path / "e", step_s=STEP_S))
+    exposed = {row.contender.name: row.exposed for row in comparison.rows}
+    assert exposed["ddp"] is not None
+    assert exposed["ddp"].value == pytest.approx(0.5, abs=0.02)
+    assert exposed["none"] is None
+    assert exposed["single"] is None
+
+
+def test_without_a_bound_nothing_is_said_about_exposed_communication(tmp_path: Path) -> None:
+    contenders = [contender for contender in CLASSIC if contender.role != "bound"]
+    comparison = read_comparison(write_experiment(tmp_path / "e", contenders))
+    assert all(row.exposed is None for row in comparison.rows)
+
+
+def test_the_bound_of_the_same_settings_counts(tmp_path: Path) -> None:
+    contenders = [
+        Contender(f"{strategy} bn={bn}", strategy, {"bn": bn}, role, strategy != "none")
+        for strategy, role in (("none", "bound"), ("ddp", "candidate"))
+        for bn in ("local", "sync")
+    ]
+    step_s = {"none bn=local": 0.01, "none bn=sync": 0.02, "ddp bn=local": 0.04, "ddp bn=sync": 0.04}
+    comparison = read_comparison(write_experiment(tmp_path / "e", contenders, step_s=step_s))
+    exposed = comparison.row("ddp bn=sync").exposed
+    assert exposed is not None
+    assert exposed.value == pytest.approx(0.5, abs=0.02)
+
+
+def test_failures_have_a_row_without_figures(tmp_path: Path) -> None:
+    comparison = read_comparison(write_experiment(tmp_path / "e", failures={"allreduce": "rank 1 failed"}))
+    row = comparison.row("allreduce")
+    assert (row.failure, row.step_s, row.repeats) == ("rank 1 failed", None, 0)
+    assert comparison.rows[-1] is row
+
+
+def test_an_experiment_without_runs_is_an_empty_comparison(tmp_path: Path) -> None:
+    comparison = read_comparison(write_experiment(tmp_path / "e", repeats=0, interrupted=True))
+    assert comparison.interrupted
+    assert comparison.decision.outcome == "nothing"
+    assert all(row.step_s is None for row in comparison.rows)
+
+
+def test_runs_cut_short_count_as_far_as_they_went(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", steps=12)
+    (run,) = [m.run for m in read_experiment(path).runs if m.repeat == 1 and m.contender.name == "ddp"]
+    for name in ("summary.json", "finished"):
+        (run.path / name).unlink()
+    lines = (run.path / "events.jsonl").read_text().splitlines()
+    (run.path / "events.jsonl").write_text("\n".join(lines[:4]) + "\n")
+    row = read_comparison(path).row("ddp")
+    assert row.repeats == 2
+    assert row.test_accuracy is not None
+    assert row.test_accuracy.repeats == 1
+
+
+def test_losses_part_by_rounding(tmp_path: Path) -> None:
+    def losses(contender: Contender, repeat: int, step: int) -> float:
+        return (2.0 + repeat) * (
+            1 + (1e-8 * 10 ** max(0, step - 2) if contender.name == "allreduce" and step > 1 else 0)
+        )
+
+    comparison = read_comparison(write_experiment(tmp_path / "e", losses=losses))
+    partings = {parting.contender: parting for parting in comparison.partings}
+    assert set(partings) == {"single", "allreduce"}
+    assert partings["single"].cause == "none"
+    assert partings["single"].first_step is None
+    parting = partings["allreduce"]
+    assert (parting.cause, parting.first_step, parting.visible_step) == ("rounding", 2, 8)
+    assert identical_groups(comparison.pool) == [["single", "ddp"]]
+
+
+def test_batchnorm_parts_runs_that_shard_differently(tmp_path: Path) -> None:
+    def losses(contender: Contender, repeat: int, step: int) -> float:
+        return 2.0 + 0.01 * (contender.name == "single") - 0.01 * step + repeat
+
+    path = write_experiment(tmp_path / "e", losses=losses)
+    assert {p.contender: p.cause for p in read_comparison(path).partings}["single"] == "unknown"
+    for file in path.rglob("run.json"):
+        content = json.loads(file.read_text())
+        content["topology"]["batch_norm_layers"] = 8
+        file.write_text(json.dumps(content))
+    causes = {parting.contender: parting.cause for parting in read_comparison(path).partings}
+    assert causes == {"single": "batch_norm", "allreduce": "none"}
+    for file in path.rglob("run.json"):
+        content = json.loads(file.read_text())
+        content["config"]["bn"] = "sync"
+        file.write_text(json.dumps(content))
+    assert {p.contender: p.cause for p in read_comparison(path).partings}["single"] == "unknown"
+
+
+def test_a_run_that_diverged_parts_where_the_other_did_not(tmp_path: Path) -> None:
+    def losses(contender: Contender, repeat: int, step: int) -> float:
+        return math.nan if contender.name == "allreduce" and step > 4 else 2.0 + repeat
+
+    comparison = read_comparison(write_experiment(tmp_path / "e", losses=losses))
+    parting = next(p for p in comparison.partings if p.contender == "allreduce")
+    assert (parting.first_step, parting.at_end) == (5, math.inf)
+
+
+def test_experiments_of_two_machines_keep_apart_and_warn(tmp_path: Path) -> None:
+    paths = [
+        write_experiment(tmp_path / host, repeats=2, provenance={"host": host, "cpu": f"cpu of {host}"})
+        for host in ("here", "there")
+    ]
+    comparison = compare(pool([read_experiment(path) for path in paths]))
+    names = {row.contender.name for row in comparison.rows}
+    assert {"ddp @here", "ddp @there"} <= names
+    assert len(names) == 8
+    assert comparison.reference == "ddp @here"
+    assert any("different machines" in warning for warning in comparison.warnings)
+    other = comparison.row("ddp @there").ratio
+    assert other is not None
+    assert other.low is None
+
+
+def test_experiments_that_differ_in_a_setting_are_told_apart_by_it(tmp_path: Path) -> None:
+    paths = [write_experiment(tmp_path / bn, settings={"bn": bn}) for bn in ("local", "sync")]
+    names = {row.contender.name for row in compare(pool([read_experiment(path) for path in paths])).rows}
+    assert {"ddp bn=local", "ddp bn=sync"} <= names
+
+
+def test_equal_experiments_are_numbered(tmp_path: Path) -> None:
+    paths = [write_experiment(tmp_path / name) for name in ("one", "two")]
+    names = {row.contender.name for row in compare(pool([read_experiment(path) for path in paths])).rows}
+    assert {"ddp", "ddp (2)"} <= names
+
+
+def test_runs_alone_become_contenders_by_their_settings(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", repeats=2)
+    records = find_records([path / "repeat-1", path / "repeat-2"])
+    assert all(isinstance(record, RunRecord) for record in records)
+    comparison = compare(pool(records))
+    assert {row.contender.name: row.repeats for row in comparison.rows} == dict.fromkeys(STEP_S, 2)
+    assert comparison.row("none").contender.role == "bound"
+    assert comparison.row("single").contender.role == "baseline"
+
+
+def test_ranks_that_differ_are_flagged(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e")
+    for file in path.rglob("3/rank-1.csv"):
+        lines = file.read_text().splitlines()
+        slower = [_with_update(line, 0.02) for line in lines[1:]]
+        file.write_text("\n".join([lines[0], *slower]) + "\n")
+    comparison = read_comparison(path)
+    assert comparison.row("allreduce").uneven is not None
+    assert comparison.row("ddp").uneven is None
+    assert any("allreduce: time per iteration differs" in warning for warning in comparison.warnings)
+
+
+def _with_update(line: str, more_s: float) -> str:
+    values = line.split(",")
+    values[7] = f"{float(values[7]) + more_s:.6f}"
+    return ",".join(values)

@@ -1,0 +1,65 @@
+"""A winner is named when there is one, and not by looking often enough."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from paceline.analysis.decision import decide
+from paceline.records.experiment import Contender
+
+A, B, C = Contender("a", "a"), Contender("b", "b"), Contender("c", "c")
+NONE = Contender("none", "none", role="bound", lossless=False)
+SINGLE = Contender("single", "single", role="baseline")
+
+
+def times(*values: float) -> dict[int, float]:
+    return dict(enumerate(values))
+
+
+def test_a_clear_difference_has_a_winner() -> None:
+    decision = decide([A, B], {"a": times(2.0, 2.1, 2.05), "b": times(1.0, 1.01, 1.02)}, looks=8)
+    assert (decision.outcome, decision.first, decision.second) == ("winner", "b", "a")
+    assert decision.ratio is not None
+    assert decision.ratio.value == pytest.approx(2.0, rel=0.05)
+
+
+def test_what_is_within_one_per_cent_is_the_same() -> None:
+    a, b = times(*[1.0 + 1e-4 * i for i in range(10)]), times(*[1.001] * 10)
+    assert decide([A, B], {"a": a, "b": b}, looks=1).outcome == "same"
+
+
+def test_noise_leaves_it_open() -> None:
+    assert decide([A, B], {"a": times(1.0, 1.4, 0.9), "b": times(1.2, 0.9, 1.3)}, looks=8).outcome == "open"
+
+
+def test_bounds_and_baselines_cannot_win() -> None:
+    costs = {"a": times(2.0, 2.0), "none": times(1.0, 1.0), "single": times(0.5, 0.5)}
+    assert decide([A, NONE, SINGLE], costs, looks=1).outcome == "alone"
+    assert decide([NONE, SINGLE], costs, looks=1).outcome == "nothing"
+
+
+def test_one_repeat_decides_nothing() -> None:
+    assert decide([A, B], {"a": times(1.0), "b": times(9.0)}, looks=1).outcome == "open"
+
+
+def test_a_contender_without_figures_is_left_out() -> None:
+    decision = decide([A, B, C], {"a": {}, "b": times(1.0, 1.0), "c": times(3.0, 3.01)}, looks=1)
+    assert (decision.first, decision.second) == ("b", "c")
+
+
+def test_looking_again_and_again_at_equals_rarely_names_a_winner() -> None:
+    draw = random.Random(1)
+    trials, least, most = 400, 3, 10
+    wrong = 0
+    for _ in range(trials):
+        a = [math.exp(draw.gauss(0, 0.05)) for _ in range(most)]
+        b = [math.exp(draw.gauss(0, 0.05)) for _ in range(most)]
+        looks = (
+            decide([A, B], {"a": times(*a[:n]), "b": times(*b[:n])}, looks=most - least + 1)
+            for n in range(least, most + 1)
+        )
+        wrong += any(decision.outcome == "winner" for decision in looks)
+    assert wrong / trials < 0.05

@@ -1,0 +1,89 @@
+"""Estimates over repeats against scipy and against chance."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+from scipy import stats
+
+from paceline.analysis.statistics import (
+    Estimate,
+    of_levels,
+    of_shares,
+    of_times,
+    paired_difference,
+    paired_ratio,
+    student_t_quantile,
+)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 10, 31, 200])
+@pytest.mark.parametrize("probability", [0.5001, 0.75, 0.95, 0.975, 0.9975, 0.99999])
+def test_quantiles_are_those_of_student(freedom: int, probability: float) -> None:
+    assert student_t_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-9)
+
+
+def test_the_interval_is_students_on_logarithms() -> None:
+    values = [1.0, 1.2, 1.1, 1.4]
+    estimate = of_times(values)
+    logs = [math.log(value) for value in values]
+    low, high = stats.t.interval(0.95, 3, statistics.fmean(logs), stats.sem(logs))
+    assert estimate == Estimate(pytest.approx(1.15), pytest.approx(math.exp(low)), pytest.approx(math.exp(high)), 4)
+
+
+def test_one_repeat_has_no_interval_and_none_no_estimate() -> None:
+    assert of_times([2.0]) == Estimate(2.0, None, None, 1)
+    assert of_times([]) is None
+    assert of_levels([-1.0]) == Estimate(-1.0, None, None, 1)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    draw = random.Random(0)
+    trials = 2000
+    held = 0
+    for _ in range(trials):
+        estimate = of_times([math.exp(draw.gauss(0.0, 0.2)) for _ in range(4)])
+        assert estimate is not None
+        held += estimate.spans(1.0)
+    assert held / trials == pytest.approx(0.95, abs=0.015)
+
+
+def test_shares_stay_between_zero_and_one() -> None:
+    estimate = of_shares([0.05, 0.4])
+    assert estimate is not None
+    assert estimate.low == 0.0
+    assert estimate.high == 1.0
+
+
+def test_pairing_takes_the_noise_of_a_repeat_out() -> None:
+    noise = [1.0, 3.0, 0.5, 2.0]
+    one, other = {i: 2.0 * n for i, n in enumerate(noise)}, dict(enumerate(noise))
+    assert paired_ratio(one, other) == Estimate(2.0, pytest.approx(2.0), pytest.approx(2.0), 4)
+    unpaired = of_times(list(one.values()))
+    assert unpaired is not None
+    assert unpaired.spans(1.0)
+
+
+def test_what_was_not_measured_together_has_no_interval() -> None:
+    assert paired_ratio({"a": 3.0}, {"b": 2.0}) == Estimate(1.5, None, None, 0)
+    assert paired_ratio({}, {"b": 2.0}) is None
+    assert paired_difference({"a": 3.0}, {"b": 2.0}) is None
+
+
+def test_a_ratio_turned_around_has_its_interval_turned_around() -> None:
+    one, other = {0: 1.0, 1: 1.3, 2: 1.1}, {0: 2.0, 1: 2.2, 2: 2.5}
+    there, back = paired_ratio(one, other), paired_ratio(other, one)
+    assert there is not None
+    assert back is not None
+    assert there.low is not None
+    assert back.high == pytest.approx(1 / there.low)
+
+
+def test_an_outlier_does_not_push_the_value_out_of_its_interval() -> None:
+    values = [1.0] * 30 + [1000.0]
+    estimate = of_times(values)
+    assert estimate is not None
+    assert estimate.spans(estimate.value)

@@ -1,0 +1,226 @@
+"""`paceline compare` as a user runs it: real ranks, real failures, real interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launch.commands import paceline, start, wait_until
+from paceline.records import read_run
+from paceline.records.experiment import read_experiment
+
+QUICK = ("--batch", "16", "--steps", "8", "--repeats", "2", "--max-repeats", "2", "--ranks", "2")
+
+
+def compare(*arguments: str, out: Path) -> dict[str, Any]:
+    """Runs a comparison and returns what it says as JSON."""
+    done = paceline("compare", *arguments, "--out", str(out), "--json")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result | {"messages": done.stderr}
+
+
+def rows(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in result["rows"]}
+
+
+@pytest.fixture(scope="module")
+def classic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The classic set, once for the tests that only look at it."""
+    out = tmp_path_factory.mktemp("classic") / "out"
+    return compare(*QUICK, out=out) | {"out": out}
+
+
+def test_the_classic_set_is_proven_measured_and_judged(classic: dict[str, Any]) -> None:
+    found = rows(classic)
+    assert set(found) == {"single", "none", "gather_scatter", "p2p", "allreduce", "ddp"}
+    assert {name: row["role"] for name, row in found.items() if row["role"] != "candidate"} == {
+        "single": "baseline",
+        "none": "bound",
+    }
+    assert all(row["repeats"] == 2 and row["step_s"]["value"] > 0 for row in found.values())
+    assert found["ddp"]["ratio"] == {"value": 1.0, "low": 1.0, "high": 1.0, "repeats": 2}
+    proofs = {proof["contender"]: proof for proof in classic["proofs"]}
+    assert all(proof["holds"] for name, proof in proofs.items() if name != "none")
+    assert not proofs["none"]["lossless"]
+    assert classic["verdict"]
+    assert Path(classic["report"]).stat().st_size > 1e6
+
+
+def test_rows_come_best_first_and_what_exchanges_nothing_has_no_exposed_communication(classic: dict[str, Any]) -> None:
+    speeds = [row["samples_per_s"]["value"] for row in classic["rows"]]
+    assert speeds == sorted(speeds, reverse=True)
+    found = rows(classic)
+    assert found["none"]["exposed"] is None
+    assert found["single"]["exposed"] is None
+    expected = 1 - found["none"]["step_s"]["value"] / found["p2p"]["step_s"]["value"]
+    assert found["p2p"]["exposed"]["value"] == pytest.approx(expected, abs=0.3)
+
+
+def test_bytes_come_from_the_plans(classic: dict[str, Any]) -> None:
+    sent = {name: row["busiest_sent_bytes"] for name, row in rows(classic).items()}
+    parameters = read_experiment(classic["out"]).runs[0].run.topology["gradient_bytes"]
+    assert sent == {
+        "single": 0,
+        "none": 0,
+        "gather_scatter": parameters,
+        "p2p": parameters,
+        "allreduce": parameters,
+        "ddp": parameters,
+    }
+
+
+def test_runs_are_interleaved_in_rotated_order_with_a_seed_per_repeat(classic: dict[str, Any]) -> None:
+    experiment = read_experiment(classic["out"])
+    order = [[m.contender.name for m in experiment.runs if m.repeat == repeat] for repeat in (0, 1)]
+    assert order[1] == order[0][1:] + order[0][:1]
+    seeds = {(m.repeat, m.run.config["seed"]) for m in experiment.runs}
+    assert seeds == {(0, 0), (1, 1)}
+    starts = [m.run.provenance["time"] for m in experiment.runs]
+    assert starts == sorted(starts)
+
+
+def test_peak_memory_is_of_each_run_alone(classic: dict[str, Any]) -> None:
+    peaks = [rank["peak_bytes"] for row in classic["rows"] for rank in row["ranks"]]
+    assert all(50e6 < peak < psutil.virtual_memory().total for peak in peaks)
+
+
+def test_the_same_strategy_twice_has_no_winner(tmp_path: Path) -> None:
+    result = compare("--strategies", "ddp,ddp", *QUICK, "--steps", "30", "--max-repeats", "3", out=tmp_path / "out")
+    assert [row["name"] for row in sorted(result["rows"], key=lambda row: row["name"])] == ["ddp", "ddp (2)"]
+    assert result["decision"]["outcome"] in ("open", "same")
+    assert "Pick" not in " ".join(result["verdict"])
+
+
+def test_a_clear_winner_ends_it_before_the_limit(tmp_path: Path) -> None:
+    arguments = ("own:plain", "--strategies", "allreduce,schemes:Slow", *QUICK, "--steps", "20", "--max-repeats", "9")
+    result = compare(*arguments, out=tmp_path / "out")
+    assert result["decision"]["outcome"] == "winner"
+    assert result["decision"]["first"] == "allreduce"
+    assert rows(result)["allreduce"]["repeats"] < 9
+    assert result["verdict"][0].startswith("Pick allreduce")
+    assert result["next"] == "paceline train own:plain --batch 16 --epochs 3 --strategy allreduce --ranks 2"
+
+
+def test_a_strategy_that_sums_is_stopped_with_its_factor(tmp_path: Path) -> None:
+    arguments = ("compare", "own:plain", "--strategies", "allreduce,schemes:Sum", *QUICK, "--out", str(tmp_path / "o"))
+    done = paceline(*arguments, expect=7)
+    assert "schemes:Sum on 2 ranks: the gradient is 2 times the mean over the ranks" in done.stderr
+    assert not list((tmp_path / "o").glob("repeat-*"))
+
+
+def test_a_strategy_that_fails_is_left_out_and_the_rest_goes_on(tmp_path: Path) -> None:
+    strategies = "allreduce,schemes:Breaks,ddp"
+    result = compare("own:plain", "--strategies", strategies, *QUICK, out=tmp_path / "out")
+    found = rows(result)
+    assert "the seventh message was one too many" in found["schemes:Breaks"]["failure"]
+    assert "schemes:Breaks failed and is left out" in result["messages"]
+    assert found["allreduce"]["repeats"] == found["ddp"]["repeats"] == 2
+    experiment = read_experiment(tmp_path / "out")
+    assert sum(m.contender.name == "schemes:Breaks" for m in experiment.runs) == 1
+    assert experiment.events_of("failure")[0]["contender"] == "schemes:Breaks"
+
+
+def test_when_all_fail_the_first_reason_is_the_error(tmp_path: Path) -> None:
+    arguments = ("compare", "own:plain", "--strategies", "schemes:Breaks", *QUICK, "--out", str(tmp_path / "out"))
+    done = paceline(*arguments, expect=6)
+    assert "error: rank 1 failed: RuntimeError: the seventh message was one too many" in done.stderr
+
+
+def test_a_workload_that_cannot_be_trained_is_found_out_before_any_rank_starts(tmp_path: Path) -> None:
+    done = paceline("compare", "own:unused", *QUICK, "--out", str(tmp_path / "out"), expect=4)
+    assert "got no gradient" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_are_compared_like_strategies(tmp_path: Path) -> None:
+    result = compare(*QUICK, "--vary", "reshuffle=true,false", "--epochs", "2", out=tmp_path / "out")
+    assert set(rows(result)) == {"reshuffle=true", "reshuffle=false"}
+    experiment = read_experiment(tmp_path / "out")
+    assert {(m.contender.name, m.run.config["reshuffle"]) for m in experiment.runs} == {
+        ("reshuffle=true", True),
+        ("reshuffle=false", False),
+    }
+
+
+def test_batches_are_compared_by_the_time_per_sample(tmp_path: Path) -> None:
+    arguments = ("--vary", "batch=8,64", "--ranks", "2", "--steps", "20", "--repeats", "2", "--max-repeats", "2")
+    found = rows(compare(*arguments, out=tmp_path / "out"))
+    small, large = found["batch=8"], found["batch=64"]
+    assert large["step_s"]["value"] > small["step_s"]["value"]
+    assert large["samples_per_s"]["value"] > small["samples_per_s"]["value"]
+    assert large["ratio"]["value"] < 1
+
+
+@pytest.mark.parametrize("when", ["proof", "repeat-2"])
+def test_ctrl_c_keeps_what_was_measured_and_still_reports(tmp_path: Path, when: str) -> None:
+    out = tmp_path / "out"
+    arguments = (
+        "--strategies",
+        "allreduce,ddp",
+        "--batch",
+        "16",
+        "--ranks",
+        "2",
+        "--steps",
+        "20",
+        "--max-repeats",
+        "9",
+    )
+    process = start("compare", *arguments, "--repeats", "9", "--out", str(out))
+    wait_until(lambda: (out / when / "job.json").exists(), f"{when} has begun")
+    ranks = [p for p in psutil.process_iter(["cmdline"]) if str(out) in " ".join(p.info["cmdline"] or [])]
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "interrupted" in output
+    assert (out / "report.html").is_file(), output
+    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in ranks), "the ranks are gone")
+    experiment = read_experiment(out)
+    assert experiment.events_of("interrupted")
+    finished = [m for m in experiment.runs if m.run.finished]
+    assert len(finished) >= (2 if when == "repeat-2" else 0)
+    if when == "repeat-2":
+        assert re.search(r"ddp +\d", output)
+
+
+def test_the_report_can_be_made_again_without_torch(classic: dict[str, Any], tmp_path: Path) -> None:
+    blocked = "import sys; sys.modules['torch'] = None; from paceline.cli import main; main(sys.argv[1:])"
+    import subprocess
+    import sys
+
+    page = tmp_path / "page.html"
+    arguments = [
+        sys.executable,
+        "-c",
+        blocked,
+        "report",
+        str(classic["out"]),
+        "--out",
+        str(page),
+        "--csv",
+        str(tmp_path),
+    ]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert page.stat().st_size > 1e6
+    header, *lines = (tmp_path / "comparison.csv").read_text().splitlines()
+    assert header.startswith("contender,strategy,role")
+    assert len(lines) == 6
+
+
+def test_runs_made_one_by_one_come_into_one_report(tmp_path: Path) -> None:
+    for strategy, seed in (("ddp", "0"), ("ddp", "1"), ("allreduce", "0")):
+        arguments = ("--strategy", strategy, "--seed", seed, "--batch", "16", "--steps", "12", "--ranks", "2")
+        paceline("train", *arguments, "--out", str(tmp_path / f"{strategy}-{seed}"))
+    done = paceline("report", str(tmp_path), "--json", "--out", str(tmp_path / "page.html"))
+    result = json.loads(done.stdout)
+    assert {name: row["repeats"] for name, row in rows(result).items()} == {"ddp": 2, "allreduce": 1}
+    assert any("not measured interleaved" in warning for warning in result["warnings"])
+    assert read_run(tmp_path / "ddp-0").finished

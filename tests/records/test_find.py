@@ -1,0 +1,54 @@
+"""Records are found where a user points, and errors say what is there instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments_on_disk import write_experiment
+from paceline.errors import RecordError
+from paceline.records.experiment import Contender, ExperimentFolder, ExperimentRecord, read_experiment
+from paceline.records.find import find_records
+
+
+def test_an_experiment_a_parent_and_the_same_twice(tmp_path: Path) -> None:
+    one = write_experiment(tmp_path / "all" / "one")
+    write_experiment(tmp_path / "all" / "two")
+    (found,) = find_records([one])
+    assert isinstance(found, ExperimentRecord)
+    assert [record.path.name for record in find_records([tmp_path / "all", one])] == ["one", "two"]
+
+
+def test_a_folder_without_records(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="holds no record"):
+        find_records([tmp_path])
+    with pytest.raises(RecordError, match="is not a folder"):
+        find_records([tmp_path / "nowhere"])
+
+
+def test_a_record_is_never_overwritten(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e")
+    with pytest.raises(RecordError, match="already holds a record"):
+        ExperimentFolder.create(path, kind="compare", contenders=[])
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e")
+    file = path / "experiment.json"
+    whole = file.read_text()
+    file.write_text(whole.replace('"schema": 1', '"schema": 99'))
+    with pytest.raises(RecordError, match="has schema 99"):
+        read_experiment(path)
+    file.write_text(whole.replace('"design"', '"desing"'))
+    with pytest.raises(RecordError, match="has no design"):
+        read_experiment(path)
+    file.write_text(whole.replace('"lossless"', '"losless"'))
+    with pytest.raises(RecordError, match="is damaged"):
+        read_experiment(path)
+
+
+def test_runs_that_never_started_are_passed_over(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", [Contender("a", "ddp"), Contender("b", "ddp")], repeats=1)
+    (path / "repeat-1" / "2" / "run.json").unlink()
+    assert [measured.contender.name for measured in read_experiment(path).runs] == ["a"]
