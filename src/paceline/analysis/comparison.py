@@ -31,6 +31,7 @@ class RankRow:
     accuracy: float | None
     first_step_s: float | None
     step_s: float | None
+    median_step_s: float | None
     data_s: float | None
     forward_s: float | None
     backward_s: float | None
@@ -68,7 +69,7 @@ class Row:
     accuracy_gain: Estimate | None
     """Its test accuracy less the reference's, paired by repeat; an interval for all contenders together."""
     uneven: float | None
-    """By how much the ranks' times per iteration differ, where that should not be."""
+    """By how much the ranks' median steps differ, where that should not be."""
     failure: str | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -259,7 +260,8 @@ def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
         known = [v for v in (values or [summary[name] for summary in summaries]) if v is not None]
         return float(statistics.median(known)) if known else None
 
-    names = ("average_loss", "accuracy", "first_step_s", "step_s", "data_s", "forward_s", "backward_s", "update_s")
+    names = ("average_loss", "accuracy", "first_step_s", "step_s", "median_step_s", "data_s")
+    names += ("forward_s", "backward_s", "update_s")
     return RankRow(
         rank=rank,
         samples=max(summary["samples"] for summary in summaries),
@@ -271,7 +273,7 @@ def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
 
 
 def _uneven(ranks: Sequence[RankRow]) -> float | None:
-    times = [rank.step_s for rank in ranks if rank.step_s]
+    times = [rank.median_step_s for rank in ranks if rank.median_step_s]
     apart = max(times) / min(times) - 1 if times else 0.0
     return apart if apart > UNEVEN else None
 

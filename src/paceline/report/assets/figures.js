@@ -1,0 +1,177 @@
+// Draws the figures, recolours them with the theme, lets the reader choose what they show, and saves them.
+
+const NARROW = 560;
+const MEDIUM = 860;
+const SAVED_WIDTH = 1100;
+const PAPER_WIDTH = 690; // Fits between the margins of A4 and of Letter; the paper is laid out too late to ask it.
+const FONT = getComputedStyle(document.body).fontFamily;
+const content = JSON.parse(document.getElementById("data").textContent);
+
+class Figure {
+  constructor(element, spec) {
+    this.element = element;
+    this.spec = spec;
+    this.plot = element.querySelector(".plot");
+    this.hidden = new Set();
+    this.repeat = 0;
+    this.axis = (spec.axes || [null])[0];
+    this.addControls(element.querySelector(".controls"));
+    for (const button of element.querySelectorAll("[data-save]")) {
+      button.addEventListener("click", () => this.save(button.dataset.save));
+    }
+    this.draw();
+    new ResizeObserver(() => this.resize()).observe(this.plot);
+  }
+
+  // The figure as it stands, in the colours of a theme.
+  contents(colours, width) {
+    const { narrow, medium, layout: wide } = this.spec;
+    const layout = structuredClone((width < NARROW && narrow) || (width < MEDIUM && medium) || wide);
+    const data = structuredClone(this.spec.data).map((trace, index) => this.shown(trace, index));
+    if (this.axis) layout.xaxis.title.text = this.axis.title;
+    if (this.axis && this.axis !== this.spec.axes[0]) delete layout.xaxis.dtick; // Whole marks are for iterations.
+    if (this.spec.scales) layout.yaxis = structuredClone(this.spec.scales[this.repeat]);
+    layout.font.family = FONT;
+    layout.hoverlabel.font.family = FONT;
+    return { data: recoloured(data, colours), layout: recoloured(layout, colours) };
+  }
+
+  shown(trace, index) {
+    const { contenders, repeats } = this.spec;
+    if (this.axis) {
+      trace.x = this.axis.x[index];
+      trace.line.dash = this.axis.dashes[index];
+    }
+    if (repeats) {
+      trace.visible = this.repeat === "all" || repeats[index] === this.repeat;
+      if (this.repeat === "all") {
+        trace.opacity = 0.55;
+        trace.line.width = 1;
+        trace.line.dash = "solid";
+      }
+    }
+    if (contenders && this.hidden.has(contenders[index])) trace.visible = false;
+    return trace;
+  }
+
+  get width() {
+    return theme.onPaper() ? PAPER_WIDTH : this.plot.clientWidth;
+  }
+
+  draw() {
+    this.drawnWidth = this.width;
+    const { data, layout } = this.contents(theme.colours(), this.width);
+    layout.width = this.width;
+    return Plotly.react(this.plot, data, layout, { displayModeBar: false, responsive: false, doubleClick: false });
+  }
+
+  resize() {
+    if (this.width > 0 && this.width !== this.drawnWidth) this.draw();
+  }
+
+  addControls(place) {
+    if (this.spec.axes) place.append(this.axisSwitch());
+    const repeats = [...new Set(this.spec.repeats || [])].sort((a, b) => a - b);
+    if (repeats.length > 1) place.append(this.repeatChoice(repeats));
+    if (this.spec.contenders) place.append(this.legend());
+  }
+
+  axisSwitch() {
+    const group = make("div", { className: "switch", role: "group", ariaLabel: "Horizontal axis" });
+    for (const axis of this.spec.axes) {
+      const button = make("button", { type: "button", textContent: axis.label, ariaPressed: String(axis === this.axis) });
+      button.addEventListener("click", () => {
+        this.axis = axis;
+        for (const other of group.children) other.ariaPressed = String(other === button);
+        this.draw();
+      });
+      group.append(button);
+    }
+    return group;
+  }
+
+  repeatChoice(repeats) {
+    const select = make("select", {});
+    for (const repeat of repeats) select.append(new Option(`repeat ${repeat + 1}`, repeat));
+    select.append(new Option("all repeats", "all"));
+    select.addEventListener("change", () => {
+      this.repeat = select.value === "all" ? "all" : Number(select.value);
+      this.draw();
+    });
+    const label = make("label", {});
+    label.append("Show ", select);
+    return label;
+  }
+
+  legend() {
+    const list = make("div", { className: "legend", role: "group", ariaLabel: "Strategies shown" });
+    for (const { name, label, colour } of content.contenders) {
+      if (!this.spec.contenders.includes(name)) continue;
+      const button = make("button", { type: "button", ariaPressed: "true", title: name });
+      const swatch = make("i", { className: "swatch" });
+      swatch.style.setProperty("--tint", colour);
+      button.append(swatch, label);
+      button.addEventListener("click", () => {
+        const hide = !this.hidden.delete(name);
+        if (hide) this.hidden.add(name);
+        button.ariaPressed = String(!hide);
+        this.draw();
+      });
+      list.append(button);
+    }
+    return list;
+  }
+
+  // Plotly's own legend would show the stripes of curves that lie on each other: a plain line of each colour is clearer.
+  legendEntries() {
+    const shown = content.contenders.filter(({ name }) => this.spec.contenders.includes(name) && !this.hidden.has(name));
+    const entry = { type: "scatter", mode: "lines", x: [null], y: [null], showlegend: true };
+    return shown.map(({ label, colour }) => ({ ...entry, name: escaped(label), line: { color: colour, width: 3 } }));
+  }
+
+  // Saved figures go into reports: light, on white, and with what the page around them says.
+  async save(format) {
+    const { data, layout } = this.contents(theme.colours("light"), SAVED_WIDTH);
+    const margin = layout.margin;
+    layout.paper_bgcolor = "#ffffff";
+    layout.title = { text: this.spec.title, x: 0, xref: "paper", xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { t: 14 } };
+    layout.title.font = { size: 16, color: theme.colours("light")["@ink"] };
+    layout.height += 34;
+    margin.t += 34;
+    if (this.spec.contenders) {
+      data.push(...this.legendEntries());
+      layout.showlegend = true;
+      layout.legend = { orientation: "h", y: 1, yanchor: "bottom", x: 0 };
+      layout.height += 24;
+      margin.t += 24;
+    }
+    const size = { width: SAVED_WIDTH, height: layout.height, scale: format === "png" ? 2 : 1 };
+    layout.width = size.width;
+    const address = await Plotly.toImage({ data, layout }, { format, ...size });
+    const link = make("a", { href: address, download: `paceline-${this.element.dataset.figure}.${format}` });
+    link.click();
+  }
+}
+
+// Colours that depend on the theme are tokens in the data; user's strings that merely hold one stay as they are.
+function recoloured(value, colours) {
+  if (typeof value === "string") return Object.hasOwn(colours, value) ? colours[value] : value;
+  if (Array.isArray(value)) return value.map((item) => recoloured(item, colours));
+  if (value && typeof value === "object") {
+    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, recoloured(item, colours)]));
+  }
+  return value;
+}
+
+function escaped(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;"); // Plotly reads some HTML.
+}
+
+function make(name, properties) {
+  return Object.assign(document.createElement(name), properties);
+}
+
+const figures = [...document.querySelectorAll("[data-figure]")].map(
+  (element) => new Figure(element, content.figures[element.dataset.figure]),
+);
+theme.whenChanged(() => figures.forEach((figure) => figure.draw()));

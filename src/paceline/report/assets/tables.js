@@ -1,0 +1,95 @@
+// Sorting by a heading, definitions beside it, and buttons that copy.
+
+const sortTable = (() => {
+  const value = (row, place) => {
+    const text = row.cells[place].dataset.sort;
+    if (text === undefined) return null;
+    const number = Number(text);
+    return text === "" || Number.isNaN(number) ? text : number;
+  };
+
+  // What has no value stays last, whichever way the others go.
+  function order(one, other, way) {
+    if (one === null || other === null) return (one === null) - (other === null);
+    if (typeof one === "number" && typeof other === "number") return way * (one - other);
+    return way * String(one).localeCompare(String(other));
+  }
+
+  return (heading) => {
+    const table = heading.closest("table");
+    const place = heading.cellIndex;
+    const way = heading.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+    for (const other of table.tHead.rows[0].cells) {
+      if (other.hasAttribute("aria-sort")) other.setAttribute("aria-sort", "none");
+    }
+    heading.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
+    const rows = [...table.tBodies[0].rows];
+    rows.sort((one, other) => order(value(one, place), value(other, place), way));
+    table.tBodies[0].append(...rows);
+    table.classList.add("sorted");
+  };
+})();
+
+for (const button of document.querySelectorAll("table.sortable .sort")) {
+  button.addEventListener("click", () => sortTable(button.closest("th")));
+}
+
+// One tooltip for all definitions, above everything, so that no table cuts it off.
+(() => {
+  const tip = document.getElementById("tip");
+  let owner = null;
+
+  function show(element) {
+    owner = element;
+    const definition = document.getElementById(element.getAttribute("aria-describedby"));
+    const term = document.createElement("strong");
+    term.textContent = definition.previousElementSibling.textContent;
+    tip.replaceChildren(term, definition.textContent);
+    tip.hidden = false;
+    place(element.getBoundingClientRect());
+  }
+
+  function place(box) {
+    const width = document.documentElement.clientWidth;
+    const left = Math.min(Math.max(12, box.left), width - tip.offsetWidth - 12);
+    const above = box.top - tip.offsetHeight - 8;
+    tip.style.left = `${Math.max(8, left)}px`;
+    tip.style.top = `${above > 56 ? above : box.bottom + 12}px`;
+  }
+
+  function hide() {
+    owner = null;
+    tip.hidden = true;
+  }
+
+  for (const element of document.querySelectorAll("[data-define]")) {
+    element.addEventListener("mouseenter", () => show(element));
+    element.addEventListener("focus", () => show(element));
+    element.addEventListener("blur", hide);
+    element.addEventListener("mouseleave", (event) => {
+      if (event.relatedTarget !== tip && document.activeElement !== element) hide();
+    });
+  }
+  tip.addEventListener("mouseleave", () => {
+    if (document.activeElement !== owner) hide();
+  });
+  const follow = () => owner && place(owner.getBoundingClientRect());
+  addEventListener("scroll", follow, { passive: true, capture: true });
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape") hide();
+  });
+})();
+
+for (const button of document.querySelectorAll(".copy")) {
+  button.addEventListener("click", async () => {
+    const code = button.previousElementSibling;
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(code); // A file may not write to the clipboard: then one keystroke is left.
+      button.textContent = "Selected";
+    }
+    setTimeout(() => (button.textContent = "Copy"), 1600);
+  });
+}

@@ -1,0 +1,173 @@
+"""What all figures share: text that is only text, axes without clutter, panels in a grid.
+
+Figures are plain dictionaries in plotly's format. Colours that depend on the theme are written as tokens, which the
+page replaces: `@ink` for text, `@muted` for lesser text, `@grid` for lines, `@paper` for the ground.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+Json = dict[str, Any]
+
+LABEL_SIZE = 12
+TITLE_SIZE = 13
+LONGEST_LABEL = 26
+LINE = 1.8
+MOST_POINTS = 600
+LEAST_POINTS = 40
+"""Of one curve: more cannot be seen, fewer do not make a curve."""
+
+
+def plain(text: str) -> str:
+    """Text as plotly shows it unchanged: plotly reads some HTML, and fills in what looks like a template."""
+    return html.escape(text, quote=False).replace("%{", "%&#123;")
+
+
+def short_names(names: Sequence[str], most: int = LONGEST_LABEL) -> dict[str, str]:
+    """Names that fit beside a figure and still differ: what long ones have in common goes first, then the middle."""
+    long = [re.split(r"[ ,]", name) for name in names if len(name) > most]
+    common = set.intersection(*map(set, long)) if len(long) > 1 else set()
+    found: dict[str, str] = {}
+    for name in names:
+        own = [part for part in re.split(r"[ ,]", name) if part not in common]
+        short = shortened(" ".join(own) if len(name) > most and own else name, most)
+        number = f" ({len(found) + 1})" if short in found.values() else ""
+        found[name] = shortened(short, most - len(number)) + number
+    return found
+
+
+def shortened(name: str, most: int = LONGEST_LABEL) -> str:
+    """A name without its middle: strategies differ at the start, settings at the end."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
+
+
+def power(value: float) -> str:
+    """A mark on a logarithmic axis."""
+    written = f"{value:g}" if 0.001 < value < 1e5 else f"{value:.0e}"
+    return written.replace("e-0", "e-").replace("e+0", "e+")
+
+
+class Panel(NamedTuple):
+    """The part of a figure that one pair of axes takes, in shares of it."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+
+def grid(count: int, columns: int, *, gap_x: float, gap_y: float) -> list[Panel]:
+    """Panels of equal size in reading order."""
+    rows = math.ceil(count / columns)
+    width = (1 - gap_x * (columns - 1)) / columns
+    height = (1 - gap_y * (rows - 1)) / rows
+    places = itertools.islice(itertools.product(range(rows), range(columns)), count)
+    return [
+        Panel(
+            (column * (width + gap_x), column * (width + gap_x) + width),
+            (1 - row * (height + gap_y) - height, 1 - row * (height + gap_y)),
+        )
+        for row, column in places
+    ]
+
+
+def base_layout(height: int, *, left: int = 56, right: int = 16, top: int = 16, bottom: int = 44) -> Json:
+    """A figure without decoration."""
+    return {
+        "height": height,
+        "autosize": True,
+        "margin": {"l": left, "r": right, "t": top, "b": bottom},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"size": LABEL_SIZE, "color": "@muted"},
+        "showlegend": False,
+        "hoverlabel": {"bgcolor": "@paper", "bordercolor": "@grid", "font": {"color": "@ink", "size": LABEL_SIZE}},
+        "dragmode": False,
+    }
+
+
+def axis(title: str | None = None, **extra: Any) -> Json:
+    """An axis with faint lines and nothing else."""
+    settings: Json = {
+        "gridcolor": "@grid",
+        "gridwidth": 1,
+        "zeroline": False,
+        "showline": False,
+        "ticks": "",
+        "fixedrange": True,
+        "automargin": False,
+    }
+    if title is not None:
+        settings["title"] = {"text": title, "standoff": 10, "font": {"size": LABEL_SIZE, "color": "@muted"}}
+    return settings | extra
+
+
+def heading(text: str, panel: Panel, *, raised: int = 8) -> Json:
+    """A panel's title, above its left end."""
+    return {
+        "text": text,
+        "x": panel.x[0],
+        "y": panel.y[1],
+        "xref": "paper",
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "yshift": raised,
+        "showarrow": False,
+        "font": {"size": TITLE_SIZE, "color": "@ink"},
+    }
+
+
+def side_note(text: str, panel: Panel, *, raised: int = 8) -> Json:
+    """Lesser text above a panel's right end."""
+    lesser = {"x": panel.x[1], "xanchor": "right", "font": {"size": LABEL_SIZE, "color": "@muted"}}
+    return heading(text, panel, raised=raised) | lesser
+
+
+def numbered(name: str, number: int) -> str:
+    """Plotly's name of the nth axis: x, x2, x3, and so on."""
+    return name if number == 0 else f"{name}{number + 1}"
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Round values from `low` to `high` for a logarithmic axis: 1, 2, 5 in each decade, or the decades alone."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    fine = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
+    inside = [value for value in fine if low <= value <= high]
+    if len(inside) <= 7:
+        return inside
+    stride = math.ceil(len(exponents) / 7)
+    return [10.0**exponent for exponent in exponents if exponent % stride == 0 and low <= 10.0**exponent <= high]
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round values for a logarithmic axis, a few of them however short it is."""
+    if high / low > 8:
+        return decades(low, high)
+    step = 10.0 ** math.floor(math.log10(high - low))
+    step *= next((part for part in (1, 0.5, 0.2) if (high - low) / (step * part) >= 3), 0.1)
+    return [float(f"{step * n:.6g}") for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def whole_ticks(steps: int) -> dict[str, int]:
+    """Marks at whole iterations, where there are so few that plotly would mark halves."""
+    return {"dtick": 1} if steps <= 10 else {}
+
+
+def points_per_curve(points: int, curves: int) -> int:
+    """How many points each of several curves gets, so that the page stays small however much was measured."""
+    return max(LEAST_POINTS, min(MOST_POINTS, points // max(1, curves)))
+
+
+def rounded(values: Iterable[float], digits: int = 5) -> list[float | None]:
+    """Values with a few significant digits, which is all that a figure can show; none where it is not a number."""
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
+
+
+def finite(values: Sequence[float]) -> list[float]:
+    """The values that are numbers."""
+    return [value for value in values if math.isfinite(value)]

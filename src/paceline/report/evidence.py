@@ -1,0 +1,98 @@
+"""Proofs of parity and partings of lossless runs, in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.analysis.comparison import Comparison, Proof
+from paceline.analysis.parting import VISIBLE, Parting, identical_groups
+from paceline.report.words import listed, percent, plural
+
+CAUSES = {
+    "none": "None: the losses are the same to the last bit.",
+    "rounding": "Rounding: the same numbers are added in another order, and training amplifies the difference.",
+    "batch_norm": "BatchNorm: its statistics are taken over other shards, so the loss differs before any update.",
+    "setting": "The settings: the two do not train under the same ones, so nothing else was to be expected.",
+    "unknown": "Unknown: the first loss, at equal weights, is further off than rounding explains.",
+}
+
+MOST_NAMED = 5
+"""More names than this make no sentence; the table has them all."""
+
+
+def proof_verdict(proof: Proof) -> str:
+    """What a proof says about a strategy."""
+    if proof.error == 0:
+        return "The mean gradient, to the last bit."
+    if proof.holds:
+        return "The mean gradient, up to rounding."
+    if proof.lossless:
+        return "Not the mean gradient, though it promises it."
+    return "Not the mean gradient, and it does not promise it."
+
+
+def scientific(value: float) -> str:
+    """A small relative figure."""
+    if value == 0:
+        return "0"
+    if value >= 0.01:
+        return "∞" if math.isinf(value) else f"{value:.2f}"
+    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
+@dataclass(frozen=True)
+class PartingWords:
+    """A row of the table of partings."""
+
+    contender: str
+    first: str
+    visible: str
+    at_start: str
+    at_end: str
+    cause: str
+
+
+def parting_words(parting: Parting) -> PartingWords:
+    """When two runs part, how far, and why."""
+    return PartingWords(
+        contender=parting.contender,
+        first="never" if parting.first_step is None else f"step {parting.first_step}",
+        visible="never" if parting.visible_step is None else f"step {parting.visible_step}",
+        at_start=apart(parting.at_start),
+        at_end=apart(parting.at_end),
+        cause=CAUSES[parting.cause],
+    )
+
+
+def apart(difference: float) -> str:
+    """A relative difference: as per cent where that can be read, else in powers of ten."""
+    return percent(difference) if VISIBLE <= difference < math.inf else scientific(difference)
+
+
+def parting_sentences(comparison: Comparison) -> Iterator[str]:
+    """What the table of partings comes down to."""
+    if not comparison.partings:
+        yield "There are no two lossless runs of the same seed to compare."
+        return
+    steps = plural(min(parting.steps for parting in comparison.partings), "step")
+    for names in identical_groups(comparison.pool):
+        yield f"{_few(names)} have the same losses to the last bit, in all {steps}."
+    differing = [parting for parting in comparison.partings if parting.cause != "none"]
+    visible = [parting for parting in differing if parting.visible_step is not None]
+    for parting in visible[:MOST_NAMED]:
+        yield (
+            f"{parting.contender} visibly parts from {parting.reference} at step {parting.visible_step} "
+            f"and ends {apart(parting.at_end)} away."
+        )
+    if differing and not visible:
+        parted = _few([parting.contender for parting in differing])
+        yield f"{parted} part from {differing[0].reference}, but nowhere by {percent(VISIBLE)} or more."
+
+
+def _few(names: list[str]) -> str:
+    """Names as a sentence has them, the first ones of many."""
+    if len(names) <= MOST_NAMED:
+        return listed(names)
+    return listed([*names[:2], f"{len(names) - 2} others"])

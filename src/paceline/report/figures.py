@@ -1,0 +1,18 @@
+"""The figures of the page by name: pure functions from a comparison to plotly's data and layout."""
+
+from __future__ import annotations
+
+from paceline.analysis.comparison import Comparison
+from paceline.report.drawing import Json
+from paceline.report.figure_bars import bars
+from paceline.report.figure_losses import losses
+from paceline.report.figure_partings import partings
+from paceline.report.figure_times import times
+
+FIGURES = {"bars": bars, "losses": losses, "times": times, "partings": partings}
+
+
+def figures(comparison: Comparison) -> dict[str, Json]:
+    """Every figure that there is something to draw for."""
+    drawn = {name: draw(comparison) for name, draw in FIGURES.items()}
+    return {name: figure for name, figure in drawn.items() if figure is not None}

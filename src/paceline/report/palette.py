@@ -1,0 +1,77 @@
+"""One colour per contender, the same on the whole page and, for well-known strategies, on every page."""
+
+from __future__ import annotations
+
+import colorsys
+import itertools
+from collections.abc import Iterator, Sequence
+
+from paceline.records.experiment import Contender
+
+COLOURS = (
+    "#0072b2",  # blue
+    "#d55e00",  # vermilion
+    "#009a70",  # green
+    "#bf6797",  # pink
+    "#b07d00",  # ochre
+    "#2f96cf",  # sky
+    "#8a63d2",  # violet
+    "#c94f4f",  # red
+    "#6f8c00",  # olive
+    "#0c97a3",  # teal
+    "#a0694b",  # brown
+    "#b04fc0",  # magenta
+)
+"""Okabe and Ito's colours, told apart by people who see red and green alike, darkened until a thin line of each has a
+contrast of 3 or more on white paper and on a dark screen; then others in the same range."""
+NEUTRALS = ("#858b93", "#8a6f52", "#5f7690")
+"""For bounds and baselines: what nobody can pick is not in colour."""
+FAVOURITES = {"ddp": COLOURS[0], "allreduce": COLOURS[1], "gather_scatter": COLOURS[2], "p2p": COLOURS[3]}
+NEUTRAL_FAVOURITES = {"none": NEUTRALS[0], "single": NEUTRALS[1]}
+
+
+def colours(contenders: Sequence[Contender]) -> dict[str, str]:
+    """A colour for every contender by name; no two have the same, and the order of the results does not matter."""
+    given: dict[str, str] = {}
+    for contender in contenders:
+        favourite = (FAVOURITES | NEUTRAL_FAVOURITES).get(contender.strategy)
+        if favourite and favourite not in given.values():
+            given[contender.name] = favourite
+    for contender in contenders:
+        if contender.name not in given:
+            given[contender.name] = next(colour for colour in _wanted(contender) if colour not in given.values())
+    return {contender.name: given[contender.name] for contender in contenders}
+
+
+def _wanted(contender: Contender) -> Iterator[str]:
+    """The colours that suit a contender, best first, without end."""
+    first, later = (COLOURS, ()) if contender.role == "candidate" else (NEUTRALS, COLOURS)
+    return itertools.chain(first, later, _further())
+
+
+def _further() -> Iterator[str]:
+    """Ever new hues of the same lightness, a golden angle apart, for comparisons of more than a dozen."""
+    for number in itertools.count(1):
+        hue = (0.05 + number * 0.618034) % 1
+        for lightness in (value / 100 for value in range(60, 20, -1)):
+            colour = _hex(colorsys.hls_to_rgb(hue, lightness, 0.55))
+            if luminance(colour) <= 0.27:
+                yield colour
+                break
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `#rrggbb`, as WCAG 2 defines it."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours, from 1 to 21."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _hex(channels: tuple[float, float, float]) -> str:
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in channels)

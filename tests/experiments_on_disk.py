@@ -1,0 +1,187 @@
+"""Experiments written to disk without training anything, through the writers that real ones use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.analysis.comparison import Comparison, compare
+from paceline.analysis.pool import pool
+from paceline.config import RunConfig
+from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
+from paceline.records.experiment import Contender, ExperimentFolder, read_experiment
+
+CLASSIC = (
+    Contender("single", "single", role="baseline"),
+    Contender("none", "none", role="bound", lossless=False),
+    Contender("allreduce", "allreduce"),
+    Contender("ddp", "ddp"),
+)
+PROVENANCE = {
+    "time": "2026-01-02T03:04:05+0000",
+    "command": "paceline compare --ranks 2",
+    "host": "here",
+    "system": "Linux",
+    "cpu": "a processor",
+    "cpu_count": 2,
+    "memory_bytes": 8_000_000_000,
+    "python": "3.11.0",
+    "versions": {"paceline": "0.1.0", "torch": "2.13.0"},
+    "commit": "0123456789abcdef",
+}
+WINDOW = 4
+SAMPLES_PER_RANK = 16
+
+Losses = Callable[[Contender, int, int], float]
+"""The loss of a contender in a repeat at a step."""
+
+
+def falling(contender: Contender, repeat: int, step: int) -> float:
+    """Losses that fall, the same for all lossless contenders but the baseline, which differs by rounding."""
+    off = {"baseline": 1e-7, "bound": 0.1}.get(contender.role, 0.0)
+    return (2.3 + 0.01 * repeat) * math.exp(-step / 50) * (1 + off)
+
+
+def write_experiment(
+    path: Path,
+    contenders: Sequence[Contender] = CLASSIC,
+    *,
+    repeats: int = 2,
+    ranks: int = 2,
+    steps: int = 12,
+    step_s: Mapping[str, float] | None = None,
+    losses: Losses = falling,
+    accuracy: float | None = 0.5,
+    failures: Mapping[str, str] | None = None,
+    interrupted: bool = False,
+    proof: bool = True,
+    settings: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Path:
+    """An experiment as `paceline compare` leaves it. Contenders that fail have no runs; the others finish them all."""
+    config = RunConfig(**{"steps": steps, **(settings or {})})
+    candidates = [contender.name for contender in contenders if contender.role == "candidate"]
+    design = {
+        "ranks": ranks,
+        "repeats": repeats,
+        "max_repeats": repeats,
+        "looks": 1,
+        "reference": candidates[-1] if candidates else contenders[0].name,
+        "proof": proof,
+        "estimate_s": None,
+    }
+    shared = {key: value for key, value in asdict(config).items() if key != "strategy"}
+    about = PROVENANCE | dict(provenance or {})
+    folder = ExperimentFolder.create(
+        path, kind="compare", contenders=contenders, config=shared, design=design, provenance=about
+    )
+    events = EventWriter(folder)
+    for contender in contenders if proof else ():
+        events.write("parity", contender=contender.name, **_parity(contender, ranks))
+    for name, message in (failures or {}).items():
+        events.write("failure", contender=name, stage="proof", kind="RankError", message=message, hint="try again")
+    measured = [contender for contender in contenders if contender.name not in (failures or {})]
+    for repeat in range(repeats):
+        for place, contender in enumerate(measured):
+            where = f"repeat-{repeat + 1}/{place + 1}"
+            events.write("run", contender=contender.name, repeat=repeat, folder=where)
+            time_s = (step_s or {}).get(contender.name, 0.01 * (place + 1)) * (1 + 0.01 * ((repeat + place) % 3))
+            workers = 1 if contender.role == "baseline" else ranks
+            run_config = replace(config, strategy=contender.strategy, seed=repeat, **contender.settings)
+            curve = [losses(contender, repeat, step) for step in range(steps)]
+            write_run(path / where, contender, run_config, workers, curve, time_s, accuracy, about)
+    events.write("interrupted" if interrupted else "end")
+    events.close()
+    return path
+
+
+def write_run(
+    path: Path,
+    contender: Contender,
+    config: RunConfig,
+    workers: int,
+    losses: Sequence[float],
+    step_s: float,
+    accuracy: float | None,
+    provenance: Mapping[str, Any],
+) -> None:
+    """One run of an experiment: every step takes the same time but the first, which takes ten times as long."""
+    folder = RunFolder.create(path)
+    topology = _topology(contender, config, workers)
+    folder.write_run(config=asdict(config), topology=topology, provenance=dict(provenance))
+    for rank in range(workers):
+        writer = StepWriter(folder, rank)
+        writer.write(_row(step, loss, step_s, rank) for step, loss in enumerate(losses))
+        writer.close()
+    events = EventWriter(folder)
+    events.write("config", **topology)
+    events.write("start", steps=len(losses), steps_per_epoch=5, dropped=0)
+    for start in range(0, len(losses), WINDOW):
+        window = list(losses[start : start + WINDOW])
+        samples = SAMPLES_PER_RANK * workers * len(window)
+        wall_s = step_s * len(window)
+        events.write("log", epoch=0, step=start + len(window), wall_s=wall_s, losses=window, samples=samples, correct=0)
+    events.write("end")
+    events.close()
+    folder.write_summary(_summary(contender, workers, losses, accuracy))
+    folder.mark_finished()
+
+
+def read_comparison(path: Path) -> Comparison:
+    """What the records say."""
+    return compare(pool([read_experiment(path)]))
+
+
+def _parity(contender: Contender, ranks: int) -> dict[str, Any]:
+    error = 3e-8 if contender.lossless else 0.9
+    values = {"strategy": contender.strategy, "ranks": ranks, "error": error, "factor": 1.0}
+    return values | {"tolerance": 1e-5, "lossless": contender.lossless, "steps": 3}
+
+
+def _row(step: int, loss: float, step_s: float, rank: int) -> StepRow:
+    own = step_s * (10 if step == 0 else 1) * (1 + 0.001 * rank)
+    phases = (0.02 * own, 0.4 * own, 0.5 * own, 0.08 * own)
+    return StepRow(step, step // 5, SAMPLES_PER_RANK, step * step_s, *phases, loss, 3)
+
+
+def _topology(contender: Contender, config: RunConfig, workers: int) -> dict[str, Any]:
+    name = config.workload if ":" in config.workload else f"{config.workload} on {config.data}"
+    return {
+        "workload": name,
+        "strategy": contender.strategy,
+        "lossless": contender.lossless,
+        "exchanges": contender.role != "bound",
+        "world_size": workers,
+        "workers": workers,
+        "ranks_per_host": workers,
+        "batch": SAMPLES_PER_RANK * workers,
+        "batch_per_rank": [SAMPLES_PER_RANK],
+        "device": "cpu",
+        "backend": "gloo",
+        "interface": "lo",
+        "threads": 1,
+        "cores": float(workers),
+        "parameters": 1000,
+        "gradient_bytes": 4000,
+        "batch_norm_layers": 0,
+        "classes": 10,
+        "own_optimizer": False,
+        "lr": config.lr,
+        "log_every": config.log_every,
+    }
+
+
+def _summary(contender: Contender, workers: int, losses: Sequence[float], accuracy: float | None) -> dict[str, Any]:
+    sent = 0 if contender.role != "candidate" else 4000
+    average = sum(losses) / len(losses)
+    test = {"loss": average, "accuracy": accuracy, "samples": 360, "available": 360}
+    return {
+        "strategy": contender.strategy,
+        "steps": len(losses),
+        "average_loss": average,
+        "ranks": [{"rank": rank, "peak_bytes": 4e8 + rank} for rank in range(workers)],
+        "traffic": {"sent_bytes": [sent] * workers, "received_bytes": [sent] * workers, "operations": 1},
+    } | ({} if accuracy is None else {"test": test})
