@@ -21,6 +21,20 @@ UNEVEN = 0.05
 """Ranks that wait for each other in every step take the same time; a larger difference wants an explanation."""
 
 
+RANK_FIGURES = (
+    "average_loss",
+    "accuracy",
+    "first_step_s",
+    "step_s",
+    "median_step_s",
+    "data_s",
+    "forward_s",
+    "backward_s",
+    "update_s",
+)
+"""What a rank's row has of its summaries."""
+
+
 @dataclass(frozen=True)
 class RankRow:
     """One rank of one contender: medians over the repeats. A figure is None where nothing was measured."""
@@ -251,25 +265,23 @@ def _rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
 
 
 def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
-    summaries = [summarise_rank(rank, run.steps[rank]).to_dict() for run in runs]
+    own = [summarise_rank(rank, run.steps[rank]) for run in runs]
     kept = [run.summary for run in runs if run.summary is not None]
     peaks = [figures["peak_bytes"] for summary in kept for figures in summary["ranks"] if figures["rank"] == rank]
     traffic = next((summary["traffic"] for summary in kept if summary.get("traffic")), None)
-
-    def median(name: str, values: Sequence[Any] | None = None) -> float | None:
-        known = [v for v in (values or [summary[name] for summary in summaries]) if v is not None]
-        return float(statistics.median(known)) if known else None
-
-    names = ("average_loss", "accuracy", "first_step_s", "step_s", "median_step_s", "data_s")
-    names += ("forward_s", "backward_s", "update_s")
     return RankRow(
         rank=rank,
-        samples=max(summary["samples"] for summary in summaries),
-        **{name: median(name) for name in names},
-        peak_bytes=median("peak_bytes", peaks) if peaks else None,
+        samples=max(summary.samples for summary in own),
+        **{name: _median([getattr(summary, name) for summary in own]) for name in RANK_FIGURES},
+        peak_bytes=_median(peaks),
         sent_bytes=traffic["sent_bytes"][rank] if traffic else None,
         received_bytes=traffic["received_bytes"][rank] if traffic else None,
     )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(statistics.median(known)) if known else None
 
 
 def _uneven(ranks: Sequence[RankRow]) -> float | None:
