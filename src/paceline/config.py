@@ -10,6 +10,7 @@ import ast
 import functools
 import inspect
 import math
+import os
 import textwrap
 import tomllib
 import types
@@ -215,6 +216,12 @@ ATTACH_SETTINGS = ("bn", "allow_unused")
 """Settings that `attach` takes."""
 SCRIPT_SETTINGS = (*ATTACH_SETTINGS, "steps", "seed", "log_every", "timeout")
 """Settings that mean something for a script."""
+
+
+def launched() -> bool:
+    """Whether a launcher, ours or torchrun, has told this process which rank it is."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
 
 ALTERNATIVES = (("batch", "batch_per_rank"), ("ranks", "ranks_per_host"))
 """Two ways to say one thing; who says one has not said the other."""

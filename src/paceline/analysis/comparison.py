@@ -7,52 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.analysis.caveats import caveats
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
 from paceline.analysis.parting import Parting, partings
 from paceline.analysis.pool import Pool
+from paceline.analysis.ranks import RankRow, imbalance, rank_rows, uneven
 from paceline.analysis.statistics import Estimate, of_levels, of_shares, of_times, paired_difference, paired_ratio
-from paceline.analysis.summary import summarise_rank
 from paceline.analysis.timing import step_time, windows_of
 from paceline.records import RunRecord
 from paceline.records.experiment import Contender
 
 Repeat = tuple[int, int]
-UNEVEN = 0.05
-"""Ranks that wait for each other in every step take the same time; a larger difference wants an explanation."""
-
-
-RANK_FIGURES = (
-    "average_loss",
-    "accuracy",
-    "first_step_s",
-    "step_s",
-    "median_step_s",
-    "data_s",
-    "forward_s",
-    "backward_s",
-    "update_s",
-)
-"""What a rank's row has of its summaries."""
-
-
-@dataclass(frozen=True)
-class RankRow:
-    """One rank of one contender: medians over the repeats. A figure is None where nothing was measured."""
-
-    rank: int
-    samples: int
-    average_loss: float | None
-    accuracy: float | None
-    first_step_s: float | None
-    step_s: float | None
-    median_step_s: float | None
-    data_s: float | None
-    forward_s: float | None
-    backward_s: float | None
-    update_s: float | None
-    peak_bytes: float | None
-    sent_bytes: int | None
-    received_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -159,7 +124,7 @@ def compare(pool: Pool) -> Comparison:
         decision=decide(pool.contenders, costs, looks),
         proofs=[_proof(event) for event in pool.events if event["event"] == "parity"],
         partings=partings(pool),
-        warnings=list(_warnings(pool, rows)),
+        warnings=list(caveats(pool, {row.contender.name: row.uneven for row in rows})),
         interrupted=any(event["event"] == "interrupted" for event in pool.events),
     )
 
@@ -190,7 +155,7 @@ def _row(
     runs = pool.runs_of(contender.name)
     own = costs[contender.name]
     times = [step_time(windows_of(runs[repeat])) for repeat in own]
-    ranks = _rank_rows(list(runs.values()))
+    ranks = rank_rows(list(runs.values()))
     sent = [rank.sent_bytes for rank in ranks if rank.sent_bytes is not None]
     reference = costs.get(pool.reference or "", {})
     first = next(iter(runs.values()), None)
@@ -202,7 +167,7 @@ def _row(
         ratio=paired_ratio(own, reference),
         exposed=_exposed(contender, own, costs, bounds),
         busiest_sent_bytes=max(sent, default=None),
-        imbalance=_imbalance(ranks),
+        imbalance=imbalance(ranks),
         train_loss=of_levels(_figures(runs, lambda s: s["average_loss"])),
         test_loss=of_levels(_figures(runs, lambda s: s["test"]["loss"])),
         test_accuracy=of_shares(_figures(runs, lambda s: s["test"]["accuracy"])),
@@ -211,14 +176,9 @@ def _row(
         batch=first.topology["batch"] if first else None,
         ranks=ranks,
         accuracy_gain=_accuracy_gain(pool, contender.name),
-        uneven=_uneven(ranks) if first and first.topology["exchanges"] else None,
+        uneven=uneven(ranks) if first and first.topology["exchanges"] else None,
         failure=failure,
     )
-
-
-def _imbalance(ranks: Sequence[RankRow]) -> float | None:
-    moved = [(rank.sent_bytes or 0) + (rank.received_bytes or 0) for rank in ranks]
-    return max(moved) / min(moved) if all(moved) and moved else None
 
 
 def _exposed(
@@ -259,37 +219,6 @@ def _figures(runs: Mapping[Repeat, RunRecord], read: Callable[[dict[str, Any]], 
     return found
 
 
-def _rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
-    ranks = sorted({rank for run in runs for rank in run.steps})
-    return [_rank_row(rank, [run for run in runs if rank in run.steps]) for rank in ranks]
-
-
-def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
-    own = [summarise_rank(rank, run.steps[rank]) for run in runs]
-    kept = [run.summary for run in runs if run.summary is not None]
-    peaks = [figures["peak_bytes"] for summary in kept for figures in summary["ranks"] if figures["rank"] == rank]
-    traffic = next((summary["traffic"] for summary in kept if summary.get("traffic")), None)
-    return RankRow(
-        rank=rank,
-        samples=max(summary.samples for summary in own),
-        **{name: _median([getattr(summary, name) for summary in own]) for name in RANK_FIGURES},
-        peak_bytes=_median(peaks),
-        sent_bytes=traffic["sent_bytes"][rank] if traffic else None,
-        received_bytes=traffic["received_bytes"][rank] if traffic else None,
-    )
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(statistics.median(known)) if known else None
-
-
-def _uneven(ranks: Sequence[RankRow]) -> float | None:
-    times = [rank.median_step_s for rank in ranks if rank.median_step_s]
-    apart = max(times) / min(times) - 1 if times else 0.0
-    return apart if apart > UNEVEN else None
-
-
 def _proof(event: Mapping[str, Any]) -> Proof:
     return Proof(
         contender=event["contender"],
@@ -299,38 +228,3 @@ def _proof(event: Mapping[str, Any]) -> Proof:
         ranks=event["ranks"],
         steps=event["steps"],
     )
-
-
-def _warnings(pool: Pool, rows: Sequence[Row]) -> list[str]:
-    """What a reader has to know before believing the table."""
-    found = []
-    machines = {(p.get("host"), p.get("cpu")) for p in pool.provenances}
-    if len(machines) > 1:
-        names = ", ".join(sorted(f"{host} ({cpu})" for host, cpu in machines))
-        found.append(f"These records come from different machines: {names}. Their times cannot be compared.")
-    versions = {str(p.get("versions", {}).get("torch")) for p in pool.provenances}
-    if len(versions) > 1:
-        found.append(f"These records come from different versions of torch: {', '.join(sorted(versions))}.")
-    if len(pool.designs) > 1 or (not pool.designs and len(pool.entries) > 1):
-        found.append(
-            "These runs were not measured interleaved, so a busy moment of the machine may look like a difference."
-        )
-    over = next((entry.run.topology for entry in pool.entries if _over_subscribed(entry.run.topology)), None)
-    if over:
-        found.append(
-            f"{over['workers']} ranks share {over['cores']:g} cores, so they wait for each other's turn: "
-            "times compare strategies on this machine, and say nothing about more machines."
-        )
-    found += [event["reason"] for event in pool.events if event["event"] == "unproven"]
-    for row in rows:
-        if row.uneven is not None:
-            found.append(
-                f"{row.contender.name}: time per iteration differs by {100 * row.uneven:.0f}% between ranks, "
-                "which a synchronous run should not show."
-            )
-    return found
-
-
-def _over_subscribed(topology: Mapping[str, Any]) -> bool:
-    threads = min(topology["workers"], topology["ranks_per_host"]) * topology["threads"]
-    return bool(topology["device"] == "cpu" and threads > topology["cores"])

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from paceline.comm.network import LOOPBACK, choose_interface
+from paceline.config import launched
 from paceline.errors import LaunchError
 
 
@@ -37,11 +38,6 @@ class World:
             time.sleep(poll_s)
         word: bytes = self.store.get(key)
         return word.decode()
-
-
-def launched() -> bool:
-    """Whether a launcher has told this process its rank."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def join_world(*, timeout_s: float, iface: str | None = None) -> World:

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.comparison import compare as compare_records
 from paceline.analysis.pool import pool
-from paceline.config import CompareConfig, LaunchConfig, RunConfig
+from paceline.config import CompareConfig, LaunchConfig, RunConfig, launched
 from paceline.errors import DataError, LaunchError, PacelineError, UsageError
 from paceline.experiments.checks import ranks_on_this_host
 from paceline.experiments.contenders import Entrant, make_entrants, reference_of
 from paceline.experiments.subjects import Subject, Turn, Unproven, choose_subject, read_parity
-from paceline.experiments.train import new_folder, started_by_a_launcher
+from paceline.experiments.train import new_folder
 from paceline.launch.elastic import launch as launch_ranks
 from paceline.launch.job import Job, Task
 from paceline.records import EventWriter, RunFolder, provenance
@@ -24,6 +24,7 @@ from paceline.records.experiment import ExperimentFolder, read_experiment
 from paceline.records.provenance import command_line
 from paceline.records.reader import read_json
 from paceline.records.schema import FINISHED_FILE, PARITY_FILE
+from paceline.training.windows import WARM_UP_STEPS
 
 DEFAULT_STEPS = 40
 
@@ -198,11 +199,16 @@ def compare(
     script_args: Sequence[str] = (),
 ) -> None:
     """Runs a whole comparison. Its folder, told as soon as it is there, holds what was done even after an interrupt."""
-    if launch.hosts > 1 or started_by_a_launcher():
+    if launch.hosts > 1 or launched():
         raise UsageError("compare starts all its ranks itself, on one host.", hint="leave out --hosts, and torchrun")
     subject, base = choose_subject(base, config, script_args)
     if base.steps is None and base.epochs is None:
         base = replace(base, steps=DEFAULT_STEPS)
+    if base.steps is not None and base.steps <= WARM_UP_STEPS:
+        raise UsageError(
+            f"--steps {base.steps} leaves nothing to measure: the first {WARM_UP_STEPS} steps warm up.",
+            hint="use --steps 40, or leave it out",
+        )
     ranks = ranks_on_this_host(base, launch)
     entrants = make_entrants(base, config, ranks, subject.rules)
     contenders = [entrant.contender for entrant in entrants]

@@ -25,7 +25,6 @@ from paceline.records.schema import PARITY_FILE
 from paceline.strategies.base import Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.parity import Parity
-from paceline.training.windows import WARM_UP_STEPS
 from paceline.workloads.names import is_own
 
 GRADIENTS_FILE = "gradients.pt"
@@ -216,11 +215,6 @@ def _own_script(base: RunConfig, path: str, args: Sequence[str]) -> OwnScript:
             own = f"{name} decides that itself; its own arguments go after `--`"
             hint = "say how many --steps" if setting == "epochs" else own
             raise UsageError(f"{option} was given together with --script.", hint=hint)
-    if base.steps is not None and base.steps <= WARM_UP_STEPS:
-        raise UsageError(
-            f"--steps {base.steps} leaves nothing to measure: the first {WARM_UP_STEPS} steps warm up.",
-            hint="use --steps 40, or leave it out",
-        )
     return OwnScript(Script(path=path, args=tuple(args), settings=tuple(s for s in ATTACH_SETTINGS if s in changed)))
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from paceline.config import LaunchConfig, RunConfig
+from paceline.config import LaunchConfig, RunConfig, launched
 from paceline.errors import RecordError, UsageError
 from paceline.experiments.names import check_names, prepare_data
 from paceline.records import RunFolder, RunRecord, read_run
@@ -23,7 +23,7 @@ Watch = Callable[[Path], AbstractContextManager[Any]]
 def train(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> RunRecord | None:
     """Trains and returns the record; None on a rank that has nothing to show (under torchrun, all but the first)."""
     check_names(config)
-    if started_by_a_launcher():
+    if launched():
         return _as_rank(config, launch, out, watch)
 
     from paceline.experiments.checks import ranks_on_this_host
@@ -37,11 +37,6 @@ def train(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watc
     with watch(folder.path):
         launch_ranks(job, launch, local_ranks)
     return read_run(folder.path) if launch.node_rank == 0 else None
-
-
-def started_by_a_launcher() -> bool:
-    """Whether this process is one rank of several that torchrun or another launcher started."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def new_folder(config: RunConfig, what: str | None = None) -> Path:

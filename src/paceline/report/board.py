@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from rich.table import Table
 from paceline.analysis.comparison import Comparison
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
-from paceline.records.schema import FINISHED_FILE, steps_file
+from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
 from paceline.report.live import Tail
 from paceline.report.words import factor, percent, plural, roughly, seconds
 
@@ -103,14 +104,19 @@ class Board:
                 follow.join()
 
     def _follow(self, progress: Progress, turns: Sequence[Turn], stop: threading.Event) -> None:
-        tails = [Tail(turn.folder / steps_file(0)) for turn in turns]
-        counts = [0] * len(turns)
+        steps = [Tail(turn.folder / steps_file(0)) for turn in turns]
+        events = [Tail(turn.folder / EVENTS_FILE) for turn in turns]
+        trained = [0] * len(turns)
         while not stop.wait(POLL_S):
             done = sum((turn.folder / FINISHED_FILE).exists() for turn in turns)
             progress.update(self._overall, completed=done)
-            if done < len(turns):
-                counts[done] += sum(not line.startswith("step") for line in tails[done].new_lines())
-                progress.update(self._current, description=escape(turns[done].name), completed=counts[done])
+            if done == len(turns):
+                continue
+            for event in map(json.loads, events[done].new_lines()):
+                if event["event"] == "start" and event["steps"]:
+                    progress.update(self._current, total=event["steps"])
+            trained[done] += sum(not line.startswith("step") for line in steps[done].new_lines())
+            progress.update(self._current, description=escape(turns[done].name), completed=trained[done])
 
     def _figures(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")

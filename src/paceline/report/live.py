@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from paceline.analysis.caveats import over_subscribed
 from paceline.records.schema import EVENTS_FILE, steps_file
 from paceline.report.words import count, number, percent, plural
 
@@ -105,8 +106,8 @@ class Live:
     def _on_config(self, event: dict[str, Any]) -> None:
         self._log_every = event["log_every"]
         self._print(configuration_line(event))
-        threads = min(event["workers"], event["ranks_per_host"]) * event["threads"]
-        if event["device"] == "cpu" and threads > event["cores"]:
+        if over_subscribed(event):
+            threads = min(event["workers"], event["ranks_per_host"]) * event["threads"]
             cores = plural(int(event["cores"]), "core") if event["cores"] >= 1 else "part of a core"
             self._print(f"over-subscribed: {plural(threads, 'thread')} on {cores}, so ranks wait for each other's turn")
 

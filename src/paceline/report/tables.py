@@ -8,12 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paceline.analysis.ranks import UNEVEN
 from paceline.analysis.summary import summarise
 from paceline.records import RunRecord
 from paceline.report.words import number, percent, plural, seconds
-
-UNEVEN = 0.05
-"""Ranks that wait for each other in every step take the same time; a larger difference wants an explanation."""
 
 
 def print_run(record: RunRecord, console: Console) -> None:

@@ -63,7 +63,8 @@ class Parity:
             found = f"off by a factor of {self.factor:.4g} (relative error {self.error:.2g})"
         else:
             found = f"off by {self.error:.2g} of its norm, where {self.tolerance:.0e} is allowed"
-        raise ParityError(f"{self.strategy} on {self.ranks} ranks: the gradient is {found}.")
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        raise ParityError(f"{self.strategy} on {ranks}: the gradient is {found}.")
 
 
 class Probe(torch.optim.Optimizer):

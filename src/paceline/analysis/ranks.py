@@ -1,0 +1,85 @@
+"""The ranks of one contender: their figures, and whether they carry and take the same."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.analysis.summary import summarise_rank
+from paceline.records import RunRecord
+
+UNEVEN = 0.05
+"""Ranks that wait for each other in every step take the same time; a larger difference wants an explanation."""
+
+RANK_FIGURES = (
+    "average_loss",
+    "accuracy",
+    "first_step_s",
+    "step_s",
+    "median_step_s",
+    "data_s",
+    "forward_s",
+    "backward_s",
+    "update_s",
+)
+"""What a rank's row has of its summaries."""
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank of one contender: medians over the repeats. A figure is None where nothing was measured."""
+
+    rank: int
+    samples: int
+    average_loss: float | None
+    accuracy: float | None
+    first_step_s: float | None
+    step_s: float | None
+    median_step_s: float | None
+    data_s: float | None
+    forward_s: float | None
+    backward_s: float | None
+    update_s: float | None
+    peak_bytes: float | None
+    sent_bytes: int | None
+    received_bytes: int | None
+
+
+def rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
+    """A row per rank that trained in any of a contender's runs."""
+    ranks = sorted({rank for run in runs for rank in run.steps})
+    return [_rank_row(rank, [run for run in runs if rank in run.steps]) for rank in ranks]
+
+
+def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
+    own = [summarise_rank(rank, run.steps[rank]) for run in runs]
+    kept = [run.summary for run in runs if run.summary is not None]
+    peaks = [figures["peak_bytes"] for summary in kept for figures in summary["ranks"] if figures["rank"] == rank]
+    traffic = next((summary["traffic"] for summary in kept if summary.get("traffic")), None)
+    return RankRow(
+        rank=rank,
+        samples=max(summary.samples for summary in own),
+        **{name: _median([getattr(summary, name) for summary in own]) for name in RANK_FIGURES},
+        peak_bytes=_median(peaks),
+        sent_bytes=traffic["sent_bytes"][rank] if traffic else None,
+        received_bytes=traffic["received_bytes"][rank] if traffic else None,
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(statistics.median(known)) if known else None
+
+
+def uneven(ranks: Sequence[RankRow]) -> float | None:
+    """By how much the ranks' median steps differ, if that is more than waiting for each other explains."""
+    times = [rank.median_step_s for rank in ranks if rank.median_step_s]
+    apart = max(times) / min(times) - 1 if times else 0.0
+    return apart if apart > UNEVEN else None
+
+
+def imbalance(ranks: Sequence[RankRow]) -> float | None:
+    """The bytes that the busiest rank moves, in and out, ÷ those of the least busy."""
+    moved = [(rank.sent_bytes or 0) + (rank.received_bytes or 0) for rank in ranks]
+    return max(moved) / min(moved) if all(moved) and moved else None
