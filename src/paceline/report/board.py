@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,11 +45,15 @@ class Board:
         self._console = console
         self._comparison: Comparison | None = None
         self._repeats = "?"
+        self._least = 0
+        self._left = ""
+        self._measuring_since: float | None = None
 
     def plan(self, design: dict[str, Any], config: RunConfig) -> None:
         """What will be done, and how long it will take."""
         least, most = design["repeats"], max(design["repeats"], design["max_repeats"])
         self._repeats = str(least) if least == most else f"{least}–{most}"
+        self._least = least
         self._print(plan_in_words(design, config, self._repeats))
 
     def proved(self, name: str, parity: dict[str, Any]) -> None:
@@ -70,14 +75,24 @@ class Board:
     def look(self, comparison: Comparison, repeats: int) -> None:
         """A repeat is done, and this is what is known."""
         self._comparison = comparison
+        self._left = self._what_is_left(repeats)
         if not self._console.is_terminal:
             known = [row for row in comparison.rows if row.step_s is not None]
             times = " · ".join(f"{row.contender.name} {seconds(row.step_s.value)}" for row in known if row.step_s)
-            self._print(f"after {plural(repeats, 'repeat')}: {times}")
+            self._print(f"after {plural(repeats, 'repeat')}{self._left}: {times}")
+
+    def _what_is_left(self, repeats: int) -> str:
+        """How long the repeats that have to come will take, going by those that are done."""
+        if self._measuring_since is None or repeats >= self._least:
+            return ""
+        each_s = (time.perf_counter() - self._measuring_since) / repeats
+        return f", about {roughly(each_s * (self._least - repeats))} to go"
 
     @contextmanager
     def launch(self, stage: str, turns: Sequence[Turn], steps: int | None) -> Iterator[None]:
         """Follows the turns of one launch for the length of a `with`."""
+        if stage != "proof" and self._measuring_since is None:
+            self._measuring_since = time.perf_counter()
         if not self._console.is_terminal:
             yield
             return
@@ -91,7 +106,7 @@ class Board:
             console=self._console,
         )
         self._current = progress.add_task("starting ranks", total=steps, unit="steps")
-        title = stage if stage == "proof" else f"{stage} of {self._repeats}"
+        title = stage if stage == "proof" else f"{stage} of {self._repeats}{self._left}"
         self._overall = progress.add_task(title, total=len(turns), unit="runs")
         stop = threading.Event()
         follow = threading.Thread(target=self._follow, args=(progress, turns, stop), daemon=True)
