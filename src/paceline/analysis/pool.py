@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.records import RunRecord
-from paceline.records.experiment import Contender, ExperimentRecord
+from paceline.records.experiment import Contender, ExperimentRecord, Role
 
 NOT_A_SETTING = frozenset({"seed", "strategy", "data_dir", "log_every", "timeout"})
 """What two runs of one contender may differ in."""
@@ -48,7 +48,7 @@ class Pool:
 
 def pool(records: Sequence[ExperimentRecord | RunRecord]) -> Pool:
     """Pools records; contenders of different ones that are called the same get a name that tells them apart."""
-    parts = [part for index, part in enumerate(_parts(records))]
+    parts = _parts(records)
     names = _distinct(parts)
     contenders = [
         replace(contender, name=names[index][contender.name])
@@ -124,7 +124,7 @@ def _of_runs(runs: list[RunRecord]) -> Pool:
     )
 
 
-def _role(run: RunRecord) -> Any:
+def _role(run: RunRecord) -> Role:
     if not run.topology["exchanges"]:
         return "bound"
     return "baseline" if run.topology["workers"] == 1 else "candidate"
