@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from paceline.analysis.comparison import RankRow, Row
+from paceline.analysis.comparison import Row
+from paceline.analysis.ranks import RankRow
 from paceline.analysis.statistics import Estimate
 from paceline.report.definitions import DEFINITIONS
 from paceline.report.drawing import shortened
