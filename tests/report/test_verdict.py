@@ -31,9 +31,13 @@ def test_distributing_is_judged_against_one_process(tmp_path: Path) -> None:
     assert "ddp on 2 ranks is 4.0" in verdict(tmp_path)
     slow = STEP_S | {"single": 0.002}
     text = verdict(tmp_path / "slow", step_s=slow)
-    assert "One process is" in text
-    assert "50% of its step is exposed communication" in text
-    assert "it does not pay to distribute this workload" in text
+    assert text.startswith("Train in one process: 2.0")
+    assert "5.0" in text
+    assert "as fast as ddp on 2 ranks, of whose step 50% is exposed communication." in text
+    assert "Of those that share the work, pick ddp: 20." in text
+    comparison = read_comparison(tmp_path / "slow" / "e")
+    assert comparison.pick == "single"
+    assert "--strategy single" in (next_command(comparison) or "")
 
 
 def test_without_a_baseline_the_bound_speaks(tmp_path: Path) -> None:

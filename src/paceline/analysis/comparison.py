@@ -104,6 +104,23 @@ class Comparison:
         """How many times the samples per second of another contender this one trains, paired by repeat."""
         return paired_ratio(cost_per_sample(self.pool, over), cost_per_sample(self.pool, name))
 
+    def over_one_process(self) -> tuple[Row, Estimate] | None:
+        """The baseline of the fastest candidate, and how many times as fast as it that candidate is."""
+        if self.decision.first is None:
+            return None
+        settings = self.row(self.decision.first).contender.settings
+        alike = [row for row in self.with_role("baseline") if row.contender.settings == settings]
+        gain = self.speed_up(self.decision.first, alike[0].contender.name) if alike else None
+        return (alike[0], gain) if gain is not None else None
+
+    @property
+    def pick(self) -> str | None:
+        """What to train with: one process where that is faster for certain, else the winner, if there is one."""
+        baseline = self.over_one_process()
+        if baseline is not None and baseline[1].high is not None and baseline[1].high < 1:
+            return baseline[0].contender.name
+        return self.decision.first if self.decision.outcome == "winner" else None
+
     def with_role(self, role: str) -> list[Row]:
         """The rows of the candidates, the bounds or the baselines that were measured."""
         return [row for row in self.rows if row.contender.role == role and row.step_s is not None]

@@ -146,7 +146,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "colours": colours(pool.contenders),
         "by_strategy": _by_strategy(comparison),
         "tags": {row.contender.name: _tag(comparison, row) for row in comparison.rows},
-        "best": comparison.decision.first,
+        "best": comparison.pick or comparison.decision.first,
         "columns": comparison_columns(comparison.rows, comparison.reference),
         "rank_rows": [(row, rank) for row in comparison.rows for rank in row.ranks],
         "rank_columns": rank_columns([rank for row in comparison.rows for rank in row.ranks]),
@@ -225,10 +225,10 @@ def _tag(comparison: Comparison, row: Row) -> str:
     decision, name = comparison.decision, row.contender.name
     if row.failure:
         return "failed"
+    if name == comparison.pick:
+        return "pick"
     if row.contender.role != "candidate":
         return row.contender.role
-    if decision.outcome == "winner" and name == decision.first:
-        return "pick"
     return "equally fast" if decision.outcome == "same" and name in (decision.first, decision.second) else ""
 
 

@@ -20,14 +20,35 @@ NOTABLE_IMBALANCE = 1.5
 
 def sentences(comparison: Comparison) -> list[str]:
     """What to pick, what it gains over one process, what limits it, and what else stands out."""
-    found = [*_winner(comparison), *_distributing(comparison), *_burden(comparison), *_quality(comparison)]
+    found = [*_one_process(comparison), *_winner(comparison), *_distributing(comparison)]
+    found += [*_burden(comparison), *_quality(comparison)]
     if comparison.interrupted:
         found.append("This comparison was interrupted: it tells what was measured until then.")
     return found
 
 
+def _one_process(comparison: Comparison) -> Iterator[str]:
+    """Where sharing the work does not pay, that comes first."""
+    baseline = comparison.over_one_process()
+    if baseline is None or comparison.pick != baseline[0].contender.name:
+        return
+    row, gain = baseline
+    assert comparison.decision.first is not None
+    best = comparison.row(comparison.decision.first)
+    assert row.step_s is not None
+    exposed = (
+        "" if best.exposed is None else f", of whose step {percent(best.exposed.value, 0)} is exposed communication"
+    )
+    yield (
+        f"Train in one process: {seconds(row.step_s.value)} per step, {factor(1 / gain.value)} as fast as "
+        f"{comparison.decision.first} on {plural(best.workers or 1, 'rank')}{exposed}."
+    )
+
+
 def _winner(comparison: Comparison) -> Iterator[str]:
+    """What is the fastest of those that share the work."""
     decision = comparison.decision
+    pick = "Pick" if comparison.pick in (None, decision.first) else "Of those that share the work, pick"
     if decision.first is None:
         yield "Nothing that could be picked was measured."
         return
@@ -41,7 +62,7 @@ def _winner(comparison: Comparison) -> Iterator[str]:
     apart = _range(ratio)
     if decision.outcome == "winner":
         yield (
-            f"Pick {decision.first}: {seconds(first.step_s.value)} per step, {factor(ratio.value)} as fast as "
+            f"{pick} {decision.first}: {seconds(first.step_s.value)} per step, {factor(ratio.value)} as fast as "
             f"{decision.second}, the next best{apart}, over {repeats}."
         )
     elif decision.outcome == "same":
@@ -65,14 +86,12 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
     """What the best candidate gains over one process, and how far it is from the bound."""
     if comparison.decision.first is None:
         return
-    best = comparison.row(comparison.decision.first)
-    alike = [row for row in comparison.with_role("baseline") if row.contender.settings == best.contender.settings]
-    exposed = best.exposed
+    best, baseline = comparison.row(comparison.decision.first), comparison.over_one_process()
     share = None
-    if exposed is not None and exposed.value > 0:
-        share = f"{percent(exposed.value, 0)} of its step is exposed communication"
-    gain = comparison.speed_up(best.contender.name, alike[0].contender.name) if alike else None
-    if gain is not None:
+    if best.exposed is not None and best.exposed.value > 0:
+        share = f"{percent(best.exposed.value, 0)} of its step is exposed communication"
+    if baseline is not None:
+        gain = baseline[1]
         ranks = f"{best.contender.name} on {plural(best.workers or 1, 'rank')}"
         because = f"; {share}." if share else "."
         if gain.spans(1):
@@ -80,12 +99,6 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
             yield f"{ranks} cannot be told from one process in speed: {apart}{because}"
         elif gain.value > 1:
             yield f"{ranks} is {factor(gain.value)} as fast as one process{_range(gain)}{because}"
-        else:
-            yield (
-                f"One process is {factor(1 / gain.value)} as fast as {ranks}"
-                + (f": {share}" if share else "")
-                + ", so on this machine it does not pay to distribute this workload."
-            )
     elif share:
         yield f"{best.contender.name}: {share}; that is all that a better strategy could still gain."
 
@@ -162,12 +175,12 @@ def next_command(comparison: Comparison) -> str | None:
     if decision.first is None or not pool.designs:
         return None
     ranks = pool.designs[0]["ranks"]
-    if decision.outcome == "open":
+    if comparison.pick is None and decision.outcome == "open":
         config = dict(pool.config) | {"steps": 4 * (pool.config.get("steps") or 40)}
         names = ",".join(dict.fromkeys(comparison.row(name).contender.strategy for name in _leaders(comparison)))
         extra = {"strategies": names, "ranks": ranks, "max_repeats": 2 * pool.designs[0]["max_repeats"]}
         return _command("compare", config, extra, _varied(comparison))
-    winner = comparison.row(decision.first).contender
+    winner = comparison.row(comparison.pick or decision.first).contender
     if "script" in pool.config:
         command = shlex.join(["torchrun", "--nproc-per-node", str(ranks), pool.config["script"], *pool.config["args"]])
         return f'{command}  # with paceline.attach(model, make_optimizer, "{winner.strategy}")'
