@@ -33,6 +33,8 @@ class PacelineError(Exception):
         self.message = message
         self.hint = hint
         self.detail = detail
+        self.run: int | None = None
+        """Which of a job's runs it happened in, where that is known."""
         if hint:
             self.add_note(f"hint: {hint}")  # Shown where the error ends a program of the user's own.
 

@@ -59,3 +59,16 @@ class Slow(Mean):
         """Sleeps before it agrees."""
         time.sleep(0.01)
         super().agree(gradients)
+
+
+class BadClose(Mean):
+    """Trains well, and fails when it is done."""
+
+    name: ClassVar[str] = "bad_close"
+
+    def close(self) -> None:
+        """Fails in training, not in the proof, whose optimiser steps nothing."""
+        stepped = bool(self.optimizer.state) if self._attached else False
+        super().close()
+        if stepped:
+            raise RuntimeError("cannot close")

@@ -18,6 +18,7 @@ from paceline.report.board import Board, plan_in_words, proof_in_words
 DESIGN = {
     "contenders": ["single", "ddp"],
     "ranks": 2,
+    "threads": 1,
     "repeats": 3,
     "max_repeats": 10,
     "subject": "cnn on digits",
@@ -40,11 +41,11 @@ def board(*, terminal: bool) -> tuple[Board, io.StringIO]:
 def test_the_plan_is_one_line_with_its_time() -> None:
     line = plan_in_words(DESIGN, RunConfig(steps=40), "3–10")
     assert line == (
-        "cnn on digits: single, ddp · 2 ranks, global batch 256 · 40 steps × 3–10 repeats · "
+        "cnn on digits: single, ddp · 2 ranks × 1 thread, global batch 256 · 40 steps × 3–10 repeats · "
         "about 60 s, more if it is close"
     )
     known = plan_in_words(DESIGN | {"estimate_s": None, "batch": None}, RunConfig(epochs=1), "1")
-    assert known == "cnn on digits: single, ddp · 2 ranks · 1 epoch × 1 repeat"
+    assert known == "cnn on digits: single, ddp · 2 ranks × 1 thread · 1 epoch × 1 repeat"
 
 
 def test_proofs_in_words() -> None:

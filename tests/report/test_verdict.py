@@ -90,7 +90,7 @@ def test_an_accuracy_beyond_the_spread_is_said(tmp_path: Path) -> None:
         summary = json.loads(file.read_text())
         summary["test"]["accuracy"] -= 0.2
         file.write_text(json.dumps(summary))
-    assert "allreduce has 20.0 percentage points fewer test accuracy than ddp" in " ".join(
+    assert "allreduce: the test accuracy is 20.0 percentage points lower than that of ddp" in " ".join(
         sentences(read_comparison(path))
     )
 
@@ -123,3 +123,13 @@ def test_the_next_command_is_quoted_for_a_shell(tmp_path: Path, value: str) -> N
     command = next_command(read_comparison(written))
     assert command is not None
     assert value in shlex.split(command)
+
+
+def test_a_comparison_of_equals_is_measured_longer_as_such(tmp_path: Path) -> None:
+    contenders = [Contender("ddp", "ddp"), Contender("ddp (2)", "ddp")]
+    written = write_experiment(tmp_path / "e", contenders, repeats=1, settings={"steps": None, "epochs": 3})
+    command = next_command(read_comparison(written))
+    assert command is not None
+    assert "--strategies ddp,ddp" in command
+    assert "--epochs 6" in command
+    assert "--steps" not in command

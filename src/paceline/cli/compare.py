@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.messages import show_error
+from paceline.cli.interrupts import held_back
+from paceline.cli.messages import data_console, show_error
 from paceline.cli.options import takes
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-@takes(RunConfig, LaunchConfig, CompareConfig, without=frozenset({"strategy"}))
+HELP = {
+    "steps": "Steps of every run [default: 40, unless --epochs is given].",
+    "epochs": "Train every run for whole epochs instead: for losses and accuracies that mean something.",
+}
+
+
+@takes(
+    CompareConfig,
+    RunConfig,
+    LaunchConfig,
+    without=frozenset({"strategy", "hosts", "node_rank", "master"}),
+    help_texts=HELP,
+)
 def command(
+    config: CompareConfig,
     run: RunConfig,
     launch: LaunchConfig,
-    config: CompareConfig,
     *,
     context: typer.Context,
     out: Annotated[Path | None, typer.Option(help="Folder of the records [default: a new one under runs/].")] = None,
@@ -31,35 +46,60 @@ def command(
     """
     from rich.console import Console
 
-    from paceline.analysis.comparison import compare as compare_records
-    from paceline.analysis.pool import pool
     from paceline.experiments.compare import compare
-    from paceline.records.experiment import is_experiment, read_experiment
-    from paceline.records.schema import REPORT_FILE
     from paceline.report.board import Board
-    from paceline.report.comparison import print_comparison, print_next, to_json
-    from paceline.report.page import write_page
 
     messages = Console(stderr=True, highlight=False)
     folders: list[Path] = []
+    failure: PacelineError | None = None
     interrupted = False
     try:
         compare(run, launch, config, out, Board(messages), folders.append, context.args)
     except KeyboardInterrupt:
-        if not folders or not is_experiment(folders[0]):
+        if not folders:
             raise
         interrupted = True
-    comparison = compare_records(pool([read_experiment(folders[0])]))
-    report: Path | None = folders[0] / REPORT_FILE
+    except PacelineError as error:
+        if not folders:
+            raise
+        failure = error
+    with held_back() as ctrl_c:
+        if failure is None or _is_measured(folders[0]):
+            _report(folders[0], messages, as_json=as_json)
+    if failure is not None:  # After the report of what was measured before it.
+        raise failure
+    return INTERRUPTED_EXIT_CODE if interrupted or ctrl_c.came else 0
+
+
+def _is_measured(folder: Path) -> bool:
+    from paceline.analysis.comparison import compare as compare_records
+    from paceline.analysis.pool import pool
+    from paceline.records.experiment import read_experiment
+
+    return any(row.step_s for row in compare_records(pool([read_experiment(folder)])).rows)
+
+
+def _report(folder: Path, messages: Console, *, as_json: bool) -> None:
+    """The page, then the table or the JSON; what was measured is not lost where the page cannot be drawn."""
+    from paceline.analysis.comparison import compare as compare_records
+    from paceline.analysis.pool import pool
+    from paceline.records.experiment import read_experiment
+    from paceline.records.schema import REPORT_FILE
+    from paceline.records.writer import strict
+    from paceline.report.comparison import print_comparison, print_next, to_json
+    from paceline.report.page import write_page
+
+    comparison = compare_records(pool([read_experiment(folder)]))
+    report: Path | None = folder / REPORT_FILE
     try:
-        write_page(comparison, folders[0] / REPORT_FILE)
-    except PacelineError as error:  # Where the page cannot be drawn, what was measured is not lost.
+        write_page(comparison, folder / REPORT_FILE)
+    except PacelineError as error:
         show_error(error, messages)
         report = None
     if as_json:
-        typer.echo(json.dumps(to_json(comparison) | {"report": report and str(report)}, indent=2))
-    else:
-        console = Console(width=None if messages.is_terminal else 150)
-        print_comparison(comparison, console)
-        print_next(comparison, report, console)
-    return INTERRUPTED_EXIT_CODE if interrupted else 0
+        result = to_json(comparison) | {"report": report and str(report)}
+        typer.echo(json.dumps(strict(result), indent=2, allow_nan=False))
+        return
+    console = data_console()
+    print_comparison(comparison, console)
+    print_next(comparison, report, console)

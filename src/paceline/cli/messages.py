@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
@@ -15,6 +16,14 @@ def messages() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def data_console() -> Console:
+    """Where tables go: as wide as the terminal, and wide enough for all of a table in a file or a pipe."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=150)
 
 
 def show_error(error: PacelineError, console: Console) -> None:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,15 +38,23 @@ class PassesOn(TyperCommand):
         return args[end + 1 :]
 
 
-def takes(*kinds: type, without: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def takes(
+    *kinds: type, without: frozenset[str] = frozenset(), help_texts: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command an option per field of `kinds`; it is called with the configs built from them, in that order.
 
-    Fields named in `without` keep their defaults.
+    Fields named in `without` keep their defaults; `help_texts` say what a field means to this command, where that is
+    not what its docstring says.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        added = [_option(kind, field) for kind in kinds for field in fields(kind) if field.name not in without]
+        added = [
+            _option(kind, field, help_texts or {})
+            for kind in kinds
+            for field in fields(kind)
+            if field.name not in without
+        ]
         added.append(CONFIG_FILE)
 
         @functools.wraps(command)
@@ -65,9 +73,9 @@ def takes(*kinds: type, without: frozenset[str] = frozenset()) -> Callable[[Call
     return decorate
 
 
-def _option(kind: type, field: Field[Any]) -> inspect.Parameter:
+def _option(kind: type, field: Field[Any], help_texts: Mapping[str, str]) -> inspect.Parameter:
     """The option of one field; its default is None, so that a TOML file can tell whether it was given."""
-    help_text = field_docs(kind)[field.name]
+    help_text = help_texts.get(field.name) or field_docs(kind)[field.name]
     nothing = field.default in (None, "", ()) or field.default is False or field.default is MISSING
     if not nothing and "[default" not in help_text:
         shown = "on" if field.default is True else field.default

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.messages import data_console
+
 
 def command(
     folders: Annotated[list[Path], typer.Argument(help="Experiments or runs, or folders that hold some.")],
@@ -22,12 +24,11 @@ def command(
     Several experiments, or runs that were made one by one, come into one comparison; records of different machines
     too, with a warning.
     """
-    from rich.console import Console
-
     from paceline.analysis.comparison import compare
     from paceline.analysis.pool import pool
     from paceline.records.find import find_records
     from paceline.records.schema import REPORT_FILE
+    from paceline.records.writer import strict
     from paceline.report.comparison import print_comparison, to_json
     from paceline.report.csv_tables import write_tables
     from paceline.report.page import write_page
@@ -35,11 +36,11 @@ def command(
     comparison = compare(pool(find_records(folders)))
     page = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
     tables = write_tables(comparison, csv) if csv else []
+    if not as_json:
+        print_comparison(comparison, data_console())
     write_page(comparison, page)
     if as_json:
-        typer.echo(json.dumps(to_json(comparison) | {"report": str(page)}, indent=2))
+        typer.echo(json.dumps(strict(to_json(comparison) | {"report": str(page)}), indent=2, allow_nan=False))
         return
-    messages = Console(stderr=True)
-    print_comparison(comparison, Console(width=None if messages.is_terminal else 150))
     for path in [page, *tables]:
         typer.echo(f"wrote {path}")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.messages import data_console
 from paceline.cli.options import takes
 from paceline.config import LaunchConfig, RunConfig
 
@@ -48,4 +49,4 @@ def command(
     if as_json:
         typer.echo(json.dumps({"record": str(record.path), **summarise(record)}, indent=2))
     else:
-        print_run(record, Console(width=None if messages.is_terminal else 120))
+        print_run(record, data_console())

@@ -14,11 +14,12 @@ from paceline.analysis.pool import pool
 from paceline.config import CompareConfig, LaunchConfig, RunConfig, launched
 from paceline.errors import DataError, LaunchError, PacelineError, UsageError
 from paceline.experiments.checks import ranks_on_this_host
-from paceline.experiments.contenders import Entrant, make_entrants, reference_of
+from paceline.experiments.contenders import Entrant, make_entrants, reference_of, varied_keys
 from paceline.experiments.subjects import Subject, Turn, Unproven, choose_subject, read_parity
 from paceline.experiments.train import new_folder
 from paceline.launch.elastic import launch as launch_ranks
 from paceline.launch.job import Job, Task
+from paceline.measure.cores import threads_per_rank
 from paceline.records import EventWriter, RunFolder, provenance
 from paceline.records.experiment import ExperimentFolder, read_experiment
 from paceline.records.provenance import command_line
@@ -138,8 +139,7 @@ class Experiment:
             except (DataError, LaunchError):
                 raise
             except PacelineError as error:
-                done = [(turn.folder / FINISHED_FILE).exists() for turn in turns]
-                failed = done.index(False)
+                failed = _failed(error, turns)
                 self._fail(turns[failed].entrant, stage, error)
                 turns = turns[failed + 1 :]
                 attempt += 1
@@ -189,6 +189,14 @@ class Experiment:
         return entrants
 
 
+def _failed(error: PacelineError, turns: Sequence[Turn]) -> int:
+    """Whose turn it was: the ranks said so, or else the first that did not come to its end."""
+    if error.run is not None:
+        return error.run
+    done = [(turn.folder / FINISHED_FILE).exists() for turn in turns]
+    return done.index(False) if False in done else len(turns) - 1
+
+
 def compare(
     base: RunConfig,
     launch: LaunchConfig,
@@ -202,20 +210,22 @@ def compare(
     if launch.hosts > 1 or launched():
         raise UsageError("compare starts all its ranks itself, on one host.", hint="leave out --hosts, and torchrun")
     subject, base = choose_subject(base, config, script_args)
-    if base.steps is None and base.epochs is None:
+    if base.steps is None and base.epochs is None and not varied_keys(config) & {"steps", "epochs"}:
         base = replace(base, steps=DEFAULT_STEPS)
-    if base.steps is not None and base.steps <= WARM_UP_STEPS:
-        raise UsageError(
-            f"--steps {base.steps} leaves nothing to measure: the first {WARM_UP_STEPS} steps warm up.",
-            hint="use --steps 40, or leave it out",
-        )
     ranks = ranks_on_this_host(base, launch)
     entrants = make_entrants(base, config, ranks, subject.rules)
+    too_few = [e.config.steps for e in entrants if e.config.steps is not None and e.config.steps <= WARM_UP_STEPS]
+    if too_few:
+        raise UsageError(
+            f"--steps {too_few[0]} leaves nothing to measure: the first {WARM_UP_STEPS} steps warm up.",
+            hint="use --steps 40, or leave it out",
+        )
     contenders = [entrant.contender for entrant in entrants]
     known = subject.prepare(entrants, ranks, config)
     path = out or new_folder(base, "compare")
     design = {
         "ranks": ranks,
+        "threads": launch.threads or threads_per_rank(ranks),
         "repeats": config.repeats,
         "max_repeats": config.max_repeats,
         "looks": config.looks,

@@ -113,9 +113,17 @@ def _variations(vary: Sequence[str], fixed: Mapping[str, str]) -> Iterator[dict[
         yield dict(zip(keys, values, strict=True))
 
 
+def varied_keys(compare: CompareConfig) -> set[str]:
+    """The settings that vary."""
+    return {_key(text) for text in compare.vary}
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].strip().lstrip("-").replace("-", "_")
+
+
 def _axis(text: str, fixed: Mapping[str, str]) -> tuple[str, list[Any]]:
-    key, equals, listed = text.partition("=")
-    key = key.strip().lstrip("-").replace("-", "_")
+    key, (_, equals, listed) = _key(text), text.partition("=")
     if not equals or not listed.strip():
         raise UsageError(f"--vary {text!r} names no values.", hint="write it as --vary KEY=A,B")
     kinds = typing.get_type_hints(RunConfig)

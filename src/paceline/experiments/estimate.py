@@ -62,7 +62,8 @@ def _try_out(config: RunConfig) -> tuple[float, int, int]:
         share = Share(0, 1, 1, torch.device("cpu"), dtype, config.channels_last)
         source = make_source(workload.train, share, batch=config.global_batch(1), seed=config.seed)
         check_gradients(model, workload, source, config, rank=0)
-        batch = source.peek(min(SAMPLES, config.global_batch(1)))
+        samples = min(SAMPLES, config.global_batch(1))
+        batch = source.peek(samples)
         times = []
         for _ in range(2 if batch is not None else 0):
             began = time.perf_counter()
@@ -71,6 +72,6 @@ def _try_out(config: RunConfig) -> tuple[float, int, int]:
             outcome.loss.backward()
             times.append(time.perf_counter() - began)
         tested = len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0
-        return min(times, default=0.0) / SAMPLES, source.expected_steps or 1, tested
+        return min(times, default=0.0) / samples, source.expected_steps or 1, tested
     finally:
         torch.set_num_threads(before)

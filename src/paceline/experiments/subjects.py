@@ -93,7 +93,7 @@ class Workloads:
             prepare_data(entrant.config)
         return {
             "subject": config.workload if is_own(config.workload) else f"{config.workload} on {config.data}",
-            "batch": config.global_batch(ranks),
+            "batch": None if len({entrant.config.batch for entrant in entrants}) > 1 else config.global_batch(ranks),
             "estimate_s": estimate_s(entrants, ranks, compare.repeats, proof=compare.proof),
         }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +51,7 @@ def launch(job: Job, config: LaunchConfig, local_ranks: int) -> None:
     environment = {"OMP_NUM_THREADS": str(job.threads or threads_per_rank(local_ranks))}
     first_rank = config.node_rank * local_ranks
     try:
-        with _environment(environment):
+        with _environment(environment), _own_signal_handlers():
             elastic_launch(elastic, sys.executable)("-m", "paceline.launch.rank", str(job.write()))
     except ChildFailedError as error:
         if not _all_finished(job):
@@ -77,6 +79,19 @@ def _silence_elastic() -> None:
 def _all_finished(job: Job) -> bool:
     """Whether every run did all it set out to do: a process that dies after that has not failed."""
     return all((Path(folder.path) / FINISHED_FILE).exists() for _, folder in job.runs)
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Puts back the signal handlers that torch's launcher replaces: after it, Ctrl-C has to be Ctrl-C again."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @contextmanager

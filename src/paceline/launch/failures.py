@@ -24,11 +24,12 @@ _STACK = "Stack (most recent call first):"
 """How faulthandler starts the stack that a rank prints when the launcher ends it."""
 
 
-def record_failure(error: BaseException, rank: int, file: Path) -> None:
-    """Writes down why this rank failed."""
+def record_failure(error: BaseException, rank: int, file: Path, run: int | None = None) -> None:
+    """Writes down why this rank failed, and in which of the job's runs."""
     known = isinstance(error, PacelineError)
     reason = {
         "rank": rank,
+        "run": run,
         "time_ns": time.time_ns(),
         "kind": type(error).__name__,
         "known": known,
@@ -42,18 +43,26 @@ def record_failure(error: BaseException, rank: int, file: Path) -> None:
 
 def explain(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Iterable[int], *, hosts: int = 1) -> PacelineError:
     """The error to show for the ranks of this host, given how some ended (negative: the signal that ended it)."""
+    reasons = [json.loads(folder.error_file(rank).read_text()) for rank in ranks if folder.error_file(rank).exists()]
+    reasons.sort(key=lambda reason: (reason["peer_lost"], reason["time_ns"]))
+    error = _error_to_show(exit_codes, reasons, folder, ranks, hosts)
+    error.run = reasons[0].get("run") if reasons else None
+    return error
+
+
+def _error_to_show(
+    exit_codes: Mapping[int, int], reasons: list[dict[str, Any]], folder: RunFolder, ranks: Iterable[int], hosts: int
+) -> PacelineError:
     killed = [rank for rank, code in sorted(exit_codes.items()) if code < 0 and -code != signal.SIGTERM]
     if killed:
         return _killed(killed[0], -exit_codes[killed[0]], folder)
-    reasons = [json.loads(folder.error_file(rank).read_text()) for rank in ranks if folder.error_file(rank).exists()]
     if not reasons:
         rank, code = min(exit_codes.items())
         return RankError(f"rank {rank} ended with exit code {code}.", hint=_see_log(rank, folder))
-    first = min(reasons, key=lambda reason: (reason["peer_lost"], reason["time_ns"]))
-    if not first["peer_lost"]:
-        return _reason(first, folder)
+    if not reasons[0]["peer_lost"]:
+        return _reason(reasons[0], folder)
     failed = {reason["rank"] for reason in reasons}
-    return _peer_lost(first, [rank for rank in ranks if rank not in failed], folder, hosts)
+    return _peer_lost(reasons[0], [rank for rank in ranks if rank not in failed], folder, hosts)
 
 
 def _killed(rank: int, number: int, folder: RunFolder) -> RankError:

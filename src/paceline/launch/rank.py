@@ -7,6 +7,7 @@ import faulthandler
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.launch.failures import record_failure
@@ -24,13 +25,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends us at once; the launcher tells the user.
     _log_to(job.folder.log_file(rank))
     faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # A rank that hangs says where.
+    place = Place()
     try:
         if job.script is None:
-            work(job)
+            work(job, place)
         else:
             work_for_script(job)
     except BaseException as error:
-        record_failure(error, rank, job.folder.error_file(rank))
+        record_failure(error, rank, job.folder.error_file(rank), place.run)
         raise
     # A process that is done must not fail in the destructors of C++ libraries at exit ("terminate called without an
     # active exception", about one run in thirty): everything is written, so leave without running them.
@@ -39,7 +41,15 @@ def main() -> None:
     os._exit(0)
 
 
-def work(job: Job) -> None:
+@dataclass
+class Place:
+    """How far a rank has come in its job."""
+
+    run: int | None = None
+    """The run it is in; None before the first."""
+
+
+def work(job: Job, place: Place) -> None:
     """Joins the others, does every run of the job, leaves."""
     from paceline.comm import join_world, leave_world
     from paceline.training.proof import prove_run
@@ -48,6 +58,7 @@ def work(job: Job) -> None:
     task = {"train": run, "prove": prove_run}[job.task]
     world = join_world(timeout_s=job.timeout, iface=job.iface)
     for number, (config, folder) in enumerate(job.runs):
+        place.run = number
         task(config, world, folder, threads=job.threads, number=number, command=job.command)
     leave_world()
 

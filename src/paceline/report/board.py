@@ -105,8 +105,9 @@ class Board:
             TimeElapsedColumn(),
             console=self._console,
         )
-        self._current = progress.add_task("starting ranks", total=steps, unit="steps")
-        title = stage if stage == "proof" else f"{stage} of {self._repeats}{self._left}"
+        proving = stage == "proof"
+        self._current = progress.add_task("starting ranks", total=None if proving else steps, unit="steps")
+        title = stage if proving else f"{stage} of {self._repeats}{self._left}"
         self._overall = progress.add_task(title, total=len(turns), unit="runs")
         stop = threading.Event()
         follow = threading.Thread(target=self._follow, args=(progress, turns, stop), daemon=True)
@@ -158,7 +159,7 @@ def plan_in_words(design: dict[str, Any], config: RunConfig, repeats: str) -> st
     expected = design["estimate_s"]
     parts = [
         f"{design['subject']}: {', '.join(names)}",
-        plural(design["ranks"], "rank") + batch,
+        f"{plural(design['ranks'], 'rank')} × {plural(design['threads'], 'thread')}{batch}",
         f"{length} × {repeats} repeat" + ("" if repeats == "1" else "s"),
         *([] if expected is None else [f"about {roughly(expected)}" + (", more if it is close" * ("–" in repeats))]),
     ]

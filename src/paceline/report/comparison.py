@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -20,13 +22,15 @@ ROLES = {"bound": "bound", "baseline": "baseline", "candidate": ""}
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """The table and the verdict."""
+    columns = fitting(_columns(comparison), console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("strategy" if _by_strategy(comparison) else "setting", overflow="fold")
-    headings = ["time/step", "95%", _over(comparison.reference), "exposed", "sent/step", "samples/s", "loss"]
-    for heading in [*headings, "test loss", "accuracy", "memory"]:
-        table.add_column(escape(heading), justify="right", no_wrap=True)
-    for row in comparison.rows:
-        table.add_row(*cells(row), style="dim" if row.contender.role != "candidate" else None)
+    names, *figures = columns
+    table.add_column(escape(names.heading), no_wrap=True, min_width=12)
+    for column in figures:
+        table.add_column(escape(column.heading), justify="right", no_wrap=True)
+    for place, row in enumerate(comparison.rows):
+        style = None if row.contender.role == "candidate" and not row.failure else "dim"
+        table.add_row(*[escape(column.cells[place]) for column in columns], style=style)
     console.print(table)
     for row in comparison.rows:
         if row.failure:
@@ -47,25 +51,56 @@ def print_next(comparison: Comparison, report: Path | None, console: Console) ->
         console.print(f"next:   {command}", markup=False, highlight=False, soft_wrap=True)
 
 
-def cells(row: Row) -> list[str]:
-    """One row of the table."""
-    role = ROLES[row.contender.role]
-    name = escape(row.contender.name) + (f" ({role})" if role else "")
-    if row.step_s is None:
-        return [name, "failed" if row.failure else "–", *["–"] * 9]
+@dataclass(frozen=True)
+class Column:
+    """A column of the table."""
+
+    heading: str
+    cells: list[str]
+    needed: int
+    """Those with a lower number go first where the screen is too narrow for all."""
+
+    @property
+    def width(self) -> int:
+        """What it takes on the screen, with the gap before it."""
+        return 2 + max(map(cell_len, [self.heading, *self.cells]))
+
+
+def _columns(comparison: Comparison) -> list[Column]:
+    rows = comparison.rows
     return [
-        name,
-        seconds(row.step_s.value),
-        time_range(row.step_s.low, row.step_s.high, around=row.step_s.value).rpartition(" ")[0] or "–",
-        factor(row.ratio.value) if row.ratio else "–",
-        _value(row.exposed, lambda value: percent(value, 0)),
-        size(row.busiest_sent_bytes),
-        _value(row.samples_per_s, lambda value: f"{value:,.0f}"),
-        _value(row.train_loss, number),
-        _value(row.test_loss, number),
-        _value(row.test_accuracy, percent),
-        size(row.peak_bytes),
+        Column("strategy" if _by_strategy(comparison) else "setting", [_name(row) for row in rows], 10),
+        Column("time/step", [_value(row.step_s, seconds) for row in rows], 10),
+        Column("95%", [_interval(row.step_s) for row in rows], 5),
+        Column(_over(comparison.reference), [_value(row.ratio, factor) for row in rows], 9),
+        Column("exposed", [_value(row.exposed, lambda value: percent(value, 0)) for row in rows], 8),
+        Column("sent/step", [size(row.busiest_sent_bytes) for row in rows], 6),
+        Column("samples/s", [_value(row.samples_per_s, lambda value: f"{value:,.0f}") for row in rows], 4),
+        Column("loss", [_value(row.train_loss, number) for row in rows], 3),
+        Column("test loss", [_value(row.test_loss, number) for row in rows], 1),
+        Column("accuracy", [_value(row.test_accuracy, percent) for row in rows], 7),
+        Column("memory", [size(row.peak_bytes) for row in rows], 2),
     ]
+
+
+def fitting(columns: list[Column], width: int) -> list[Column]:
+    """The columns that fit on a screen: the least needed go first. The page and the JSON have them all."""
+    while sum(column.width for column in columns) - 2 > width and len(columns) > 2:
+        least = min(column.needed for column in columns)
+        columns = [column for column in columns if column.needed != least]
+    return columns
+
+
+def _name(row: Row) -> str:
+    remark = "failed" if row.failure else ROLES[row.contender.role]
+    return row.contender.name + (f" ({remark})" if remark else "")
+
+
+def _interval(estimate: Estimate | None) -> str:
+    """Without the unit, which is that of the value beside it."""
+    if estimate is None:
+        return "–"
+    return time_range(estimate.low, estimate.high, around=estimate.value).rpartition(" ")[0] or "–"
 
 
 def _over(reference: str | None) -> str:

@@ -40,8 +40,9 @@ def write_page(comparison: Comparison, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise PacelineError(f"cannot write {path}: {error.strerror}.", hint="name another folder") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def render(comparison: Comparison) -> str:
@@ -156,7 +157,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "parting_sentences": list(parting_sentences(comparison)),
         "settings": _settings(pool.config),
         "machines": [_machine(provenance) for provenance in _distinct(pool.provenances)],
-        "commands": list(dict.fromkeys(p["command"] for p in pool.provenances if p.get("command"))),
+        "commands": list(dict.fromkeys(_again(p["command"]) for p in pool.provenances if p.get("command"))),
         "definitions": DEFINITIONS,
         "repeats": max((row.repeats for row in comparison.rows), default=0),
         "has_pale": bool(comparison.with_role("bound") or comparison.with_role("baseline")),
@@ -268,6 +269,22 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return shlex.join(map(str, value))
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _again(command: str) -> str:
+    """A command that can be typed again: without the folder that now holds its records."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return command
+    kept = [word for place, word in enumerate(words) if not _names_folder(words, place)]
+    return shlex.join(kept)
+
+
+def _names_folder(words: list[str], place: int) -> bool:
+    before_script_args = "--" not in words[:place]
+    named = words[place] == "--out" or words[place].startswith("--out=")
+    return before_script_args and (named or (place > 0 and words[place - 1] == "--out"))
 
 
 def _distinct(provenances: list[dict[str, Any]]) -> list[dict[str, Any]]:

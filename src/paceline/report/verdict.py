@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.analysis.comparison import Comparison
+from paceline.analysis.comparison import Comparison, Row
 from paceline.analysis.statistics import Estimate
 from paceline.config import RunConfig
 from paceline.report.words import factor, listed, percent, plural, seconds, size
@@ -36,9 +36,8 @@ def _one_process(comparison: Comparison) -> Iterator[str]:
     assert comparison.decision.first is not None
     best = comparison.row(comparison.decision.first)
     assert row.step_s is not None
-    exposed = (
-        "" if best.exposed is None else f", of whose step {percent(best.exposed.value, 0)} is exposed communication"
-    )
+    share = percent(best.exposed.value, 0) if best.exposed is not None and best.exposed.value > 0 else None
+    exposed = f", of whose step {share} is exposed communication" if share else ""
     yield (
         f"Train in one process: {seconds(row.step_s.value)} per step, {factor(1 / gain.value)} as fast as "
         f"{comparison.decision.first} on {plural(best.workers or 1, 'rank')}{exposed}."
@@ -58,7 +57,7 @@ def _winner(comparison: Comparison) -> Iterator[str]:
         yield f"{decision.first} takes {seconds(first.step_s.value)} per step; there is nothing to compare it with."
         return
     assert decision.ratio is not None
-    ratio, repeats = decision.ratio, plural(first.repeats, "repeat")
+    ratio, repeats = decision.ratio, plural(decision.ratio.repeats, "repeat")
     apart = _range(ratio)
     if decision.outcome == "winner":
         yield (
@@ -70,6 +69,11 @@ def _winner(comparison: Comparison) -> Iterator[str]:
             f"{decision.first} and {decision.second} are equally fast: {seconds(first.step_s.value)} per step, "
             f"a ratio of {factor(ratio.value)}{apart}, over {repeats}."
         )
+    elif ratio.repeats == 0:
+        yield (
+            f"{decision.first} was {factor(ratio.value)} as fast as {decision.second}, but they were not measured "
+            "together, so the machine may have made the difference."
+        )
     elif ratio.low is None:
         yield (
             f"{decision.first} was {factor(ratio.value)} as fast as {decision.second} in {repeats}, "
@@ -78,7 +82,7 @@ def _winner(comparison: Comparison) -> Iterator[str]:
     else:
         yield (
             f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}{apart}, "
-            f"and after {repeats} a tie cannot be ruled out."
+            f"and after {repeats} a tie, within 1%, cannot be ruled out."
         )
 
 
@@ -105,20 +109,30 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
 
 def _burden(comparison: Comparison) -> Iterator[str]:
     """Ranks that carry more than others; else who is last, and by how much."""
-    heavy = [row for row in comparison.with_role("candidate") if (row.imbalance or 1) >= NOTABLE_IMBALANCE]
-    if heavy:
-        names = listed([row.contender.name for row in heavy])
-        worst = max(heavy, key=lambda row: row.imbalance or 0)
-        yield f"{names}: rank 0 moves {worst.imbalance:.1f}× the bytes of any other rank."
     candidates = comparison.with_role("candidate")
+    for burden, names in _burdens(candidates).items():
+        yield f"{listed(names)}: {burden}."
     if len(candidates) < 3:
         return
     best, last = candidates[0], candidates[-1]
-    if best.samples_per_s and last.samples_per_s:
-        times = best.samples_per_s.value / last.samples_per_s.value
+    times = comparison.speed_up(best.contender.name, last.contender.name)
+    if times is not None and times.low is not None and times.low > 1:
         sent = last.busiest_sent_bytes
         sends = "" if sent is None else f"; its busiest rank sends {size(sent)} per step"
-        yield f"{last.contender.name} is the slowest: {factor(times)} the time of {best.contender.name}{sends}."
+        apart = f"{factor(times.value)} the time of {best.contender.name}{_range(times)}"
+        yield f"{last.contender.name} is the slowest: {apart}{sends}."
+
+
+def _burdens(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Ranks that move notably more bytes than any other, in words, and the contenders that have one."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        moved = sorted(((r.sent_bytes or 0) + (r.received_bytes or 0), r.rank) for r in row.ranks)
+        if len(moved) > 1 and moved[-2][0] and moved[-1][0] >= NOTABLE_IMBALANCE * moved[-2][0]:
+            (next_most, _), (most, rank) = moved[-2:]
+            words = f"rank {rank} moves {most / next_most:.1f}× the bytes of any other rank"
+            found.setdefault(words, []).append(row.contender.name)
+    return found
 
 
 def _quality(comparison: Comparison) -> Iterator[str]:
@@ -137,10 +151,10 @@ def _quality(comparison: Comparison) -> Iterator[str]:
     for row in different:
         gain = row.accuracy_gain
         assert gain is not None
-        more = "more" if gain.value > 0 else "fewer"
+        more = "higher" if gain.value > 0 else "lower"
         yield (
-            f"{row.contender.name} has {abs(100 * gain.value):.1f} percentage points {more} test accuracy than "
-            f"{comparison.reference}, beyond the spread between seeds."
+            f"{row.contender.name}: the test accuracy is {abs(100 * gain.value):.1f} percentage points {more} than "
+            f"that of {comparison.reference}, beyond the spread between seeds."
         )
 
 
@@ -172,20 +186,32 @@ def _range(estimate: Estimate) -> str:
 def next_command(comparison: Comparison) -> str | None:
     """What to type next: train with the winner, or measure longer where there is none."""
     decision, pool = comparison.decision, comparison.pool
-    if decision.first is None or not pool.designs:
+    if decision.first is None or len(pool.designs) != 1:  # Of several experiments none says how to go on.
         return None
     ranks = pool.designs[0]["ranks"]
     if comparison.pick is None and decision.outcome == "open":
-        config = dict(pool.config) | {"steps": 4 * (pool.config.get("steps") or 40)}
-        names = ",".join(dict.fromkeys(comparison.row(name).contender.strategy for name in _leaders(comparison)))
+        config = dict(pool.config) | _longer(pool.config)
+        leaders = [comparison.row(name).contender for name in _leaders(comparison)]
+        apart = leaders[0].settings != leaders[-1].settings  # Then each strategy takes every setting's turn.
+        strategies = [leader.strategy for leader in leaders]
+        names = ",".join(dict.fromkeys(strategies) if apart else strategies)
         extra = {"strategies": names, "ranks": ranks, "max_repeats": 2 * pool.designs[0]["max_repeats"]}
         return _command("compare", config, extra, _varied(comparison))
     winner = comparison.row(comparison.pick or decision.first).contender
     if "script" in pool.config:
-        command = shlex.join(["torchrun", "--nproc-per-node", str(ranks), pool.config["script"], *pool.config["args"]])
+        alone = winner.role == "baseline"
+        start = ["python"] if alone else ["torchrun", "--nproc-per-node", str(ranks)]
+        command = shlex.join([*start, pool.config["script"], *pool.config["args"]])
         return f'{command}  # with paceline.attach(model, make_optimizer, "{winner.strategy}")'
     config = dict(pool.config) | winner.settings | {"steps": None, "epochs": max(3, pool.config.get("epochs") or 0)}
     return _command("train", config, {"strategy": winner.strategy, "ranks": ranks})
+
+
+def _longer(config: dict[str, Any]) -> dict[str, int]:
+    """The length of a run that tells more."""
+    if config.get("steps"):
+        return {"steps": 4 * config["steps"]}
+    return {"epochs": 2 * (config.get("epochs") or 1)}
 
 
 def _leaders(comparison: Comparison) -> list[str]:
@@ -195,7 +221,8 @@ def _leaders(comparison: Comparison) -> list[str]:
 def _varied(comparison: Comparison) -> list[str]:
     """The `--vary` options that bring the leaders' settings back."""
     leaders = [comparison.row(name).contender.settings for name in _leaders(comparison)]
-    return [f"{key}={','.join(dict.fromkeys(str(s[key]) for s in leaders))}" for key in leaders[0]]
+    keys = [key for key in leaders[0] if all(key in settings for settings in leaders)]
+    return [f"{key}={','.join(dict.fromkeys(str(s[key]) for s in leaders))}" for key in keys]
 
 
 def _command(verb: str, config: dict[str, Any], extra: dict[str, Any], vary: Sequence[str] = ()) -> str:

@@ -33,7 +33,9 @@ class Sync:
         self.comm = comm
         self._undo = ExitStack()
         self._at_the_end = ExitStack()
-        if bn == "sync" and comm.world_size > 1:
+        self.normalises_together = bn == "sync" and comm.world_size > 1
+        """Whether BatchNorm layers send messages of their own."""
+        if self.normalises_together:
             self._undo.enter_context(synced(model, comm))
         self.model: nn.Module = strategy.attach(model, make_optimizer, comm)
         """The module to call."""

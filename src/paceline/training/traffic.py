@@ -13,8 +13,11 @@ from paceline.training.sync import Sync
 
 
 def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
-    """Bytes sent and received per rank and step; None for a strategy of the user's own, which has no plan."""
-    if Spec.parse(strategy).name not in ENTRIES:
+    """Bytes sent and received per rank and step; None where some of it is not planned.
+
+    That is a strategy of the user's own, which has no plan, and BatchNorm's own messages under `--bn sync`.
+    """
+    if Spec.parse(strategy).name not in ENTRIES or sync.normalises_together:
         return None
     gradients = [Gradient(name, p.numel(), p.element_size()) for name, p in sync.strategy.parameters]
     plan = plan_of(strategy)(gradients, sync.ranks, **dataclasses.asdict(sync.strategy.options))
