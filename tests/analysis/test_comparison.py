@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
-from paceline.analysis.comparison import compare
+from paceline.analysis.comparison import Comparison, compare
 from paceline.analysis.parting import identical_groups
 from paceline.analysis.pool import pool
 from paceline.records import RunRecord
 from paceline.records.experiment import Contender, read_experiment
 from paceline.records.find import find_records
+from paceline.records.writer import strict
+from paceline.report.evidence import parting_sentences, parting_words
 
 STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
 
@@ -71,6 +74,132 @@ def test_failures_have_a_row_without_figures(tmp_path: Path) -> None:
     assert comparison.rows[-1] is row
 
 
+def fail(path: Path, name: str) -> Comparison:
+    """A contender that fails after all its repeats have been measured."""
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "failure", "contender": name, "message": "rank 1 failed"}) + "\n")
+    return read_comparison(path)
+
+
+def test_what_failed_keeps_its_figures_but_neither_leads_nor_is_picked(tmp_path: Path) -> None:
+    path = write_experiment(
+        tmp_path / "e", step_s=STEP_S | {"p2p": 0.015}, contenders=[*CLASSIC, Contender("p2p", "p2p")]
+    )
+    assert read_comparison(path).pick == "p2p"
+    comparison = fail(path, "p2p")
+    assert (comparison.decision.first, comparison.decision.second, comparison.pick) == ("ddp", "allreduce", "ddp")
+    assert [row.contender.name for row in comparison.rows] == ["none", "ddp", "allreduce", "single", "p2p"]
+    assert comparison.row("p2p").step_s is not None
+    assert [row.contender.name for row in comparison.with_role("candidate")] == ["ddp", "allreduce"]
+
+
+def test_one_process_that_failed_is_not_picked(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", step_s=STEP_S | {"single": 0.001}, repeats=4)
+    assert read_comparison(path).pick == "single"
+    comparison = fail(path, "single")
+    assert (comparison.pick, comparison.over_one_process(), comparison.with_role("baseline")) == ("ddp", None, [])
+
+
+def test_figures_of_the_failed_come_before_rows_without(tmp_path: Path) -> None:
+    comparison = fail(write_experiment(tmp_path / "e", failures={"none": "no"}, step_s=STEP_S), "allreduce")
+    assert [row.contender.name for row in comparison.rows] == ["ddp", "single", "allreduce", "none"]
+
+
+def test_another_reference_takes_the_place_of_one_that_was_not_measured(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", step_s=STEP_S, repeats=3)
+    for file in path.glob("repeat-*/4/run.json"):
+        file.unlink()
+    comparison = read_comparison(path)
+    assert comparison.reference == "allreduce"
+    assert "ddp was not measured, so ratios are to allreduce." in comparison.warnings
+    ratio = comparison.row("none").ratio
+    assert ratio is not None
+    assert ratio.value == pytest.approx(1 / 3, rel=0.03)
+    assert comparison.row("single").accuracy_gain is not None
+    assert {parting.reference for parting in comparison.partings} == {"allreduce"}
+
+
+def test_another_reference_takes_the_place_of_one_that_failed(tmp_path: Path) -> None:
+    comparison = fail(write_experiment(tmp_path / "e", step_s=STEP_S), "ddp")
+    assert comparison.reference == "allreduce"
+    assert "ddp failed, so ratios are to allreduce." in comparison.warnings
+    assert comparison.pool.reference == "ddp"
+
+
+def test_without_a_candidate_the_first_that_was_measured_is_the_reference(tmp_path: Path) -> None:
+    comparison = read_comparison(write_experiment(tmp_path / "e", failures={"ddp": "no", "allreduce": "no"}))
+    assert comparison.reference == "single"
+
+
+def test_where_nothing_was_measured_the_reference_stays(tmp_path: Path) -> None:
+    comparison = read_comparison(write_experiment(tmp_path / "e", repeats=0))
+    assert (comparison.reference, comparison.warnings) == ("ddp", [])
+
+
+@pytest.mark.parametrize("summary", [{}, {"test": None, "ranks": None, "traffic": {}}, {"ranks": [{}], "test": {}}])
+def test_a_summary_that_lacks_figures_leaves_them_out(tmp_path: Path, summary: dict[str, Any]) -> None:
+    path = write_experiment(tmp_path / "e")
+    for file in path.rglob("summary.json"):
+        file.write_text(json.dumps(summary))
+    row = read_comparison(path).row("ddp")
+    assert row.step_s is not None
+    found = (row.train_loss, row.test_loss, row.test_accuracy, row.peak_bytes, row.busiest_sent_bytes, row.imbalance)
+    assert found == (None,) * 6
+
+
+def set_accuracies(path: Path, place: int, accuracies: list[float], samples: int = 360) -> None:
+    for repeat, accuracy in enumerate(accuracies):
+        file = path / f"repeat-{repeat + 1}" / str(place) / "summary.json"
+        summary = json.loads(file.read_text())
+        summary["test"] |= {"accuracy": accuracy, "samples": samples}
+        file.write_text(json.dumps(summary))
+
+
+def test_the_same_small_difference_in_every_repeat_may_be_the_test_set(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", repeats=4)
+    set_accuracies(path, 3, [0.5 + 1 / 360] * 4)
+    gain = read_comparison(path).row("allreduce").accuracy_gain
+    assert gain is not None
+    assert gain.value == pytest.approx(1 / 360)
+    assert gain.spans(0)
+    assert gain.low is not None
+    assert gain.high is not None
+    # Both sides' binomial errors, at a confidence of 1 - 0.05 / 3 of the normal distribution: 2.39 of them.
+    assert (gain.high - gain.low) / 2 == pytest.approx(2.39 * math.sqrt(2 * 0.25 / 360), rel=0.02)
+
+
+def test_a_difference_beyond_the_test_set_is_one(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", repeats=4)
+    set_accuracies(path, 3, [0.6, 0.62, 0.61, 0.6], samples=10_000)
+    set_accuracies(path, 4, [0.5, 0.5, 0.51, 0.5], samples=10_000)
+    gain = read_comparison(path).row("allreduce").accuracy_gain
+    assert gain is not None
+    assert not gain.spans(0)
+
+
+def test_two_seeds_say_nothing_about_accuracy(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", repeats=2)
+    set_accuracies(path, 3, [0.9, 0.9])
+    assert read_comparison(path).row("allreduce").accuracy_gain is None
+
+
+def test_figures_that_are_no_numbers_are_null_in_json(tmp_path: Path) -> None:
+    def losses(contender: Contender, repeat: int, step: int) -> float:
+        return math.nan if contender.name == "allreduce" and step > 4 else 2.0 + repeat
+
+    path = write_experiment(tmp_path / "e", losses=losses)
+    with (path / "events.jsonl").open("a") as file:
+        proof = {"error": None, "tolerance": 1e-5, "lossless": True, "ranks": 2, "steps": 3}
+        file.write(json.dumps({"event": "parity", "contender": "ddp", **proof}) + "\n")
+    comparison = read_comparison(path)
+    parts = [*comparison.rows, *comparison.proofs, *comparison.partings, comparison.decision]
+    for part in parts:
+        assert json.loads(json.dumps(part.to_dict(), allow_nan=False)) == strict(part.to_dict())
+    assert math.isinf(comparison.proofs[-1].error)
+    assert comparison.proofs[-1].to_dict()["error"] is None
+    assert next(p for p in comparison.partings if p.contender == "allreduce").to_dict()["at_end"] is None
+
+
 def test_an_experiment_without_runs_is_an_empty_comparison(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", repeats=0, interrupted=True))
     assert comparison.interrupted
@@ -124,6 +253,31 @@ def test_batchnorm_parts_runs_that_shard_differently(tmp_path: Path) -> None:
         content["config"]["bn"] = "sync"
         file.write_text(json.dumps(content))
     assert {p.contender: p.cause for p in read_comparison(path).partings}["single"] == "unknown"
+
+
+def test_dropout_parts_runs_on_other_numbers_of_ranks(tmp_path: Path) -> None:
+    def losses(contender: Contender, repeat: int, step: int) -> float:
+        return 2.0 + 0.01 * (contender.name in ("single", "allreduce")) - 0.01 * step + repeat
+
+    path = write_experiment(tmp_path / "e", losses=losses)
+    for file in path.rglob("run.json"):
+        content = json.loads(file.read_text())
+        content["topology"]["random_layers"] = 2
+        file.write_text(json.dumps(content))
+    comparison = read_comparison(path)
+    assert {p.contender: p.cause for p in comparison.partings} == {"single": "random_layers", "allreduce": "unknown"}
+    assert {parting_words(p).cause.partition(":")[0] for p in comparison.partings} == {"Dropout", "Unknown"}
+
+
+@pytest.mark.parametrize(
+    ("names", "verb"), [({"allreduce"}, "allreduce parts"), ({"allreduce", "single"}, "single and allreduce part")]
+)
+def test_one_parts_and_two_part(tmp_path: Path, names: set[str], verb: str) -> None:
+    def losses(contender: Contender, repeat: int, step: int) -> float:
+        return 2.0 + repeat + (1e-6 if contender.name in names and step > 1 else 0)
+
+    said = " ".join(parting_sentences(read_comparison(write_experiment(tmp_path / "e", losses=losses))))
+    assert f"{verb} from ddp, but nowhere by 0.1% or more." in said
 
 
 def test_a_run_that_diverged_parts_where_the_other_did_not(tmp_path: Path) -> None:

@@ -50,6 +50,23 @@ def test_a_contender_without_figures_is_left_out() -> None:
     assert (decision.first, decision.second) == ("b", "c")
 
 
+def test_a_contender_that_failed_is_left_out_however_fast_it_was() -> None:
+    costs = {"a": times(0.1, 0.1), "b": times(1.0, 1.0), "c": times(3.0, 3.01)}
+    decision = decide([A, B, C], costs, looks=1, failed={"a"})
+    assert (decision.outcome, decision.first, decision.second) == ("winner", "b", "c")
+    assert decide([A], costs, looks=1, failed={"a"}).outcome == "nothing"
+
+
+def test_the_repeats_of_the_ratio_are_those_that_both_have() -> None:
+    decision = decide([A, B], {"a": times(1.0, 1.0, 1.0, 1.0), "b": {1: 2.0, 3: 2.1, 9: 2.0}}, looks=1)
+    assert decision.ratio is not None
+    assert decision.ratio.repeats == 2
+    apart = decide([A, B], {"a": times(1.0, 1.0), "b": {8: 2.0, 9: 2.0}}, looks=1)
+    assert apart.outcome == "open"
+    assert apart.ratio is not None
+    assert (apart.ratio.value, apart.ratio.repeats, apart.ratio.low) == (2.0, 0, None)
+
+
 def test_looking_again_and_again_at_equals_rarely_names_a_winner() -> None:
     draw = random.Random(1)
     trials, least, most = 400, 3, 10

@@ -11,6 +11,7 @@ from scipy import stats
 
 from paceline.analysis.statistics import (
     Estimate,
+    median_time,
     of_levels,
     of_shares,
     of_times,
@@ -31,7 +32,17 @@ def test_the_interval_is_students_on_logarithms() -> None:
     estimate = of_times(values)
     logs = [math.log(value) for value in values]
     low, high = stats.t.interval(0.95, 3, statistics.fmean(logs), stats.sem(logs))
-    assert estimate == Estimate(pytest.approx(1.15), pytest.approx(math.exp(low)), pytest.approx(math.exp(high)), 4)
+    assert estimate == Estimate(
+        pytest.approx(math.sqrt(1.1 * 1.2)), pytest.approx(math.exp(low)), pytest.approx(math.exp(high)), 4
+    )
+
+
+def test_the_median_rate_is_one_over_the_median_time() -> None:
+    for times in ([0.1, 4.0], [0.3, 0.1, 0.2], [0.1, 0.9, 0.2, 7.0]):
+        rate = of_times([1 / time for time in times])
+        assert rate is not None
+        assert rate.value == pytest.approx(1 / median_time(times))
+    assert median_time([0.3, 0.1, 0.2]) == 0.2, "one in the middle is taken as it is"
 
 
 def test_one_repeat_has_no_interval_and_none_no_estimate() -> None:
@@ -87,3 +98,28 @@ def test_an_outlier_does_not_push_the_value_out_of_its_interval() -> None:
     estimate = of_times(values)
     assert estimate is not None
     assert estimate.spans(estimate.value)
+
+
+def test_an_error_that_all_repeats_share_does_not_shrink_with_them() -> None:
+    for repeats in (3, 300):
+        same = paired_difference(dict.fromkeys(range(repeats), 0.7), dict.fromkeys(range(repeats), 0.6), 0.95)
+        assert same is not None
+        assert same.low == pytest.approx(0.1)
+        shared = paired_difference(
+            dict.fromkeys(range(repeats), 0.7), dict.fromkeys(range(repeats), 0.6), 0.95, shared_variance=0.04
+        )
+        assert shared is not None
+        assert shared.high == pytest.approx(0.1 + 1.97 * 0.2, rel=0.01)
+
+
+def test_intervals_with_a_shared_error_hold_the_truth_as_often_as_they_say() -> None:
+    draw = random.Random(3)
+    trials = 2000
+    held = 0
+    for _ in range(trials):
+        shared = draw.gauss(0.0, 0.1)
+        values = {repeat: draw.gauss(0.0, 0.2) + shared for repeat in range(4)}
+        estimate = paired_difference(values, dict.fromkeys(values, 0.0), shared_variance=0.1**2)
+        assert estimate is not None
+        held += estimate.spans(0.0)
+    assert held / trials == pytest.approx(0.955, abs=0.015)

@@ -8,6 +8,7 @@ import pytest
 
 from experiments_on_disk import write_experiment
 from paceline.errors import RecordError
+from paceline.records import SCHEMA_VERSION
 from paceline.records.experiment import Contender, ExperimentFolder, ExperimentRecord, read_experiment
 from paceline.records.find import find_records
 
@@ -37,7 +38,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e")
     file = path / "experiment.json"
     whole = file.read_text()
-    file.write_text(whole.replace('"schema": 1', '"schema": 99'))
+    file.write_text(whole.replace(f'"schema": {SCHEMA_VERSION}', '"schema": 99'))
     with pytest.raises(RecordError, match="has schema 99"):
         read_experiment(path)
     file.write_text(whole.replace('"design"', '"desing"'))

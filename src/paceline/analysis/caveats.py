@@ -1,15 +1,21 @@
-"""What a reader has to know before believing a comparison: other machines, other moments, ranks that share cores."""
+"""What a reader has to know before believing a comparison: other machines or moments, ranks that drift apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from paceline.analysis.curves import loss_curve
 from paceline.analysis.pool import Pool
+
+DRIFT = 1e-6
+"""How far apart, relative to their norm, the ranks' weights may be after a run that promises the same gradient on all.
+Ranks that apply the same update end with the same bits, as with all our strategies; this leaves room for one in which
+each rank adds the same numbers up in an order of its own."""
 
 
 def caveats(pool: Pool, uneven: Mapping[str, float | None]) -> Iterator[str]:
-    """The sentences to show above the table; `uneven` says by how much a contender's ranks differ."""
+    """The sentences to show above the table; `uneven` says by how much a contender's ranks differ, best first."""
     machines = {(p.get("host"), p.get("cpu")) for p in pool.provenances}
     if len(machines) > 1:
         names = ", ".join(sorted(f"{host} ({cpu})" for host, cpu in machines))
@@ -32,6 +38,42 @@ def caveats(pool: Pool, uneven: Mapping[str, float | None]) -> Iterator[str]:
                 f"{name}: time per iteration differs by {100 * apart:.0f}% between ranks, "
                 "which a synchronous run should not show."
             )
+    yield from _drifts(pool)
+    yield from _divergences(pool, uneven)
+
+
+def _drifts(pool: Pool) -> Iterator[str]:
+    """Replicas that are no longer the same, though nothing that was promised explains it."""
+    for contender in pool.contenders:
+        if contender.role == "candidate" and contender.lossless:
+            runs = pool.runs_of(contender.name).values()
+            apart = max([(run.summary or {}).get("weight_divergence") or 0.0 for run in runs], default=0.0)
+            if apart > DRIFT:
+                share = f"{100 * apart:.0f}%" if apart >= 0.01 else f"{100 * apart:.2g}%"
+                yield (
+                    f"{contender.name}: the ranks' weights differ by {share} at the end of the run, "
+                    "though it promises the same gradient on all."
+                )
+
+
+def _divergences(pool: Pool, contenders: Iterable[str]) -> Iterator[str]:
+    """Which runs lost their loss, and when: a figure without a number needs its reason."""
+    found: dict[str, list[str]] = {}
+    for name in contenders:
+        curves = [loss_curve(run) for run in pool.runs_of(name).values()]
+        steps = [curve.diverged_step for curve in curves if curve.diverged_step is not None]
+        if steps:
+            share = "" if len(curves) == 1 else f" in {len(steps)} of {len(curves)} repeats"
+            found.setdefault(f"the loss is not a number since step {min(steps)}{share}", []).append(name)
+    for what, names in found.items():
+        yield (
+            f"{_listed(names)}: {what}. Averages leave that out; "
+            "a lower learning rate or a clipped gradient may avoid it."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def over_subscribed(topology: Mapping[str, Any]) -> bool:

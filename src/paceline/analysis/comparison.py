@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,12 +12,27 @@ from paceline.analysis.decision import ERROR_RATE, Decision, decide
 from paceline.analysis.parting import Parting, partings
 from paceline.analysis.pool import Pool
 from paceline.analysis.ranks import RankRow, imbalance, rank_rows, uneven
-from paceline.analysis.statistics import Estimate, of_levels, of_shares, of_times, paired_difference, paired_ratio
+from paceline.analysis.statistics import (
+    Estimate,
+    median_time,
+    of_levels,
+    of_shares,
+    of_times,
+    paired_difference,
+    paired_ratio,
+)
 from paceline.analysis.timing import step_time, windows_of
 from paceline.records import RunRecord
 from paceline.records.experiment import Contender
+from paceline.records.writer import strict
 
+Moment = tuple[int, int]
 Repeat = tuple[int, int]
+Costs = Mapping[str, Mapping[Moment, float]]
+"""Seconds per sample, by contender and moment."""
+
+LEAST_ACCURACY_PAIRS = 3
+"""From fewer seeds the spread between them cannot be told."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +61,24 @@ class Row:
     batch: int | None
     ranks: list[RankRow]
     accuracy_gain: Estimate | None
-    """Its test accuracy less the reference's, paired by repeat; an interval for all contenders together."""
+    """Its test accuracy less the reference's, paired by seed, from three seeds or more; an interval for all contenders
+    together."""
     uneven: float | None
     """By how much the ranks' median steps differ, where that should not be."""
     failure: str | None
+    """Why it is out; its figures are those until then."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has a time, and did not fail."""
+        return self.step_s is not None and self.failure is None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """As JSON has it: null for what is not a number."""
         values = asdict(self)
         del values["contender"]
-        return {"name": self.contender.name, **asdict(self.contender), **values}
+        found: dict[str, Any] = strict({"name": self.contender.name, **asdict(self.contender), **values})
+        return found
 
 
 @dataclass(frozen=True)
@@ -70,8 +93,9 @@ class Proof:
     steps: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self) | {"holds": self.holds}
+        """As JSON has it: null for an error that is infinite."""
+        found: dict[str, Any] = strict(asdict(self) | {"holds": self.holds})
+        return found
 
     @property
     def holds(self) -> bool:
@@ -84,17 +108,15 @@ class Comparison:
     """The whole answer, best first."""
 
     pool: Pool
+    reference: str | None
+    """The contender that ratios and accuracies are relative to: the one that was meant to be, if it was measured."""
     rows: list[Row]
+    """Best first, those that failed last."""
     decision: Decision
     proofs: list[Proof]
     partings: list[Parting]
     warnings: list[str]
     interrupted: bool
-
-    @property
-    def reference(self) -> str | None:
-        """The contender that ratios are relative to."""
-        return self.pool.reference
 
     def row(self, name: str) -> Row:
         """A contender's row."""
@@ -105,13 +127,18 @@ class Comparison:
         return paired_ratio(cost_per_sample(self.pool, over), cost_per_sample(self.pool, name))
 
     def over_one_process(self) -> tuple[Row, Estimate] | None:
-        """The baseline of the fastest candidate, and how many times as fast as it that candidate is."""
+        """The baseline of the fastest candidate, and how many times as fast as it that candidate is.
+
+        None where none was measured together with it: one of another machine or moment says nothing.
+        """
         if self.decision.first is None:
             return None
-        settings = self.row(self.decision.first).contender.settings
-        alike = [row for row in self.with_role("baseline") if row.contender.settings == settings]
-        gain = self.speed_up(self.decision.first, alike[0].contender.name) if alike else None
-        return (alike[0], gain) if gain is not None else None
+        baselines = [row.contender for row in self.with_role("baseline")]
+        costs = {c.name: cost_per_sample(self.pool, c.name) for c in baselines}
+        costs[self.decision.first] = cost_per_sample(self.pool, self.decision.first)
+        baseline = _measured_with(self.row(self.decision.first).contender, baselines, costs)
+        gain = None if baseline is None else self.speed_up(self.decision.first, baseline.name)
+        return None if baseline is None or gain is None else (self.row(baseline.name), gain)
 
     @property
     def pick(self) -> str | None:
@@ -122,38 +149,61 @@ class Comparison:
         return self.decision.first if self.decision.outcome == "winner" else None
 
     def with_role(self, role: str) -> list[Row]:
-        """The rows of the candidates, the bounds or the baselines that were measured."""
-        return [row for row in self.rows if row.contender.role == role and row.step_s is not None]
+        """The rows of the candidates, the bounds or the baselines that were measured and did not fail."""
+        return [row for row in self.rows if row.contender.role == role and row.is_measured]
 
 
 def compare(pool: Pool) -> Comparison:
     """Everything that the records of a pool say about its contenders."""
     costs = {contender.name: cost_per_sample(pool, contender.name) for contender in pool.contenders}
     failures = {e["contender"]: e["message"] for e in pool.events if e["event"] == "failure"}
-    bounds = [contender for contender in pool.contenders if contender.role == "bound"]
-    rows = [_row(pool, contender, costs, bounds, failures.get(contender.name)) for contender in pool.contenders]
+    reference = _reference(pool, costs, failures)
+    rows = [_row(pool, contender, costs, reference, failures.get(contender.name)) for contender in pool.contenders]
     slowest = float("inf")
-    rows.sort(key=lambda row: statistics.median(costs[row.contender.name].values() or [slowest]))
+    rows.sort(key=lambda row: (row.failure is not None, median_time(costs[row.contender.name].values() or [slowest])))
     looks = max((design.get("looks", 1) for design in pool.designs), default=1)
+    uneven_rows = {row.contender.name: row.uneven for row in rows}
     return Comparison(
         pool=pool,
+        reference=reference,
         rows=rows,
-        decision=decide(pool.contenders, costs, looks),
+        decision=decide(pool.contenders, costs, looks, failures.keys()),
         proofs=[_proof(event) for event in pool.events if event["event"] == "parity"],
-        partings=partings(pool),
-        warnings=list(caveats(pool, {row.contender.name: row.uneven for row in rows})),
+        partings=partings(pool, reference),
+        warnings=[*_other_reference(pool, reference, failures), *caveats(pool, uneven_rows)],
         interrupted=any(event["event"] == "interrupted" for event in pool.events),
     )
 
 
-def cost_per_sample(pool: Pool, contender: str) -> dict[Repeat, float]:
-    """Seconds per sample trained, by repeat."""
-    costs = {}
-    for repeat, run in pool.runs_of(contender).items():
-        step_s, samples = step_time(windows_of(run)), _samples_per_step(run)
-        if step_s and samples:
-            costs[repeat] = step_s / samples
-    return costs
+def _reference(pool: Pool, costs: Costs, failed: Collection[str]) -> str | None:
+    """The reference that was meant to be; where it was not measured, the first candidate that was, else the first."""
+    measured = [c for c in pool.contenders if costs[c.name] and c.name not in failed]
+    names = [contender.name for contender in measured]
+    if not names or pool.reference in names:
+        return pool.reference
+    return next((contender.name for contender in measured if contender.role == "candidate"), names[0])
+
+
+def _other_reference(pool: Pool, reference: str | None, failed: Collection[str]) -> Iterable[str]:
+    if pool.reference is not None and reference != pool.reference:
+        what = "failed" if pool.reference in failed else "was not measured"
+        yield f"{pool.reference} {what}, so ratios are to {reference}."
+
+
+def _measured_with(contender: Contender, others: Sequence[Contender], costs: Costs) -> Contender | None:
+    """The first of others under the same settings that was measured in moments that the contender was measured in."""
+    alike = (other for other in others if other.settings == contender.settings)
+    return next((other for other in alike if costs[contender.name].keys() & costs[other.name].keys()), None)
+
+
+def cost_per_sample(pool: Pool, contender: str) -> dict[Moment, float]:
+    """Seconds per sample trained, by the moment that it was measured in."""
+    return {entry.moment: cost for entry in pool.entries_of(contender) if (cost := _cost(entry.run)) is not None}
+
+
+def _cost(run: RunRecord) -> float | None:
+    step_s, samples = step_time(windows_of(run)), _samples_per_step(run)
+    return step_s / samples if step_s and samples else None
 
 
 def _samples_per_step(run: RunRecord) -> float | None:
@@ -165,75 +215,79 @@ def _samples_per_step(run: RunRecord) -> float | None:
 def _row(
     pool: Pool,
     contender: Contender,
-    costs: Mapping[str, Mapping[Repeat, float]],
-    bounds: Sequence[Contender],
+    costs: Costs,
+    reference: str | None,
     failure: str | None,
 ) -> Row:
-    runs = pool.runs_of(contender.name)
+    entries = pool.entries_of(contender.name)
+    runs = [entry.run for entry in entries]
     own = costs[contender.name]
-    times = [step_time(windows_of(runs[repeat])) for repeat in own]
-    ranks = rank_rows(list(runs.values()))
+    times = [step_time(windows_of(entry.run)) for entry in entries if entry.moment in own]
+    ranks = rank_rows(runs)
     sent = [rank.sent_bytes for rank in ranks if rank.sent_bytes is not None]
-    reference = costs.get(pool.reference or "", {})
-    first = next(iter(runs.values()), None)
+    first = next(iter(runs), None)
     return Row(
         contender=contender,
         repeats=len(own),
         step_s=of_times([time for time in times if time is not None]),
         samples_per_s=of_times([1 / cost for cost in own.values()]),
-        ratio=paired_ratio(own, reference),
-        exposed=_exposed(contender, own, costs, bounds),
+        ratio=paired_ratio(own, costs.get(reference or "", {})),
+        exposed=_exposed(contender, pool.contenders, costs),
         busiest_sent_bytes=max(sent, default=None),
         imbalance=imbalance(ranks),
-        train_loss=of_levels(_figures(runs, lambda s: s["average_loss"])),
-        test_loss=of_levels(_figures(runs, lambda s: s["test"]["loss"])),
-        test_accuracy=of_shares(_figures(runs, lambda s: s["test"]["accuracy"])),
+        train_loss=of_levels(_known((run.summary or {}).get("average_loss") for run in runs)),
+        test_loss=of_levels(_known(_test(run).get("loss") for run in runs)),
+        test_accuracy=of_shares(_known(_test(run).get("accuracy") for run in runs)),
         peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
         workers=first.topology["workers"] if first else None,
         batch=first.topology["batch"] if first else None,
         ranks=ranks,
-        accuracy_gain=_accuracy_gain(pool, contender.name),
+        accuracy_gain=_accuracy_gain(pool, contender.name, reference),
         uneven=uneven(ranks) if first and first.topology["exchanges"] else None,
         failure=failure,
     )
 
 
-def _exposed(
-    contender: Contender,
-    own: Mapping[Repeat, float],
-    costs: Mapping[str, Mapping[Repeat, float]],
-    bounds: Sequence[Contender],
-) -> Estimate | None:
-    """Against the bound under the same settings; undefined for what exchanges nothing anyway."""
-    alike = [bound for bound in bounds if bound.settings == contender.settings]
-    if contender.role != "candidate" or not alike:
+def _exposed(contender: Contender, contenders: Sequence[Contender], costs: Costs) -> Estimate | None:
+    """Against the bound under the same settings that was measured with it; undefined for what exchanges nothing."""
+    bound = _measured_with(contender, [other for other in contenders if other.role == "bound"], costs)
+    if contender.role != "candidate" or bound is None:
         return None
-    bound = costs[alike[0].name]
-    return of_levels([1 - bound[repeat] / own[repeat] for repeat in own if repeat in bound])
+    own, least = costs[contender.name], costs[bound.name]
+    return of_levels([1 - least[moment] / own[moment] for moment in own if moment in least])
 
 
-def _accuracy_gain(pool: Pool, name: str) -> Estimate | None:
-    if pool.reference is None or name == pool.reference:
+def _accuracy_gain(pool: Pool, name: str, reference: str | None) -> Estimate | None:
+    """A difference of accuracies, with an interval that allows for the test set being one of many that could be.
+
+    Accuracies are multiples of 1 ÷ the samples tested: a few repeats may have the very same difference, and no spread,
+    by a single sample. Each side has the binomial variance p(1 − p)/n over the choice of test samples. All repeats are
+    tested on the same ones, so it stays however many there are.
+    """
+    if reference is None or name == reference:
         return None
+    ones, others = _accuracies(pool, name), _accuracies(pool, reference)
+    common = [repeat for repeat in ones if repeat in others]
+    tested = _known(_test(entry.run).get("samples") for one in (name, reference) for entry in pool.entries_of(one))
+    if len(common) < LEAST_ACCURACY_PAIRS or not tested or min(tested) < 1:
+        return None
+    shares = [statistics.fmean(side[repeat] for repeat in common) for side in (ones, others)]
+    variance = sum(share * (1 - share) for share in shares) / min(tested)
     level = 1 - ERROR_RATE / max(1, len(pool.contenders) - 1)
-    return paired_difference(_accuracies(pool, name), _accuracies(pool, pool.reference), level)
+    return paired_difference(ones, others, level, shared_variance=variance)
 
 
 def _accuracies(pool: Pool, name: str) -> dict[Repeat, float]:
-    tests = {repeat: (run.summary or {}).get("test") or {} for repeat, run in pool.runs_of(name).items()}
-    return {repeat: test["accuracy"] for repeat, test in tests.items() if test.get("accuracy") is not None}
+    tests = {repeat: _test(run).get("accuracy") for repeat, run in pool.runs_of(name).items()}
+    return {repeat: accuracy for repeat, accuracy in tests.items() if accuracy is not None}
 
 
-def _figures(runs: Mapping[Repeat, RunRecord], read: Callable[[dict[str, Any]], float | None]) -> list[float]:
-    found = []
-    for run in runs.values():
-        try:
-            value = read(run.summary or {})
-        except KeyError:
-            continue
-        if value is not None:
-            found.append(value)
-    return found
+def _test(run: RunRecord) -> dict[str, Any]:
+    return (run.summary or {}).get("test") or {}
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _proof(event: Mapping[str, Any]) -> Proof:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.analysis.statistics import Estimate, paired_ratio
+from paceline.analysis.statistics import Estimate, median_time, paired_ratio
 from paceline.records.experiment import Contender
 
 ERROR_RATE = 0.05
@@ -28,7 +27,8 @@ class Decision:
     first: str | None = None
     second: str | None = None
     ratio: Estimate | None = None
-    """The second's time per sample ÷ the first's; the interval is as wide as the number of looks demands."""
+    """The second's time per sample ÷ the first's; the interval is as wide as the number of looks demands. Its repeats
+    are those that both have: none where the two were not measured together."""
     level: float | None = None
     """The confidence of that interval."""
 
@@ -44,14 +44,21 @@ class Decision:
         }
 
 
-def decide(contenders: Sequence[Contender], costs: Mapping[str, Mapping[Any, float]], looks: int) -> Decision:
+def decide(
+    contenders: Sequence[Contender],
+    costs: Mapping[str, Mapping[Any, float]],
+    looks: int,
+    failed: Collection[str] = (),
+) -> Decision:
     """Whether the fastest candidate is faster than the next, given seconds per sample by contender and repeat.
+
+    Candidates that failed are left out, however fast they were until then: nobody can train with them.
 
     An experiment that measures until it sees a difference finds one by chance sooner or later. Each of its `looks`
     therefore gets its part of the error that is allowed in all (Bonferroni).
     """
-    candidates = [c.name for c in contenders if c.role == "candidate" and costs[c.name]]
-    candidates.sort(key=lambda name: statistics.median(costs[name].values()))
+    candidates = [c.name for c in contenders if c.role == "candidate" and c.name not in failed and costs[c.name]]
+    candidates.sort(key=lambda name: median_time(costs[name].values()))
     if len(candidates) < 2:
         return Decision("alone", candidates[0]) if candidates else Decision("nothing")
     first, second = candidates[:2]

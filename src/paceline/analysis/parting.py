@@ -1,4 +1,4 @@
-"""Where runs that should compute the same part from each other, and why: BatchNorm, rounding, or something else."""
+"""Where runs that should compute the same part from each other, and why: BatchNorm, dropout, rounding, or else."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from paceline.analysis.curves import relative_differences
 from paceline.analysis.pool import Pool
 from paceline.analysis.timing import losses_of
 from paceline.records import RunRecord
+from paceline.records.writer import strict
 
 VISIBLE = 1e-3
 """A relative difference of the loss that a plot would show."""
 ROUNDING = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 1e-2}
 """How far apart the first loss may be, at equal weights, from adding the same numbers up in another order."""
 
-Cause = Literal["none", "rounding", "batch_norm", "setting", "unknown"]
+Cause = Literal["none", "rounding", "batch_norm", "random_layers", "setting", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -37,22 +38,22 @@ class Parting:
     cause: Cause
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
+        """As JSON has it: null for a difference that is infinite, since one of the two has diverged."""
+        values: dict[str, Any] = strict(asdict(self))
+        return values
 
 
-def partings(pool: Pool) -> list[Parting]:
+def partings(pool: Pool, reference: str | None) -> list[Parting]:
     """Every lossless contender against the reference (or the first lossless one), in the first repeat both have."""
-    lossless = {contender.name for contender in pool.contenders if contender.lossless}
-    names = [contender.name for contender in pool.contenders if contender.name in lossless]
-    base = pool.reference if pool.reference in lossless else next(iter(names), None)
+    names = [c.name for c in pool.contenders if c.lossless and pool.entries_of(c.name)]
+    base = reference if reference in names else next(iter(names), None)
     if base is None:
         return []
     found = []
-    for contender in pool.contenders:
-        pair = _first_pair(pool, contender.name, base)
-        if contender.name in lossless and contender.name != base and pair is not None and _comparable(*pair):
-            found.append(_part(contender.name, base, *pair))
+    for name in names:
+        pair = _first_pair(pool, name, base)
+        if name != base and pair is not None and _comparable(*pair):
+            found.append(_part(name, base, *pair))
     return found
 
 
@@ -101,10 +102,14 @@ def _cause(run: RunRecord, reference: RunRecord, apart: Sequence[float]) -> Caus
     differing = {k for k in run.config if run.config[k] != reference.config.get(k)} - {"strategy"}
     if differing - {"bn"}:
         return "setting"
-    if run.topology["batch_norm_layers"] and _normalised_over(run) != _normalised_over(reference):
+    if run.topology.get("batch_norm_layers") and _normalised_over(run) != _normalised_over(reference):
         return "batch_norm"
     rounding = ROUNDING[run.config.get("precision", "fp32")]  # A script does not say.
-    return "rounding" if apart[0] <= rounding else "unknown"
+    if apart[0] <= rounding:
+        return "rounding"
+    # Every rank draws its own masks, so on another number of them the same samples meet other ones.
+    drawn_apart = run.topology["workers"] != reference.topology["workers"]
+    return "random_layers" if run.topology.get("random_layers") and drawn_apart else "unknown"
 
 
 def _normalised_over(run: RunRecord) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,11 @@ class Entry:
 
     contender: str
     repeat: tuple[int, int]
-    """Which record it came with, and which repeat of it: figures are paired by this."""
+    """Which record it came with, and which repeat of it. Runs of one repeat have the same seed, so losses and
+    accuracies are paired by this."""
+    moment: tuple[int, int]
+    """The same for runs that were measured together, so times are paired by this: the repeat in an experiment, but a
+    moment of its own for a run that was made alone."""
     run: RunRecord
 
 
@@ -31,7 +36,7 @@ class Pool:
     contenders: list[Contender]
     entries: list[Entry]
     reference: str | None
-    """The contender that ratios are relative to."""
+    """The contender that ratios were meant to be relative to; whether it was measured is another question."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """Proofs and failures, by contender."""
     designs: list[dict[str, Any]] = field(default_factory=list)
@@ -41,35 +46,58 @@ class Pool:
     config: dict[str, Any] = field(default_factory=dict)
     """The settings that all share."""
 
+    def entries_of(self, contender: str) -> list[Entry]:
+        """A contender's runs, with what they are paired by."""
+        return [entry for entry in self.entries if entry.contender == contender]
+
     def runs_of(self, contender: str) -> dict[tuple[int, int], RunRecord]:
         """A contender's runs by repeat."""
-        return {entry.repeat: entry.run for entry in self.entries if entry.contender == contender}
+        return {entry.repeat: entry.run for entry in self.entries_of(contender)}
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A contender of one part, before it gets the name that it has in the pool."""
+
+    contender: Contender
+    ranks: int | None
+    host: str | None
+    runs: list[tuple[int, int, RunRecord]]
+    """Repeat, moment, and the run itself."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An experiment, or all runs that stand alone."""
+
+    members: list[_Member]
+    reference: Contender | None
+    events: list[dict[str, Any]]
+    designs: list[dict[str, Any]]
+    sources: list[str]
+    provenances: list[dict[str, Any]]
+    config: dict[str, Any]
 
 
 def pool(records: Sequence[ExperimentRecord | RunRecord]) -> Pool:
     """Pools records; contenders of different ones that are called the same get a name that tells them apart."""
     parts = _parts(records)
-    names = _distinct(parts)
-    contenders = [
-        replace(contender, name=names[index][contender.name])
-        for index, part in enumerate(parts)
-        for contender in part.contenders
-    ]
-    entries = [
-        Entry(names[index][entry.contender], (index, entry.repeat[1]), entry.run)
-        for index, part in enumerate(parts)
-        for entry in part.entries
-    ]
-    events = [
-        event | {"contender": names[index].get(event.get("contender", ""), event.get("contender"))}
-        for index, part in enumerate(parts)
-        for event in part.events
-    ]
-    first = parts[0]
+    contenders, entries, events = list[Contender](), list[Entry](), list[dict[str, Any]]()
+    reference = None
+    for index, (part, names) in enumerate(zip(parts, _names(parts), strict=True)):
+        by_old_name = {m.contender.name: name for m, name in zip(part.members, names, strict=True)}
+        for member, name in zip(part.members, names, strict=True):
+            contenders.append(replace(member.contender, name=name))
+            entries += [Entry(name, (index, repeat), (index, moment), run) for repeat, moment, run in member.runs]
+            if index == 0 and member.contender is part.reference:
+                reference = name
+        for event in part.events:
+            named = event.get("contender")
+            events.append(event | {"contender": by_old_name.get(named or "", named)})
     return Pool(
         contenders=contenders,
         entries=entries,
-        reference=names[0].get(first.reference or "", first.reference),
+        reference=reference,
         events=events,
         designs=[design for part in parts for design in part.designs],
         sources=[source for part in parts for source in part.sources],
@@ -78,18 +106,23 @@ def pool(records: Sequence[ExperimentRecord | RunRecord]) -> Pool:
     )
 
 
-def _parts(records: Iterable[ExperimentRecord | RunRecord]) -> list[Pool]:
-    """A pool per experiment, and one for all runs that stand alone."""
+def _parts(records: Iterable[ExperimentRecord | RunRecord]) -> list[_Part]:
+    """A part per experiment, and one for all runs that stand alone."""
     experiments = [_of_experiment(record) for record in records if isinstance(record, ExperimentRecord)]
     alone = [record for record in records if isinstance(record, RunRecord)]
     return experiments + ([_of_runs(alone)] if alone else [])
 
 
-def _of_experiment(record: ExperimentRecord) -> Pool:
-    return Pool(
-        contenders=record.contenders,
-        entries=[Entry(m.contender.name, (0, m.repeat), m.run) for m in record.runs],
-        reference=record.design.get("reference"),
+def _of_experiment(record: ExperimentRecord) -> _Part:
+    members = []
+    for contender in record.contenders:
+        runs = [(m.repeat, m.repeat, m.run) for m in record.runs if m.contender is contender]
+        planned = 1 if contender.role == "baseline" else record.design.get("ranks")
+        ranks = _ranks(runs[0][2]) if runs else planned
+        members.append(_Member(contender, ranks, record.provenance.get("host"), runs))
+    return _Part(
+        members=members,
+        reference=next((c for c in record.contenders if c.name == record.design.get("reference")), None),
         events=record.events,
         designs=[record.design],
         sources=[str(record.path)],
@@ -98,30 +131,41 @@ def _of_experiment(record: ExperimentRecord) -> Pool:
     )
 
 
-def _of_runs(runs: list[RunRecord]) -> Pool:
-    """Runs of the same strategy and settings are repeats of one contender; what differs names it."""
+def _of_runs(runs: list[RunRecord]) -> _Part:
+    """Runs of the same strategy and settings, on as many ranks of the same host, are repeats of one contender."""
     shared = _shared([run.config for run in runs])
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         settings = {key: value for key, value in run.config.items() if key not in NOT_A_SETTING}
-        identity = [run.config["strategy"], run.topology["workers"], run.provenance.get("host"), settings]
+        identity = [run.config["strategy"], _ranks(run), run.provenance.get("host"), settings]
         groups.setdefault(json.dumps(identity, sort_keys=True, default=str), []).append(run)
-    contenders, entries = list[Contender](), list[Entry]()
-    taken: dict[str, int] = {}
-    for members in groups.values():
-        first = members[0]
+    seeded = [_by_seed(members) for members in groups.values()]
+    repeats = {key: number for number, key in enumerate(sorted({key for group in seeded for key in group}))}
+    moments = {id(run): number for number, run in enumerate(runs)}
+    members = []
+    for group in seeded:
+        first = next(iter(group.values()))
         own = {k: v for k, v in first.config.items() if k not in shared and k not in NOT_A_SETTING}
-        name = _numbered(" ".join([first.config["strategy"], *[f"{k}={v}" for k, v in own.items()]]), taken)
-        contenders.append(Contender(name, first.config["strategy"], own, _role(first), first.topology["lossless"]))
-        entries += [Entry(name, (0, repeat), run) for repeat, run in enumerate(_by_seed(members))]
-    return Pool(
-        contenders=contenders,
-        entries=entries,
-        reference=contenders[0].name,
+        name = " ".join([first.config["strategy"], *[f"{k}={v}" for k, v in own.items()]])
+        contender = Contender(name, first.config["strategy"], own, _role(first), first.topology["lossless"])
+        made = [(repeats[key], moments[id(run)], run) for key, run in group.items()]
+        members.append(_Member(contender, _ranks(first), first.provenance.get("host"), made))
+    return _Part(
+        members=members,
+        reference=_reference([member.contender for member in members]),
+        events=[],
+        designs=[],
         sources=[str(run.path) for run in runs],
         provenances=[run.provenance for run in runs],
         config=shared,
     )
+
+
+def _reference(contenders: Sequence[Contender]) -> Contender:
+    """As in an experiment: `ddp`, else the first that could be picked, else the first."""
+    candidates = [contender for contender in contenders if contender.role == "candidate"]
+    named = [contender for contender in candidates if contender.strategy == "ddp"]
+    return (named or candidates or list(contenders))[0]
 
 
 def _role(run: RunRecord) -> Role:
@@ -130,26 +174,52 @@ def _role(run: RunRecord) -> Role:
     return "baseline" if run.topology["workers"] == 1 else "candidate"
 
 
-def _by_seed(runs: list[RunRecord]) -> list[RunRecord]:
-    return sorted(runs, key=lambda run: (run.config["seed"], str(run.path)))
+def _ranks(run: RunRecord) -> int:
+    """The world size; what trains in one process does so however many were started."""
+    workers = int(run.topology["workers"])
+    return 1 if workers == 1 else int(run.topology.get("world_size") or workers)
 
 
-def _distinct(parts: Sequence[Pool]) -> list[dict[str, str]]:
-    """Per part, what its contenders are called in the pool."""
-    hosts = [part.provenances[0].get("host") for part in parts]
+def _by_seed(runs: Sequence[RunRecord]) -> dict[tuple[int, int], RunRecord]:
+    """A contender's runs by seed, and by how many of that seed came before."""
+    seen = Counter[int]()
+    found = {}
+    for run in sorted(runs, key=lambda run: str(run.path)):
+        seed = int(run.config.get("seed") or 0)
+        found[seed, seen[seed]] = run
+        seen[seed] += 1
+    return found
+
+
+def _names(parts: Sequence[_Part]) -> list[list[str]]:
+    """Per part, what its contenders are called in the pool: as before, with what tells them from their likes."""
     shared = _shared([part.config for part in parts])
-    taken: dict[str, int] = {}
-    names: list[dict[str, str]] = []
-    for part, host in zip(parts, hosts, strict=True):
+    hosts = {member.host for part in parts for member in part.members}
+    likes = defaultdict[str, set[int | None]](set)
+    settled = list[tuple[_Member, str]]()
+    for part in parts:
         own = [f"{k}={v}" for k, v in part.config.items() if k not in shared and k not in NOT_A_SETTING]
-        suffix = " ".join([*own, *([f"@{host}"] if len(set(hosts)) > 1 else [])]) if len(parts) > 1 else ""
-        names.append({c.name: _numbered(f"{c.name} {suffix}".strip(), taken) for c in part.contenders})
-    return names
+        settled += [(member, " ".join([member.contender.name, *own])) for member in part.members]
+    for member, name in settled:
+        likes[name].add(member.ranks)
+    taken = set[str]()
+    names = []
+    for member, name in settled:
+        ranks = [f"ranks={member.ranks}"] if len(likes[name]) > 1 else []
+        host = [f"@{member.host}"] if len(hosts) > 1 and member.host else []
+        names.append(_unused(" ".join([name, *ranks, *host]), taken))
+    in_order = iter(names)
+    return [[next(in_order) for _ in part.members] for part in parts]
 
 
-def _numbered(name: str, taken: dict[str, int]) -> str:
-    taken[name] = taken.get(name, 0) + 1
-    return name if taken[name] == 1 else f"{name} ({taken[name]})"
+def _unused(name: str, taken: set[str]) -> str:
+    """The name, with a number that no other has where it is taken; takes it."""
+    number, unused = 1, name
+    while unused in taken:
+        number += 1
+        unused = f"{name} ({number})"
+    taken.add(unused)
+    return unused
 
 
 def _shared(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -55,16 +55,20 @@ def rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
 def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
     own = [summarise_rank(rank, run.steps[rank]) for run in runs]
     kept = [run.summary for run in runs if run.summary is not None]
-    peaks = [figures["peak_bytes"] for summary in kept for figures in summary["ranks"] if figures["rank"] == rank]
-    traffic = next((summary["traffic"] for summary in kept if summary.get("traffic")), None)
+    figures = [own for summary in kept for own in summary.get("ranks") or [] if own.get("rank") == rank]
+    traffic: dict[str, list[int]] = next((summary["traffic"] for summary in kept if summary.get("traffic")), {})
     return RankRow(
         rank=rank,
         samples=max(summary.samples for summary in own),
         **{name: _median([getattr(summary, name) for summary in own]) for name in RANK_FIGURES},
-        peak_bytes=_median(peaks),
-        sent_bytes=traffic["sent_bytes"][rank] if traffic else None,
-        received_bytes=traffic["received_bytes"][rank] if traffic else None,
+        peak_bytes=_median([own.get("peak_bytes") for own in figures]),
+        sent_bytes=_of_rank(traffic.get("sent_bytes"), rank),
+        received_bytes=_of_rank(traffic.get("received_bytes"), rank),
     )
+
+
+def _of_rank(values: Sequence[int] | None, rank: int) -> int | None:
+    return values[rank] if values is not None and rank < len(values) else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

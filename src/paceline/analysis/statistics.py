@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 LEVEL = 0.95
 """Confidence of the intervals shown in tables."""
+MOST_FREEDOM = 200
+"""Beyond this, Student's t is the normal distribution for all that a table shows."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,22 @@ class Estimate:
         return self.low is not None and self.high is not None and low <= self.low and self.high <= high
 
 
+def median_time(values: Iterable[float]) -> float:
+    """The median of positive figures; between two in the middle, their geometric mean.
+
+    The median of rates is then one over that of times, and tables sorted by the one are sorted by the other.
+    """
+    return _median(list(values), math.log, math.exp)
+
+
 def of_times(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
     """The median of positive figures (times, rates, ratios), with an interval from their logarithms."""
     return _estimate(values, level, math.log, math.exp)
 
 
-def of_levels(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
+def of_levels(values: Sequence[float], level: float = LEVEL, shared_variance: float = 0.0) -> Estimate | None:
     """The median of figures that may be zero or negative (losses, accuracies, differences), with an interval."""
-    return _estimate(values, level, float, float)
+    return _estimate(values, level, float, float, shared_variance)
 
 
 def of_shares(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
@@ -69,27 +79,52 @@ def paired_ratio(one: Mapping[Any, float], other: Mapping[Any, float], level: fl
         return of_times([one[key] / other[key] for key in common], level)
     if not one or not other:
         return None
-    return Estimate(statistics.median(one.values()) / statistics.median(other.values()), None, None, 0)
+    return Estimate(median_time(one.values()) / median_time(other.values()), None, None, 0)
 
 
-def paired_difference(one: Mapping[Any, float], other: Mapping[Any, float], level: float = LEVEL) -> Estimate | None:
-    """`one`'s figure less `other`'s, from the repeats that both have."""
-    return of_levels([one[key] - other[key] for key in one if key in other], level)
+def paired_difference(
+    one: Mapping[Any, float], other: Mapping[Any, float], level: float = LEVEL, *, shared_variance: float = 0.0
+) -> Estimate | None:
+    """`one`'s figure less `other`'s, from the repeats that both have.
+
+    `shared_variance` is that of an error which all repeats have in common, so that repeating does not make it smaller.
+    """
+    return of_levels([one[key] - other[key] for key in one if key in other], level, shared_variance)
 
 
 def _estimate(
-    values: Sequence[float], level: float, into: Callable[[float], float], back: Callable[[float], float]
+    values: Sequence[float],
+    level: float,
+    into: Callable[[float], float],
+    back: Callable[[float], float],
+    shared_variance: float = 0.0,
 ) -> Estimate | None:
     if not values:
         return None
-    median = float(statistics.median(values))
+    median = _median(values, into, back)
     if len(values) == 1:
         return Estimate(median, None, None, 1)
     scaled = [into(value) for value in values]
     centre = statistics.fmean(scaled)
-    half = student_t_quantile((1 + level) / 2, len(scaled) - 1) * statistics.stdev(scaled) / math.sqrt(len(scaled))
+    variance = statistics.variance(scaled) / len(scaled)
+    freedom = _freedom(variance, shared_variance, len(scaled) - 1)
+    half = student_t_quantile((1 + level) / 2, freedom) * math.sqrt(variance + shared_variance)
     # The centre is a mean, the value a median: among outliers the interval is stretched to hold the value it is about.
     return Estimate(median, min(back(centre - half), median), max(back(centre + half), median), len(values))
+
+
+def _median(values: Sequence[float], into: Callable[[float], float], back: Callable[[float], float]) -> float:
+    low, high = statistics.median_low(values), statistics.median_high(values)
+    return float(low if low == high else back((into(low) + into(high)) / 2))
+
+
+def _freedom(variance: float, known: float, freedom: int) -> int:
+    """The degrees of freedom of an estimated variance plus a known one, by Welch and Satterthwaite, rounded down."""
+    if not known:
+        return freedom
+    if variance < known * 1e-6:
+        return MOST_FREEDOM
+    return min(MOST_FREEDOM, int(freedom * (1 + known / variance) ** 2))
 
 
 def student_t_quantile(probability: float, freedom: int) -> float:

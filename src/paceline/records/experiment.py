@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from paceline.errors import RecordError
 from paceline.records import schema
@@ -13,6 +13,14 @@ from paceline.records.reader import RunRecord, check_schema, read_events, read_j
 from paceline.records.writer import write_json
 
 Role = Literal["candidate", "bound", "baseline"]
+
+EVENT_KEYS = {
+    "run": {"contender", "repeat", "folder"},
+    "parity": {"contender", "error", "tolerance", "lossless", "ranks", "steps"},
+    "failure": {"contender", "message"},
+    "unproven": {"reason"},
+}
+"""What a reader relies on in an event of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +102,16 @@ def read_experiment(path: Path) -> ExperimentRecord:
         raise RecordError(f"{path} holds no experiment: {schema.EXPERIMENT_FILE} is missing.")
     content = read_json(path / schema.EXPERIMENT_FILE)
     check_schema(content, path / schema.EXPERIMENT_FILE, {"kind", "contenders", "config", "design", "provenance"})
-    contenders = [_contender(entry, path) for entry in content["contenders"]]
+    contenders = _contenders(content["contenders"], path / schema.EXPERIMENT_FILE)
     by_name = {contender.name: contender for contender in contenders}
     events = read_events(path / schema.EVENTS_FILE)
+    for event in events:
+        _check_event(event, by_name, path / schema.EVENTS_FILE)
+    started = [(event, _folder_of(event, path)) for event in events if event["event"] == "run"]
     runs = [
-        Measured(by_name[event["contender"]], event["repeat"], read_run(path / event["folder"]))
-        for event in events
-        if event["event"] == "run" and (path / event["folder"] / schema.RUN_FILE).is_file()
+        Measured(by_name[event["contender"]], event["repeat"], read_run(folder))
+        for event, folder in started
+        if (folder / schema.RUN_FILE).is_file()
     ]
     return ExperimentRecord(
         path=path,
@@ -114,8 +125,48 @@ def read_experiment(path: Path) -> ExperimentRecord:
     )
 
 
-def _contender(entry: Mapping[str, Any], path: Path) -> Contender:
+def _contenders(entries: Any, file: Path) -> list[Contender]:
+    if not isinstance(entries, list):
+        raise RecordError(f"{file} is damaged: its contenders are not a list.")
+    contenders = [_contender(entry, file) for entry in entries]
+    if len({contender.name for contender in contenders}) < len(contenders):
+        raise RecordError(f"{file} is damaged: two contenders have the same name.")
+    return contenders
+
+
+def _contender(entry: Any, file: Path) -> Contender:
     try:
-        return Contender(**entry)
+        contender = Contender(**entry)
     except TypeError as error:
-        raise RecordError(f"{path / schema.EXPERIMENT_FILE} is damaged: {error}.") from None
+        raise RecordError(f"{file} is damaged: {error}.") from None
+    if contender.role not in get_args(Role):
+        raise RecordError(f"{file} is damaged: {contender.role!r} is not a role of a contender.")
+    texts = isinstance(contender.name, str) and isinstance(contender.strategy, str)
+    if not texts or not isinstance(contender.settings, dict) or not isinstance(contender.lossless, bool):
+        raise RecordError(f"{file} is damaged: a contender's name, strategy, settings or promise cannot be read.")
+    return contender
+
+
+def _check_event(event: Mapping[str, Any], known: Mapping[str, Contender], file: Path) -> None:
+    """Refuses an event that lacks what readers rely on, or is about a contender that was not announced."""
+    kind = event["event"]
+    needed = EVENT_KEYS.get(kind, set())
+    missing = needed - event.keys()
+    if missing:
+        raise RecordError(f"{file} is damaged: an event {kind!r} has no {', '.join(sorted(missing))}.")
+    name = event.get("contender")
+    if "contender" in needed and (not isinstance(name, str) or name not in known):
+        raise RecordError(f"{file} is damaged: {schema.EXPERIMENT_FILE} does not know the contender {name!r}.")
+    if kind == "run" and not (type(event["repeat"]) is int and isinstance(event["folder"], str)):
+        raise RecordError(f"{file} is damaged: an event 'run' has no number of a repeat, or no folder.")
+
+
+def _folder_of(event: Mapping[str, Any], path: Path) -> Path:
+    """The folder of a run; a record from elsewhere must not bring folders in that are not its own."""
+    folder = path / str(event["folder"])
+    if path.resolve() not in folder.resolve().parents:
+        raise RecordError(
+            f"{path / schema.EVENTS_FILE} names a run outside of the experiment: {event['folder']}.",
+            hint="name the folder of that run itself",
+        )
+    return folder

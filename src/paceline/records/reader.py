@@ -13,6 +13,9 @@ import numpy.typing as npt
 from paceline.errors import RecordError
 from paceline.records import schema
 
+OBJECTS = frozenset({"config", "topology", "design", "provenance"})
+"""Sections that hold values by name."""
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -97,9 +100,13 @@ def read_events(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     try:
-        return [json.loads(line) for line in whole_lines(_read_text(file))]
+        events = [json.loads(line) for line in whole_lines(_read_text(file))]
     except json.JSONDecodeError as error:
         raise RecordError(f"{file} is damaged: {error}.") from None
+    for event in events:
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            raise RecordError(f"{file} is damaged: a line does not say which event it is.")
+    return events
 
 
 def whole_lines(text: str) -> list[str]:
@@ -124,6 +131,9 @@ def check_schema(content: dict[str, Any], file: Path, sections: set[str]) -> Non
     missing = sections - content.keys()
     if missing:
         raise RecordError(f"{file} is damaged: it has no {', '.join(sorted(missing))}.")
+    for name in sorted(sections & OBJECTS):
+        if not isinstance(content[name], dict):
+            raise RecordError(f"{file} is damaged: its {name} is not a JSON object.")
 
 
 def read_json(file: Path) -> dict[str, Any]:

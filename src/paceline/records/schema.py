@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 RUN_FILE = "run.json"
 """Written before the first step: schema version, configuration, topology, provenance."""

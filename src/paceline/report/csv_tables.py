@@ -14,6 +14,8 @@ from paceline.analysis.timing import losses_of
 from paceline.errors import RecordError
 
 ESTIMATES = ("step_s", "samples_per_s", "ratio", "exposed", "train_loss", "test_loss", "test_accuracy")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""What a spreadsheet takes for the beginning of a formula."""
 PLAIN = ("busiest_sent_bytes", "imbalance", "peak_bytes", "workers", "batch", "failure")
 
 
@@ -24,8 +26,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         "ranks.csv": [
             {"contender": row.contender.name, **asdict(rank)} for row in comparison.rows for rank in row.ranks
         ],
-        "proofs.csv": [proof.to_dict() for proof in comparison.proofs],
-        "partings.csv": [parting.to_dict() for parting in comparison.partings],
+        "proofs.csv": [asdict(proof) | {"holds": proof.holds} for proof in comparison.proofs],
+        "partings.csv": [asdict(parting) for parting in comparison.partings],
         "losses.csv": list(_losses(comparison)),
     }
     try:
@@ -58,5 +60,10 @@ def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return path
+
+
+def _cell(value: Any) -> Any:
+    """Names and messages come from elsewhere: a spreadsheet shows text behind an apostrophe and never computes it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value

@@ -14,6 +14,7 @@ CAUSES = {
     "none": "None: the losses are the same to the last bit.",
     "rounding": "Rounding: the same numbers are added in another order, and training amplifies the difference.",
     "batch_norm": "BatchNorm: its statistics are taken over other shards, so the loss differs before any update.",
+    "random_layers": "Dropout: each rank drops at random, so on other ranks the same samples lose other parts.",
     "setting": "The settings: the two do not train under the same ones, so nothing else was to be expected.",
     "unknown": "Unknown: the first loss, at equal weights, is further off than rounding explains.",
 }
@@ -88,7 +89,8 @@ def parting_sentences(comparison: Comparison) -> Iterator[str]:
         )
     if differing and not visible:
         parted = _few([parting.contender for parting in differing])
-        yield f"{parted} part from {differing[0].reference}, but nowhere by {percent(VISIBLE)} or more."
+        verb = "parts" if len(differing) == 1 else "part"
+        yield f"{parted} {verb} from {differing[0].reference}, but nowhere by {percent(VISIBLE)} or more."
 
 
 def _few(names: list[str]) -> str:

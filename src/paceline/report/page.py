@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.comparison import Comparison, Row
-from paceline.analysis.curves import loss_curve
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.report.columns import comparison_columns, rank_columns
@@ -25,7 +24,7 @@ from paceline.report.evidence import parting_sentences, parting_words, proof_ver
 from paceline.report.figures import figures
 from paceline.report.palette import colours
 from paceline.report.verdict import next_command, sentences
-from paceline.report.words import listed, plural, size
+from paceline.report.words import plural, size
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("theme.js", "tables.js", "figures.js")
@@ -141,7 +140,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "headline": headline,
         "lead": lead,
         "sentences": verdict[1:],
-        "notes": [*comparison.warnings, *_divergences(comparison)],
+        "notes": comparison.warnings,
         "failures": [event for event in pool.events if event["event"] == "failure"],
         "next_command": next_command(comparison),
         "colours": colours(pool.contenders),
@@ -231,21 +230,6 @@ def _tag(comparison: Comparison, row: Row) -> str:
     if row.contender.role != "candidate":
         return row.contender.role
     return "equally fast" if decision.outcome == "same" and name in (decision.first, decision.second) else ""
-
-
-def _divergences(comparison: Comparison) -> list[str]:
-    """Which runs lost their loss, and when: a figure without a number needs its reason."""
-    found: dict[str, list[str]] = {}
-    for row in comparison.rows:
-        curves = [loss_curve(run) for run in comparison.pool.runs_of(row.contender.name).values()]
-        steps = [curve.diverged_step for curve in curves if curve.diverged_step is not None]
-        if steps:
-            share = "" if len(curves) == 1 else f" in {len(steps)} of {plural(len(curves), 'repeat')}"
-            found.setdefault(f"the loss is not a number since step {min(steps)}{share}", []).append(row.contender.name)
-    return [
-        f"{listed(names)}: {what}. Averages leave that out; a lower learning rate or a clipped gradient may avoid it."
-        for what, names in found.items()
-    ]
 
 
 def _has_small_batches(comparison: Comparison) -> bool:

@@ -222,7 +222,11 @@ def _varied(comparison: Comparison) -> list[str]:
     """The `--vary` options that bring the leaders' settings back."""
     leaders = [comparison.row(name).contender.settings for name in _leaders(comparison)]
     keys = [key for key in leaders[0] if all(key in settings for settings in leaders)]
-    return [f"{key}={','.join(dict.fromkeys(str(s[key]) for s in leaders))}" for key in keys]
+    return [f"{key}={','.join(dict.fromkeys(_written(s[key]) for s in leaders))}" for key in keys]
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _command(verb: str, config: dict[str, Any], extra: dict[str, Any], vary: Sequence[str] = ()) -> str:

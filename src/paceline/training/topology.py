@@ -33,4 +33,5 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
         "batch_norm_layers": sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()),
+        "random_layers": sum(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()),
     }

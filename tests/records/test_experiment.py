@@ -1,0 +1,100 @@
+"""A record from elsewhere, damaged or made to mislead, is an error that says where; never a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments_on_disk import write_experiment
+from paceline.errors import RecordError
+from paceline.records.experiment import read_experiment
+
+
+def with_event(path: Path, **event: Any) -> Path:
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    return path
+
+
+def with_contender(path: Path, **changes: Any) -> Path:
+    file = path / "experiment.json"
+    content = json.loads(file.read_text())
+    content["contenders"][0] |= changes
+    file.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "escape", ["../other/repeat-1/1", "{absolute}", "repeat-1/../../other/repeat-1/1", "link/1", "."]
+)
+def test_a_run_outside_of_the_experiment_is_refused(tmp_path: Path, escape: str) -> None:
+    other = write_experiment(tmp_path / "other")
+    path = write_experiment(tmp_path / "e")
+    (path / "link").symlink_to(other / "repeat-1")
+    folder = escape.format(absolute=other / "repeat-1" / "1")
+    with_event(path, event="run", contender="ddp", repeat=7, folder=folder)
+    with pytest.raises(RecordError, match="names a run outside of the experiment"):
+        read_experiment(path)
+
+
+def test_an_experiment_may_be_reached_by_a_link(tmp_path: Path) -> None:
+    write_experiment(tmp_path / "e", repeats=1)
+    (tmp_path / "link").symlink_to(tmp_path / "e")
+    assert len(read_experiment(tmp_path / "link").runs) == 4
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ({"event": "run", "contender": "dpd", "repeat": 0, "folder": "x"}, "does not know the contender 'dpd'"),
+        ({"event": "run", "contender": ["ddp"], "repeat": 0, "folder": "x"}, "does not know the contender"),
+        ({"event": "run", "contender": "ddp", "folder": "x"}, "an event 'run' has no repeat"),
+        ({"event": "run", "contender": "ddp", "repeat": "0", "folder": "x"}, "has no number of a repeat"),
+        ({"event": "run", "contender": "ddp", "repeat": 0, "folder": None}, "or no folder"),
+        ({"event": "failure", "contender": "ddp"}, "an event 'failure' has no message"),
+        ({"event": "failure", "contender": "dpd", "message": "x"}, "does not know the contender 'dpd'"),
+        ({"event": "parity", "contender": "ddp", "error": 0.0}, "has no lossless, ranks, steps, tolerance"),
+        ({"event": "unproven"}, "has no reason"),
+        ({"time_s": 0.0}, "does not say which event it is"),
+        ({"event": ["run"]}, "does not say which event it is"),
+    ],
+)
+def test_an_odd_event_is_an_error(tmp_path: Path, event: dict[str, Any], message: str) -> None:
+    path = write_experiment(tmp_path / "e")
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    with pytest.raises(RecordError, match=message):
+        read_experiment(path)
+
+
+def test_an_event_of_a_later_version_is_passed_over(tmp_path: Path) -> None:
+    path = with_event(write_experiment(tmp_path / "e"), event="applause", contender="audience")
+    assert len(read_experiment(path).events_of("applause")) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"role": "spectator"}, "'spectator' is not a role"),
+        ({"role": ["candidate"]}, "is not a role"),
+        ({"name": "ddp"}, "two contenders have the same name"),
+        ({"name": 3}, "cannot be read"),
+        ({"settings": []}, "cannot be read"),
+        ({"lossless": "yes"}, "cannot be read"),
+    ],
+)
+def test_an_odd_contender_is_an_error(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        read_experiment(with_contender(write_experiment(tmp_path / "e"), **changes))
+
+
+@pytest.mark.parametrize("section", ["contenders", "config", "design", "provenance"])
+def test_a_section_of_another_kind_is_an_error(tmp_path: Path, section: str) -> None:
+    path = write_experiment(tmp_path / "e")
+    file = path / "experiment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {section: "text"}))
+    with pytest.raises(RecordError, match=rf"its {section} (is|are) not a"):
+        read_experiment(path)
