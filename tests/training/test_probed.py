@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 from paceline.comm import Comm
 from paceline.config import RunConfig, Script
 from paceline.records import RunFolder
+from paceline.strategies.base import AfterBackward
 from paceline.training.assignment import Assignment, Finished
 from paceline.training.probed import AskingOracle, Proving, ProvingOracle
 from ranks import Pool
 
 
-def probe(comm: Comm, folder: str, kind: type[Assignment], strategy: str, dtype: torch.dtype, offset: float) -> Tensor:
+def probe(
+    comm: Comm,
+    folder: str,
+    kind: type[Assignment],
+    strategy: str,
+    dtype: torch.dtype,
+    offset: float,
+    max_norm: float = 100.0,
+) -> Tensor:
     """Three steps of gradients that depend on the rank, under a schedule; returns the weights after them."""
     torch.manual_seed(0)
     config = RunConfig(strategy=strategy, steps=40)
@@ -33,7 +47,7 @@ def probe(comm: Comm, folder: str, kind: type[Assignment], strategy: str, dtype:
             for step in range(10):
                 x = torch.full((4, 3), comm.rank + step + offset, dtype=dtype)
                 sync.model(x).square().mean().backward()
-                sync.step(max_norm=100.0)
+                sync.step(max_norm=max_norm)
                 schedule.step()
         except Finished:
             assert schedule.get_last_lr() == [0.25], "two steps before the last"
@@ -70,3 +84,32 @@ def test_the_tolerance_is_that_of_the_gradients(pool: Pool, tmp_path: Path) -> N
         assert parity["error"] < parity["tolerance"]
         found.append(parity["tolerance"])
     assert found == [1e-10, 1e-5, 2e-2]
+
+
+class Sum(AfterBackward):
+    """Forgets to divide; clipping would hide it."""
+
+    name: ClassVar[str] = "sum"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        for gradient in gradients:
+            dist.all_reduce(gradient, group=self.comm.group)
+
+
+class Broken(Sum):
+    """Gives no number on one rank."""
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        super().agree(gradients)
+        for gradient in gradients:
+            gradient /= self.comm.world_size if self.comm.rank == 0 else math.nan
+
+
+def test_neither_clipping_nor_a_nan_hides_a_mistake(pool: Pool, tmp_path: Path) -> None:
+    pool.run(probe, 2, str(tmp_path), AskingOracle, "ddp", torch.float64, 1.0, 1e-3)
+    for strategy, error in (("ddp", 0.0), (f"{__name__}:Sum", 1.0), (f"{__name__}:Broken", None)):
+        pool.run(probe, 2, str(tmp_path), Proving, strategy, torch.float64, 1.0, 1e-3)
+        found = json.loads((tmp_path / "parity.json").read_text())
+        assert found["error"] == (error if error is None else pytest.approx(error, abs=1e-12))
+    first, _, last = torch.load(tmp_path / "gradients.pt")
+    assert first["weight"].norm() > 1e-3 > last["weight"].norm(), "one step is clipped"

@@ -91,15 +91,23 @@ class Experiment:
             self.events.write("unproven", reason=str(reason))
             self.board.unproven(str(reason))
             return
+        doubts: dict[str, list[str]] = {}
         for turn in turns:
             parity = read_parity(turn.folder)
             if parity is None:
+                continue
+            if parity.unproven:
+                doubts.setdefault(parity.unproven, []).append(turn.name)
                 continue
             found = read_json(turn.folder / PARITY_FILE)
             self.events.write("parity", contender=turn.name, **found)
             self.board.proved(turn.name, found)
             if found["lossless"]:
                 replace(parity, strategy=turn.name).check()
+        for doubt, names in doubts.items():
+            sentence = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} measured unproven: {doubt}"
+            self.events.write("unproven", contenders=names, reason=sentence)
+            self.board.unproven(sentence)
 
     def _measure(self) -> None:
         for repeat in range(max(self.config.repeats, self.config.max_repeats)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -175,6 +176,11 @@ class OwnScript:
         """Is it the strategy that is wrong? Only if the script computes the same each time it is run."""
         launcher.launch("prove_oracle", "proof", folder, [Turn("oracle", turn.entrant, folder)], str(gradients))
         found = read_parity(folder)
+        if found is not None and math.isinf(found.error):
+            raise Unproven(
+                f"{self.script.name} has gradients that are not finite, or not the same ones each time, so it cannot "
+                "be proven that the strategies agree: find out why on one rank."
+            )
         if found is not None and not found.holds:
             raise Unproven(
                 f"{self.script.name} does not compute the same twice (two runs differ by {found.error:.1g} of the "
@@ -199,7 +205,7 @@ def read_parity(folder: Path) -> Parity | None:
     if not (folder / PARITY_FILE).is_file():
         return None
     found = read_json(folder / PARITY_FILE)
-    values = {field.name: found[field.name] for field in dataclasses.fields(Parity)}
+    values = {field.name: found[field.name] for field in dataclasses.fields(Parity) if field.name in found}
     values["error"] = float("inf") if values["error"] is None else values["error"]
     return Parity(**values)
 

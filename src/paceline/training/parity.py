@@ -1,35 +1,42 @@
 """The proof that a strategy computes the mean gradient: against one process that goes through the same shards in turn.
 
-The undivided batch would be the wrong oracle for a model with BatchNorm, where sharding alone changes the gradient; it
-is the right one under `--bn sync`. A probe takes the optimiser's place and keeps each gradient instead of stepping, so
-the proof is the same for every strategy, whichever rank steps whatever part of the model.
+A probe takes the optimiser's place and keeps each gradient instead of stepping, so the proof is the same for every
+strategy, whichever rank steps whatever part of the model.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.comm.group import Comm
 from paceline.config import RunConfig
 from paceline.errors import ParityError
 from paceline.strategies.base import NamedParameters, Strategy
-from paceline.training.precision import autocast
+from paceline.training.oracle import (
+    TOLERANCE,
+    Gradients,
+    Shards,
+    backward,
+    clip_norm_of,
+    doubts,
+    draw_shards,
+    flat,
+    oracle,
+    relative,
+    trains_jointly,
+    without_dropout,
+)
 from paceline.training.sync import Sync
-from paceline.workloads.batches import Piece, Share, Source, make_source
+from paceline.workloads.batches import Share, make_source
 from paceline.workloads.workload import Workload
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-"""How far a lossless strategy may be off, relative to the norm of the gradient."""
-
-Gradients = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class Parity:
     factor: float
     """By which number the oracle's gradient would have to be multiplied, at that worst place."""
     tolerance: float
+    unproven: str = ""
+    """Why the error says nothing about the strategy, and what to do; empty where it does."""
 
     @property
     def holds(self) -> bool:
@@ -51,14 +60,16 @@ class Parity:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "unproven" or value}
 
     def check(self) -> None:
-        """Raises unless it holds, saying what the gradient is instead."""
-        if self.holds:
+        """Raises where it is wrong, saying what the gradient is instead."""
+        if self.holds or self.unproven:
             return
         if self.ranks > 1 and math.isclose(self.factor, self.ranks, rel_tol=1e-3):
             found = f"{self.ranks} times the mean over the ranks: it sums instead of averaging"
+        elif not math.isfinite(self.error):
+            found = "not finite, or missing for some parameters"
         elif abs(self.factor - 1) > 1e-3:
             found = f"off by a factor of {self.factor:.4g} (relative error {self.error:.2g})"
         else:
@@ -89,60 +100,53 @@ def prove(
     config: RunConfig,
     comm: Comm,
     steps: int = 3,
+    shards: Shards | None = None,
     expected: list[Gradients] | None = None,
 ) -> Parity:
     """Runs a few steps under the strategy and compares them with the oracle's, which only rank 0 needs to have.
 
-    It ends the strategy, but not the groups.
+    Where they differ and it is the workload that does not repeat itself, nothing is said about the strategy. It ends
+    the strategy, but not the groups.
     """
-    source = make_source(workload.train, share, batch=config.global_batch(comm.world_size), seed=config.seed)
+    shards = shards or take_shards(workload, share, config, comm, steps)
+    seen = _under(strategy, workload, share, config, comm, shards)
+    if comm.rank == 0 and expected is None:
+        expected = oracle(workload, shards.everyones, share, config)
+    right = seen if expected is None else expected
+    found = worst(compare_gradients(one, other, workload.model, comm) for one, other in zip(seen, right, strict=True))
+    parity = Parity(strategy.name, comm.world_size, *found, TOLERANCE[share.dtype])
+    if parity.holds or not strategy.lossless:
+        return parity
+    doubt = [doubts(workload, shards.everyones, share, config, right) if comm.rank == 0 else ""]
+    dist.broadcast_object_list(doubt, group_src=0, group=comm.control)
+    return replace(parity, unproven=doubt[0])
+
+
+def take_shards(workload: Workload, share: Share, config: RunConfig, comm: Comm, steps: int) -> Shards:
+    """What the ranks and the oracle train on."""
+    batch = config.global_batch(comm.world_size)
+    source = make_source(workload.train, share, batch=batch, seed=config.seed, reshuffle=config.reshuffle)
+    return draw_shards(source, comm, steps)
+
+
+def _under(
+    strategy: Strategy, workload: Workload, share: Share, config: RunConfig, comm: Comm, shards: Shards
+) -> list[Gradients]:
+    """Each step's gradients, as this rank would have stepped them."""
     model = copy.deepcopy(workload.model)
+    if trains_jointly(model, config, comm.world_size):
+        without_dropout(model)
     sync = Sync(model, Probe, strategy, comm, config.bn)
-    for step, pieces in zip(range(steps), source.epoch(0), strict=False):
+    for step, pieces in enumerate(shards.own):
         for number, piece in enumerate(pieces):
             with sync.microbatch(last=number == len(pieces) - 1):
-                _backward(sync.model, workload, source, config, piece, (step, comm.rank, number))
-        sync.step(config.clip_norm)
+                backward(sync.model, workload, share, config, piece, (step, comm.rank, number))
+        sync.step(clip_norm_of(step, len(shards.own), config.clip_norm))
     sync.strategy.finish()
     assert isinstance(sync.optimizer, Probe)
     seen = sync.optimizer.seen
     sync.detach()
-    if comm.rank == 0 and expected is None:
-        expected = oracle(workload.model, workload, share, config, steps)
-    pairs = zip(seen, seen if expected is None else expected, strict=True)
-    worst = max(compare_gradients(found, step, workload.model, comm) for found, step in pairs)
-    return Parity(strategy.name, comm.world_size, *worst, TOLERANCE[share.dtype])
-
-
-def oracle(model: nn.Module, workload: Workload, share: Share, config: RunConfig, steps: int) -> list[Gradients]:
-    """The mean gradient of each step, by one process that trains every rank's pieces one after the other."""
-    model = copy.deepcopy(model)
-    workers = 1 if config.bn == "sync" else share.workers
-    batch = config.global_batch(share.workers)
-    sources = [
-        make_source(workload.train, replace(share, rank=rank, workers=workers), batch=batch, seed=config.seed)
-        for rank in range(workers)
-    ]
-    found: list[Gradients] = []
-    for step, shards in zip(range(steps), zip(*[source.epoch(0) for source in sources], strict=True), strict=False):
-        for rank, (source, pieces) in enumerate(zip(sources, shards, strict=True)):
-            for number, piece in enumerate(pieces):
-                scaled = replace(piece, weight=piece.weight / workers)
-                _backward(model, workload, source, config, scaled, (step, rank, number))
-        if config.clip_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
-        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-        model.zero_grad(set_to_none=True)
-    return found
-
-
-def _backward(
-    model: nn.Module, workload: Workload, source: Source, config: RunConfig, piece: Piece, place: Sequence[int]
-) -> None:
-    torch.manual_seed(hash(tuple(place)) % 2**31)  # Dropout then drops the same on both sides.
-    with autocast(config.precision, source.share.device):
-        loss = workload.evaluate(model, source.fetch(piece)).loss
-    (loss * piece.weight).backward()
+    return seen
 
 
 def compare_gradients(found: Gradients, expected: Gradients, model: nn.Module, comm: Comm) -> tuple[float, float]:
@@ -153,22 +157,22 @@ def compare_gradients(found: Gradients, expected: Gradients, model: nn.Module, c
     """
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     own = torch.tensor([name in found for name, _ in parameters])
-    right = _flat(expected, parameters)
+    right = flat(expected, parameters)
     dist.broadcast(right, group_src=0, group=comm.control)
     mask = torch.cat([kept.expand(p.numel()) for kept, (_, p) in zip(own, parameters, strict=True)])
-    off = (_flat(found, parameters) - right)[mask]
+    off = (flat(found, parameters) - right)[mask]
     share = right[mask]
-    error = float(off.norm() / right.norm())
-    factor = 1 + float(off @ share / (share @ share)) if len(share) else 1.0
+    error = relative(off, right)
+    factor = 1 + float(off @ share / (share @ share))
+    if not math.isfinite(factor):  # Nothing of it is this rank's, or all of that is zero, or the gradient is broken.
+        factor = 1.0
     stepped = comm.sum(own.int())
     if comm.rank == 0 and any(name in expected and not n for (name, _), n in zip(parameters, stepped, strict=True)):
         error = math.inf
     everyone = comm.gather(torch.tensor([error, factor], dtype=torch.float64))
-    return max((float(rank[0]), float(rank[1])) for rank in everyone)
+    return worst((float(rank[0]), float(rank[1])) for rank in everyone)
 
 
-def _flat(gradients: Gradients, parameters: NamedParameters) -> Tensor:
-    """All gradients in one vector, zeros for those that are not there."""
-    return torch.cat(
-        [gradients.get(name, torch.zeros_like(p)).detach().double().cpu().reshape(-1) for name, p in parameters]
-    )
+def worst(errors: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """The pair of the largest error, and what is no number is larger than any: `max` would pass a nan over."""
+    return max((error if math.isfinite(error) else math.inf, factor) for error, factor in errors)

@@ -19,7 +19,8 @@ from paceline.comm import Comm
 from paceline.config import BatchNormMode
 from paceline.strategies.base import AfterBackward, MakeOptimizer, NamedParameters, Strategy
 from paceline.training.assignment import AssignedSync, Assignment
-from paceline.training.parity import TOLERANCE, Gradients, Parity, compare_gradients
+from paceline.training.oracle import TOLERANCE, Gradients, clip_norm_of
+from paceline.training.parity import Parity, compare_gradients, worst
 from paceline.training.proof import STEPS
 
 HALF_PRECISION_TOLERANCE = 2e-2
@@ -53,7 +54,7 @@ class ProbedSync(AssignedSync):
         self._conclude = conclude
 
     def step(self, max_norm: float | None = None) -> None:
-        super().step(max_norm)
+        super().step(clip_norm_of(self.steps_done, STEPS, max_norm))
         self.count_step()
 
     def conclude(self) -> None:
@@ -97,8 +98,8 @@ class Proving(_Probing):
         expected = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else sync.seen
         model, comm = sync.strategy.model, sync.comm
         pairs = zip(sync.seen, expected, strict=True)
-        worst = max(compare_gradients(found, right, model, comm) for found, right in pairs)
-        parity = Parity(sync.strategy.name, comm.world_size, *worst, _tolerance(sync.strategy.parameters))
+        found = worst(compare_gradients(one, other, model, comm) for one, other in pairs)
+        parity = Parity(sync.strategy.name, comm.world_size, *found, _tolerance(sync.strategy.parameters))
         if sync.rank == 0:
             self.folder.write_parity(parity.to_dict() | {"lossless": sync.strategy.lossless, "steps": STEPS})
             self.folder.mark_finished()
