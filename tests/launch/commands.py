@@ -13,9 +13,9 @@ HERE = Path(__file__).parent
 LIMIT_S = 90
 
 
-def paceline(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+def paceline(*arguments: str, expect: int = 0, cwd: Path = HERE) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
-    done = subprocess.run(command(*arguments), cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == expect, done.stdout + done.stderr
     return done
 

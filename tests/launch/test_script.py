@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launch.commands import paceline
 from paceline.cli.main import run
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
 
 SCRIPTS = Path(__file__).parent / "scripts"
-LIMIT_S = 90
 STEPS = 12
 ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS))
 
@@ -25,10 +24,7 @@ def compare(
 ) -> subprocess.CompletedProcess[str]:
     """Compares strategies in the script, once, on two ranks."""
     options = ("--script", "train.py", "--ranks", "2", *ONCE, "--json", "--out", str(out), *arguments, "--", *args)
-    command = [sys.executable, "-m", "paceline", "compare", *options]
-    done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done
+    return paceline("compare", *options, expect=expect, cwd=SCRIPTS)
 
 
 def runs_of(out: Path) -> dict[str, Any]:

@@ -9,50 +9,25 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from launch import commands
+from launch.commands import HERE, LIMIT_S, paceline, wait_until
 from paceline.measure.cores import threads_per_rank
 from paceline.records import RunRecord, read_run
 
-HERE = Path(__file__).parent
-LIMIT_S = 90
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "paceline", *arguments]
-
 
 def train(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs `paceline train` where the users' workloads are."""
-    done = subprocess.run(
-        command("train", *arguments), cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done
+    """Runs `paceline train` to its end."""
+    return paceline("train", *arguments, expect=expect)
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """Starts `paceline train` as a shell would: a process group of its own."""
-    return subprocess.Popen(
-        command("train", *arguments),
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_until(holds: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {LIMIT_S} s: {what}"
-        time.sleep(0.05)
+    """Starts `paceline train`."""
+    return commands.start("train", *arguments)
 
 
 def ranks_of(out: Path) -> list[psutil.Process]:
