@@ -46,7 +46,7 @@ from paceline.comm.network import LOOPBACK, free_port
 from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
 from paceline.records import RunFolder, provenance
-from paceline.training import loop
+from paceline.training import windows
 from paceline.training.run import run
 from paceline.workloads import data
 
@@ -160,7 +160,8 @@ def train_all(rank: int, plan: Plan, port: int, folder: Path) -> None:
     with (folder / f"peers-{rank}.log").open("w") as log:
         turns = Turns(plan, make_peers(Task(config, train, rank, RANKS, log)))
 
-        with patch.object(loop, "WINDOW_S", 0):  # A window of the loop is a block: none grows beyond it.
+        # A window of the loop is a block: the first is no shorter than the others, and none grows beyond it.
+        with patch.multiple(windows, WINDOW_S=0, WARM_UP_STEPS=plan.steps):
             run(config, world, RunFolder(folder), threads=1, listen=turns.hear)
     assert torch.get_num_threads() == 1
     gathered: list[list[Block]] = [[] for _ in range(RANKS)]
