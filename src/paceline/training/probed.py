@@ -8,6 +8,7 @@ each gradient and changes nothing.
 from __future__ import annotations
 
 import types
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,9 +74,9 @@ class _Probing(Assignment):
     ) -> AssignedSync:
         return ProbedSync(self.conclude, model, make_optimizer, strategy, comm, bn)
 
+    @abstractmethod
     def conclude(self, sync: ProbedSync) -> None:
         """What becomes of the gradients; called on every rank."""
-        raise NotImplementedError
 
 
 class AskingOracle(_Probing):
