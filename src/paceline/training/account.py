@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from paceline.records import EventWriter, RunFolder, StepWriter, provenance
@@ -20,9 +21,14 @@ class Account:
 
     def __init__(self, folder: RunFolder, rank: int, listen: Report = silent) -> None:
         self.folder = folder
-        self.steps = StepWriter(folder, rank)
+        self._rank = rank
         self._events = EventWriter(folder) if rank == 0 else None
         self._listen = listen
+
+    @cached_property
+    def steps(self) -> StepWriter:
+        """This rank's steps. Their file appears after the description, which says what is in it."""
+        return StepWriter(self.folder, self._rank)
 
     def report(self, event: str, **values: Any) -> None:
         """Tells what happens: rank 0 to the record's events, every rank to its own listener."""
