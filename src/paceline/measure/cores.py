@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-SELF_CGROUP = Path("/proc/self/cgroup")
+from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP, cgroup_folders
 
 
 def usable_cores() -> float:
     """Cores the scheduler lets us have; a container limited to half a core on a 64-core machine has 0.5."""
-    affinity = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
+    affinity = float(affine_cores())
     quota = cgroup_quota(SELF_CGROUP, CGROUP_ROOT)
     return affinity if quota is None else min(affinity, quota)
+
+
+def affine_cores() -> int:
+    """Cores that the affinity of this process leaves it, whatever a quota says."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_per_rank(ranks_on_host: int) -> int:
@@ -23,28 +27,8 @@ def threads_per_rank(ranks_on_host: int) -> int:
 
 def cgroup_quota(self_cgroup: Path, root: Path) -> float | None:
     """The tightest CPU quota from our cgroup up to the root, in cores; None when there is none."""
-    try:
-        lines = self_cgroup.read_text().splitlines()
-    except OSError:
-        return None
-    quotas: list[float] = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mounts = [root] if not controllers else [root / controllers, root / "cpu"]
-        quotas += [quota for mount in mounts for quota in _quotas_upwards(mount, group.lstrip("/"))]
-    return min(quotas, default=None)
-
-
-def _quotas_upwards(mount: Path, group: str) -> list[float]:
-    folder, quotas = mount / group, []
-    while folder == mount or mount in folder.parents:
-        quota = _quota_in(folder)
-        if quota is not None:
-            quotas.append(quota)
-        folder = folder.parent
-    return quotas
+    quotas = [_quota_in(folder) for folder in cgroup_folders("cpu", self_cgroup, root)]
+    return min([quota for quota in quotas if quota is not None], default=None)
 
 
 def _quota_in(folder: Path) -> float | None:
