@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import RecordError
 from paceline.records import schema
+
+if TYPE_CHECKING:
+    from paceline.records.resources import Resources
 
 OBJECTS = frozenset({"config", "topology", "design", "provenance"})
 """Sections that hold values by name."""
@@ -57,6 +61,27 @@ class RunRecord:
         """The events of one kind, in order."""
         return [event for event in self.events if event["event"] == kind]
 
+    @cached_property
+    def resources(self) -> dict[int, Resources]:
+        """What each rank's process used; only read when asked for. Empty in records that have none."""
+        from paceline.records.resources import read_resources
+
+        return {rank: read_resources(file) for rank, file in files_by_rank(self.path, "resources-*.csv").items()}
+
+    @cached_property
+    def marks(self) -> dict[int, list[schema.MarkRow]]:
+        """What happened on each rank beside its steps; only read when asked for."""
+        from paceline.records.resources import read_marks
+
+        return {rank: read_marks(file) for rank, file in files_by_rank(self.path, "marks-*.csv").items()}
+
+
+def files_by_rank(path: Path, pattern: str) -> dict[int, Path]:
+    """The files of a record that there is one of for every rank, as `rank-*.csv`."""
+    before, after = pattern.split("*")
+    ranks = {file.name.removeprefix(before).removesuffix(after): file for file in path.glob(pattern)}
+    return {int(rank): ranks[rank] for rank in sorted(ranks, key=lambda rank: (len(rank), rank)) if rank.isdecimal()}
+
 
 def read_run(path: Path) -> RunRecord:
     """Reads the record in a folder; what a kill cut short is passed over, what is damaged otherwise is an error."""
@@ -71,7 +96,7 @@ def read_run(path: Path) -> RunRecord:
         config=run["config"],
         topology=run["topology"],
         provenance=run["provenance"],
-        steps={int(file.stem.removeprefix("rank-")): read_steps(file) for file in sorted(path.glob("rank-*.csv"))},
+        steps={rank: read_steps(file) for rank, file in files_by_rank(path, "rank-*.csv").items()},
         events=read_events(path / schema.EVENTS_FILE),
         summary=read_json(summary_file) if summary_file.is_file() else None,
         finished=(path / schema.FINISHED_FILE).is_file(),
@@ -80,7 +105,7 @@ def read_run(path: Path) -> RunRecord:
 
 def read_steps(file: Path) -> Steps:
     """One rank's steps."""
-    header, *lines = whole_lines(_read_text(file)) or [schema.CSV_HEADER.strip()]
+    header, *lines = whole_lines(read_text(file)) or [schema.CSV_HEADER.strip()]
     names = header.split(",")
     loss = names.index("loss") if "loss" in names else None
     try:
@@ -100,7 +125,7 @@ def read_events(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     try:
-        events = [json.loads(line) for line in whole_lines(_read_text(file))]
+        events = [json.loads(line) for line in whole_lines(read_text(file))]
     except json.JSONDecodeError as error:
         raise RecordError(f"{file} is damaged: {error}.") from None
     for event in events:
@@ -114,7 +139,8 @@ def whole_lines(text: str) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def _read_text(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """All of a file of text."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -18,6 +18,8 @@ PARITY_FILE = "parity.json"
 """In the folder of a proof: how far a strategy's gradients are from one process's."""
 EXPERIMENT_FILE = "experiment.json"
 """In the folder of an experiment, written before the first run: its kind, contenders, configuration, provenance."""
+DOCTOR_FILE = "doctor.json"
+"""What `paceline doctor` found about machines and the link; in its own folder, or in that of an experiment."""
 REPORT_FILE = "report.html"
 LOGS_FOLDER = "logs"
 ERRORS_FOLDER = "errors"
@@ -26,6 +28,16 @@ ERRORS_FOLDER = "errors"
 def steps_file(rank: int) -> str:
     """The file of one rank's steps."""
     return f"rank-{rank}.csv"
+
+
+def resources_file(rank: int) -> str:
+    """The file of what one rank's process used while it went on."""
+    return f"resources-{rank}.csv"
+
+
+def marks_file(rank: int) -> str:
+    """The file of what happened on one rank beside its steps: evaluations, epochs, garbage collections."""
+    return f"marks-{rank}.csv"
 
 
 class StepRow(NamedTuple):
@@ -65,3 +77,58 @@ class StepRow(NamedTuple):
 
 
 CSV_HEADER = ",".join(StepRow._fields) + "\n"
+
+
+class ResourceRow(NamedTuple):
+    """What one rank's process has used by some moment; the columns of its CSV file. An empty field: not measured."""
+
+    time_s: float
+    """When, on the clock that `start_s` of the steps is on."""
+    cpu_s: float
+    """CPU time of all threads of the process, in user and in system mode, since it was started."""
+    resident_bytes: int
+    threads: int
+    sampler_s: float
+    """CPU time that this sampling itself has cost since it began."""
+    device_bytes: int | None
+    """What tensors take on the GPU of the rank."""
+    device_used_bytes: int | None
+    """What is taken of that GPU's memory in all, by whomever."""
+    host_busy: float | None
+    """On the first rank of a host: the share of its usable cores' time, since the row before, that was not idle."""
+    host_used_bytes: int | None
+    host_available_bytes: int | None
+    """Memory of the host that could be had without swapping."""
+
+    def to_csv(self) -> str:
+        """One line."""
+        times = f"{self.time_s:.4f},{self.cpu_s:.4f},{self.resident_bytes},{self.threads},{self.sampler_s:.6f}"
+        device = f"{_cell(self.device_bytes)},{_cell(self.device_used_bytes)}"
+        busy = "" if self.host_busy is None else f"{self.host_busy:.4f}"
+        return f"{times},{device},{busy},{_cell(self.host_used_bytes)},{_cell(self.host_available_bytes)}\n"
+
+
+RESOURCES_HEADER = ",".join(ResourceRow._fields) + "\n"
+
+
+class MarkRow(NamedTuple):
+    """Something that happened on one rank from one moment to another; the columns of its CSV file."""
+
+    kind: str
+    """`evaluation`, `checkpoint`, `epoch` (its end, a moment) or `gc` (a garbage collection)."""
+    start_s: float
+    end_s: float
+    """The same as the start for a moment."""
+    detail: str
+    """Which epoch, which generation of objects."""
+
+    def to_csv(self) -> str:
+        """One line; commas and line ends in a detail would make more of it."""
+        return f"{self.kind},{self.start_s:.6f},{self.end_s:.6f},{' '.join(self.detail.replace(',', ' ').split())}\n"
+
+
+MARKS_HEADER = ",".join(MarkRow._fields) + "\n"
+
+
+def _cell(value: int | None) -> str:
+    return "" if value is None else str(value)

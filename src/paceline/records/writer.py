@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,23 +70,50 @@ class RunFolder:
         return self.path / schema.ERRORS_FOLDER / f"rank-{rank}.json"
 
 
-class StepWriter:
-    """Appends one rank's steps, whole lines at a time."""
+class CsvRow(Protocol):
+    """A line of a CSV file."""
 
-    def __init__(self, folder: RunFolder, rank: int) -> None:
-        self._file = (folder.path / schema.steps_file(rank)).open("w", encoding="ascii")
-        self.write([])
+    def to_csv(self) -> str:
+        """The line, with its end."""
 
-    def write(self, rows: Iterable[schema.StepRow]) -> None:
+
+class RowWriter:
+    """Appends rows to a CSV file, whole lines at a time."""
+
+    def __init__(self, path: Path, header: str) -> None:
+        self._file = path.open("w", encoding="ascii", errors="replace")
+        self._file.write(header)
+        self._file.flush()
+
+    def write(self, rows: Iterable[CsvRow]) -> None:
         """Appends rows and hands them to the operating system, where a kill of this process cannot lose them."""
-        if self._file.tell() == 0:
-            self._file.write(schema.CSV_HEADER)
         self._file.writelines(row.to_csv() for row in rows)
         self._file.flush()
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+class StepWriter(RowWriter):
+    """Appends one rank's steps."""
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        super().__init__(folder.path / schema.steps_file(rank), schema.CSV_HEADER)
+
+
+class ResourceWriter(RowWriter):
+    """Appends what one rank's process uses."""
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        super().__init__(folder.path / schema.resources_file(rank), schema.RESOURCES_HEADER)
+
+
+class MarkWriter(RowWriter):
+    """Appends what happens on one rank beside its steps."""
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        super().__init__(folder.path / schema.marks_file(rank), schema.MARKS_HEADER)
 
 
 class Folder(Protocol):
@@ -100,13 +127,15 @@ class Folder(Protocol):
 class EventWriter:
     """Appends what happens in a run or an experiment, one JSON object a line."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, now: Callable[[], float] | None = None) -> None:
+        """`now` tells seconds since the beginning; without it that is this moment."""
         self._file = (folder.path / schema.EVENTS_FILE).open("w", encoding="utf-8")
-        self._start = time.perf_counter()
+        start_s = time.perf_counter()
+        self._now = now or (lambda: time.perf_counter() - start_s)
 
     def write(self, event: str, **values: Any) -> None:
         """Appends one event."""
-        line = {"event": event, "time_s": round(time.perf_counter() - self._start, 6), **values}
+        line = {"event": event, "time_s": round(self._now(), 6), **values}
         self._file.write(json.dumps(strict(line), allow_nan=False) + "\n")
         self._file.flush()
 

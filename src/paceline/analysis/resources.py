@@ -1,0 +1,164 @@
+"""What a run's processes and hosts used while it trained: CPU, memory, garbage collections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.records.reader import RunRecord, Steps
+from paceline.records.resources import Resources
+from paceline.records.schema import MarkRow
+
+Column = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RankUsage:
+    """What one rank's process used while it trained. A figure is None where nothing was measured."""
+
+    rank: int
+    host: int
+    """Which of the hosts it ran on, from 0."""
+    cpu_share: float | None
+    """CPU time ÷ wall time, from the start of the first step to the end of the last: 1 is one core all the time."""
+    resident_bytes: float | None
+    """The median sample of its resident memory."""
+    peak_resident_bytes: float | None
+    """The largest sample; what came and went between two samples is not in it."""
+    device_bytes: float | None
+    """The median sample of what tensors took on its GPU."""
+    threads: int | None
+    """The most that it had."""
+    collections: int
+    """Garbage collections of all objects, or longer than a millisecond."""
+    collection_s: float
+    sampler_share: float | None
+    """What the sampling itself took of a core."""
+
+
+@dataclass(frozen=True)
+class HostUsage:
+    """What the ranks of one host used together, and what the host did, whoever made it."""
+
+    host: int
+    ranks: list[int]
+    cpu_share: float | None
+    """The sum over its ranks, in cores."""
+    resident_bytes: float | None
+    """The sum over its ranks; what they share is counted once for each."""
+    busy: float | None
+    """The mean share of its usable cores' time that was not idle."""
+    used_bytes: float | None
+    """The most memory that was in use."""
+    available_bytes: float | None
+    """The least memory that was left."""
+
+
+def usage(run: RunRecord) -> list[RankUsage]:
+    """What every rank used, as far as its samples are in this record."""
+    return [
+        rank_usage(rank, samples, run.steps.get(rank), run.marks.get(rank, ()), host=_host_of(rank, run))
+        for rank, samples in sorted(run.resources.items())
+    ]
+
+
+def host_usage(run: RunRecord) -> list[HostUsage]:
+    """What every host had to do, as far as its ranks' samples are in this record."""
+    by_host: dict[int, list[RankUsage]] = {}
+    for rank in usage(run):
+        by_host.setdefault(rank.host, []).append(rank)
+    return [_host_usage(host, ranks, run) for host, ranks in by_host.items()]
+
+
+def rank_usage(
+    rank: int, samples: Resources, steps: Steps | None, marks: Sequence[MarkRow] = (), *, host: int = 0
+) -> RankUsage:
+    """One rank's figures from its samples."""
+    first_s, last_s = training_time(samples, steps)
+    during = _during(samples, first_s, last_s)
+    collections = [mark for mark in marks if mark.kind == "gc" and first_s <= mark.start_s <= last_s]
+    return RankUsage(
+        rank=rank,
+        host=host,
+        cpu_share=_rate(samples, "cpu_s", first_s, last_s),
+        resident_bytes=_of(np.median, samples["resident_bytes"][during]),
+        peak_resident_bytes=_of(np.max, samples["resident_bytes"][during]),
+        device_bytes=_of(np.median, samples["device_bytes"][during]),
+        threads=None if not len(samples) else int(samples["threads"][during].max()),
+        collections=len(collections),
+        collection_s=sum(mark.end_s - mark.start_s for mark in collections),
+        sampler_share=_rate(samples, "sampler_s", first_s, last_s),
+    )
+
+
+def training_time(samples: Resources, steps: Steps | None) -> tuple[float, float]:
+    """When a rank began its first step and ended its last; where there are no steps, its first and last samples."""
+    if steps is not None and len(steps):
+        return float(steps["start_s"][0]), float(steps["start_s"][-1] + steps.total_s[-1])
+    return (float(samples["time_s"][0]), float(samples["time_s"][-1])) if len(samples) else (0.0, 0.0)
+
+
+def cpu_shares(samples: Resources) -> tuple[Column, Column]:
+    """CPU time ÷ wall time of each time between two samples, and when that time ended."""
+    times, cpu_s = samples["time_s"], samples["cpu_s"]
+    apart = np.diff(times) > 0  # Two threads may have sampled within one tick of the clock.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.diff(cpu_s) / np.diff(times)
+    return times[1:][apart], shares[apart]
+
+
+def _host_of(rank: int, run: RunRecord) -> int:
+    per_host = run.topology.get("ranks_per_host")
+    return rank // per_host if isinstance(per_host, int) and per_host > 0 else 0
+
+
+def _host_usage(host: int, ranks: Sequence[RankUsage], run: RunRecord) -> HostUsage:
+    first = run.resources[ranks[0].rank]
+    during = _during(first, *training_time(first, run.steps.get(ranks[0].rank)))
+    return HostUsage(
+        host=host,
+        ranks=[rank.rank for rank in ranks],
+        cpu_share=_sum([rank.cpu_share for rank in ranks]),
+        resident_bytes=_sum([rank.resident_bytes for rank in ranks]),
+        busy=_mean_over_time(first["time_s"], first["host_busy"], during),
+        used_bytes=_of(np.max, first["host_used_bytes"][during]),
+        available_bytes=_of(np.min, first["host_available_bytes"][during]),
+    )
+
+
+def _during(samples: Resources, first_s: float, last_s: float) -> npt.NDArray[np.bool_]:
+    """The samples of the training; in a run that was shorter than the time between two, the nearest to its end."""
+    times = samples["time_s"]
+    inside = (times >= first_s) & (times <= last_s)
+    if not inside.any() and len(times):
+        inside[np.argmin(np.abs(times - last_s))] = True
+    return inside
+
+
+def _rate(samples: Resources, counter: str, first_s: float, last_s: float) -> float | None:
+    """By how much a counter grew per second of training; between two samples it is taken to grow evenly."""
+    if len(samples) < 2 or last_s <= first_s:
+        return None
+    begun, ended = np.interp([first_s, last_s], samples["time_s"], samples[counter])
+    return float((ended - begun) / (last_s - first_s))
+
+
+def _mean_over_time(times: Column, shares: Column, during: npt.NDArray[np.bool_]) -> float | None:
+    """The mean of shares that each hold since the sample before; the first has none before it."""
+    lengths = np.diff(times, prepend=times[:1])
+    known = during & np.isfinite(shares) & (lengths > 0)
+    return float(np.average(shares[known], weights=lengths[known])) if known.any() else None
+
+
+def _of(figure: Callable[[Column], Any], values: Column) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(figure(known)) if len(known) else None
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None

@@ -1,0 +1,29 @@
+"""Watches a rank while it trains: samples its resources, marks what happens beside its steps. Always on, and cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from paceline.measure.marks import Marks
+from paceline.measure.resources import Probe, Sampler
+from paceline.records import RunFolder
+from paceline.records.writer import MarkWriter, ResourceWriter
+
+
+class Watch:
+    """Goes on from its making to `close`. `now` tells seconds on the clock of the steps."""
+
+    def __init__(
+        self, folder: RunFolder, rank: int, now: Callable[[], float], device: torch.device, *, first_on_host: bool
+    ) -> None:
+        self.marks = Marks(MarkWriter(folder, rank), now)
+        probe = Probe(device, with_host=first_on_host)
+        self.sampler = Sampler(probe, ResourceWriter(folder, rank), now, also=self.marks.flush)
+        self.sampler.start()
+
+    def close(self) -> None:
+        """Ends it, with everything written."""
+        self.sampler.close()
+        self.marks.close()

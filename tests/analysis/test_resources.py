@@ -1,0 +1,104 @@
+"""What ranks and hosts used, from samples with known answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.analysis.resources import cpu_shares, host_usage, rank_usage, usage
+from paceline.records import RunFolder, RunRecord, StepRow, StepWriter, read_run
+from paceline.records.schema import MarkRow, ResourceRow
+from paceline.records.writer import MarkWriter, ResourceWriter
+
+
+def row(time_s: float, cpu_s: float, resident: int, **values: Any) -> ResourceRow:
+    return ResourceRow(time_s, cpu_s, resident, 5, time_s / 1000, None, None, None, None, None)._replace(**values)
+
+
+def write_run(
+    path: Path, samples: Sequence[Sequence[ResourceRow]], marks: Sequence[MarkRow] = (), **topology: Any
+) -> RunRecord:
+    """A run whose ranks trained from second 1 to second 5."""
+    folder = RunFolder.create(path)
+    folder.write_run(config={}, topology=topology, provenance={})
+    for rank, rows in enumerate(samples):
+        for writer, content in (
+            (StepWriter(folder, rank), [StepRow(0, 0, 1, 1, 0, 1, 1, 0, 0, 0), StepRow(1, 0, 1, 3, 1, 1, 0, 0, 0, 0)]),
+            (ResourceWriter(folder, rank), rows),
+            (MarkWriter(folder, rank), marks),
+        ):
+            writer.write(content)
+            writer.close()
+    return read_run(path)
+
+
+SAMPLES = [row(0, 10, 1), row(2, 10, 300), row(4, 13, 500), row(4.5, 13, 400), row(6, 16, 900)]
+"""Two steps of a second of nothing, then three cores for a second and two for another one."""
+
+
+def test_a_rank_is_judged_by_the_time_it_trained(tmp_path: Path) -> None:
+    marks = [
+        MarkRow("gc", 0.2, 0.4, "generation 2"),
+        MarkRow("gc", 2, 2.25, "generation 2"),
+        MarkRow("gc", 4, 4.5, "generation 0"),
+        MarkRow("evaluation", 3, 4, ""),
+    ]
+    (found,) = usage(write_run(tmp_path, [SAMPLES], marks, ranks_per_host=1))
+    assert found.cpu_share == pytest.approx((14 - 10) / 4), "from second 1 to 5"
+    assert found.resident_bytes == 400
+    assert found.peak_resident_bytes == 500
+    assert found.device_bytes is None
+    assert (found.collections, found.collection_s) == (2, 0.75)
+    assert found.sampler_share == pytest.approx(0.001)
+    assert found.threads == 5
+
+
+def test_a_run_shorter_than_the_period_has_the_sample_next_to_its_end(tmp_path: Path) -> None:
+    (found,) = usage(write_run(tmp_path, [[row(0, 1, 100), row(5.5, 2, 200)]]))
+    assert found.resident_bytes == found.peak_resident_bytes == 200
+    assert found.cpu_share == pytest.approx(1 / 5.5)
+
+
+def test_hosts_add_up_their_ranks(tmp_path: Path) -> None:
+    first = [
+        row(0, 0, 100, host_used_bytes=5, host_available_bytes=95),
+        row(2, 2, 100, host_busy=0.9, host_used_bytes=7, host_available_bytes=93),
+        row(5, 5, 100, host_busy=0.4, host_used_bytes=6, host_available_bytes=94),
+        row(6, 5, 100, host_busy=0.0, host_used_bytes=99, host_available_bytes=1),
+    ]
+    run = write_run(tmp_path, [first, SAMPLES, first, SAMPLES], ranks_per_host=2)
+    assert [rank.host for rank in usage(run)] == [0, 0, 1, 1]
+    hosts = host_usage(run)
+    assert [host.ranks for host in hosts] == [[0, 1], [2, 3]]
+    for host in hosts:
+        assert host.cpu_share == pytest.approx(2)
+        assert host.resident_bytes == 500
+        assert host.busy == pytest.approx((2 * 0.9 + 3 * 0.4) / 5)
+        assert (host.used_bytes, host.available_bytes) == (7, 93)
+
+
+def test_a_record_without_samples(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [])
+    assert usage(run) == []
+    assert host_usage(run) == []
+
+
+def test_a_rank_that_was_killed_at_once(tmp_path: Path) -> None:
+    (found,) = usage(write_run(tmp_path, [[]]))
+    assert (found.cpu_share, found.resident_bytes, found.threads) == (None, None, None)
+
+
+def test_without_steps_all_samples_count(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [SAMPLES])
+    assert rank_usage(0, run.resources[0], None).cpu_share == pytest.approx(1)
+
+
+def test_the_curve_of_cpu_shares(tmp_path: Path) -> None:
+    samples = [*SAMPLES, row(6, 16, 900)]
+    times, shares = cpu_shares(write_run(tmp_path, [samples]).resources[0])
+    np.testing.assert_allclose(times, [2, 4, 4.5, 6])
+    np.testing.assert_allclose(shares, [0, 1.5, 0, 2])

@@ -1,0 +1,128 @@
+"""What is sampled of a process, and what the sampling costs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from paceline.analysis.resources import rank_usage
+from paceline.measure import resources
+from paceline.measure.resources import PERIOD_S, HostProbe, Probe, Sampler, next_wait_s
+from paceline.measure.watch import Watch
+from paceline.records import RunFolder
+from paceline.records.resources import Resources, read_marks, read_resources
+from paceline.records.writer import ResourceWriter
+
+CPU = torch.device("cpu")
+PROMISE = 0.005
+"""Of a core."""
+
+
+def busy_until(end_s: float) -> None:
+    while time.perf_counter() < end_s:
+        sum(range(500))
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Resources:
+    """Two seconds of a process that first works, then takes 64 MB and sleeps, sampled at the pace of a real run."""
+    folder = RunFolder(tmp_path_factory.mktemp("run"))
+    began_s = time.perf_counter()
+    watch = Watch(folder, 3, lambda: time.perf_counter() - began_s, CPU, first_on_host=True)
+    busy_until(began_s + 1.2)
+    watch.sampler.sample()
+    taken = np.ones(64_000_000, np.uint8)
+    watch.sampler.sample()
+    time.sleep(0.8)
+    watch.close()
+    assert taken[-1] == 1
+    return read_resources(folder.path / "resources-3.csv")
+
+
+def test_cpu_time_tells_work_from_sleep(watched: Resources) -> None:
+    times, cpu_s = watched["time_s"], watched["cpu_s"]
+    assert (np.diff(times) >= 0).all()
+    worked, slept = np.interp([0, 1.1], times, cpu_s), np.interp([1.4, times[-1]], times, cpu_s)
+    assert 0.4 < worked[1] - worked[0] < 1.2  # Of 1.1 s, on a machine that others use too.
+    assert slept[1] - slept[0] < 0.1
+    assert cpu_s[-1] == pytest.approx(time.process_time(), abs=60)
+
+
+def test_memory_that_was_taken_is_seen(watched: Resources) -> None:
+    resident = watched["resident_bytes"]
+    assert 50e6 < resident[-1] - resident[0] < 90e6
+    assert resident[-1] == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
+    assert watched["threads"].min() >= 2
+
+
+def test_the_host_is_sampled_too(watched: Resources) -> None:
+    busy = watched["host_busy"][np.isfinite(watched["host_busy"])]
+    assert len(busy)
+    assert ((busy >= 0) & (busy <= 1)).all()
+    assert (watched["host_available_bytes"] < psutil.virtual_memory().total).all()
+    assert np.isnan(watched["device_bytes"]).all()
+
+
+def test_sampling_costs_less_than_we_promise(watched: Resources) -> None:
+    usage = rank_usage(3, watched, None)
+    assert usage.sampler_share is not None
+    assert 0 < usage.sampler_share < PROMISE
+
+
+def test_dear_samples_are_taken_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that computes for 3 ms, asked every 10 ms, would cost 30% of a core."""
+    monkeypatch.setattr(resources, "PERIOD_S", 0.01)
+
+    class Dear(Probe):
+        def read(self, time_s: float, sampler_s: float) -> resources.ResourceRow:
+            end_s = time.thread_time() + 0.003
+            while time.thread_time() < end_s:
+                pass
+            return super().read(time_s, sampler_s)
+
+    sampler = Sampler(Dear(CPU, with_host=False), ResourceWriter(RunFolder(tmp_path), 0), time.perf_counter)
+    sampler.start()
+    time.sleep(2)
+    began = read_resources(tmp_path / "resources-0.csv")
+    sampler.close()
+    assert 2 <= len(began) <= 5
+    assert sampler.cost_s >= 0.003 * len(began)
+
+
+def test_the_period() -> None:
+    assert next_wait_s(10, 0.001) == PERIOD_S
+    assert next_wait_s(10, 0.2) == pytest.approx(40)
+    assert next_wait_s(86_400, 1) == pytest.approx(43.2)
+
+
+def test_an_idle_host_is_not_busy_and_time_that_stood_still_says_nothing() -> None:
+    probe = HostProbe()
+    probe._cpu_times = lambda: (probe._last[0] + 3, probe._last[1] + 4)  # type: ignore[method-assign]
+    assert probe.read().busy == pytest.approx(0.25)
+    probe._cpu_times = lambda: probe._last  # type: ignore[method-assign]
+    assert probe.read().busy is None
+
+
+def test_only_some_of_the_cores_are_ours() -> None:
+    probe = HostProbe()
+    probe._own_cores = {0}
+    _, one_s = probe._cpu_times()
+    probe._own_cores = None
+    _, all_s = probe._cpu_times()
+    cores = psutil.cpu_count() or 1
+    assert one_s == pytest.approx(all_s / cores, rel=0.05)
+
+
+def test_nothing_is_left_after_the_end(tmp_path: Path) -> None:
+    before = threading.active_count()
+    watch = Watch(RunFolder(tmp_path), 0, time.perf_counter, CPU, first_on_host=False)
+    watch.close()
+    assert threading.active_count() == before
+    assert len(read_resources(tmp_path / "resources-0.csv")) == 2
+    assert read_marks(tmp_path / "marks-0.csv") == []
