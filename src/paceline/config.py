@@ -80,6 +80,8 @@ class RunConfig:
     """Deterministic kernels: the same losses on any number of ranks, up to rounding (with BatchNorm: --bn sync)."""
     allow_unused: bool = False
     """Let parameters get no gradient in a step, instead of naming them and stopping."""
+    events: bool = True
+    """Note when each phase of a step and each operation on the wire begins and ends; it costs a few microseconds."""
     log_every: int = 20
     """Steps between two reports of the global loss."""
     eval_ranks: bool = False
@@ -214,7 +216,7 @@ class Script:
 
 ATTACH_SETTINGS = ("bn", "allow_unused")
 """Settings that `attach` takes."""
-SCRIPT_SETTINGS = (*ATTACH_SETTINGS, "steps", "seed", "log_every", "timeout")
+SCRIPT_SETTINGS = (*ATTACH_SETTINGS, "steps", "seed", "events", "log_every", "timeout")
 """Settings that mean something for a script."""
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from paceline.comm.timed import carrying, end_group, timed_group
+from paceline.measure.steps import Stopwatch
+from paceline.records.timeline import Purpose
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,22 @@ class Comm:
     world_size: int
     device: torch.device
     group: dist.ProcessGroup
-    """The strategy's: every byte on it is measured. It speaks NCCL or Gloo."""
+    """The strategy's. With a stopwatch every operation on it is timed."""
     control: dist.ProcessGroup
     """The loop's, for losses, counts and agreement between steps. It speaks Gloo, on CPU tensors."""
+    backend: str = "gloo"
+    """Who moves the bytes of `group`: gloo or nccl."""
+    stopwatch: Stopwatch | None = None
+    """What times this rank's steps; None where nobody measures."""
+
+    def agreed(self) -> None:
+        """A strategy says so when its gradients are agreed on and the optimiser starts."""
+        if self.stopwatch is not None:
+            self.stopwatch.agreed()
+
+    def carrying(self, purpose: Purpose) -> AbstractContextManager[None]:
+        """Says, for the length of a `with`, what is sent other than gradients."""
+        return carrying(self.group, purpose)
 
     def sum(self, values: Tensor) -> Tensor:
         """Adds a small CPU tensor over the ranks, outside any timed step."""
@@ -48,22 +65,41 @@ class Comm:
         return everyone
 
 
-def open_comm(ranks: Sequence[int], *, device: torch.device, backend: str, timeout_s: float) -> Comm | None:
-    """Makes the groups of a run among `ranks` of the world; called on every rank, None on those not among them."""
+def open_comm(
+    ranks: Sequence[int],
+    *,
+    device: torch.device,
+    backend: str,
+    timeout_s: float,
+    stopwatch: Stopwatch | None = None,
+) -> Comm | None:
+    """Makes the groups of a run among `ranks` of the world; called on every rank, None on those not among them.
+
+    With a stopwatch that has a log of operations, what the strategy sends is noted there.
+    """
     timeout = timedelta(seconds=timeout_s)
-    group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
+    if stopwatch is not None and stopwatch.operations is not None:
+        group = timed_group(ranks, backend, timeout, stopwatch.operations)
+    else:
+        group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
     control = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
     if dist.get_rank() not in ranks:
         return None
     return Comm(
-        rank=list(ranks).index(dist.get_rank()), world_size=len(ranks), device=device, group=group, control=control
+        rank=list(ranks).index(dist.get_rank()),
+        world_size=len(ranks),
+        device=device,
+        group=group,
+        control=control,
+        backend=backend,
+        stopwatch=stopwatch,
     )
 
 
 def close_comm(comm: Comm) -> None:
     """Ends the run's groups and their threads."""
-    for group in (comm.group, comm.control):
-        dist.destroy_process_group(group)
+    end_group(comm.group)
+    dist.destroy_process_group(comm.control)
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> None:

@@ -43,7 +43,7 @@ def irecv(tensor: Tensor, rank: int, comm: Comm) -> Message:
 
 
 def _needs_main_memory(comm: Comm) -> bool:
-    return comm.device.type != "cpu" and dist.get_backend(comm.group) == "gloo"
+    return comm.device.type != "cpu" and comm.backend == "gloo"
 
 
 def _started(work: dist.Work | None) -> dist.Work:

@@ -1,15 +1,28 @@
-"""Times the phases of each step: on a CPU by the clock, on a GPU by events that are read later."""
+"""Times the phases of each step, and tells where backward's computing ended and its waiting began."""
 
 from __future__ import annotations
 
-import itertools
 import time
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-DATA, FORWARD, BACKWARD, UPDATE = range(4)
+from paceline.measure.clock import Clock, Mark, clock_for
+from paceline.measure.operations import OperationLog
+from paceline.records.timeline import NEVER, NO_PEER, Kind, Purpose, keeps
+
+DATA, FORWARD, BACKWARD, AFTER_BACKWARD, AGREE, OPTIMISER = range(6)
+"""The phases of a step. `AFTER_BACKWARD` lasts from the last gradient until `backward()` returns (DDP waits there),
+`AGREE` from there until the optimiser starts."""
+
+COLUMNS = {DATA: 0, FORWARD: 1, BACKWARD: 2, AFTER_BACKWARD: 2, AGREE: 3, OPTIMISER: 3}
+"""Where a phase's time goes in `PhaseTimes`."""
+KINDS = {DATA: Kind.DATA, FORWARD: Kind.FORWARD, BACKWARD: Kind.BACKWARD, OPTIMISER: Kind.OPTIMISER}
+"""The phases that a timeline has."""
+
+Row = tuple[Any, ...]
 
 
 class PhaseTimes(NamedTuple):
@@ -22,79 +35,93 @@ class PhaseTimes(NamedTuple):
     update_s: float
 
 
-class StepClock(ABC):
-    """`begin`, then a `lap` at the end of each phase (micro-batches add up), then `end`; `read` when it may wait."""
+@dataclass(slots=True)
+class Laps:
+    """A step as it was timed: the moments at which phases ended."""
 
-    @abstractmethod
+    step: int
+    start: Mark
+    start_cpu_s: float
+    ends: list[tuple[int, Mark, float]]
+    """Phase, moment, and the computing thread's processor time by then."""
+
+
+class Stopwatch:
+    """`begin`, then a `lap` at the end of each phase (micro-batches add up), then `end`; `read` when it may wait.
+
+    With a log of operations it also tells phases apart that only a timeline needs, and processor from wall time.
+    """
+
+    def __init__(self, clock: Clock, operations: OperationLog | None = None) -> None:
+        self.clock = clock
+        self.operations = operations
+        self._next_step = 0
+        self._computed = False
+
     def begin(self) -> None:
         """A step starts."""
+        if self.operations is not None:
+            self.operations.begin_step(self._next_step)
+        self._laps = Laps(self._next_step, self.clock.mark(), self._cpu_s(), [])
 
-    @abstractmethod
     def lap(self, phase: int) -> None:
         """A phase ends, and the next one starts."""
+        if phase == BACKWARD and self._computed:
+            phase, self._computed = AFTER_BACKWARD, False
+        self._laps.ends.append((phase, self.clock.mark(), self._cpu_s()))
 
-    @abstractmethod
-    def end(self) -> Any:
+    def watch_backward(self, root: Tensor) -> None:
+        """Has the end of the computing in a backward pass from this tensor noted, apart from what waits after it."""
+        if self.operations is not None and root.requires_grad:
+            root.register_hook(self._backward_starts)
+
+    def agreed(self) -> None:
+        """Ranks have agreed; the optimiser starts."""
+        if self.operations is not None:
+            self.lap(AGREE)
+
+    def end(self) -> Laps:
         """The step ends; returns what `read` turns into times."""
+        self._next_step += 1
+        if self.operations is not None:
+            self.operations.end_step()
+        return self._laps
 
-    @abstractmethod
-    def read(self, step: Any) -> PhaseTimes:
-        """The times of a step; waits for the device where it has to."""
+    def read(self, laps: Laps) -> tuple[PhaseTimes, list[Row]]:
+        """The times of a step, and its rows for a timeline; waits for the device where it has to."""
+        start_s = before_s = self.clock.read(laps.start)
+        self.clock.release(laps.start)
+        totals, rows, cpu_before_s = [0.0] * 4, list[Row](), laps.start_cpu_s
+        for phase, mark, cpu_s in laps.ends:
+            after_s = self.clock.read(mark)
+            self.clock.release(mark)
+            totals[COLUMNS[phase]] += after_s - before_s
+            if phase in KINDS:
+                rows.append(_row(laps.step, KINDS[phase], before_s, after_s, cpu_s - cpu_before_s))
+            before_s, cpu_before_s = after_s, cpu_s
+        times = PhaseTimes(start_s, *totals)
+        if self.operations is None or not keeps(laps.step):
+            return times, []
+        return times, [_row(laps.step, Kind.STEP, start_s, before_s, NEVER), *rows]
 
+    def _cpu_s(self) -> float:
+        """What the computing thread has had; not a number on a GPU, where another processor computes."""
+        return NEVER if self.operations is None or not self.clock.on_host else time.thread_time()
 
-class HostClock(StepClock):
-    """For CPUs, where an operation is done when it returns."""
+    def _backward_starts(self, _: Tensor) -> None:
+        # Final callbacks run in the order in which they were queued: ours, then DDP's, which waits for its buckets.
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_computed)
 
-    def __init__(self) -> None:
-        self._origin = time.perf_counter()
-
-    def begin(self) -> None:
-        self._start = self._last = time.perf_counter()
-        self._laps = [0.0, 0.0, 0.0, 0.0]
-
-    def lap(self, phase: int) -> None:
-        now = time.perf_counter()
-        self._laps[phase] += now - self._last
-        self._last = now
-
-    def end(self) -> PhaseTimes:
-        return PhaseTimes(self._start - self._origin, *self._laps)
-
-    def read(self, step: PhaseTimes) -> PhaseTimes:
-        return step
-
-
-class CudaClock(StepClock):
-    """For GPUs, which work on long after the call has returned."""
-
-    def __init__(self) -> None:
-        self._free: list[torch.cuda.Event] = []
-        self._origin = self._event()
-
-    def begin(self) -> None:
-        self._marks = [(-1, self._event())]
-
-    def lap(self, phase: int) -> None:
-        self._marks.append((phase, self._event()))
-
-    def end(self) -> list[tuple[int, torch.cuda.Event]]:
-        return self._marks
-
-    def read(self, step: list[tuple[int, torch.cuda.Event]]) -> PhaseTimes:
-        step[-1][1].synchronize()
-        laps = [0.0, 0.0, 0.0, 0.0]
-        for (_, before), (phase, after) in itertools.pairwise(step):
-            laps[phase] += before.elapsed_time(after) / 1000
-        start_s = self._origin.elapsed_time(step[0][1]) / 1000
-        self._free += [event for _, event in step]
-        return PhaseTimes(start_s, *laps)
-
-    def _event(self) -> torch.cuda.Event:
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def _backward_computed(self) -> None:
+        self.lap(BACKWARD)
+        self._computed = True
 
 
-def step_clock(device: torch.device) -> StepClock:
-    """The clock for a device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+def make_stopwatch(device: torch.device, *, events: bool) -> Stopwatch:
+    """The stopwatch for a device; with events it also notes what a timeline needs."""
+    clock = clock_for(device)
+    return Stopwatch(clock, OperationLog(clock) if events else None)
+
+
+def _row(step: int, kind: Kind, start_s: float, end_s: float, cpu_s: float) -> Row:
+    return step, kind, Purpose.NOTHING, NO_PEER, 0, start_s, end_s, NEVER, cpu_s

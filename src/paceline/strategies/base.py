@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from paceline.comm.flat import flat_view
 from paceline.comm.group import Comm, broadcast_from_rank_0
 from paceline.errors import UsageError, WorkloadError
+from paceline.records.timeline import Purpose
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 MakeOptimizer = Callable[[NamedParameters], torch.optim.Optimizer]
@@ -80,7 +81,8 @@ class Strategy(ABC):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:
         """Gives every rank rank 0's weights and prepares the model; returns the module to call in its place."""
-        broadcast_from_rank_0([*model.parameters(), *model.buffers()], comm)
+        with comm.carrying(Purpose.WEIGHTS):
+            broadcast_from_rank_0([*model.parameters(), *model.buffers()], comm)
         parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not parameters:
             raise WorkloadError("the model has no parameter that wants a gradient.", hint="unfreeze some of it")
@@ -153,6 +155,7 @@ class Strategy(ABC):
 
     def update(self, max_norm: float | None) -> None:
         """Clips what was agreed on, steps the optimiser, clears the gradients."""
+        self.comm.agreed()
         if max_norm is not None:
             nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
         self.optimizer.step()

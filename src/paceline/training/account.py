@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from paceline.records import EventWriter, RunFolder, StepWriter, provenance
+from paceline.records.timeline import TimelineWriter
 
 Report = Callable[..., None]
 """Where an account of the run goes: `report(event, **values)`."""
@@ -19,22 +20,32 @@ def silent(event: str, **values: Any) -> None:
 class Account:
     """What one rank writes of a run."""
 
-    def __init__(self, folder: RunFolder, rank: int, listen: Report = silent) -> None:
+    def __init__(self, folder: RunFolder, rank: int, now: Callable[[], float], listen: Report = silent) -> None:
         self.folder = folder
         self._rank = rank
-        self._events = EventWriter(folder) if rank == 0 else None
-        self._listen = listen
+        self._events = EventWriter(folder, now) if rank == 0 else None
+        self._listeners = [listen]
 
     @cached_property
     def steps(self) -> StepWriter:
         """This rank's steps. Their file appears after the description, which says what is in it."""
         return StepWriter(self.folder, self._rank)
 
+    @cached_property
+    def timeline(self) -> TimelineWriter:
+        """When this rank did what."""
+        return TimelineWriter(self.folder.path, self._rank)
+
     def report(self, event: str, **values: Any) -> None:
         """Tells what happens: rank 0 to the record's events, every rank to its own listener."""
         if self._events is not None:
             self._events.write(event, **values)
-        self._listen(event, **values)
+        for listen in self._listeners:
+            listen(event, **values)
+
+    def also_tell(self, listen: Report) -> None:
+        """Has somebody else on this rank hear what happens."""
+        self._listeners.append(listen)
 
     def describe(self, config: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
         """What is known before the first step; `command` is what the user typed."""
@@ -56,5 +67,7 @@ class Account:
     def close(self) -> None:
         """Closes the files."""
         self.steps.close()
+        if "timeline" in self.__dict__:  # It was asked for.
+            self.timeline.close()
         if self._events is not None:
             self._events.close()

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from paceline.comm import Comm
 from paceline.config import BatchNormMode, RunConfig, Script
 from paceline.errors import UsageError, WorkloadError
+from paceline.measure.steps import Stopwatch
 from paceline.records import RunFolder
 from paceline.strategies.base import MakeOptimizer, Strategy
 from paceline.strategies.registry import create
@@ -94,6 +96,10 @@ class Assignment(ABC):
         self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode
     ) -> AssignedSync:
         """A `Sync` that finds out what is asked for."""
+
+    def stopwatch(self, device: torch.device) -> Stopwatch | None:  # noqa: ARG002
+        """What times the script's steps, where that is asked for."""
+        return None
 
     def make_strategy(self) -> Strategy:
         """The strategy to train under."""

@@ -62,7 +62,13 @@ def attach(
             hint="start one process, or choose a strategy that uses all ranks",
         )
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    comm = open_comm(range(len(roles)), device=device, backend=_backend_for(device), timeout_s=timeout)
+    comm = open_comm(
+        range(len(roles)),
+        device=device,
+        backend=_backend_for(device),
+        timeout_s=timeout,
+        stopwatch=None if assignment is None else assignment.stopwatch(device),
+    )
     assert comm is not None
     open_sync = Sync if assignment is None else assignment.attach
     sync = open_sync(model, make_optimizer, chosen, comm, bn)

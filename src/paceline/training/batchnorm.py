@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from paceline.comm.group import Comm, broadcast_from_rank_0, from_rank_0
+from paceline.comm.timed import carrying
 from paceline.errors import WorkloadError
+from paceline.records.timeline import Purpose
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -57,7 +59,8 @@ class LiveBuffers:
             self._look()
         tensors = self._tensors()
         if tensors and self._comm.world_size > 1:
-            broadcast_from_rank_0(tensors, self._comm)
+            with self._comm.carrying(Purpose.BUFFERS):
+                broadcast_from_rank_0(tensors, self._comm)
 
     @contextmanager
     def shipped(self) -> Iterator[None]:
@@ -184,7 +187,8 @@ class _SyncedNormalise(torch.autograd.Function):
         local_variance, local_mean = torch.var_mean(precise, dims, correction=0)
         own = torch.cat([local_mean, local_variance * count, local_mean.new_tensor([count])])
         everyone = own.new_empty(group.size(), own.numel())
-        dist.all_gather(list(everyone.unbind()), own, group=group)
+        with carrying(group, Purpose.STATISTICS):
+            dist.all_gather(list(everyone.unbind()), own, group=group)
         means, squares, counts = everyone.split([x.shape[1], x.shape[1], 1], dim=1)
         total = counts.sum()
         mean = (means * counts).sum(0) / total
@@ -210,7 +214,8 @@ class _SyncedNormalise(torch.autograd.Function):
         own = torch.stack([dy_precise.sum(dims), (dy_precise * centred).sum(dims)])
         grad_weight = own[1] * inverse_deviation if weight is not None else None
         grad_bias = own[0].clone() if ctx.has_bias else None
-        dist.all_reduce(own, group=ctx.group)
+        with carrying(ctx.group, Purpose.STATISTICS):
+            dist.all_reduce(own, group=ctx.group)
         scale = inverse_deviation if weight is None else inverse_deviation * weight
         sum_dy, sum_dy_centred = own / total
         grad_x = dy_precise - _per_channel(sum_dy, x)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.comm.group import Comm
-from paceline.measure.steps import StepClock
+from paceline.measure.steps import Laps, Row, Stopwatch
 from paceline.records import StepRow, StepWriter
+from paceline.records.timeline import TimelineWriter
 
 SETTLE_EVERY_S = 0.5
 NOT_COUNTED = -1
@@ -27,7 +27,7 @@ class _Open:
 
     epoch: int
     samples: int
-    times: Any
+    laps: Laps
     losses: list[tuple[float, Tensor | float]]
     """With the weight of each, as a rule its samples."""
     correct: list[Tensor | int]
@@ -48,9 +48,11 @@ class Window:
 class Ledger:
     """The steps of one rank."""
 
-    def __init__(self, clock: StepClock, writer: StepWriter) -> None:
-        self._clock = clock
+    def __init__(self, stopwatch: Stopwatch, writer: StepWriter, timeline: TimelineWriter | None) -> None:
+        self._stopwatch = stopwatch
         self._writer = writer
+        self._timeline = timeline
+        self._spans: list[Row] = []
         self._open: list[_Open] = []
         self._samples = 0
         self._losses: list[tuple[float, Tensor | float]] = []
@@ -76,9 +78,9 @@ class Ledger:
         if correct is not None:
             self._correct.append(correct)
 
-    def end_step(self, epoch: int, times: Any) -> None:
+    def end_step(self, epoch: int, laps: Laps) -> None:
         """Closes a step of what was noted since the last one."""
-        self._open.append(_Open(epoch, self._samples, times, self._losses, self._correct))
+        self._open.append(_Open(epoch, self._samples, laps, self._losses, self._correct))
         self._samples, self._losses, self._correct = 0, [], []
         if time.perf_counter() - self._settled_s > SETTLE_EVERY_S:
             self.settle()
@@ -87,6 +89,7 @@ class Ledger:
         """Reads what is still on the device and writes it to the record."""
         rows = [self._row(number, step) for number, step in enumerate(self._open, start=self.step)]
         self._writer.write(rows)
+        self._write_timeline()
         self._window += rows
         self.step += len(self._open)
         self._open = []
@@ -109,7 +112,14 @@ class Ledger:
         weight = sum(weight for weight, _ in step.losses)
         loss = sum(weight * float(loss) for weight, loss in step.losses) / weight if weight else None
         correct = sum(int(count) for count in step.correct) if step.correct else NOT_COUNTED
-        return StepRow(number, step.epoch, step.samples, *self._clock.read(step.times), loss, correct)
+        times, spans = self._stopwatch.read(step.laps)
+        self._spans += spans
+        return StepRow(number, step.epoch, step.samples, *times, loss, correct)
+
+    def _write_timeline(self) -> None:
+        if self._timeline is not None and self._stopwatch.operations is not None:
+            self._timeline.write(self._spans + self._stopwatch.operations.take_rows())
+        self._spans = []
 
 
 def _shares(row: StepRow) -> tuple[float, ...]:

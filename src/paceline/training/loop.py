@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
-from paceline.measure.steps import BACKWARD, DATA, FORWARD, UPDATE, StepClock
+from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
 from paceline.training.account import Report
 from paceline.training.ledger import Ledger
 from paceline.training.precision import autocast
@@ -28,7 +28,7 @@ class Loop:
     workload: Workload
     sync: Sync
     source: Source
-    clock: StepClock
+    stopwatch: Stopwatch
     ledger: Ledger
     windows: Windows
     report: Report
@@ -69,26 +69,27 @@ class Loop:
 
         Returns False, having done nothing, when the data has ended on any rank.
         """
-        clock, source, model = self.clock, self.source, self.sync.model
-        clock.begin()
+        stopwatch, source, model = self.stopwatch, self.source, self.sync.model
+        stopwatch.begin()
         pieces = next(steps, None)
         if self._ended(pieces):
             return False
         assert pieces is not None
         for number, piece in enumerate(pieces, start=1):
             batch = source.fetch(piece)
-            clock.lap(DATA)
+            stopwatch.lap(DATA)
             with self.sync.microbatch(last=number == len(pieces)):
                 with autocast(self.config.precision, source.share.device):
                     outcome = self.workload.evaluate(model, batch)
                 self.ledger.add(piece.samples, outcome.loss, self.workload.count_correct(outcome))
-                clock.lap(FORWARD)
+                stopwatch.lap(FORWARD)
                 loss = outcome.loss if piece.weight == 1 else outcome.loss * piece.weight
+                stopwatch.watch_backward(loss)
                 loss.backward()
-                clock.lap(BACKWARD)
+                stopwatch.lap(BACKWARD)
         self.sync.step(self.config.clip_norm)
-        clock.lap(UPDATE)
-        self.ledger.end_step(epoch, clock.end())
+        stopwatch.lap(OPTIMISER)
+        self.ledger.end_step(epoch, stopwatch.end())
         return True
 
     def total_steps(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,12 +15,14 @@ from paceline.comm import Comm
 from paceline.config import BatchNormMode
 from paceline.errors import WorkloadError
 from paceline.measure.memory import peak_bytes, reset_peak
-from paceline.measure.steps import BACKWARD, DATA, FORWARD, UPDATE, step_clock
+from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch, make_stopwatch
+from paceline.measure.watch import Watch
 from paceline.strategies.base import MakeOptimizer, Strategy
 from paceline.training import results
 from paceline.training.account import Account
 from paceline.training.assignment import AssignedSync, Assignment
 from paceline.training.ledger import Ledger
+from paceline.training.origin import start_together
 from paceline.training.placement import Placement
 from paceline.training.topology import describe_model, describe_place, describe_strategy
 from paceline.training.windows import Windows
@@ -36,6 +38,9 @@ class Measuring(Assignment):
     def steps(self) -> int:
         assert self.config.steps is not None, "compare gives scripts a number of steps"
         return self.config.steps
+
+    def stopwatch(self, device: torch.device) -> Stopwatch:
+        return make_stopwatch(device, events=self.config.events)
 
     def make_sync(
         self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode
@@ -72,16 +77,24 @@ class MeasuredSync(AssignedSync):
         self._peak_is_ours = reset_peak(comm.device)
         super().__init__(assignment.steps, model, make_optimizer, strategy, comm, bn)
         self._strategy_text = assignment.config.strategy
-        self._account = Account(assignment.folder, comm.rank)
+        assert comm.stopwatch is not None
+        self._stopwatch = comm.stopwatch
+        start_together(comm)
+        self._account = Account(assignment.folder, comm.rank, self._stopwatch.clock.now)
         self._undo.callback(self._account.close)
         if comm.rank == 0:
             config = replace(assignment.config, bn=bn, allow_unused=strategy.allow_unused)
             settings = assignment.script.settings_to_keep(config)
             topology = _topology(assignment, model, strategy, comm)
             self._account.describe(settings, topology, assignment.command)
-        self._clock = step_clock(comm.device)
-        self._ledger = Ledger(self._clock, self._account.steps)
+        timeline = self._account.timeline if assignment.config.events else None
+        self._ledger = Ledger(self._stopwatch, self._account.steps, timeline)
         self._windows = Windows(self, self._ledger, assignment.config.log_every, self._account.report)
+        first_on_host = int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
+        self._watch = Watch(
+            assignment.folder, comm.rank, self._stopwatch.clock.now, comm.device, first_on_host=first_on_host
+        )
+        self._undo.callback(self._watch.close)
         before = self.model.register_forward_pre_hook(self._forward_starts, prepend=True, with_kwargs=True)
         after = self.model.register_forward_hook(self._forward_ends)
         self._undo.callback(before.remove)
@@ -100,11 +113,11 @@ class MeasuredSync(AssignedSync):
         self._notes.append(Note(loss, samples, correct))
 
     def step(self, max_norm: float | None = None) -> None:
-        self._clock.lap(BACKWARD)
+        self._stopwatch.lap(BACKWARD)
         super().step(max_norm)
-        self._clock.lap(UPDATE)
+        self._stopwatch.lap(OPTIMISER)
         self._keep_notes()
-        self._ledger.end_step(EPOCH, self._clock.end())
+        self._ledger.end_step(EPOCH, self._stopwatch.end())
         step = self.steps_done + 1
         if step == self._window_end or step == self._steps:
             self._windows.close(EPOCH, step)
@@ -115,6 +128,7 @@ class MeasuredSync(AssignedSync):
 
     def conclude(self) -> None:
         peak = peak_bytes(self.comm.device) if self._peak_is_ours else None
+        self._watch.close()
         folder, windows = self._account.folder, self._windows.times
         self._account.finish(results.summarise(self._strategy_text, self, folder, windows, peak))
 
@@ -122,17 +136,20 @@ class MeasuredSync(AssignedSync):
         self._samples = 0
         self._in_backward = False
         self._notes: list[Note] = []
-        self._clock.begin()
+        self._stopwatch.begin()
 
     def _forward_starts(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         if _is_training():
-            self._clock.lap(BACKWARD if self._in_backward else DATA)
+            self._stopwatch.lap(BACKWARD if self._in_backward else DATA)
             self._in_backward = True
             self._samples += leading_dimension((args, kwargs)) or 0
 
-    def _forward_ends(self, *_: Any) -> None:
+    def _forward_ends(self, _: nn.Module, __: Any, output: Any) -> None:
         if _is_training():
-            self._clock.lap(FORWARD)
+            self._stopwatch.lap(FORWARD)
+            root = next((tensor for tensor in tensors_in(output) if tensor.requires_grad), None)
+            if root is not None:
+                self._stopwatch.watch_backward(root)
 
     def _keep_notes(self) -> None:
         """What the script told goes before what its calls of the model showed."""
@@ -154,19 +171,23 @@ def _is_training() -> bool:
 
 def leading_dimension(inputs: Any) -> int | None:
     """The length of the first tensor in what a model was given, however nested; None where there is none."""
-    if isinstance(inputs, Tensor):
-        return len(inputs) if inputs.dim() else None
-    if isinstance(inputs, Mapping):
-        inputs = inputs.values()
-    elif not isinstance(inputs, list | tuple):
-        return None
-    parts: Iterable[int | None] = (leading_dimension(part) for part in inputs)
-    return next((length for length in parts if length is not None), None)
+    return next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), None)
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """The tensors in what a model was given or gives, however nested."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        yield from tensors_in(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_in(value)
 
 
 def _topology(assignment: Assignment, model: nn.Module, strategy: Strategy, comm: Comm) -> dict[str, Any]:
     """As a run of ours has it; the batch is the script's secret."""
-    placement = Placement(comm.device, dist.get_backend(comm.group), torch.get_num_threads())
+    placement = Placement(comm.device, comm.backend, torch.get_num_threads())
     return {
         "workload": assignment.script.name,
         **describe_strategy(assignment.config.strategy, strategy),

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from paceline.analysis.resources import rank_usage
 from paceline.analysis.summary import summarise_rank
 from paceline.analysis.timing import WindowTime, step_time
 from paceline.config import RunConfig
 from paceline.records import RunFolder
 from paceline.records.reader import read_steps
-from paceline.records.schema import steps_file
+from paceline.records.resources import read_resources
+from paceline.records.schema import resources_file, steps_file
 from paceline.training.batchnorm import spread
 from paceline.training.evaluate import evaluate
 from paceline.training.sync import Sync
@@ -62,8 +64,13 @@ def summarise(
     strategy: str, sync: Sync, folder: RunFolder, windows: list[WindowTime], peak: int | None
 ) -> dict[str, Any]:
     """The figures of the run, the same on every rank: each sums up its own steps, which may be on another host."""
-    own = summarise_rank(sync.rank, read_steps(folder.path / steps_file(sync.rank))).to_dict()
-    own["peak_bytes"] = peak
+    steps = read_steps(folder.path / steps_file(sync.rank))
+    used = rank_usage(sync.rank, read_resources(folder.path / resources_file(sync.rank)), steps)
+    own = summarise_rank(sync.rank, steps).to_dict() | {
+        "peak_bytes": peak,
+        "cpu_share": used.cpu_share,
+        "resident_bytes": used.resident_bytes,
+    }
     names = list(own)
     values = [float("nan") if own[name] is None else float(own[name]) for name in names]
     gathered = sync.comm.gather(torch.tensor(values, dtype=torch.float64))
@@ -102,5 +109,5 @@ def _weighted(figures: list[tuple[float | None, int]]) -> float | None:
 
 
 def _from_floats(names: list[str], values: list[float]) -> dict[str, Any]:
-    counts = {"rank", "steps", "samples", "diverged_step", "peak_bytes"}
+    counts = {"rank", "steps", "samples", "diverged_step", "peak_bytes", "resident_bytes"}
     return {n: None if v != v else int(v) if n in counts else v for n, v in zip(names, values, strict=True)}

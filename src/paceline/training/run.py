@@ -10,7 +10,7 @@ import torch
 from paceline.comm import World
 from paceline.config import RunConfig
 from paceline.measure.memory import peak_bytes, reset_peak
-from paceline.measure.steps import step_clock
+from paceline.measure.watch import Watch
 from paceline.records import RunFolder
 from paceline.strategies.base import MakeOptimizer
 from paceline.training import results
@@ -18,6 +18,7 @@ from paceline.training.account import Account, Report, silent
 from paceline.training.check import check_gradients
 from paceline.training.ledger import Ledger
 from paceline.training.loop import Loop
+from paceline.training.origin import start_together
 from paceline.training.stage import Stage, set_stage
 from paceline.training.sync import Sync
 from paceline.training.topology import describe_model, describe_place, describe_strategy
@@ -40,7 +41,7 @@ def run(
     `number` tells the runs of one job apart, `command` is what the user typed. `listen` hears, on every rank, what
     rank 0 writes to the record's events.
     """
-    stage = set_stage(config, world, threads)
+    stage = set_stage(config, world, threads, timed=True)
     if stage is None:
         world.wait_for(f"run-{number}")
         return
@@ -56,27 +57,33 @@ def _run_as_worker(stage: Stage, folder: RunFolder, listen: Report, command: str
     check_gradients(model, workload, source, config, comm.rank)
     held_out = results.held_out(config, workload, stage.share)
 
-    account = Account(folder, comm.rank, listen)
+    stopwatch = stage.stopwatch
+    start_together(comm)
+    account = Account(folder, comm.rank, stopwatch.clock.now, listen)
     # Rank 0 describes the run; so does the first rank of a host that does not see rank 0's disk.
     if comm.rank == 0 or (stage.world.local_rank == 0 and not folder.is_described):
         account.describe(dataclasses.asdict(config), _topology(stage, source.batch), command)
     sync = Sync(model, _optimizer_factory(config, workload), stage.strategy, comm, config.bn)
-    clock = step_clock(stage.placement.device)
-    ledger = Ledger(clock, account.steps)
+    ledger = Ledger(stopwatch, account.steps, account.timeline if config.events else None)
     windows = Windows(sync, ledger, config.log_every, account.report)
-    loop = Loop(config, workload, sync, source, clock, ledger, windows, account.report)
+    loop = Loop(config, workload, sync, source, stopwatch, ledger, windows, account.report)
+    watch = Watch(folder, comm.rank, stopwatch.clock.now, comm.device, first_on_host=stage.world.local_rank == 0)
+    account.also_tell(watch.marks.hear)
     try:
         loop.train()
+        watch.sampler.sample()
         peak = peak_bytes(stage.placement.device) if peak_is_ours else None  # Of training: testing comes after it.
         summary = results.summarise(config.strategy, sync, folder, windows.times, peak)
         summary |= results.whole_epochs(config, source, summary["step_s"])
         account.summarise(summary)  # Already now: a test that fails must not cost the figures of the training.
         if held_out is not None:
-            tests = results.evaluations(config, workload, sync, held_out)
+            with watch.marks.span("evaluation"):
+                tests = results.evaluations(config, workload, sync, held_out)
             account.report("evaluation", **tests)
             summary |= tests
         account.finish(summary)
     finally:
+        watch.close()
         account.close()
     sync.close()
 

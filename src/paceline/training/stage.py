@@ -9,6 +9,7 @@ from torch import nn
 
 from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
+from paceline.measure.steps import Stopwatch, make_stopwatch
 from paceline.strategies.base import Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.placement import Placement
@@ -35,6 +36,12 @@ class Stage:
         """The model, on its device, in training mode."""
         return self.workload.model
 
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """What times this rank's steps."""
+        assert self.comm.stopwatch is not None, "the stage was set without timing"
+        return self.comm.stopwatch
+
     def source(self) -> Source:
         """This rank's share of the training data, from the beginning."""
         batch = self.config.global_batch(self.comm.world_size)
@@ -42,14 +49,20 @@ class Stage:
         return make_source(self.workload.train, self.share, batch=batch, seed=seed, reshuffle=reshuffle)
 
 
-def set_stage(config: RunConfig, world: World, threads: int | None) -> Stage | None:
-    """Sets a rank up; called on all of them, None on those that stay idle."""
+def set_stage(config: RunConfig, world: World, threads: int | None, *, timed: bool = False) -> Stage | None:
+    """Sets a rank up, to have its steps timed or not; called on all of them, None on those that stay idle."""
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     roles = strategy.roles(world.size)
     placement = Placement.choose(config, world, roles, threads)
     placement.apply(config)
     active = [rank for rank, role in enumerate(roles) if role is not Role.IDLE]
-    comm = open_comm(active, device=placement.device, backend=placement.backend, timeout_s=config.timeout)
+    comm = open_comm(
+        active,
+        device=placement.device,
+        backend=placement.backend,
+        timeout_s=config.timeout,
+        stopwatch=make_stopwatch(placement.device, events=config.events) if timed else None,
+    )
     if comm is None:
         return None
     config.global_batch(comm.world_size)  # Refuses one that leaves a worker empty, before anything is loaded.

@@ -50,6 +50,8 @@ class Windows:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         wall_s = time.perf_counter() - self._began_s
+        if self._sync.comm.stopwatch is not None:
+            self._sync.comm.stopwatch.clock.anchor()
         window = self._ledger.close_window(wall_s, self._sync.comm)
         self.times.append(WindowTime(len(window.losses), window.wall_s))
         log_s = window.wall_s * self._log_every / len(window.losses)

@@ -1,0 +1,168 @@
+"""The time split: where each step's time went on each rank, from its timeline.
+
+Let C be the union of what was computed in a step (forward, backward until the last gradient, the optimiser) without the
+moments at which the computing thread only waited for an operation, and K the union of the operations. Then
+`overlapped` = |C ∩ K|, `exposed` = |K| − |C ∩ K|, `other` = step − |C ∪ K|; with `compute` = |C| − |C ∩ K| they add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.analysis.intervals import Interval, clipped, difference, intersection, length, union
+from paceline.records.timeline import Kind, Timeline
+
+COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMISER)
+WARM_UP_STEPS = 5
+"""Steps that do not count, as in the time per iteration: reducers build buckets, allocators and caches fill."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the time of a step went, in seconds, on one rank or on average."""
+
+    step_s: float
+    compute_s: float
+    """Computing, with nothing on the wire."""
+    overlapped_s: float
+    """Computing and communicating at once."""
+    exposed_s: float
+    """Communicating, with nothing computed."""
+    other_s: float
+    """Neither: data, the arithmetic of a strategy, Python."""
+    data_s: float
+    """Getting the batch; a part of `other_s`."""
+    stolen_s: float | None
+    """Wall time less processor time inside what was computed; None where another processor computes."""
+
+    @property
+    def communication_s(self) -> float:
+        """How long anything was on the wire."""
+        return self.overlapped_s + self.exposed_s
+
+    @property
+    def computing_s(self) -> float:
+        """How long anything was computed."""
+        return self.compute_s + self.overlapped_s
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of communication that was hidden behind computing; undefined when nothing was sent."""
+        return self.overlapped_s / self.communication_s if self.communication_s > 0 else None
+
+    def share(self, part: str) -> float:
+        """A part's share of the step, by its name, as `exposed`."""
+        return float(getattr(self, f"{part}_s")) / self.step_s
+
+
+PARTS = ("compute", "overlapped", "exposed", "other")
+"""They add up to the step."""
+
+
+@dataclass(frozen=True)
+class StepSplit:
+    """The split of one step."""
+
+    step: int
+    split: Split
+
+
+def split_steps(timeline: Timeline) -> list[StepSplit]:
+    """The split of every step that the timeline keeps."""
+    operations = [Span.of(row) for row in timeline.operations]
+    starts = np.array([span.start_s for span in operations])
+    # An operation may go on after its step; the longest tells how far back one must look.
+    longest_s = max((span.end_s - span.start_s for span in operations), default=0.0)
+    phases = _by_step(timeline.of(Kind.DATA, *COMPUTE))
+    splits = []
+    for row in timeline.steps:
+        start_s, end_s = float(row["start_s"]), float(row["end_s"])
+        first, last = np.searchsorted(starts, [start_s - longest_s, end_s])
+        on_wire = operations[first:last]
+        splits.append(
+            StepSplit(int(row["step"]), split_step(start_s, end_s, phases.get(int(row["step"]), []), on_wire))
+        )
+    return splits
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A phase or an operation."""
+
+    kind: Kind
+    start_s: float
+    end_s: float
+    waited_from_s: float = math.nan
+    """Since when the computing thread only waited for it."""
+    cpu_s: float = math.nan
+    """Processor time that the computing thread got meanwhile."""
+
+    @classmethod
+    def of(cls, row: Any) -> Span:
+        """A row of a timeline."""
+        kind, start_s, end_s = Kind(int(row["kind"])), float(row["start_s"]), float(row["end_s"])
+        return cls(kind, start_s, end_s, float(row["waited_from_s"]), float(row["cpu_s"]))
+
+
+def split_step(start_s: float, end_s: float, phases: Sequence[Span], operations: Iterable[Span]) -> Split:
+    """The split of the step between two moments, given its phases and whatever was on the wire about then."""
+    wire = list(operations)
+    waits = union((span.waited_from_s, span.end_s) for span in wire if not math.isnan(span.waited_from_s))
+    computing = [span for span in phases if span.kind in COMPUTE]
+    compute = difference(union(_within(computing, start_s, end_s)), waits)
+    communication = union(_within(wire, start_s, end_s))
+    both = length(intersection(compute, communication))
+    either = length(union([*compute, *communication]))
+    return Split(
+        step_s=end_s - start_s,
+        compute_s=length(compute) - both,
+        overlapped_s=both,
+        exposed_s=length(communication) - both,
+        other_s=end_s - start_s - either,
+        data_s=sum(span.end_s - span.start_s for span in phases if span.kind is Kind.DATA),
+        stolen_s=_stolen(length(compute), [span.cpu_s for span in computing]),
+    )
+
+
+def mean_split(splits: Sequence[Split]) -> Split | None:
+    """The mean of splits, which still adds up; None of none."""
+    if not splits:
+        return None
+    stolen = [split.stolen_s for split in splits if split.stolen_s is not None]
+
+    def mean(part: str) -> float:
+        return float(np.mean([getattr(split, part) for split in splits]))
+
+    return Split(
+        **{name: mean(name) for name in ("step_s", *[f"{part}_s" for part in PARTS], "data_s")},
+        stolen_s=float(np.mean(stolen)) if len(stolen) == len(splits) else None,
+    )
+
+
+def split_of(timeline: Timeline) -> Split | None:
+    """The mean split of a rank's steps after the warm-up; of all where there are no others."""
+    steps = split_steps(timeline)
+    later = [step.split for step in steps if step.step >= WARM_UP_STEPS]
+    return mean_split(later or [step.split for step in steps])
+
+
+def _within(spans: Iterable[Span], start_s: float, end_s: float) -> list[Interval]:
+    return clipped(((span.start_s, span.end_s) for span in spans), start_s, end_s)
+
+
+def _stolen(computing_s: float, cpu_s: Sequence[float]) -> float | None:
+    """Waiting takes next to no processor time, so all that a phase got, it got while it computed."""
+    total = sum(cpu_s)
+    return None if math.isnan(total) else max(0.0, computing_s - total)
+
+
+def _by_step(rows: Any) -> dict[int, list[Span]]:
+    found: dict[int, list[Span]] = {}
+    for row in rows:
+        found.setdefault(int(row["step"]), []).append(Span.of(row))
+    return found

@@ -1,0 +1,169 @@
+"""When each phase of a step and each operation on the wire began and ended, on one rank: a few dozen bytes each.
+
+A file begins with `MAGIC` and the format's number; then come rows of fixed size, little-endian, as `ROW` has them. A
+last row that was cut short is passed over. Times are seconds since the run's start, on the clock of rank 0.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import RecordError
+
+MAGIC = b"paceline-timeline"
+FORMAT = 1
+HEADER = MAGIC + bytes([FORMAT])
+
+
+class Kind(enum.IntEnum):
+    """What a row is about: the step as a whole, a phase of it, or an operation on the wire."""
+
+    STEP = 0
+    DATA = 1
+    FORWARD = 2
+    BACKWARD = 3
+    """Until the last gradient is there; what waits after that inside `backward()` is not part of it."""
+    OPTIMISER = 4
+    ALL_REDUCE = 16
+    BROADCAST = 17
+    GATHER = 18
+    SCATTER = 19
+    ALL_GATHER = 20
+    REDUCE_SCATTER = 21
+    REDUCE = 22
+    ALL_TO_ALL = 23
+    SEND = 24
+    RECV = 25
+    BARRIER = 26
+
+    @property
+    def is_operation(self) -> bool:
+        """Whether it is something on the wire."""
+        return self >= Kind.ALL_REDUCE
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        return self.name.lower()
+
+
+class Purpose(enum.IntEnum):
+    """What an operation carries."""
+
+    NOTHING = 0
+    """For phases."""
+    GRADIENTS = 1
+    BUFFERS = 2
+    """Running statistics of BatchNorm and the like, broadcast before a step."""
+    STATISTICS = 3
+    """Of the global batch, under `--bn sync`."""
+    WEIGHTS = 4
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        return self.name.lower()
+
+
+ROW = np.dtype(
+    [
+        ("step", "<u4"),
+        ("kind", "u1"),
+        ("purpose", "u1"),
+        ("peer", "<i2"),
+        ("bytes", "<u8"),
+        ("start_s", "<f8"),
+        ("end_s", "<f8"),
+        ("waited_from_s", "<f8"),
+        ("cpu_s", "<f8"),
+    ]
+)
+"""`peer`: root, sender or receiver, -1 where there is none. `bytes`: of the whole tensor, over all ranks for gather,
+scatter, all_gather and reduce_scatter. `waited_from_s`: since when the computing thread did nothing but wait for the
+operation's end; not a number where it never did. `cpu_s`: processor time that the computing thread got in a phase; not
+a number where that is not known."""
+
+NO_PEER = -1
+NEVER = float("nan")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One rank's rows, in the order of their start."""
+
+    rows: npt.NDArray[np.void]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def steps(self) -> npt.NDArray[np.void]:
+        """One row per step that was kept."""
+        return self.of(Kind.STEP)
+
+    @property
+    def operations(self) -> npt.NDArray[np.void]:
+        """What was on the wire."""
+        return self.rows[self.rows["kind"] >= Kind.ALL_REDUCE]
+
+    def of(self, *kinds: Kind) -> npt.NDArray[np.void]:
+        """The rows of some kinds."""
+        return self.rows[np.isin(self.rows["kind"], kinds)]
+
+
+EMPTY = Timeline(np.empty(0, ROW))
+
+
+def timeline_file(rank: int) -> str:
+    """The file of one rank's timeline."""
+    return f"timeline-{rank}.bin"
+
+
+def keeps(step: int) -> bool:
+    """Whether a step is kept: all of the first thousand, then a tenth, then a hundredth, so that files stay small."""
+    return step % int(10 ** max(0, len(str(step)) - 3)) == 0
+
+
+class TimelineWriter:
+    """Appends one rank's rows."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._file = (folder / timeline_file(rank)).open("wb", buffering=0)
+        self._file.write(HEADER)
+
+    def write(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Appends rows, each with the fields of `ROW`."""
+        if rows:
+            self._file.write(np.array(rows, dtype=ROW).tobytes())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_timeline(file: Path) -> Timeline:
+    """One rank's timeline, also of a run that is still going on."""
+    content = file.read_bytes()
+    if not content.startswith(MAGIC):
+        raise RecordError(f"{file} is damaged: it is not a timeline.")
+    if not content.startswith(HEADER):
+        raise RecordError(f"{file} is a timeline of another version.", hint="read it with the version that wrote it")
+    whole = (len(content) - len(HEADER)) // ROW.itemsize
+    rows = np.frombuffer(content, dtype=ROW, count=whole, offset=len(HEADER))
+    known = np.isin(rows["kind"], list(Kind)) & np.isin(rows["purpose"], list(Purpose))
+    if not known.all() or not np.isfinite(rows["start_s"]).all():
+        raise RecordError(f"{file} is damaged: a row is of no known kind, or has no start.")
+    return Timeline(rows[np.argsort(rows["start_s"], kind="stable")])
+
+
+def read_timelines(folder: Path) -> dict[int, Timeline]:
+    """The timelines of a run by rank; none where events were not collected."""
+    files = sorted(folder.glob("timeline-*.bin"))
+    return {int(file.stem.removeprefix("timeline-")): read_timeline(file) for file in files}
