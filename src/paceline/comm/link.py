@@ -1,8 +1,8 @@
-"""Measures what joins the ranks: latency and bandwidth between two, all-reduces over all, both against computing.
+"""Measures what joins the ranks: latency and bandwidth between two of them, all-reduces over many.
 
-All of it is measured as training would use it: the run's backend, its device, its threads. Repeats are as many as a time
-budget allows, so that a slow link takes not much longer than a fast one; how many is agreed on by the ranks, since none
-may send what another does not wait for.
+All of it is measured as training would use it: on the run's group and device. Repeats are as many as a time budget
+allows, so that a slow link takes little longer than a fast one. The ranks agree on how many: none may send what another
+does not wait for.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
@@ -21,38 +20,160 @@ from torch import Tensor
 from paceline.comm.group import Comm
 from paceline.comm.messages import irecv, isend
 from paceline.comm.texts import gather_json
-from paceline.records.examination import AllReducePoint, Contention, PairLink, PairPoint
+from paceline.records.examination import AllReducePoint, PairLink, PairPoint
+from paceline.records.typed import build
 
-PAIR_BYTES = tuple(32 * 1024 * 4**power for power in range(6))
-"""32 KiB to 32 MiB: from where bandwidth starts to count to more than any cache holds."""
-ALL_REDUCE_BYTES = tuple(1024 * 4**power for power in range(9))
+GROWTH = 4
+PAIR_BYTES = tuple(32 * 1024 * GROWTH**power for power in range(6))
+"""32 KiB to 32 MiB: from where bandwidth starts to count to more than most caches hold."""
+ALL_REDUCE_BYTES = tuple(1024 * GROWTH**power for power in range(9))
 """1 KiB to 64 MiB."""
+TINY_BYTES = 4
 PAIR_S = 0.8
-"""Seconds for one pair; what a slow link needs more is two messages of each of two sizes."""
 ALL_REDUCE_S = 1.8
-CONTENTION_S = 1.2
-LATENCY_SHARE = 0.2
-MOST_REPEATS = 200
-LEAST_SIZES = 2
-"""Fewer do not make a slope."""
+"""Seconds to spend; a link that is too slow for them still gets a few sizes."""
+LATENCY_SHARE = 0.15
+"""Of a pair's time."""
+WARM_UP = 5
+LEAST_REPEATS, MOST_REPEATS = 3, 200
+LEAST_SIZES = 3
 MOST_PAIRS_PER_HOST = 7
 MOST_PAIRS_BETWEEN = 12
-ROUNDS = 3
-CONTENTION_BYTES = 4 * 1024**2
-PRODUCT_SIDE = {"cpu": 384, "cuda": 4096}
-"""Of the square matrices that are multiplied: some milliseconds."""
 
 
 def measure_pairs(comm: Comm, hosts: Sequence[int], pair_s: float = PAIR_S) -> list[PairLink]:
-    """The links within hosts and between them, one after the other; `hosts` has each rank's. On every rank.
-
-    Within a host, from its first rank to the others; between hosts, from first rank to first rank.
-    """
+    """The links within hosts and between them, one after the other; `hosts` has each rank's. The same on every rank."""
     own: list[PairLink] = []
     for one, other in pairs_to_measure(hosts):
-        comm.smallest(0)  # One pair at a time: links may share a wire.
+        comm.smallest(0)  # Links may share a wire, so one pair waits for the other.
         if comm.rank == one:
-            own.append(_measure_from(comm, other, hosts, pair_s))
+            own.append(_measure_pair(comm, other, hosts, pair_s))
         elif comm.rank == other:
-            _answer(comm, one)
-    return [PairLink(**_revived(found)) for rank in gather_json([_plain(p) for p in own], comm) for found in rank]
+            _follow_orders(comm, one)
+    found = gather_json([asdict(pair) for pair in own], comm)
+    return [build(PairLink, pair) for rank in found for pair in rank]
+
+
+def pairs_to_measure(hosts: Sequence[int]) -> list[tuple[int, int]]:
+    """Within a host, from its first rank to the others; between hosts, from first rank to first rank."""
+    members: dict[int, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        members.setdefault(host, []).append(rank)
+    within = [(ranks[0], other) for ranks in members.values() for other in ranks[1 : 1 + MOST_PAIRS_PER_HOST]]
+    firsts = [ranks[0] for ranks in members.values()]
+    between = list(itertools.combinations(firsts, 2))
+    if len(between) > MOST_PAIRS_BETWEEN:  # Then every host in two of them, as in a ring.
+        between = [*itertools.pairwise(firsts), (firsts[0], firsts[-1])]
+    return within + between
+
+
+def measure_all_reduce(comm: Comm, budget_s: float = ALL_REDUCE_S) -> list[AllReducePoint]:
+    """All-reduces over all ranks of a comm, small to large, as far as the budget goes. The same on every rank."""
+    factor = 2 * (comm.world_size - 1) / comm.world_size
+    points: list[AllReducePoint] = []
+    time_all_reduces(comm, torch.zeros(1, device=comm.device), WARM_UP)  # Connections are made by the first.
+    left_s = budget_s
+    for index, size in enumerate(ALL_REDUCE_BYTES):
+        if len(points) >= LEAST_SIZES and 2 * GROWTH * points[-1].time_s > left_s:
+            break
+        buffer = torch.zeros(size // 4, device=comm.device)
+        (first_s,) = time_all_reduces(comm, buffer, 1)
+        times = time_all_reduces(comm, buffer, _repeats(first_s, left_s / (len(ALL_REDUCE_BYTES) - index)))
+        left_s -= first_s + sum(times)
+        time_s = statistics.median(times)
+        points.append(AllReducePoint(size, time_s, size / time_s, factor * size / time_s, len(times)))
+    return points
+
+
+def time_all_reduces(comm: Comm, buffer: Tensor, repeats: int) -> list[float]:
+    """Seconds of each all-reduce on the rank that was slowest at it."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        dist.all_reduce(buffer, group=comm.group)
+        finish(comm)
+        times.append(time.perf_counter() - began)
+    everyone = torch.stack(comm.gather(torch.tensor(times, dtype=torch.float64)))
+    slowest: list[float] = everyone.amax(dim=0).tolist()
+    return slowest
+
+
+def finish(comm: Comm) -> None:
+    """Waits for a GPU, which works on long after the call has returned."""
+    if comm.device.type == "cuda":
+        torch.cuda.current_stream(comm.device).synchronize()
+
+
+def slope(sizes: Sequence[float], times_s: Sequence[float]) -> float:
+    """Seconds per byte, by least squares; the largest message alone where noise makes that negative."""
+    mean_size, mean_s = statistics.fmean(sizes), statistics.fmean(times_s)
+    spread = sum((size - mean_size) ** 2 for size in sizes)
+    found = sum((size - mean_size) * (t - mean_s) for size, t in zip(sizes, times_s, strict=True)) / spread
+    return found if found > 0 else times_s[-1] / sizes[-1]
+
+
+def _measure_pair(comm: Comm, peer: int, hosts: Sequence[int], budget_s: float) -> PairLink:
+    """The side that keeps time; the other one follows its orders."""
+    _round_trips(comm, peer, TINY_BYTES, WARM_UP)  # Connections are made by the first.
+    alpha_s = statistics.median(_repeated_trips(comm, peer, TINY_BYTES, LATENCY_SHARE * budget_s)) / 2
+    points: list[PairPoint] = []
+    left_s = (1 - LATENCY_SHARE) * budget_s
+    for index, size in enumerate(PAIR_BYTES):
+        if len(points) >= LEAST_SIZES and 4 * GROWTH * points[-1].one_way_s > left_s:
+            break
+        began = time.perf_counter()
+        times = _repeated_trips(comm, peer, size, left_s / (len(PAIR_BYTES) - index))
+        left_s -= time.perf_counter() - began
+        points.append(PairPoint(size, statistics.median(times) / 2, len(times)))
+    _order(comm, peer, 0, 0)
+    return PairLink(
+        ranks=[comm.rank, peer],
+        hosts=[hosts[comm.rank], hosts[peer]],
+        alpha_s=alpha_s,
+        beta_s_per_byte=slope([point.bytes for point in points], [point.one_way_s for point in points]),
+        points=points,
+    )
+
+
+def _repeated_trips(comm: Comm, peer: int, size: int, budget_s: float) -> list[float]:
+    """As many round trips as the budget allows, after one that warms up."""
+    (first_s,) = _round_trips(comm, peer, size, 1)
+    return _round_trips(comm, peer, size, _repeats(first_s, budget_s))
+
+
+def _repeats(each_s: float, budget_s: float) -> int:
+    return 1 if each_s > budget_s else max(LEAST_REPEATS, min(MOST_REPEATS, int(budget_s / each_s)))
+
+
+def _round_trips(comm: Comm, peer: int, size: int, repeats: int) -> list[float]:
+    """Seconds of each: there, and back again."""
+    _order(comm, peer, size, repeats)
+    buffer = torch.zeros(size // 4, device=comm.device)
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        isend(buffer, peer, comm).wait()
+        irecv(buffer, peer, comm).wait()
+        finish(comm)
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def _order(comm: Comm, peer: int, size: int, repeats: int) -> None:
+    dist.send(torch.tensor([size, repeats]), group_dst=peer, group=comm.control)
+
+
+def _follow_orders(comm: Comm, peer: int) -> None:
+    """The other side: sends back what it gets, until an order of no message at all."""
+    buffer = torch.zeros(0, device=comm.device)
+    order = torch.zeros(2, dtype=torch.int64)
+    while True:
+        dist.recv(order, group_src=peer, group=comm.control)
+        size, repeats = order.tolist()
+        if repeats == 0:
+            return
+        if buffer.numel() != size // 4:
+            buffer = torch.zeros(size // 4, device=comm.device)
+        for _ in range(repeats):
+            irecv(buffer, peer, comm).wait()
+            isend(buffer, peer, comm).wait()

@@ -1,0 +1,60 @@
+"""Builds dataclasses from what JSON holds, and refuses what does not fit, naming the place."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+class Misfit(Exception):
+    """A value is not what its place takes; the message says which place, and what it takes."""
+
+
+def build(kind: type[T], value: Any, place: str = "it") -> T:
+    """A dataclass from a mapping with exactly its fields; lists, mappings and dataclasses inside are built too."""
+    if not isinstance(value, dict):
+        raise Misfit(f"{place} is not a JSON object")
+    fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if fields != value.keys():
+        missing, unknown = sorted(fields - value.keys()), sorted(value.keys() - fields)
+        raise Misfit(f"{place} has no {missing[0]}" if missing else f"{place} has {unknown[0]!r}, which is not known")
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: _fit(hints[name], value[name], f"{place}.{name}") for name in fields})
+
+
+def _fit(kind: Any, value: Any, place: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        (inner,) = [member for member in arguments if member is not type(None)]
+        return None if value is None else _fit(inner, value, place)
+    if origin is Literal:
+        return _checked(value in arguments, value, place, " or ".join(map(repr, arguments)))
+    if origin is list:
+        _checked(isinstance(value, list), value, place, "a list")
+        return [_fit(arguments[0], item, f"{place}[{index}]") for index, item in enumerate(value)]
+    if origin is dict:
+        _checked(isinstance(value, dict), value, place, "a JSON object")
+        return {key: _fit(arguments[1], item, f"{place}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return build(typing.cast(type[Any], kind), value, place)
+    if kind is Any:
+        return value
+    return _plain(kind, value, place)
+
+
+def _plain(kind: type, value: Any, place: str) -> Any:
+    if kind is float:
+        _checked(isinstance(value, int | float) and not isinstance(value, bool), value, place, "a number")
+        return float(value)
+    words = {int: "a whole number", str: "text", bool: "true or false"}
+    return _checked(type(value) is kind, value, place, words[kind])
+
+
+def _checked(holds: bool, value: Any, place: str, what: str) -> Any:
+    if not holds:
+        raise Misfit(f"{place} is {value!r}, not {what}")
+    return value
