@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.analysis.summary import summarise, summarise_rank
+from paceline.errors import RecordError
 from paceline.records import RunRecord, StepRow, Steps
 
 ROWS = [
@@ -83,7 +84,30 @@ def test_a_run_without_steps_has_no_figures() -> None:
 
 
 def test_what_the_run_wrote_itself_is_taken() -> None:
-    assert summarise(record_of({0: ROWS}, {"steps": 99})) == {"steps": 99}
+    assert summarise(record_of({0: ROWS}, {"steps": 99, "ranks": []})) == {"steps": 99, "ranks": []}
+
+
+OWN = summarise_rank(0, steps_of(ROWS)).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("summary", "message"),
+    [
+        ({"steps": 99}, "it has no list of ranks"),
+        ({"ranks": {}}, "it has no list of ranks"),
+        ({"ranks": [1]}, "it has no list of ranks"),
+        ({"ranks": [{"rank": 0}]}, "a rank has no accuracy, average_loss, backward_s"),
+        ({"ranks": [OWN | {"samples": None}]}, "a rank has no number, or no samples"),
+        ({"ranks": [OWN | {"step_s": "soon"}]}, "step_s of a rank is not a number"),
+        ({"ranks": [], "train_s": 3}, "it has no samples_per_s, steps"),
+        ({"ranks": [], "test": 0.5}, "test has no accuracy, available, loss, samples"),
+        ({"ranks": [], "test_ranks": [{"loss": 1}]}, "test_ranks has no accuracy"),
+        ({"ranks": [], "estimate": {"epochs": 2}}, "estimate has no seconds"),
+    ],
+)
+def test_a_damaged_summary_is_an_error(summary: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecordError, match=rf"summary.json is damaged: {message}"):
+        summarise(record_of({0: ROWS}, summary))
 
 
 def test_a_run_cut_short_is_summed_up_from_its_steps() -> None:

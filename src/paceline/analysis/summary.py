@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from paceline.analysis.resources import usage
+from paceline.errors import RecordError
 from paceline.records.reader import RunRecord, Steps
+from paceline.records.schema import SUMMARY_FILE
+
+RANK_NUMBERS = frozenset(
+    {"samples", "average_loss", "accuracy", "first_step_s", "step_s", "forward_s", "backward_s", "update_s"}
+)
+"""What a reader relies on in a rank's entry of a summary, beside its number; null where it was not measured."""
+NUMBERS = {
+    "test": frozenset({"loss", "accuracy", "samples", "available"}),
+    "estimate": frozenset({"epochs", "seconds"}),
+}
+"""The same in parts of a summary that may be missing."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,35 @@ def summarise_rank(rank: int, steps: Steps) -> RankSummary:
 def summarise(record: RunRecord) -> dict[str, Any]:
     """The figures of a run: those it wrote itself, or, where it was cut short, those that its steps still tell."""
     if record.summary is not None:
+        _check(record.summary, str(record.path / SUMMARY_FILE))
         return record.summary
-    ranks = [summarise_rank(rank, steps).to_dict() for rank, steps in sorted(record.steps.items())]
+    used = {own.rank: {"cpu_share": own.cpu_share, "resident_bytes": own.resident_bytes} for own in usage(record)}
+    ranks = [summarise_rank(rank, steps).to_dict() | used.get(rank, {}) for rank, steps in sorted(record.steps.items())]
     return {"ranks": ranks, "steps": min((rank["steps"] for rank in ranks), default=0)}
+
+
+def _check(summary: Mapping[str, Any], file: str) -> None:
+    """Refuses a summary that lacks what readers rely on, or has something else in its place."""
+    ranks = summary.get("ranks")
+    if not isinstance(ranks, list) or not all(isinstance(rank, Mapping) for rank in ranks):
+        raise RecordError(f"{file} is damaged: it has no list of ranks.")
+    for rank in ranks:
+        _check_numbers(rank, RANK_NUMBERS | {"rank", "diverged_step"}, "a rank", file)
+        if rank["rank"] is None or rank["samples"] is None:
+            raise RecordError(f"{file} is damaged: a rank has no number, or no samples.")
+    if "train_s" in summary:
+        _check_numbers(summary, {"steps", "train_s", "samples_per_s"}, "it", file)
+    for part, names in NUMBERS.items():
+        if summary.get(part) is not None:
+            _check_numbers(summary[part], names, part, file)
+    for replica in summary.get("test_ranks") or []:
+        _check_numbers(replica, {"loss", "accuracy"}, "test_ranks", file)
+
+
+def _check_numbers(values: Any, names: Iterable[str], what: str, file: str) -> None:
+    missing = sorted(names) if not isinstance(values, Mapping) else sorted(set(names) - values.keys())
+    if missing:
+        raise RecordError(f"{file} is damaged: {what} has no {', '.join(missing)}.")
+    wrong = [name for name in sorted(names) if not isinstance(values[name], int | float | None)]
+    if wrong:
+        raise RecordError(f"{file} is damaged: {wrong[0]} of {what} is not a number.")

@@ -22,8 +22,11 @@ class Watch:
         probe = Probe(device, with_host=first_on_host)
         self.sampler = Sampler(probe, ResourceWriter(folder, rank), now, also=self.marks.flush)
         self.sampler.start()
+        self._is_open = True
 
     def close(self) -> None:
-        """Ends it, with everything written."""
-        self.sampler.close()
-        self.marks.close()
+        """Ends it, with everything written; once is enough."""
+        if self._is_open:
+            self._is_open = False
+            self.sampler.close()
+            self.marks.close()

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.analysis.ranks import UNEVEN
+from paceline.analysis.resources import host_usage
 from paceline.analysis.summary import summarise
 from paceline.records import RunRecord
-from paceline.report.words import number, percent, plural, seconds
+from paceline.report.words import number, percent, plural, seconds, size
 
 
 def print_run(record: RunRecord, console: Console) -> None:
@@ -19,7 +20,7 @@ def print_run(record: RunRecord, console: Console) -> None:
     summary = summarise(record)
     table = Table(box=None, pad_edge=False, header_style="bold")
     headings = ("rank", "samples", "average loss", "train accuracy", "time/iteration", "first", "forward", "backward")
-    for heading in (*headings, "update"):
+    for heading in (*headings, "update", "CPU", "memory"):
         table.add_column(heading, justify="right")
     for rank in summary["ranks"]:
         table.add_row(
@@ -28,6 +29,8 @@ def print_run(record: RunRecord, console: Console) -> None:
             number(rank["average_loss"]),
             percent(rank["accuracy"]),
             *[seconds(rank[key]) for key in ("step_s", "first_step_s", "forward_s", "backward_s", "update_s")],
+            percent(rank.get("cpu_share"), 0),
+            size(rank.get("resident_bytes")),
         )
     console.print(table)
     for sentence in sentences(summary, record):
@@ -55,6 +58,7 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         rate = summary["samples_per_s"]
         speed = f", {rate:,.0f} samples/s" if rate else ""
         yield f"trained {plural(summary['steps'], 'step')} in {seconds(summary['train_s'])}{speed}"
+    yield from _hosts(record)
     estimate = summary.get("estimate")
     if estimate:
         yield f"{plural(estimate['epochs'], 'epoch')} would take about {seconds(estimate['seconds'])}"
@@ -63,3 +67,13 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         yield f"the loss is not a number since step {min(diverged)}. hint: lower --lr, or --clip-norm 1"
     state = "" if record.finished else " (cut short)"
     yield f"record: {record.path}{state}"
+
+
+def _hosts(record: RunRecord) -> Iterator[str]:
+    """How busy the hosts were, whoever made them so."""
+    hosts = host_usage(record)
+    for host in hosts:
+        if host.busy is not None:
+            name = "the host's" if len(hosts) == 1 else f"host {host.host}'s"
+            used = f"{size(host.used_bytes)} of memory in use"
+            yield f"{name} cores were busy {percent(host.busy, 0)} of the time, {used}"
