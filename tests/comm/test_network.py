@@ -8,7 +8,15 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from paceline.comm.network import LOOPBACK, Interface, choose_interface, free_port
+from paceline.comm.network import (
+    LOOPBACK,
+    Interface,
+    address_of,
+    addresses_of_name,
+    choose_interface,
+    free_port,
+    is_loopback,
+)
 from paceline.errors import LaunchError
 
 Address = namedtuple("Address", "address")
@@ -78,3 +86,31 @@ def test_a_free_port_can_be_bound() -> None:
     port = free_port()
     with socket.create_server((LOOPBACK, port)) as server:
         assert server.getsockname()[1] == port > 0
+
+
+def test_the_address_of_an_interface() -> None:
+    assert address_of(loopback()) == LOOPBACK
+    assert address_of("none0") is None
+
+
+def test_of_several_addresses_the_first_that_gloo_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = namedtuple("entry", "family address")
+    link, six, four = (socket.AF_PACKET, "00:00"), (socket.AF_INET6, "fe80::1%eth0"), (socket.AF_INET, "10.1.2.3")
+    both = {"eth0": [entry(*link), entry(*six), entry(*four)], "eth1": [entry(*link), entry(*six)]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: both)
+    assert address_of("eth0") == "10.1.2.3"
+    assert address_of("eth1,eth0") == "fe80::1"
+
+
+def test_what_a_name_resolves_to() -> None:
+    assert LOOPBACK in addresses_of_name("localhost")
+    assert addresses_of_name("no.such.host.invalid") == []
+    assert addresses_of_name("a..b") == []
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [("127.0.1.1", True), ("::1", True), ("10.1.2.3", False), ("fe80::1", False), ("no address", False)],
+)
+def test_loopback_addresses(address: str, loopback: bool) -> None:
+    assert is_loopback(address) is loopback

@@ -6,12 +6,15 @@ hosts then connect to themselves. The interface that routes to the master is the
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass
 
 from paceline.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"
+_FAMILIES = {socket.AF_INET: 0, socket.AF_INET6: 1}
+"""Those that Gloo speaks, in the order of its choice."""
 _ANY_PORT = 9  # Connecting a datagram socket sends nothing; it only asks the kernel for a route.
 
 
@@ -33,6 +36,38 @@ def free_port(address: str = LOOPBACK) -> int:
     """A port that was free a moment ago; prefer binding port 0 where the API lets you."""
     with socket.create_server((address, 0)) as server:
         return int(server.getsockname()[1])
+
+
+def address_of(interface: str) -> str | None:
+    """This host's address on an interface, or on the first of several that are named with commas; None without one."""
+    import psutil
+
+    addresses = psutil.net_if_addrs().get(interface.partition(",")[0], [])
+    usable = sorted((entry for entry in addresses if entry.family in _FAMILIES), key=lambda e: _FAMILIES[e.family])
+    return usable[0].address.partition("%")[0] if usable else None
+
+
+def addresses_of_name(name: str) -> list[str]:
+    """What a host name resolves to; nothing where it does not."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host itself is reached by it."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens on a free port of an address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family)
 
 
 def _source_address(master: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -40,7 +41,11 @@ class World:
         return word.decode()
 
 
-def join_world(*, timeout_s: float, iface: str | None = None) -> World:
+Meet = Callable[[Store, int, int, str], None]
+"""What ranks do when they can leave word for each other, and before they connect: store, rank, size, interface."""
+
+
+def join_world(*, timeout_s: float, iface: str | None = None, meet: Meet | None = None) -> World:
     """Creates the default process group: Gloo over all ranks, for coordination; a run's own groups come on top.
 
     Without a launcher this is a world of one, which needs no network at all.
@@ -64,6 +69,8 @@ def join_world(*, timeout_s: float, iface: str | None = None) -> World:
     except dist.DistNetworkError as error:
         where = f"{master}:{os.environ.get('MASTER_PORT')}"
         raise LaunchError(f"rank {rank} cannot reach the master at {where}: {error}") from None
+    if meet is not None:
+        meet(PrefixStore("meet", store), rank, size, interface)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     return World(
         rank,

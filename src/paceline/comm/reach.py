@@ -1,0 +1,65 @@
+"""Whether hosts can reach each other's ports, found out before ranks connect: else they would hang until a timeout."""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from paceline.comm.network import address_of, is_loopback, listen
+from paceline.errors import LaunchError
+from paceline.measure.host import network_id
+
+CONNECT_S = 5.0
+
+
+def check_reach(store: Store, rank: int, size: int, interface: str, *, network: str | None = None) -> None:
+    """Has the first rank of every host connect to the others' first; raises, on all ranks, where one cannot.
+
+    Ranks with the same `network` are on one host, and need not be tried.
+    """
+    address = address_of(interface)
+    if address is None:
+        import psutil
+
+        known = ", ".join(sorted(psutil.net_if_addrs()))
+        raise LaunchError(
+            f"rank {rank}: the interface {interface!r} of {platform.node()} has no address.",
+            hint=f"name one of {known} with --iface",
+        )
+    with listen(address) as listener:
+        own = {"host": platform.node(), "network": network or network_id(), "at": [address, listener.getsockname()[1]]}
+        everyone = _exchange(store, "place", rank, size, own)
+        firsts: dict[str, int] = {}
+        for other, place in enumerate(everyone):
+            firsts.setdefault(place["network"], other)
+        others = [peer for peer in firsts.values() if peer != rank] if rank in firsts.values() else []
+        failures = [failure for peer in others if (failure := _try(everyone[rank], everyone[peer]))]
+        # Nobody closes before everybody has tried; and all leave with the same reason.
+        found = [failure for failures in _exchange(store, "found", rank, size, failures) for failure in failures]
+    if found:
+        raise LaunchError(found[0]["what"], hint=found[0]["fix"])
+
+
+def _exchange(store: Store, what: str, rank: int, size: int, value: Any) -> list[Any]:
+    """Every rank's value, by way of the store."""
+    store.set(f"{what}-{rank}", json.dumps(value))
+    return [json.loads(store.get(f"{what}-{other}")) for other in range(size)]
+
+
+def _try(own: dict[str, Any], peer: dict[str, Any]) -> dict[str, str] | None:
+    """What is wrong with the way to a peer; None where nothing is."""
+    address, port = peer["at"]
+    try:
+        with socket.create_connection((address, port), timeout=CONNECT_S):
+            return None
+    except OSError as error:
+        what = f"{own['host']} cannot reach {peer['host']} at {address}:{port}: {error}."
+        if is_loopback(address):
+            fix = f"{address} leads nowhere but to its own host: name {peer['host']}'s interface with --iface"
+        else:
+            fix = "open the ports between the hosts in their firewalls, or name another interface with --iface"
+        return {"what": what, "fix": fix}
