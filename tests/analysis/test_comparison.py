@@ -41,7 +41,7 @@ def test_single_trains_fewer_samples_a_step_so_its_ratio_is_per_sample(tmp_path:
 
 def test_exposed_communication_is_what_the_bound_saves(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", step_s=STEP_S))
-    exposed = {row.contender.name: row.exposed for row in comparison.rows}
+    exposed = {row.contender.name: row.above_bound for row in comparison.rows}
     assert exposed["ddp"] is not None
     assert exposed["ddp"].value == pytest.approx(0.5, abs=0.02)
     assert exposed["none"] is None
@@ -51,7 +51,7 @@ def test_exposed_communication_is_what_the_bound_saves(tmp_path: Path) -> None:
 def test_without_a_bound_nothing_is_said_about_exposed_communication(tmp_path: Path) -> None:
     contenders = [contender for contender in CLASSIC if contender.role != "bound"]
     comparison = read_comparison(write_experiment(tmp_path / "e", contenders))
-    assert all(row.exposed is None for row in comparison.rows)
+    assert all(row.above_bound is None for row in comparison.rows)
 
 
 def test_the_bound_of_the_same_settings_counts(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_the_bound_of_the_same_settings_counts(tmp_path: Path) -> None:
     ]
     step_s = {"none bn=local": 0.01, "none bn=sync": 0.02, "ddp bn=local": 0.04, "ddp bn=sync": 0.04}
     comparison = read_comparison(write_experiment(tmp_path / "e", contenders, step_s=step_s))
-    exposed = comparison.row("ddp bn=sync").exposed
+    exposed = comparison.row("ddp bn=sync").above_bound
     assert exposed is not None
     assert exposed.value == pytest.approx(0.5, abs=0.02)
 

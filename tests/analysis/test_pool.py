@@ -58,7 +58,7 @@ def test_every_experiment_has_its_own_bound_and_baseline(tmp_path: Path) -> None
         write_experiment(tmp_path / "slow", step_s=slow, repeats=3),
         write_experiment(tmp_path / "fast", step_s=STEP_S, repeats=3),
     )
-    exposed = {name: comparison.row(name).exposed for name in ("ddp", "ddp (2)")}
+    exposed = {name: comparison.row(name).above_bound for name in ("ddp", "ddp (2)")}
     assert exposed["ddp"] is not None
     assert exposed["ddp"].value == pytest.approx(0.75, abs=0.02)
     assert exposed["ddp (2)"] is not None
@@ -79,7 +79,7 @@ def test_a_baseline_of_another_experiment_is_none(tmp_path: Path) -> None:
     )
     assert comparison.decision.first == "ddp"
     assert comparison.over_one_process() is None
-    assert comparison.row("ddp").exposed is None
+    assert comparison.row("ddp").above_bound is None
     assert comparison.pick is None
 
 
@@ -94,7 +94,7 @@ def test_times_of_runs_made_one_by_one_are_not_paired(tmp_path: Path) -> None:
     assert ratio.value == pytest.approx(1.5, rel=0.03)
     assert comparison.row("allreduce").repeats == 4
     assert comparison.row("allreduce").step_s is not None
-    assert comparison.row("allreduce").exposed is None
+    assert comparison.row("allreduce").above_bound is None
     assert comparison.over_one_process() is None
 
 

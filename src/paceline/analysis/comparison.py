@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from paceline.analysis.caveats import caveats
@@ -12,6 +13,7 @@ from paceline.analysis.decision import ERROR_RATE, Decision, decide
 from paceline.analysis.parting import Parting, partings
 from paceline.analysis.pool import Pool
 from paceline.analysis.ranks import RankRow, imbalance, rank_rows, uneven
+from paceline.analysis.row_split import RowSplit, row_split
 from paceline.analysis.statistics import (
     Estimate,
     median_time,
@@ -22,6 +24,7 @@ from paceline.analysis.statistics import (
     paired_ratio,
 )
 from paceline.analysis.timing import step_time, windows_of
+from paceline.analysis.wire import Wire, wire_of
 from paceline.records import RunRecord
 from paceline.records.experiment import Contender
 from paceline.records.writer import strict
@@ -46,7 +49,9 @@ class Row:
     samples_per_s: Estimate | None
     ratio: Estimate | None
     """Its time per sample ÷ the reference's, paired by repeat; with equal batches, the ratio of the step times."""
-    exposed: Estimate | None
+    split: RowSplit | None
+    """Where the step goes, as measured; None where events were not collected."""
+    above_bound: Estimate | None
     """The share of the step that goes away when nothing is exchanged: 1 − the bound's step ÷ this one's, paired."""
     busiest_sent_bytes: int | None
     """What the rank that sends most puts on the wire in a step, by the plan: gradients and broadcast buffers."""
@@ -69,13 +74,18 @@ class Row:
     """Why it is out; its figures are those until then."""
 
     @property
+    def exposed(self) -> Estimate | None:
+        """The share of the step in which ranks communicate and compute nothing; None for what exchanges nothing."""
+        return self.split.exposed if self.split is not None and self.contender.role == "candidate" else None
+
+    @property
     def is_measured(self) -> bool:
         """Whether it has a time, and did not fail."""
         return self.step_s is not None and self.failure is None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it: null for what is not a number."""
-        values = asdict(self)
+        values = asdict(self) | {"exposed": self.exposed and self.exposed.to_dict()}
         del values["contender"]
         found: dict[str, Any] = strict({"name": self.contender.name, **asdict(self.contender), **values})
         return found
@@ -117,6 +127,12 @@ class Comparison:
     partings: list[Parting]
     warnings: list[str]
     interrupted: bool
+
+    @cached_property
+    def wires(self) -> dict[str, Wire]:
+        """By contender: what was on the wire in its typical run, the one of median speed; only looked at when asked."""
+        found = {row.contender.name: _wire(self.pool, row.contender.name) for row in self.rows}
+        return {name: wire for name, wire in found.items() if wire is not None}
 
     def row(self, name: str) -> Row:
         """A contender's row."""
@@ -173,6 +189,16 @@ def compare(pool: Pool) -> Comparison:
         warnings=[*_other_reference(pool, reference, failures), *caveats(pool, uneven_rows)],
         interrupted=any(event["event"] == "interrupted" for event in pool.events),
     )
+
+
+def _wire(pool: Pool, name: str) -> Wire | None:
+    measured = sorted(
+        (cost, number) for number, entry in enumerate(pool.entries_of(name)) if (cost := _cost(entry.run))
+    )
+    if not measured:
+        return None
+    run = pool.entries_of(name)[measured[(len(measured) - 1) // 2][1]].run
+    return wire_of(run.timelines, run.topology.get("gradient_bytes"))
 
 
 def _reference(pool: Pool, costs: Costs, failed: Collection[str]) -> str | None:
@@ -232,7 +258,8 @@ def _row(
         step_s=of_times([time for time in times if time is not None]),
         samples_per_s=of_times([1 / cost for cost in own.values()]),
         ratio=paired_ratio(own, costs.get(reference or "", {})),
-        exposed=_exposed(contender, pool.contenders, costs),
+        split=row_split(runs),
+        above_bound=_above_bound(contender, pool.contenders, costs),
         busiest_sent_bytes=max(sent, default=None),
         imbalance=imbalance(ranks),
         train_loss=of_levels(_known((run.summary or {}).get("average_loss") for run in runs)),
@@ -248,7 +275,7 @@ def _row(
     )
 
 
-def _exposed(contender: Contender, contenders: Sequence[Contender], costs: Costs) -> Estimate | None:
+def _above_bound(contender: Contender, contenders: Sequence[Contender], costs: Costs) -> Estimate | None:
     """Against the bound under the same settings that was measured with it; undefined for what exchanges nothing."""
     bound = _measured_with(contender, [other for other in contenders if other.role == "bound"], costs)
     if contender.role != "candidate" or bound is None:

@@ -42,6 +42,9 @@ class RankRow:
     backward_s: float | None
     update_s: float | None
     peak_bytes: float | None
+    cpu_share: float | None
+    """CPU time ÷ wall time: 1 is one core all the time."""
+    resident_bytes: float | None
     sent_bytes: int | None
     received_bytes: int | None
 
@@ -61,7 +64,7 @@ def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
         rank=rank,
         samples=max(summary.samples for summary in own),
         **{name: _median([getattr(summary, name) for summary in own]) for name in RANK_FIGURES},
-        peak_bytes=_median([own.get("peak_bytes") for own in figures]),
+        **{name: _median([own.get(name) for own in figures]) for name in ("peak_bytes", "cpu_share", "resident_bytes")},
         sent_bytes=_of_rank(traffic.get("sent_bytes"), rank),
         received_bytes=_of_rank(traffic.get("received_bytes"), rank),
     )

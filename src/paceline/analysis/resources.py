@@ -15,6 +15,8 @@ from paceline.records.schema import MarkRow
 
 Column = npt.NDArray[np.float64]
 
+LEAST_APART_S = 0.05
+
 
 @dataclass(frozen=True)
 class RankUsage:
@@ -103,12 +105,16 @@ def training_time(samples: Resources, steps: Steps | None) -> tuple[float, float
 
 
 def cpu_shares(samples: Resources) -> tuple[Column, Column]:
-    """CPU time ÷ wall time of each time between two samples, and when that time ended."""
-    times, cpu_s = samples["time_s"], samples["cpu_s"]
-    apart = np.diff(times) > 0  # Two threads may have sampled within one tick of the clock.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = np.diff(cpu_s) / np.diff(times)
-    return times[1:][apart], shares[apart]
+    """CPU time ÷ wall time of each time between two samples, and when that time ended.
+
+    Samples right after another are passed over: CPU time of a few milliseconds is mostly chance.
+    """
+    kept: list[int] = []
+    for index, time_s in enumerate(samples["time_s"]):
+        if not kept or time_s - samples["time_s"][kept[-1]] >= LEAST_APART_S:
+            kept.append(index)
+    times, cpu_s = samples["time_s"][kept], samples["cpu_s"][kept]
+    return times[1:], np.diff(cpu_s) / np.diff(times)
 
 
 def _host_of(rank: int, run: RunRecord) -> int:
@@ -118,13 +124,14 @@ def _host_of(rank: int, run: RunRecord) -> int:
 
 def _host_usage(host: int, ranks: Sequence[RankUsage], run: RunRecord) -> HostUsage:
     first = run.resources[ranks[0].rank]
-    during = _during(first, *training_time(first, run.steps.get(ranks[0].rank)))
+    trained = training_time(first, run.steps.get(ranks[0].rank))
+    during = _during(first, *trained)
     return HostUsage(
         host=host,
         ranks=[rank.rank for rank in ranks],
         cpu_share=_sum([rank.cpu_share for rank in ranks]),
         resident_bytes=_sum([rank.resident_bytes for rank in ranks]),
-        busy=_mean_over_time(first["time_s"], first["host_busy"], during),
+        busy=_mean_over_time(first["time_s"], first["host_busy"], *trained),
         used_bytes=_of(np.max, first["host_used_bytes"][during]),
         available_bytes=_of(np.min, first["host_available_bytes"][during]),
     )
@@ -147,11 +154,11 @@ def _rate(samples: Resources, counter: str, first_s: float, last_s: float) -> fl
     return float((ended - begun) / (last_s - first_s))
 
 
-def _mean_over_time(times: Column, shares: Column, during: npt.NDArray[np.bool_]) -> float | None:
-    """The mean of shares that each hold since the sample before; the first has none before it."""
-    lengths = np.diff(times, prepend=times[:1])
-    known = during & np.isfinite(shares) & (lengths > 0)
-    return float(np.average(shares[known], weights=lengths[known])) if known.any() else None
+def _mean_over_time(times: Column, shares: Column, first_s: float, last_s: float) -> float | None:
+    """The mean, from one moment to another, of shares that each hold since the sample before."""
+    ends, begins = times[1:].clip(first_s, last_s), times[:-1].clip(first_s, last_s)
+    lengths = np.where(np.isfinite(shares[1:]), ends - begins, 0.0)
+    return float(np.average(np.nan_to_num(shares[1:]), weights=lengths)) if lengths.sum() > 0 else None
 
 
 def _of(figure: Callable[[Column], Any], values: Column) -> float | None:

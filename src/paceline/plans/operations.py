@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from paceline.plans.plan import Gradient, Operation, Transfer
 
 
@@ -36,3 +38,28 @@ def broadcast(size: int, ranks: int, earliest_s: float = 0.0) -> Operation:
         transfers += [Transfer(rank, rank + have, size) for rank in range(have) if rank + have < ranks]
         have *= 2
     return Operation("broadcast", "tree", size, tuple(transfers), earliest_s)
+
+
+@lru_cache(maxsize=4096)
+def sent_by_rank(kind: str, size: int, ranks: int, root: int, rank: int) -> int:
+    """The bytes that one rank sends in an operation that was seen, as Gloo carries it out.
+
+    `size` counts as in bandwidths: the tensor's, or that over all ranks for gather, scatter, all_gather and
+    reduce_scatter. What is not known by a formula counts as sent in full by every rank but the root.
+    """
+    place = (rank - root) % ranks if root >= 0 else rank
+    if kind in ("all_reduce", "reduce_scatter"):  # Gloo's reduce_scatter moves as much as an all_reduce.
+        item_bytes = 4 if size % 4 == 0 else 1
+        return _sent_in(all_reduce(size // item_bytes, item_bytes, ranks, 0.0), rank)
+    if kind == "broadcast":
+        return _sent_in(broadcast(size, ranks), place)
+    if kind in ("gather", "scatter"):
+        each = size // ranks
+        return each * (ranks - 1) * (place == 0) if kind == "scatter" else each * (place != 0)
+    if kind in ("all_gather", "all_to_all"):
+        return size // ranks * (ranks - 1)
+    return {"send": size, "recv": 0, "barrier": 0}.get(kind, size * (place != 0))
+
+
+def _sent_in(operation: Operation, rank: int) -> int:
+    return sum(transfer.bytes for transfer in operation.transfers if transfer.source == rank)

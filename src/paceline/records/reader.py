@@ -16,6 +16,7 @@ from paceline.records import schema
 
 if TYPE_CHECKING:
     from paceline.records.resources import Resources
+    from paceline.records.timeline import Timeline
 
 OBJECTS = frozenset({"config", "topology", "design", "provenance"})
 """Sections that hold values by name."""
@@ -60,6 +61,13 @@ class RunRecord:
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind, in order."""
         return [event for event in self.events if event["event"] == kind]
+
+    @cached_property
+    def timelines(self) -> dict[int, Timeline]:
+        """When each rank did what; only read when asked for. Empty where events were not collected."""
+        from paceline.records.timeline import read_timeline
+
+        return {rank: read_timeline(file) for rank, file in files_by_rank(self.path, "timeline-*.bin").items()}
 
     @cached_property
     def resources(self) -> dict[int, Resources]:

@@ -161,9 +161,3 @@ def read_timeline(file: Path) -> Timeline:
     if not known.all() or not np.isfinite(rows["start_s"]).all():
         raise RecordError(f"{file} is damaged: a row is of no known kind, or has no start.")
     return Timeline(rows[np.argsort(rows["start_s"], kind="stable")])
-
-
-def read_timelines(folder: Path) -> dict[int, Timeline]:
-    """The timelines of a run by rank; none where events were not collected."""
-    files = sorted(folder.glob("timeline-*.bin"))
-    return {int(file.stem.removeprefix("timeline-")): read_timeline(file) for file in files}

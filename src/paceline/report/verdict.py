@@ -36,7 +36,8 @@ def _one_process(comparison: Comparison) -> Iterator[str]:
     assert comparison.decision.first is not None
     best = comparison.row(comparison.decision.first)
     assert row.step_s is not None
-    share = percent(best.exposed.value, 0) if best.exposed is not None and best.exposed.value > 0 else None
+    lost = best.exposed or best.above_bound
+    share = percent(lost.value, 0) if lost is not None and lost.value > 0 else None
     exposed = f", of whose step {share} is exposed communication" if share else ""
     yield (
         f"Train in one process: {seconds(row.step_s.value)} per step, {factor(1 / gain.value)} as fast as "
@@ -92,8 +93,9 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
         return
     best, baseline = comparison.row(comparison.decision.first), comparison.over_one_process()
     share = None
-    if best.exposed is not None and best.exposed.value > 0:
-        share = f"{percent(best.exposed.value, 0)} of its step is exposed communication"
+    lost = best.exposed or best.above_bound
+    if lost is not None and lost.value > 0:
+        share = f"{percent(lost.value, 0)} of its step is exposed communication"
     if baseline is not None:
         gain = baseline[1]
         ranks = f"{best.contender.name} on {plural(best.workers or 1, 'rank')}"

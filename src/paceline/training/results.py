@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paceline.analysis.resources import rank_usage
+from paceline.analysis.split import split_of
 from paceline.analysis.summary import summarise_rank
 from paceline.analysis.timing import WindowTime, step_time
 from paceline.config import RunConfig
@@ -16,6 +17,7 @@ from paceline.records import RunFolder
 from paceline.records.reader import read_steps
 from paceline.records.resources import read_resources
 from paceline.records.schema import resources_file, steps_file
+from paceline.records.timeline import read_timeline, timeline_file
 from paceline.training.batchnorm import spread
 from paceline.training.evaluate import evaluate
 from paceline.training.sync import Sync
@@ -24,6 +26,8 @@ from paceline.workloads.batches import Share, Source, make_source
 from paceline.workloads.workload import Workload
 
 LARGEST_TEST_BATCH = 256
+SPLIT = "split."
+"""Before the names of the split's parts, while all figures of a rank stand in one row."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,11 @@ def summarise(
         "cpu_share": used.cpu_share,
         "resident_bytes": used.resident_bytes,
     }
+    own |= {f"{SPLIT}{name}": value for name, value in _own_split(folder, sync.rank).items()}
     names = list(own)
     values = [float("nan") if own[name] is None else float(own[name]) for name in names]
     gathered = sync.comm.gather(torch.tensor(values, dtype=torch.float64))
-    ranks = [_from_floats(names, everyone.tolist()) for everyone in gathered]
+    ranks = [_nested(_from_floats(names, everyone.tolist())) for everyone in gathered]
     step_s = step_time(windows)
     samples = sum(rank["samples"] for rank in ranks) / (ranks[0]["steps"] or 1)
     return {
@@ -90,6 +95,19 @@ def summarise(
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": spread(list(sync.strategy.model.parameters()), sync.comm),
     }
+
+
+def _own_split(folder: RunFolder, rank: int) -> dict[str, Any]:
+    """This rank's time split; nothing where events were not collected."""
+    file = folder.path / timeline_file(rank)
+    split = split_of(read_timeline(file)) if file.is_file() else None
+    return {} if split is None else dataclasses.asdict(split)
+
+
+def _nested(rank: dict[str, Any]) -> dict[str, Any]:
+    """A rank's figures, with those of its split together."""
+    split = {name.removeprefix(SPLIT): rank.pop(name) for name in list(rank) if name.startswith(SPLIT)}
+    return rank | ({"split": split} if split else {})
 
 
 def whole_epochs(config: RunConfig, source: Source, step_s: float | None) -> dict[str, Any]:

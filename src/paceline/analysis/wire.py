@@ -1,0 +1,270 @@
+"""What was on the wire: how much of what, how fast, and who waited for whom; from the timelines of all ranks.
+
+An asynchronous operation starts when it is enqueued, not when it is on the wire, so transfer, wait and bandwidth are
+told of isolated operations only: those during which no other was under way on any rank. Where every rank needs every
+other (all_reduce and its like), the transfer is the least duration over the ranks, and a rank's wait is what its own is
+longer. An operation with a root, or between two ranks, cannot start before the last of those that it depends on has
+come: what a rank spends until then is wait, by the ranks' common clock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.analysis.split import WARM_UP_STEPS
+from paceline.plans.operations import sent_by_rank
+from paceline.plans.plan import all_reduce_lower_bound
+from paceline.records.timeline import Kind, Purpose, Timeline
+
+Rows = npt.NDArray[np.void]
+Floats = npt.NDArray[np.float64]
+
+FROM_ROOT = (Kind.SCATTER, Kind.BROADCAST)
+TO_ROOT = (Kind.GATHER, Kind.REDUCE)
+MESSAGES = (Kind.SEND, Kind.RECV)
+MOST_STEPS = 200
+"""Steps do the same again and again: more of them would only take longer."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All operations of one kind that carry one thing."""
+
+    kind: str
+    purpose: str
+    per_step: float
+    """How many a rank takes part in, in a step."""
+    bytes_per_step: float
+    """Of their tensors, on the rank that has most of them."""
+    duration_s: float
+    """Of one of them, from its start to its end on a rank, on average."""
+    isolated: float
+    """The share of them that had the wire for themselves; what follows is about those, None where there are none."""
+    transfer_s: float | None
+    """Of one of them, on average."""
+    wait_s: float | None
+    """What a rank waited for others in one of them, on average."""
+    algbw: float | None
+    """Bytes per second: their size ÷ the time of transfer."""
+    busbw: float | None
+    """The same, times the share of the size that the busiest link has to carry."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The traffic of a run, per step."""
+
+    ranks: int
+    traffic: list[Traffic]
+    sent_bytes: dict[str, list[int]]
+    """By purpose: what each rank sends, going by the operations seen and how Gloo carries them out."""
+    waits_s: list[float]
+    """What each rank waited, in isolated operations, for others to come."""
+    waited_for: dict[int, float]
+    """By rank: the share of all that waiting that was for this one."""
+    lower_bound_bytes: int | None
+    """What the busiest rank must send at least to all-reduce the gradients; None where none were sent."""
+
+    @property
+    def busiest_gradient_bytes(self) -> int:
+        """What the rank that sends most sends of gradients."""
+        return max(self.sent_bytes.get(Purpose.GRADIENTS.title, []), default=0)
+
+    @property
+    def wait_s(self) -> float:
+        """What a rank waited for others, on average."""
+        return float(np.mean(self.waits_s)) if self.waits_s else 0.0
+
+    @property
+    def held_up_by(self) -> int | None:
+        """The rank that the others waited for most."""
+        return max(self.waited_for, key=self.waited_for.__getitem__) if self.waited_for else None
+
+
+def bus_factor(kind: Kind, ranks: int) -> float:
+    """The share of an operation's size that goes through its busiest link."""
+    if kind is Kind.ALL_REDUCE:
+        return 2 * (ranks - 1) / ranks
+    if kind in (Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.GATHER, Kind.SCATTER, Kind.ALL_TO_ALL):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def wire_of(timelines: Mapping[int, Timeline], gradient_bytes: int | None = None, item_bytes: int = 4) -> Wire | None:
+    """The traffic of a run; `gradient_bytes` are those of the model. None without timelines of all ranks."""
+    ranks = len(timelines)
+    if not ranks or sorted(timelines) != list(range(ranks)):
+        return None
+    counted = _counted_steps(timelines[0])
+    steps = len(counted)
+    if not steps:
+        return None
+    operations = [timelines[rank].operations for rank in range(ranks)]
+    rows = [own[np.isin(own["step"], counted)] for own in operations]
+    instances = [*_collectives(rows), *_messages(rows)]
+    waits: list[float] = [0.0] * ranks
+    blamed: dict[int, float] = defaultdict(float)
+    for instance in instances:
+        for rank, wait_s in zip(instance.ranks, instance.waits_s, strict=True):
+            waits[rank] += wait_s / steps
+            if wait_s and instance.last != rank:
+                blamed[instance.last] += wait_s
+    total = sum(blamed.values())
+    sends = any((own["purpose"] == Purpose.GRADIENTS).any() for own in rows)
+    bound = (
+        all_reduce_lower_bound(gradient_bytes // item_bytes, item_bytes, ranks) if gradient_bytes and sends else None
+    )
+    return Wire(
+        ranks=ranks,
+        traffic=_traffic(rows, instances, steps),
+        sent_bytes=_sent(rows, steps),
+        waits_s=waits,
+        waited_for={rank: share / total for rank, share in sorted(blamed.items())} if total else {},
+        lower_bound_bytes=bound,
+    )
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One isolated operation, as all that took part in it saw it."""
+
+    kind: Kind
+    purpose: Purpose
+    bytes: int
+    ranks: Sequence[int]
+    waits_s: Sequence[float]
+    """By rank, in the order of `ranks`."""
+    transfer_s: float
+    last: int
+    """The rank that came last."""
+
+
+def _counted_steps(timeline: Timeline) -> npt.NDArray[np.uint32]:
+    """The steps that count: those after the warm-up, if there are any, and no more than are needed."""
+    steps: npt.NDArray[np.uint32] = timeline.steps["step"]
+    later = steps[steps >= WARM_UP_STEPS]
+    return (later if len(later) else steps)[:MOST_STEPS]
+
+
+def _isolated(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which of a rank's operations, in the order of their start, overlap no other."""
+    if not len(rows):
+        return np.zeros(0, dtype=np.bool_)
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(rows["end_s"])[:-1]])
+    after = np.concatenate([rows["start_s"][1:], [np.inf]])
+    found: npt.NDArray[np.bool_] = (before <= rows["start_s"]) & (rows["end_s"] <= after)
+    return found
+
+
+def _collectives(rows: Sequence[Rows]) -> list[Instance]:
+    """Isolated collectives; ranks start them in the same order, so the n-th of a step is the n-th on all of them."""
+    isolated = [_isolated(own) for own in rows]
+    own_rows = [own[~np.isin(own["kind"], MESSAGES)] for own in rows]
+    own_isolated = [flags[~np.isin(own["kind"], MESSAGES)] for own, flags in zip(rows, isolated, strict=True)]
+    if len({len(own) for own in own_rows}) > 1 or not len(own_rows[0]):
+        return []  # A run that was cut short: the ranks' files do not end with the same operation.
+    if any(not np.array_equal(own[["step", "kind"]], own_rows[0][["step", "kind"]]) for own in own_rows):
+        return []
+    alone = np.logical_and.reduce(own_isolated)
+    starts = np.stack([own["start_s"] for own in own_rows])[:, alone]
+    ends = np.stack([own["end_s"] for own in own_rows])[:, alone]
+    return [_collective(row, starts[:, number], ends[:, number]) for number, row in enumerate(own_rows[0][alone])]
+
+
+def _collective(row: Any, starts: Floats, ends: Floats) -> Instance:
+    kind, root, durations = Kind(int(row["kind"])), int(row["peer"]), ends - starts
+    if kind in TO_ROOT:
+        last = int(np.argmax(starts))
+        arrivals = np.full_like(starts, starts[root])  # A sender needs the root alone, the root needs all.
+        arrivals[root] = starts[last]
+        transfer_s = float(ends[root] - starts[last])
+    elif kind in FROM_ROOT:
+        last = root
+        arrivals = np.full_like(starts, starts[root])
+        transfer_s = float(ends.max() - starts[root])
+    else:
+        last = int(np.argmin(durations))
+        transfer_s = float(durations[last])
+        arrivals = starts + durations - transfer_s
+    waits = np.clip(arrivals - starts, 0.0, durations)
+    ranks = range(len(starts))
+    return Instance(kind, Purpose(int(row["purpose"])), int(row["bytes"]), ranks, waits.tolist(), transfer_s, last)
+
+
+def _messages(rows: Sequence[Rows]) -> list[Instance]:
+    """Isolated messages: the n-th that a rank sends to another is the n-th that the other receives from it."""
+    isolated = [_isolated(own) for own in rows]
+    found = []
+    for target, own in enumerate(rows):
+        for source in range(len(rows)):
+            there = _between(own, Kind.RECV, source)
+            sent = _between(rows[source], Kind.SEND, target)
+            if len(there) != len(sent):
+                continue
+            for index, other in zip(there, sent, strict=True):
+                if isolated[target][index]:
+                    found.append(_message(rows[source][other], own[index], source, target))
+    return found
+
+
+def _between(rows: Rows, kind: Kind, peer: int) -> npt.NDArray[np.intp]:
+    return np.flatnonzero((rows["kind"] == kind) & (rows["peer"] == peer))
+
+
+def _message(sent: Any, received: Any, source: int, target: int) -> Instance:
+    start_s, end_s = float(received["start_s"]), float(received["end_s"])
+    arrival_s = min(max(start_s, float(sent["start_s"])), end_s)
+    waits = (0.0, arrival_s - start_s)
+    purpose, size = Purpose(int(received["purpose"])), int(received["bytes"])
+    return Instance(Kind.RECV, purpose, size, (source, target), waits, end_s - arrival_s, source)
+
+
+def _traffic(rows: Sequence[Rows], instances: Sequence[Instance], steps: int) -> list[Traffic]:
+    groups: dict[tuple[int, int], list[Rows]] = defaultdict(list)
+    for own in rows:
+        for kind, purpose in {(int(row["kind"]), int(row["purpose"])) for row in own}:
+            groups[kind, purpose].append(own[(own["kind"] == kind) & (own["purpose"] == purpose)])
+    return [
+        _traffic_of(Kind(kind), Purpose(purpose), members, instances, steps, len(rows))
+        for (kind, purpose), members in sorted(groups.items())
+    ]
+
+
+def _traffic_of(
+    kind: Kind, purpose: Purpose, rows: Sequence[Rows], instances: Sequence[Instance], steps: int, ranks: int
+) -> Traffic:
+    whole = np.concatenate(list(rows))
+    alone = [one for one in instances if one.kind is kind and one.purpose is purpose]
+    most = max(len(own) for own in rows)
+    transfer_s = sum(max(0.0, one.transfer_s) for one in alone)
+    algbw = sum(one.bytes for one in alone) / transfer_s if transfer_s > 0 else None
+    waits = [wait_s for one in alone for wait_s in one.waits_s]
+    return Traffic(
+        kind=kind.title,
+        purpose=purpose.title,
+        per_step=most / steps,
+        bytes_per_step=max(int(own["bytes"].sum()) for own in rows) / steps,
+        duration_s=float((whole["end_s"] - whole["start_s"]).mean()),
+        isolated=min(1.0, len(alone) / most),
+        transfer_s=transfer_s / len(alone) if alone else None,
+        wait_s=float(np.mean(waits)) if waits else None,
+        algbw=algbw,
+        busbw=None if algbw is None else algbw * bus_factor(kind, ranks),
+    )
+
+
+def _sent(rows: Sequence[Rows], steps: int) -> dict[str, list[int]]:
+    """By purpose, what each rank sends in a step."""
+    sent: dict[str, list[float]] = {}
+    for rank, own in enumerate(rows):
+        alike, counts = np.unique(own[["kind", "purpose", "peer", "bytes"]], return_counts=True)
+        for (kind, purpose, root, size), count in zip(alike.tolist(), counts.tolist(), strict=True):
+            of_rank = sent_by_rank(Kind(kind).title, size, len(rows), root, rank)
+            sent.setdefault(Purpose(purpose).title, [0.0] * len(rows))[rank] += of_rank * count / steps
+    return {purpose: [round(size) for size in sizes] for purpose, sizes in sent.items()}
