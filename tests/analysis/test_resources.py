@@ -77,7 +77,7 @@ def test_hosts_add_up_their_ranks(tmp_path: Path) -> None:
     for host in hosts:
         assert host.cpu_share == pytest.approx(2)
         assert host.resident_bytes == 500
-        assert host.busy == pytest.approx((2 * 0.9 + 3 * 0.4) / 5)
+        assert host.busy == pytest.approx((1 * 0.9 + 3 * 0.4) / 4)
         assert (host.used_bytes, host.available_bytes) == (7, 93)
 
 
@@ -98,7 +98,7 @@ def test_without_steps_all_samples_count(tmp_path: Path) -> None:
 
 
 def test_the_curve_of_cpu_shares(tmp_path: Path) -> None:
-    samples = [*SAMPLES, row(6, 16, 900)]
+    samples = [*SAMPLES, row(6.01, 17, 900)]
     times, shares = cpu_shares(write_run(tmp_path, [samples]).resources[0])
     np.testing.assert_allclose(times, [2, 4, 4.5, 6])
     np.testing.assert_allclose(shares, [0, 1.5, 0, 2])

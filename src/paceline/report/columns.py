@@ -121,6 +121,8 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
         _plain("first_step_s", "First step", rows, phase),
         _plain("step_s", "Time per iteration", rows, phase, definition="rank_step_s"),
         *[_plain(key, DEFINITIONS[key].term, rows, phase) for key in ("data_s", "forward_s", "backward_s", "update_s")],
+        _plain("cpu_share", "CPU", rows, percent_unit(0)),
+        _plain("resident_bytes", "Resident memory", rows, SIZES),
         _plain("peak_bytes", "Peak memory", rows, SIZES),
         _plain("sent_bytes", "Sent", rows, SIZES),
         _plain("received_bytes", "Received", rows, SIZES),

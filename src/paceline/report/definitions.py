@@ -113,6 +113,29 @@ DEFINITIONS = {
         "in which numbers are added, and training amplifies it, so lossless runs may part without any of them being "
         "wrong.",
     ),
+    "cpu_share": Definition(
+        "CPU",
+        "CPU time of all threads of the rank's process, in user and in system mode, ÷ wall time, from the start of its "
+        "first step to the end of its last. 100% is one core all the time. Processes that a data loader of one's own "
+        "starts are not in it.",
+    ),
+    "resident_bytes": Definition(
+        "Resident memory", "What the rank's process has in RAM: the median of samples taken while it trained."
+    ),
+    "host_busy": Definition(
+        "Host busy",
+        "The share of its usable cores' time that was not idle, whoever used them: the mean while training.",
+    ),
+    "collections": Definition(
+        "Garbage collections",
+        "Python's own, which stop all of a rank's Python: those that look at every object, and others that take longer "
+        "than a millisecond.",
+    ),
+    "sampler_share": Definition(
+        "Cost of sampling",
+        "CPU time of the thread that samples CPU and memory, ÷ wall time. It samples every half second, and less often "
+        "where that would take more than half a per cent of a core.",
+    ),
     "wall": Definition(
         "Wall time",
         "Training time since the first step began: the windows' wall time, without the reporting between them.",

@@ -7,9 +7,10 @@ from paceline.report.drawing import Json
 from paceline.report.figure_bars import bars
 from paceline.report.figure_losses import losses
 from paceline.report.figure_partings import partings
+from paceline.report.figure_resources import resources
 from paceline.report.figure_times import times
 
-FIGURES = {"bars": bars, "losses": losses, "times": times, "partings": partings}
+FIGURES = {"bars": bars, "losses": losses, "times": times, "resources": resources, "partings": partings}
 
 
 def figures(comparison: Comparison) -> dict[str, Json]:

@@ -1,0 +1,91 @@
+"""The figure of CPU and memory, from samples with known answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments_on_disk import read_comparison, write_experiment
+from paceline.records import RunFolder
+from paceline.records.experiment import Contender
+from paceline.records.schema import MarkRow, ResourceRow
+from paceline.records.writer import MarkWriter, ResourceWriter
+from paceline.report.figure_resources import MOST_COLLECTIONS, resources
+
+NAMES = ("allreduce", "<b>ddp</b>")
+
+
+def sample(folder: RunFolder, rank: int, collections: int) -> None:
+    """Ten seconds: at first half a core, then one and a half; a test at the end."""
+    writer = ResourceWriter(folder, rank)
+    host = {"host_busy": 0.5, "host_used_bytes": 1, "host_available_bytes": 1} if rank == 0 else {}
+    base = ResourceRow(0, 0, 100_000_000, 4, 0, None, None, None, None, None)
+    for time_s, cpu_s in ((0, 7), (5, 9.5), (5.001, 9.5), (10, 17)):
+        writer.write([base._replace(time_s=time_s, cpu_s=cpu_s, **host)])
+    writer.close()
+    marks = MarkWriter(folder, rank)
+    marks.write([MarkRow("epoch", t, t, str(n)) for n, t in enumerate((3, 6, 9))])
+    marks.write([MarkRow("gc", n / 1000, n / 1000 + (0.02 if n == 7 else 0.001), "") for n in range(collections)])
+    marks.write([MarkRow("evaluation", 9, 10, "")])
+    marks.close()
+
+
+@pytest.fixture(scope="module")
+def figure(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = write_experiment(
+        tmp_path_factory.mktemp("experiment"), [Contender(name, "ddp") for name in NAMES], repeats=2
+    )
+    for repeat, number, collections in ((1, 1, 0), (1, 2, 60)):  # The second repeat is not drawn.
+        for rank in (0, 1):
+            sample(RunFolder(path / f"repeat-{repeat}" / str(number)), rank, collections)
+    found = resources(read_comparison(path))
+    assert found is not None
+    return found
+
+
+def of_axis(figure: dict[str, Any], y: str, mode: str = "lines") -> list[dict[str, Any]]:
+    return [trace for trace in figure["data"] if trace["yaxis"] == y and trace["mode"] == mode]
+
+
+def test_a_contender_has_two_panels_with_a_line_per_rank(figure: dict[str, Any]) -> None:
+    assert [len(of_axis(figure, y)) for y in ("y", "y2", "y3", "y4")] == [2, 2, 2, 2]
+    assert [trace["meta"] for trace in of_axis(figure, "y")] == ["rank 0", "rank 1"]
+
+
+def test_cpu_is_in_per_cent_of_a_core_and_holds_since_the_sample_before(figure: dict[str, Any]) -> None:
+    cpu = of_axis(figure, "y")[0]
+    assert cpu["x"] == [0, 5, 10]
+    assert cpu["y"] == [50, 50, 150]
+    assert cpu["line"]["shape"] == "vh"
+    assert figure["layout"]["yaxis"]["range"] == pytest.approx([0, 162])
+
+
+def test_memory_is_in_a_unit_that_the_axis_names(figure: dict[str, Any]) -> None:
+    assert set(of_axis(figure, "y2")[0]["y"]) == {100}
+    assert figure["layout"]["yaxis2"]["title"]["text"] == "memory, MB"
+
+
+def test_what_happened_is_marked(figure: dict[str, Any]) -> None:
+    texts = [text for trace in of_axis(figure, "y", "markers") for text in trace["customdata"]]
+    assert texts == ["evaluation, 1.00 s", "end of epoch 1", "end of epoch 2"]
+    collected = [t for t in of_axis(figure, "y3", "markers") if t["marker"]["symbol"] == "triangle-up"]
+    assert [len(trace["x"]) for trace in collected] == [MOST_COLLECTIONS]
+    assert {text for text in collected[0]["customdata"][:2]} == {
+        "garbage collection of rank 0, 20.00 ms",
+        "garbage collection of rank 1, 20.00 ms",
+    }
+    shapes = [(s["type"], s["xref"], s["x0"], s["x1"]) for s in figure["layout"]["shapes"]]
+    for x in ("x", "x2", "x3", "x4"):
+        assert ("rect", x, 9, 10) in shapes
+        assert [s[2] for s in shapes if s[:2] == ("line", x)] == [3, 6]
+
+
+def test_names_are_only_text_and_hosts_say_how_busy_they_were(figure: dict[str, Any]) -> None:
+    texts = [annotation["text"] for annotation in figure["layout"]["annotations"]]
+    assert sorted(texts) == ["&lt;b&gt;ddp&lt;/b&gt;", "allreduce", "host 50% busy", "host 50% busy"]
+
+
+def test_old_records_have_no_such_figure(tmp_path: Path) -> None:
+    assert resources(read_comparison(write_experiment(tmp_path))) is None
