@@ -82,6 +82,8 @@ class RunConfig:
     """Let parameters get no gradient in a step, instead of naming them and stopping."""
     events: bool = True
     """Note when each phase of a step and each operation on the wire begins and ends; it costs a few microseconds."""
+    trace: bool = False
+    """Write each run's timeline as a trace, trace.json in its folder, which ui.perfetto.dev opens."""
     log_every: int = 20
     """Steps between two reports of the global loss."""
     eval_ranks: bool = False
@@ -95,6 +97,8 @@ class RunConfig:
         check_choices(self)
         if self.batch is not None and self.batch_per_rank is not None:
             raise UsageError("--batch and --batch-per-rank were both given.", hint="they are two ways to say one thing")
+        if self.trace and not self.events:
+            raise UsageError("--trace was given with --no-events.", hint="a trace is made of events")
         positive = ("batch", "batch_per_rank", "accumulate", "epochs", "steps", "log_every", "timeout", "clip_norm")
         check_bounds(self, positive, lambda value: value > 0, "more than 0")
         check_bounds(self, ("lr", "momentum", "weight_decay"), lambda value: value >= 0, "0 or more")
@@ -216,7 +220,7 @@ class Script:
 
 ATTACH_SETTINGS = ("bn", "allow_unused")
 """Settings that `attach` takes."""
-SCRIPT_SETTINGS = (*ATTACH_SETTINGS, "steps", "seed", "events", "log_every", "timeout")
+SCRIPT_SETTINGS = (*ATTACH_SETTINGS, "steps", "seed", "events", "trace", "log_every", "timeout")
 """Settings that mean something for a script."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.records import RunRecord
 from paceline.records.experiment import Contender, ExperimentRecord, Role
 
-NOT_A_SETTING = frozenset({"seed", "strategy", "data_dir", "log_every", "timeout"})
+NOT_A_SETTING = frozenset({"seed", "strategy", "data_dir", "trace", "log_every", "timeout"})
 """What two runs of one contender may differ in."""
 
 

@@ -65,7 +65,7 @@ def command(
         failure = error
     with held_back() as ctrl_c:
         if failure is None or _is_measured(folders[0]):
-            _report(folders[0], messages, as_json=as_json)
+            _report(folders[0], messages, as_json=as_json, trace=run.trace)
     if failure is not None:  # After the report of what was measured before it.
         raise failure
     return INTERRUPTED_EXIT_CODE if interrupted or ctrl_c.came else 0
@@ -79,8 +79,8 @@ def _is_measured(folder: Path) -> bool:
     return any(row.step_s for row in compare_records(pool([read_experiment(folder)])).rows)
 
 
-def _report(folder: Path, messages: Console, *, as_json: bool) -> None:
-    """The page, then the table or the JSON; what was measured is not lost where the page cannot be drawn."""
+def _report(folder: Path, messages: Console, *, as_json: bool, trace: bool) -> None:
+    """The page and the traces, then the table or the JSON; what was measured is not lost where one cannot be made."""
     from paceline.analysis.comparison import compare as compare_records
     from paceline.analysis.pool import pool
     from paceline.records.experiment import read_experiment
@@ -88,18 +88,26 @@ def _report(folder: Path, messages: Console, *, as_json: bool) -> None:
     from paceline.records.writer import strict
     from paceline.report.comparison import print_comparison, print_next, to_json
     from paceline.report.page import write_page
+    from paceline.report.trace import where_traces_are, write_traces
 
     comparison = compare_records(pool([read_experiment(folder)]))
     report: Path | None = folder / REPORT_FILE
+    traces: list[Path] = []
     try:
         write_page(comparison, folder / REPORT_FILE)
     except PacelineError as error:
         show_error(error, messages)
         report = None
+    try:
+        traces = write_traces(entry.run for entry in comparison.pool.entries) if trace else []
+    except PacelineError as error:
+        show_error(error, messages)
     if as_json:
-        result = to_json(comparison) | {"report": report and str(report)}
+        result = to_json(comparison) | {"report": report and str(report), "traces": [str(path) for path in traces]}
         typer.echo(json.dumps(strict(result), indent=2, allow_nan=False))
         return
     console = data_console()
     print_comparison(comparison, console)
+    if traces:
+        typer.echo(where_traces_are(traces))
     print_next(comparison, report, console)

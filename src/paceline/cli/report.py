@@ -17,6 +17,9 @@ def command(
         Path | None, typer.Option(help="The page [default: report.html in the folder; of several, in the current one].")
     ] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write the tables there, as CSV.")] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Also write each run's trace into its folder; ui.perfetto.dev opens them.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
 ) -> None:
     """Make the report again from records, on any machine: torch is not needed.
@@ -32,15 +35,20 @@ def command(
     from paceline.report.comparison import print_comparison, to_json
     from paceline.report.csv_tables import write_tables
     from paceline.report.page import write_page
+    from paceline.report.trace import where_traces_are, write_traces
 
     comparison = compare(pool(find_records(folders)))
     page = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
     tables = write_tables(comparison, csv) if csv else []
+    traces = write_traces(entry.run for entry in comparison.pool.entries) if trace else []
     if not as_json:
         print_comparison(comparison, data_console())
     write_page(comparison, page)
     if as_json:
-        typer.echo(json.dumps(strict(to_json(comparison) | {"report": str(page)}), indent=2, allow_nan=False))
+        files = {"report": str(page), "traces": [str(path) for path in traces]}
+        typer.echo(json.dumps(strict(to_json(comparison) | files), indent=2, allow_nan=False))
         return
     for path in [page, *tables]:
         typer.echo(f"wrote {path}")
+    if traces:
+        typer.echo(where_traces_are(traces))

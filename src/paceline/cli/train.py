@@ -28,6 +28,7 @@ def command(
     from paceline.experiments.train import train
     from paceline.report.live import Live
     from paceline.report.tables import print_run
+    from paceline.report.trace import where_traces_are, write_traces
 
     messages = Console(stderr=True)
     watched: list[Path] = []
@@ -46,7 +47,11 @@ def command(
         raise
     if record is None:
         return
+    traces = write_traces([record]) if run.trace else []
     if as_json:
-        typer.echo(json.dumps({"record": str(record.path), **summarise(record)}, indent=2))
-    else:
-        print_run(record, data_console())
+        where = {"record": str(record.path), "trace": str(traces[0]) if traces else None}
+        typer.echo(json.dumps({**where, **summarise(record)}, indent=2))
+        return
+    print_run(record, data_console())
+    if traces:
+        typer.echo(where_traces_are(traces))

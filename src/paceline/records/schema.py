@@ -21,6 +21,8 @@ EXPERIMENT_FILE = "experiment.json"
 DOCTOR_FILE = "doctor.json"
 """What `paceline doctor` found about machines and the link; in its own folder, or in that of an experiment."""
 REPORT_FILE = "report.html"
+TRACE_FILE = "trace.json"
+"""The run as a trace that Perfetto opens; made from the timelines, so it can be made again."""
 LOGS_FOLDER = "logs"
 ERRORS_FOLDER = "errors"
 
