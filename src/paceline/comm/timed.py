@@ -5,7 +5,7 @@ nothing of it. When an operation that somebody waits for in Python ends is seen 
 its own (DDP's) is told by its future. Messages of Gloo have no future, so theirs is seen at `wait()` too.
 """
 
-# mypy: disable-error-code="override"
+# mypy: disable-error-code="override, assignment"
 # (torch declares overloads that neither its own Python code nor C++ calls.)
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllgatherOptions,
+    AllreduceCoalescedOptions,
     AllreduceOptions,
     AllToAllOptions,
     BarrierOptions,
@@ -52,6 +54,11 @@ class TimedGroup(dist.ProcessGroup):
         operation = self.log.start(Kind.ALL_REDUCE, _bytes(tensors), NO_PEER)
         return self._under_way(operation, self.inner.allreduce(tensors, opts), opts)
 
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        opts = opts or AllreduceCoalescedOptions()
+        operation = self.log.start(Kind.ALL_REDUCE, _bytes(tensors), NO_PEER)
+        return self._under_way(operation, self.inner.allreduce_coalesced(tensors, opts), opts)
+
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         opts = opts or BroadcastOptions()
         operation = self.log.start(Kind.BROADCAST, _bytes(tensors), opts.rootRank)
@@ -77,6 +84,18 @@ class TimedGroup(dist.ProcessGroup):
         operation = self.log.start(Kind.ALL_GATHER, _bytes(inputs) * self.size(), NO_PEER)
         return self._under_way(operation, self.inner.allgather(outputs, inputs, opts), opts)
 
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+        opts = opts or AllgatherOptions()
+        operation = self.log.start(Kind.ALL_GATHER, _bytes(inputs) * self.size(), NO_PEER)
+        return self._under_way(operation, self.inner.allgather_coalesced(outputs, inputs, opts), opts)
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
+        opts = opts or AllgatherOptions()
+        operation = self.log.start(Kind.ALL_GATHER, _bytes(outputs), NO_PEER)
+        return self._under_way(operation, self.inner.allgather_into_tensor_coalesced(outputs, inputs, opts), opts)
+
     def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:
         opts = opts or AllgatherOptions()
         operation = self.log.start(Kind.ALL_GATHER, _bytes([output]), NO_PEER)
@@ -91,6 +110,18 @@ class TimedGroup(dist.ProcessGroup):
         opts = opts or ReduceScatterOptions()
         operation = self.log.start(Kind.REDUCE_SCATTER, _bytes([tensor]), NO_PEER)
         return self._under_way(operation, self.inner._reduce_scatter_base(output, tensor, opts), opts)
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
+        opts = opts or ReduceScatterOptions()
+        operation = self.log.start(Kind.REDUCE_SCATTER, _bytes(inputs), NO_PEER)
+        return self._under_way(operation, self.inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts), opts)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+        opts = opts or AllToAllOptions()
+        operation = self.log.start(Kind.ALL_TO_ALL, _bytes(inputs), NO_PEER)
+        return self._under_way(operation, self.inner.alltoall(outputs, inputs, opts), opts)
 
     def alltoall_base(
         self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
@@ -116,6 +147,20 @@ class TimedGroup(dist.ProcessGroup):
         opts = opts or BarrierOptions()
         operation = self.log.start(Kind.BARRIER, 0, NO_PEER)
         return self._under_way(operation, self.inner.barrier(opts), opts)
+
+    # Their names since torch 2.13.
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self.inner._device_types
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self.inner._get_backend(device)
 
     # What torch asks of every group. It keeps names itself only for groups with backends that C++ knows.
 
@@ -191,8 +236,10 @@ class TimedWork(dist.Work):
     def result(self) -> list[Tensor]:
         return self._inner.result()
 
-    def source_rank(self) -> int:
+    def _source_rank(self) -> int:
         return self._inner._source_rank()
+
+    source_rank = _source_rank
 
     def synchronize(self) -> None:
         self._inner.synchronize()
