@@ -19,6 +19,8 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
+PROBLEM_EXIT_CODE = 9
+"""What `paceline doctor` leaves with when it found a problem: nothing went wrong, but something has to be mended."""
 INTERRUPTED_EXIT_CODE = 130
 """What a shell expects of a command that Ctrl-C ended (128 + SIGINT)."""
 

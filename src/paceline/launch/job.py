@@ -14,7 +14,7 @@ from paceline.records.provenance import command_line
 
 JOB_FILE = "job.json"
 
-Task = Literal["train", "prove", "oracle", "prove_oracle"]
+Task = Literal["train", "prove", "oracle", "prove_oracle", "examine", "examine_machines"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,11 +53,15 @@ class Place:
 def work(job: Job, place: Place) -> None:
     """Joins the others, does every run of the job, leaves."""
     from paceline.comm import join_world, leave_world
+    from paceline.comm.reach import check_reach
+    from paceline.training.examine import examine_machines, examine_run
     from paceline.training.proof import prove_run
     from paceline.training.run import run
 
-    task = {"train": run, "prove": prove_run}[job.task]
-    world = join_world(timeout_s=job.timeout, iface=job.iface)
+    examining: dict[str, Callable[..., None]] = {"examine": examine_run, "examine_machines": examine_machines}
+    task = (examining | {"train": run, "prove": prove_run})[job.task]
+    meet = check_reach if job.task in examining else None
+    world = join_world(timeout_s=job.timeout, iface=job.iface, meet=meet)
     for number, (config, folder) in enumerate(job.runs):
         place.run = number
         task(config, world, folder, threads=job.threads, number=number, command=job.command)

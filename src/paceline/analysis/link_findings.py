@@ -1,0 +1,106 @@
+"""What the measured link means: latency and bandwidth, contention with computing, and the workload's share of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.analysis.finding import Finding, binary_size, count, duration, rate, size, trained
+from paceline.analysis.link import all_reduce_s
+from paceline.records.examination import Examination, Link, PairLink
+
+SLOW_BYTES_PER_S = 1.25e8
+"""One gigabit a second."""
+UNEVEN_LINKS = 2.0
+COMPUTE_SLOWED, COMMUNICATION_SLOWED = 1.25, 2.0
+LONG_EXCHANGE = 0.5
+
+
+def link_findings(examination: Examination) -> Iterator[Finding]:
+    """In the order of the checks."""
+    for check in (_links, _all_reduces, _contention, _workload):
+        yield from check(examination)
+
+
+def _links(examination: Examination) -> Iterator[Finding]:
+    if examination.link is None:
+        yield Finding("note", "link", "There is one rank, so there is no link to measure.", "use --ranks 2 or more")
+        return
+    for within_host, where in ((True, "Within a host"), (False, "Between hosts")):
+        pairs = examination.link.of(within_host=within_host)
+        if not pairs:
+            continue
+        slowest, fastest = (choose(pairs, key=lambda pair: pair.beta_s_per_byte) for choose in (max, min))
+        latency = max(pair.alpha_s for pair in pairs)
+        what = f"{where} latency is {duration(latency)} and bandwidth {rate(slowest.bytes_per_s)}, {_pair(slowest)}."
+        if not within_host and slowest.bytes_per_s < SLOW_BYTES_PER_S:
+            fix = "check that --iface is the fast network, or send less: larger batches, fewer hosts"
+            yield Finding("note", "link", what + " That is less than one gigabit a second.", fix)
+        else:
+            yield Finding("ok", "link", what)
+        if slowest.beta_s_per_byte > UNEVEN_LINKS * fastest.beta_s_per_byte:
+            apart = slowest.beta_s_per_byte / fastest.beta_s_per_byte
+            what = (
+                f"{where} links differ {apart:.1f}×: {rate(fastest.bytes_per_s)} {_pair(fastest)}, "
+                f"but {rate(slowest.bytes_per_s)} {_pair(slowest)}."
+            )
+            fix = "every all-reduce goes at the pace of the slowest link: find out what is different there"
+            yield Finding("note", "link", what, fix)
+
+
+def _all_reduces(examination: Examination) -> Iterator[Finding]:
+    if examination.link is None:
+        return
+    link, everyone = examination.link, examination.link.all_reduces[0]
+    best = everyone.best
+    share = best.busbw_bytes_per_s / link.bytes_per_s
+    what = (
+        f"An all-reduce over {count(len(everyone.ranks), 'rank')} reaches {rate(best.busbw_bytes_per_s)} of busbw, "
+        f"at {binary_size(best.bytes)}: {100 * share:.0f}% of {_bottleneck(link)}."
+    )
+    yield Finding("ok", "link", what)
+
+
+def _contention(examination: Examination) -> Iterator[Finding]:
+    found = examination.contention
+    if found is None:
+        return
+    what = (
+        f"Beside an all-reduce computing takes {found.compute_factor:.2f}× as long, and the all-reduce "
+        f"{found.communication_factor:.2f}× as long beside computing."
+    )
+    if found.compute_factor > COMPUTE_SLOWED or found.communication_factor > COMMUNICATION_SLOWED:
+        fix = "overlap hides less than it seems: leave a core to communication with fewer --threads or ranks per host"
+        yield Finding("note", "contention", what, fix)
+    else:
+        yield Finding("ok", "contention", what)
+
+
+def _workload(examination: Examination) -> Iterator[Finding]:
+    if examination.failure is not None:
+        what = f"The workload could not be trained: {examination.failure}"
+        yield Finding("problem", "workload", what, examination.failure_hint or "")
+    needs = examination.workload
+    if needs is None:
+        return
+    if examination.link is None or needs.workers < 2:
+        yield Finding("ok", "workload", f"{trained(needs)} takes {duration(needs.step_s)} a step.")
+        return
+    exchange_s = all_reduce_s(examination.link.all_reduces[0], needs.gradient_bytes)
+    share = exchange_s / needs.step_s
+    what = (
+        f"{trained(needs)} takes {duration(needs.step_s)} a step; an all-reduce of its gradient, "
+        f"{size(needs.gradient_bytes)}, takes {duration(exchange_s)}: {100 * share:.0f}% of it, if nothing hides it."
+    )
+    if share > LONG_EXCHANGE:
+        fix = "a larger --batch has more to compute per exchange; `paceline compare` tells which strategy hides it best"
+        yield Finding("note", "workload", what, fix)
+    else:
+        yield Finding("ok", "workload", what)
+
+
+def _pair(pair: PairLink) -> str:
+    return f"from rank {pair.ranks[0]} to {pair.ranks[1]}"
+
+
+def _bottleneck(link: Link) -> str:
+    return f"what the link {_pair(link.narrowest)} gives, {rate(link.bytes_per_s)}"

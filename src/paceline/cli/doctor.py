@@ -1,0 +1,78 @@
+"""`paceline doctor`: checks machines, hosts and the link between ranks before a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.messages import data_console
+from paceline.cli.options import takes
+from paceline.config import LaunchConfig, RunConfig
+from paceline.errors import PROBLEM_EXIT_CODE
+
+ASKED = frozenset(
+    {
+        "workload",
+        "data",
+        "data_dir",
+        "svhn_extra",
+        "strategy",
+        "batch",
+        "batch_per_rank",
+        "accumulate",
+        "momentum",
+        "bn",
+        "precision",
+        "channels_last",
+        "device",
+        "backend",
+        "allow_unused",
+        "timeout",
+    }
+)
+"""Settings that change what a run needs of a machine, or which machines and links it uses."""
+
+
+@takes(RunConfig, LaunchConfig, without=frozenset(field.name for field in fields(RunConfig)) - ASKED)
+def command(
+    run: RunConfig,
+    launch: LaunchConfig,
+    *,
+    out: Annotated[Path | None, typer.Option(help="Folder of what is found [default: a new one under runs/].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of tables.")] = False,
+) -> int:
+    """Check machines, hosts and the link before a run, and say what to mend.
+
+    Ranks start as for a run, on this host or on all hosts of a launch: each tells of its machine, they measure latency,
+    bandwidth and all-reduces between them, and train a few steps of the workload to see what it needs. Leaves with
+    exit code 9 when something has to be mended.
+    """
+    from paceline.analysis.findings import findings, problems
+    from paceline.cli.messages import messages
+    from paceline.experiments.doctor import doctor
+    from paceline.records.schema import DOCTOR_FILE
+    from paceline.records.writer import strict
+    from paceline.report.doctor import Following, print_examination
+
+    console = messages()
+    result = doctor(run, launch, out, lambda folder: Following(folder, console))
+    if result is None:
+        return 0
+    examination, folder = result
+    found = findings(examination)
+    if as_json:
+        content = {
+            "record": str(folder / DOCTOR_FILE),
+            "problems": len(problems(found)),
+            "findings": [finding.to_dict() for finding in found],
+            "examination": examination.to_dict(),
+        }
+        typer.echo(json.dumps(strict(content), indent=2, allow_nan=False))
+    else:
+        print_examination(examination, data_console())
+        typer.echo(f"record: {folder / DOCTOR_FILE}")
+    return PROBLEM_EXIT_CODE if problems(found) else 0

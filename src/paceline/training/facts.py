@@ -1,0 +1,86 @@
+"""What a rank knows of its machine: the doctor has every rank tell it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from paceline.comm import Comm, World
+from paceline.comm.clocks import Clock, measure_offsets
+from paceline.comm.network import address_of, addresses_of_name, listen
+from paceline.comm.texts import gather_json
+from paceline.measure.capacity import available_memory_bytes, free_disk_bytes, memory_limits
+from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
+from paceline.measure.cores import affine_cores, cgroup_quota, usable_cores
+from paceline.measure.host import boot_id, network_id
+from paceline.records import provenance
+from paceline.records.examination import RankFacts
+from paceline.records.typed import build
+from paceline.training.placement import Placement
+
+
+def gather_facts(
+    world: World, placement: Placement, comm: Comm, folder: Path, now: Clock = time.time
+) -> list[RankFacts]:
+    """The facts of every rank, on every rank, with their clocks compared."""
+    everyone = gather_json({"network": network_id(), **own_facts(world, placement, folder)}, comm)
+    offsets = measure_offsets(comm, now)
+    networks = list(dict.fromkeys(facts["network"] for facts in everyone))
+    found = []
+    for rank, (facts, offset) in enumerate(zip(everyone, offsets, strict=True)):
+        host = networks.index(facts.pop("network"))
+        clock = {"clock_offset_s": offset.offset_s, "clock_error_s": offset.error_s}
+        found.append(build(RankFacts, facts | clock | {"rank": rank, "host": host}))
+    return found
+
+
+def own_facts(world: World, placement: Placement, folder: Path) -> dict[str, Any]:
+    """What this rank can tell without asking another."""
+    address = address_of(world.interface)
+    about = provenance()
+    return {
+        "host_name": platform.node(),
+        "boot_id": boot_id(),
+        "interface": world.interface,
+        "address": address,
+        "name_addresses": addresses_of_name(platform.node()),
+        "bind_error": "it has no address" if address is None else _bind_error(address),
+        "device": placement.device_name,
+        "device_index": placement.device.index,
+        "backend": placement.backend,
+        "threads": torch.get_num_threads(),
+        "cpu_count": os.cpu_count() or 1,
+        "affinity": affine_cores(),
+        "cpu_quota": cgroup_quota(SELF_CGROUP, CGROUP_ROOT),
+        "cores": usable_cores(),
+        "folder": str(folder.resolve()),
+        "disk_free_bytes": free_disk_bytes(folder),
+        "versions": {"python": about["python"], **about["versions"]},
+        **_memory(placement.device),
+    }
+
+
+def _memory(device: torch.device) -> dict[str, int | None]:
+    limits = memory_limits()
+    free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (None, None)
+    return {
+        "memory_available_bytes": available_memory_bytes(limits, psutil.virtual_memory().available),
+        "memory_limit_bytes": min([limit.limit_bytes for limit in limits], default=None),
+        "resident_bytes": psutil.Process().memory_info().rss,
+        "device_memory_bytes": total,
+        "device_free_bytes": free,
+    }
+
+
+def _bind_error(address: str) -> str | None:
+    try:
+        listen(address).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
