@@ -26,6 +26,7 @@ from paceline.analysis.statistics import (
 from paceline.analysis.timing import step_time, windows_of
 from paceline.analysis.wire import Wire, wire_of
 from paceline.records import RunRecord
+from paceline.records.examination import Examination
 from paceline.records.experiment import Contender
 from paceline.records.writer import strict
 
@@ -133,6 +134,11 @@ class Comparison:
         """By contender: what was on the wire in its typical run, the one of median speed; only looked at when asked."""
         found = {row.contender.name: _wire(self.pool, row.contender.name) for row in self.rows}
         return {name: wire for name, wire in found.items() if wire is not None}
+
+    @property
+    def examination(self) -> Examination | None:
+        """What the doctor found on the machine, if it was asked."""
+        return self.pool.examination
 
     def row(self, name: str) -> Row:
         """A contender's row."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.records import RunRecord
+from paceline.records.examination import Examination
 from paceline.records.experiment import Contender, ExperimentRecord, Role
 
-NOT_A_SETTING = frozenset({"seed", "strategy", "data_dir", "trace", "log_every", "timeout"})
+NOT_A_SETTING = frozenset({"seed", "strategy", "data_dir", "trace", "log_every", "profile", "timeout"})
 """What two runs of one contender may differ in."""
 
 
@@ -45,6 +46,8 @@ class Pool:
     provenances: list[dict[str, Any]] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     """The settings that all share."""
+    examination: Examination | None = None
+    """What the doctor found: the first examination there is."""
 
     def entries_of(self, contender: str) -> list[Entry]:
         """A contender's runs, with what they are paired by."""
@@ -77,6 +80,7 @@ class _Part:
     sources: list[str]
     provenances: list[dict[str, Any]]
     config: dict[str, Any]
+    examination: Examination | None = None
 
 
 def pool(records: Sequence[ExperimentRecord | RunRecord]) -> Pool:
@@ -103,6 +107,7 @@ def pool(records: Sequence[ExperimentRecord | RunRecord]) -> Pool:
         sources=[source for part in parts for source in part.sources],
         provenances=[provenance for part in parts for provenance in part.provenances],
         config=_shared([part.config for part in parts]),
+        examination=next((part.examination for part in parts if part.examination is not None), None),
     )
 
 
@@ -128,6 +133,7 @@ def _of_experiment(record: ExperimentRecord) -> _Part:
         sources=[str(record.path)],
         provenances=[record.provenance],
         config=record.config,
+        examination=record.examination,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from paceline.errors import RecordError
 from paceline.records import schema
+from paceline.records.examination import Examination, find_examination
 from paceline.records.reader import RunRecord, check_schema, read_events, read_json, read_run
 from paceline.records.writer import write_json
 
@@ -85,6 +86,8 @@ class ExperimentRecord:
     provenance: dict[str, Any]
     events: list[dict[str, Any]]
     runs: list[Measured]
+    examination: Examination | None = None
+    """What the doctor found on the machine before it."""
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind, in order."""
@@ -122,6 +125,7 @@ def read_experiment(path: Path) -> ExperimentRecord:
         provenance=content["provenance"],
         events=events,
         runs=runs,
+        examination=find_examination(path),
     )
 
 

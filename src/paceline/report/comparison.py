@@ -128,5 +128,6 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "rows": [row.to_dict() for row in comparison.rows],
         "proofs": [proof.to_dict() for proof in comparison.proofs],
         "partings": [parting.to_dict() for parting in comparison.partings],
+        "examination": comparison.examination and comparison.examination.to_dict(),
         "next": next_command(comparison),
     }
