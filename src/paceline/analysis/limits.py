@@ -1,0 +1,122 @@
+"""What limits a contender: the parts of its step that something could be done about, each with its share.
+
+The parts are those of the time split, cut finer where the timelines, the machine and the link tell more: computing that
+had no core, data, waiting for a rank that comes late, and transfers, which cost latency or bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.analysis.row_split import RowSplit
+from paceline.analysis.wire import Traffic, Wire, bus_factor
+from paceline.records.examination import PairLink
+from paceline.records.timeline import Kind
+
+LimitKind = Literal["compute", "cores", "data", "slow_rank", "uneven_ranks", "latency", "bandwidth", "other"]
+
+NOTABLE = 0.05
+"""Parts below this share of a step are not worth a sentence."""
+ONE_TO_BLAME = 0.6
+"""From this share of all waiting on, one rank is said to be the one that the others wait for."""
+SMALL_BYTES = 100_000
+"""Without a measured link: messages below this are taken to cost latency rather than bandwidth."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One thing that a step's time goes to."""
+
+    kind: LimitKind
+    share: float
+    """Of the step, on average over the ranks."""
+    seconds: float
+    facts: Mapping[str, Any]
+    """What the sentence about it needs: see where each is made."""
+
+
+def limits(split: RowSplit, wire: Wire | None, topology: Mapping[str, Any], link: PairLink | None) -> list[Limit]:
+    """What the step's time goes to, largest first; parts that are not notable are left out."""
+    step_s = split.mean.step_s
+    stolen_s = min(split.mean.stolen_s or 0.0, split.mean.computing_s)
+    wait_s = min(wire.wait_s, split.mean.exposed_s) if wire is not None else 0.0
+    found = [
+        _cores(stolen_s, topology),
+        Limit("compute", 0.0, split.mean.computing_s - stolen_s, {"overlapped_s": split.mean.overlapped_s}),
+        Limit("data", 0.0, split.mean.data_s, {}),
+        Limit("other", 0.0, max(0.0, split.mean.other_s - split.mean.data_s), {}),
+    ]
+    if wire is not None:
+        found.append(_waiting(wait_s, wire))
+        found.append(_transfers(split.mean.exposed_s - wait_s, wire, link))
+    shared = [Limit(limit.kind, limit.seconds / step_s, limit.seconds, limit.facts) for limit in found]
+    return sorted((limit for limit in shared if limit.share >= NOTABLE), key=lambda limit: -limit.share)
+
+
+def crowding(topology: Mapping[str, Any]) -> float | None:
+    """Threads that compute on a host ÷ its usable cores; None on a GPU."""
+    cores, threads = topology.get("cores"), topology.get("threads")
+    if not cores or not threads or topology.get("device") != "cpu":
+        return None
+    busy = min(int(topology["workers"]), int(topology.get("ranks_per_host") or topology["workers"]))
+    return float(busy * threads / cores)
+
+
+def _cores(stolen_s: float, topology: Mapping[str, Any]) -> Limit:
+    facts = {
+        "crowding": crowding(topology),
+        "ranks": min(topology["workers"], topology.get("ranks_per_host") or topology["workers"]),
+        "threads": topology.get("threads"),
+        "cores": topology.get("cores"),
+    }
+    return Limit("cores", 0.0, stolen_s, facts)
+
+
+def _waiting(wait_s: float, wire: Wire) -> Limit:
+    """Waiting for one rank, or for now this one and now that."""
+    rank = wire.held_up_by
+    share = wire.waited_for.get(rank, 0.0) if rank is not None else 0.0
+    kind: LimitKind = "slow_rank" if share >= ONE_TO_BLAME and wire.ranks > 2 else "uneven_ranks"
+    return Limit(kind, 0.0, wait_s, {"rank": rank, "blame": share})
+
+
+def _transfers(transfer_s: float, wire: Wire, link: PairLink | None) -> Limit:
+    """Transfers, by what the greater part of them would cost on the measured link."""
+    operations = sum(traffic.per_step for traffic in wire.traffic if traffic.kind != Kind.RECV.title)
+    carried = sum(traffic.bytes_per_step for traffic in wire.traffic if traffic.kind != Kind.RECV.title)
+    each = carried / operations if operations else 0.0
+    latency_s = bandwidth_s = None
+    slow_start = each < SMALL_BYTES
+    if link is not None:
+        latency_s = link.alpha_s * sum(rounds(traffic, wire.ranks) * traffic.per_step for traffic in wire.traffic)
+        bandwidth_s = link.beta_s_per_byte * sum(on_busiest_link(traffic, wire.ranks) for traffic in wire.traffic)
+        slow_start = latency_s > bandwidth_s
+    facts = {
+        "operations": operations,
+        "bytes_each": each,
+        "bytes": carried,
+        "latency_s": latency_s,
+        "bandwidth_s": bandwidth_s,
+    }
+    return Limit("latency" if slow_start else "bandwidth", 0.0, max(0.0, transfer_s), facts)
+
+
+def rounds(traffic: Traffic, ranks: int) -> float:
+    """How many messages follow one another in an operation, by the α–β cost of how Gloo carries it out."""
+    if traffic.kind == Kind.RECV.title:  # Counted where it was sent.
+        return 0
+    if traffic.kind in (Kind.ALL_REDUCE.title, Kind.REDUCE_SCATTER.title):
+        return 2 * (ranks - 1)
+    if traffic.kind in (Kind.BROADCAST.title, Kind.REDUCE.title, Kind.BARRIER.title):
+        return math.ceil(math.log2(ranks)) if ranks > 1 else 0
+    return 1 if traffic.kind == Kind.SEND.title else ranks - 1
+
+
+def on_busiest_link(traffic: Traffic, ranks: int) -> float:
+    """The bytes of a step that the busiest link has to carry."""
+    if traffic.kind == Kind.RECV.title:
+        return 0
+    return traffic.bytes_per_step * bus_factor(Kind[traffic.kind.upper()], ranks)

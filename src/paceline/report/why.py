@@ -1,0 +1,178 @@
+"""Why a contender takes the time it takes: what limits it, how much of the step that is, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.limits import Limit, LimitKind, limits
+from paceline.records.examination import PairLink
+from paceline.report.words import percent, plural, seconds, size
+
+MOST_REASONS = 3
+
+PART = {
+    "compute": "compute",
+    "cores": "stolen",
+    "data": "data",
+    "slow_rank": "exposed",
+    "uneven_ranks": "exposed",
+    "latency": "exposed",
+    "bandwidth": "exposed",
+    "other": "other",
+}
+"""The column of the time split that a limit rests on."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One thing that a contender's time goes to."""
+
+    contender: str
+    kind: LimitKind
+    share: float
+    text: str
+    """What it is, with its numbers."""
+    remedy: str
+    """What would help."""
+    anchor: str
+    """The id of the number that it rests on: see `anchor`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "contender": self.contender,
+            "limit": self.kind,
+            "share": self.share,
+            "text": self.text,
+            "remedy": self.remedy,
+        }
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the sentences about one contender may speak of."""
+
+    row: Row
+    topology: Mapping[str, Any]
+    config: Mapping[str, Any]
+    link: PairLink | None
+
+    @property
+    def buckets(self) -> bool:
+        """Whether its gradients travel in few large messages already, while backward runs."""
+        return self.row.contender.strategy.partition(":")[0] == "ddp"
+
+
+def anchor(comparison: Comparison, contender: str, part: str) -> str:
+    """The id of a contender's number in the table of time splits."""
+    names = [row.contender.name for row in comparison.rows]
+    return f"split-{names.index(contender)}-{part}"
+
+
+def why(comparison: Comparison) -> list[Reason]:
+    """The reasons of every contender that was measured with its events, in the order of the table, largest first."""
+    found = []
+    for row in comparison.rows:
+        if row.split is None or not row.is_measured:
+            continue
+        run = comparison.pool.entries_of(row.contender.name)[0].run
+        case = Case(row, run.topology, run.config, _link(comparison))
+        parts = limits(row.split, comparison.wires.get(row.contender.name), case.topology, case.link)
+        for limit in parts[:MOST_REASONS]:
+            text, remedy = SENTENCES[limit.kind](limit, case)
+            place = anchor(comparison, row.contender.name, PART[limit.kind])
+            found.append(Reason(row.contender.name, limit.kind, limit.share, text, remedy, place))
+    return found
+
+
+def _link(comparison: Comparison) -> PairLink | None:
+    examination = comparison.examination
+    return examination.link.narrowest if examination is not None and examination.link is not None else None
+
+
+def _amount(limit: Limit) -> str:
+    return f"{percent(limit.share, 0)} of the step ({seconds(limit.seconds)})"
+
+
+def _compute(limit: Limit, case: Case) -> tuple[str, str]:
+    hidden_s = limit.facts["overlapped_s"]
+    beside = f", {seconds(hidden_s)} of it while gradients travel" if hidden_s > 0.01 * limit.seconds else ""
+    text = f"{_amount(limit)} is computing{beside}."
+    plain = case.config.get("precision") == "fp32" and not case.config.get("channels_last")
+    cheaper = "--precision bf16 --channels-last, where the processor is quick at it; " if plain else ""
+    return text, f"{cheaper}faster or more processors. No strategy can gain here."
+
+
+def _cores(limit: Limit, case: Case) -> tuple[str, str]:
+    facts = limit.facts
+    if facts["crowding"] is not None and facts["crowding"] > 1:
+        sharing = f"{plural(facts['ranks'], 'rank')} × {plural(facts['threads'], 'thread')} on {facts['cores']:g} cores"
+        text = f"{_amount(limit)} the computing thread has no core: {sharing} are too many."
+        fewer = max(1, int(facts["cores"] // facts["threads"]))
+        return text, f"--ranks {fewer} on this machine, or hosts of their own."
+    taker = "the threads that move gradients and " if case.row.contender.role == "candidate" else ""
+    text = f"{_amount(limit)} the computing thread is kept from its core, by {taker}whatever else runs."
+    return text, "leave a core to communication (fewer --ranks or --threads), and end other programs."
+
+
+def _data(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
+    return f"{_amount(limit)} goes into getting the batch.", "cheaper augmentation, or data that is ready in memory."
+
+
+def _slow_rank(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
+    rank, blame = limit.facts["rank"], percent(limit.facts["blame"], 0)
+    text = f"{_amount(limit)} ranks wait for others to come, {blame} of it for rank {rank}."
+    return text, f"find out what rank {rank} does longer than the others: the table of ranks tells."
+
+
+def _uneven_ranks(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
+    text = f"{_amount(limit)} ranks wait for others to come, now for this one, now for that one."
+    return text, "steps of even length: equal shares, cores that nobody else uses."
+
+
+def _latency(limit: Limit, case: Case) -> tuple[str, str]:
+    facts = limit.facts
+    each = f"{facts['operations']:.0f} operations of {size(facts['bytes_each'])} on average"
+    judged = ""
+    if facts["latency_s"] is not None:
+        judged = f"; on this link their latency costs about {seconds(facts['latency_s'])}, their bytes "
+        judged += seconds(facts["bandwidth_s"])
+    text = f"{_amount(limit)} is exposed transfer, and latency rather than bandwidth: {each}{judged}."
+    remedy = (
+        "larger buckets, or fewer ranks." if case.buckets else "fewer, larger messages: ddp packs them into buckets."
+    )
+    return text, remedy
+
+
+def _bandwidth(limit: Limit, case: Case) -> tuple[str, str]:
+    facts = limit.facts
+    judged = ""
+    if facts["bandwidth_s"] is not None:
+        judged = f"; its point-to-point bandwidth alone would take {seconds(facts['bandwidth_s'])}"
+    text = f"{_amount(limit)} is exposed transfer of {size(facts['bytes'])}{judged}."
+    less = "a faster link, or sending less often: --accumulate, a larger --batch."
+    if case.buckets:
+        return text, less
+    if case.row.imbalance is not None and case.row.imbalance > 1.5:
+        return text, f"spread it over all links (allreduce), hide it behind backward (ddp), or {less}"
+    return text, f"hide it behind backward (ddp), or {less}"
+
+
+def _other(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
+    text = f"{_amount(limit)} is neither computing nor communication: the strategy's own arithmetic and copies, Python."
+    return text, "larger batches, so that it weighs less."
+
+
+SENTENCES: dict[LimitKind, Callable[[Limit, Case], tuple[str, str]]] = {
+    "compute": _compute,
+    "cores": _cores,
+    "data": _data,
+    "slow_rank": _slow_rank,
+    "uneven_ranks": _uneven_ranks,
+    "latency": _latency,
+    "bandwidth": _bandwidth,
+    "other": _other,
+}
