@@ -224,6 +224,29 @@ SCRIPT_SETTINGS = (*ATTACH_SETTINGS, "steps", "seed", "events", "trace", "log_ev
 """Settings that mean something for a script."""
 
 
+EXAMINED_SETTINGS = (
+    "workload",
+    "data",
+    "data_dir",
+    "svhn_extra",
+    "augment",
+    "strategy",
+    "batch",
+    "batch_per_rank",
+    "accumulate",
+    "momentum",
+    "bn",
+    "precision",
+    "channels_last",
+    "device",
+    "backend",
+    "deterministic",
+    "allow_unused",
+    "timeout",
+)
+"""Settings that change what a run needs of a machine, or which machines and links it uses: the doctor's."""
+
+
 def launched() -> bool:
     """Whether a launcher, ours or torchrun, has told this process which rank it is."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
