@@ -182,6 +182,8 @@ class CompareConfig:
     """Measure up to this often while the two fastest cannot be told apart."""
     proof: bool = True
     """Prove first that every strategy computes the same mean gradient."""
+    doctor: bool = True
+    """Examine the machine and the link first, as `paceline doctor` does: some ten seconds."""
     script: str = ""
     """Compare with a training script of your own, which calls paceline.attach; its arguments follow `--`."""
 
