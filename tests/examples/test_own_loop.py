@@ -45,7 +45,7 @@ def test_two_ranks_end_where_one_process_does(alone: float, strategy: str) -> No
 
 def test_strategies_are_compared_in_it(tmp_path: Path) -> None:
     options = "--script own_loop.py --strategies ddp,single --ranks 2 --steps 8 --repeats 1 --max-repeats 1 --no-proof"
-    out = ["--json", "--out", str(tmp_path / "out")]
+    out = ["--no-doctor", "--json", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "paceline", "compare", *options.split(), *out, "--", "--batch", "7"]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr

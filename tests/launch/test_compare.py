@@ -16,7 +16,7 @@ from launch.commands import paceline, start, wait_until
 from paceline.records import read_run
 from paceline.records.experiment import read_experiment
 
-QUICK = ("--batch", "16", "--steps", "8", "--repeats", "2", "--max-repeats", "2", "--ranks", "2")
+QUICK = ("--batch", "16", "--steps", "8", "--repeats", "2", "--max-repeats", "2", "--ranks", "2", "--no-doctor")
 
 
 def compare(*arguments: str, out: Path) -> dict[str, Any]:
@@ -154,8 +154,7 @@ def test_settings_are_compared_like_strategies(tmp_path: Path) -> None:
 
 
 def test_batches_are_compared_by_the_time_per_sample(tmp_path: Path) -> None:
-    arguments = ("--vary", "batch=8,64", "--ranks", "2", "--steps", "20", "--repeats", "2", "--max-repeats", "2")
-    found = rows(compare(*arguments, out=tmp_path / "out"))
+    found = rows(compare("--vary", "batch=8,64", *QUICK, "--steps", "20", out=tmp_path / "out"))
     small, large = found["batch=8"], found["batch=64"]
     assert large["step_s"]["value"] > small["step_s"]["value"]
     assert large["samples_per_s"]["value"] > small["samples_per_s"]["value"]
@@ -177,7 +176,7 @@ def test_ctrl_c_keeps_what_was_measured_and_still_reports(tmp_path: Path, when: 
         "--max-repeats",
         "9",
     )
-    process = start("compare", *arguments, "--repeats", "9", "--out", str(out))
+    process = start("compare", *arguments, "--no-doctor", "--repeats", "9", "--out", str(out))
     wait_until(lambda: (out / when / "job.json").exists(), f"{when} has begun")
     ranks = [p for p in psutil.process_iter(["cmdline"]) if str(out) in " ".join(p.info["cmdline"] or [])]
     os.killpg(process.pid, signal.SIGINT)
@@ -216,7 +215,7 @@ def _has_ended(out: Path) -> bool:
 
 def test_epochs_can_be_varied(tmp_path: Path) -> None:
     arguments = ("own:plain", "--vary", "epochs=2,4", "--batch", "4", "--ranks", "2", "--repeats", "1", "--no-proof")
-    compare(*arguments, "--max-repeats", "1", out=tmp_path / "out")
+    compare(*arguments, "--no-doctor", "--max-repeats", "1", out=tmp_path / "out")
     steps = {m.contender.name: len(m.run.steps[0]) for m in read_experiment(tmp_path / "out").runs}
     assert steps["epochs=4"] == 2 * steps["epochs=2"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from launch.commands import paceline
 from paceline.records.experiment import read_experiment
 
-QUICK = ("--ranks", "2", "--batch", "16", "--steps", "6", "--repeats", "1", "--max-repeats", "1")
+QUICK = ("--ranks", "2", "--batch", "16", "--steps", "6", "--repeats", "1", "--max-repeats", "1", "--no-doctor")
 
 
 def events(out: Path, workload: str, strategies: str, kind: str) -> list[dict[str, Any]]:

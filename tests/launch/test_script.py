@@ -16,7 +16,7 @@ from paceline.records.experiment import ExperimentRecord, read_experiment
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 12
-ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS))
+ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS), "--no-doctor")
 
 
 def compare(
@@ -39,8 +39,20 @@ def rows_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExperimentRecord, dict[str, Any]]:
     """A comparison that goes well: its record, and what it printed."""
     out = tmp_path_factory.mktemp("compared") / "experiment"
-    done = compare(out, "--strategies", "allreduce,ddp,none,single")
+    done = compare(out, "--strategies", "allreduce,ddp,none,single", "--doctor")
     return read_experiment(out), json.loads(done.stdout)
+
+
+def test_the_machine_is_examined_first(compared: tuple[ExperimentRecord, dict[str, Any]]) -> None:
+    record, printed = compared
+    examination = record.examination
+    assert examination is not None
+    assert len(examination.ranks) == 2
+    assert examination.link is not None
+    assert examination.workload is None, "a script owns its process"
+    assert examination.failure is None
+    assert printed["examination"] == examination.to_dict()
+    assert not record.events_of("unexamined")
 
 
 def test_every_contender_leaves_an_ordinary_record(compared: tuple[ExperimentRecord, dict[str, Any]]) -> None:

@@ -11,33 +11,13 @@ import typer
 
 from paceline.cli.messages import data_console
 from paceline.cli.options import takes
-from paceline.config import LaunchConfig, RunConfig
+from paceline.config import EXAMINED_SETTINGS, LaunchConfig, RunConfig
 from paceline.errors import PROBLEM_EXIT_CODE
 
-ASKED = frozenset(
-    {
-        "workload",
-        "data",
-        "data_dir",
-        "svhn_extra",
-        "strategy",
-        "batch",
-        "batch_per_rank",
-        "accumulate",
-        "momentum",
-        "bn",
-        "precision",
-        "channels_last",
-        "device",
-        "backend",
-        "allow_unused",
-        "timeout",
-    }
-)
-"""Settings that change what a run needs of a machine, or which machines and links it uses."""
+NOT_ASKED = frozenset(field.name for field in fields(RunConfig)) - frozenset(EXAMINED_SETTINGS)
 
 
-@takes(RunConfig, LaunchConfig, without=frozenset(field.name for field in fields(RunConfig)) - ASKED)
+@takes(RunConfig, LaunchConfig, without=NOT_ASKED)
 def command(
     run: RunConfig,
     launch: LaunchConfig,

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.comparison import compare as compare_records
+from paceline.analysis.findings import Finding, findings
 from paceline.analysis.pool import pool
 from paceline.config import CompareConfig, LaunchConfig, RunConfig, launched
 from paceline.errors import DataError, LaunchError, PacelineError, UsageError
 from paceline.experiments.checks import ranks_on_this_host
 from paceline.experiments.contenders import Entrant, make_entrants, reference_of, varied_keys
+from paceline.experiments.doctor import examine
 from paceline.experiments.subjects import Subject, Turn, Unproven, choose_subject, read_parity
 from paceline.experiments.train import new_folder
 from paceline.launch.elastic import launch as launch_ranks
 from paceline.launch.job import Job, Task
 from paceline.measure.cores import threads_per_rank
 from paceline.records import EventWriter, RunFolder, provenance
+from paceline.records.examination import write_examination
 from paceline.records.experiment import ExperimentFolder, read_experiment
 from paceline.records.provenance import command_line
 from paceline.records.reader import read_json
@@ -44,6 +48,15 @@ class Board(Protocol):
 
     def unproven(self, reason: str) -> None:
         """Nothing can be proven."""
+
+    def examine(self, folder: Path) -> AbstractContextManager[Any]:
+        """The machine is examined; returns a context manager around it."""
+
+    def examined(self, found: Sequence[Finding]) -> None:
+        """And this was found."""
+
+    def unexamined(self, reason: str) -> None:
+        """Nothing could be found out about the machine."""
 
     def failed(self, name: str, error: PacelineError) -> None:
         """A contender is out."""
@@ -73,6 +86,8 @@ class Experiment:
     def run(self) -> None:
         """Proves, then measures until the answer is clear; an interrupt ends it with what there is."""
         try:
+            if self.config.doctor:
+                self._examine()
             if self.config.proof:
                 self._prove()
             self._measure()
@@ -82,6 +97,23 @@ class Experiment:
             raise
         finally:
             self.events.close()
+
+    def _examine(self) -> None:
+        """Finds out what the machine and the link can do; the comparison goes on without it."""
+        folder = self.folder.path / "doctor"
+        shared = next((e for e in self.entrants if e.contender.role == "candidate"), self.entrants[0])
+        try:
+            with self.board.examine(folder):
+                found = examine(
+                    shared.config, self.launch_config, self.ranks, folder, with_workload=not self.config.script
+                )
+        except PacelineError as error:
+            self.events.write("unexamined", reason=error.message, hint=error.hint)
+            self.board.unexamined(error.message)
+            return
+        assert found is not None, "a comparison has one host"
+        write_examination(self.folder.path, found)
+        self.board.examined(findings(found))
 
     def _prove(self) -> None:
         turns = [self._turn(entrant, "proof") for entrant in self._still_in()]

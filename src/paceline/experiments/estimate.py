@@ -22,16 +22,18 @@ LAUNCH_S = 4.0
 """Starting ranks and importing torch in them, where there is a core for each."""
 RUN_S = 0.5
 """Setting up and closing one run: groups, data, a dry backward pass."""
+DOCTOR_S = 6.0
+"""Examining the machine and the link, once the ranks have started."""
 PROOF_STEPS = 8
 """Steps of a full batch that proving one strategy costs at most."""
 SYNCHRONISING = 1.3
 """What a step takes more than its computation, as a guess for all strategies together."""
 
 
-def estimate_s(entrants: Sequence[Entrant], ranks: int, repeats: int, *, proof: bool) -> float | None:
-    """Seconds that the proofs and `repeats` repeats will take; None on a GPU, which is left alone until ranks start.
+def estimate_s(entrants: Sequence[Entrant], ranks: int, repeats: int, *, proof: bool, doctor: bool) -> float | None:
+    """Seconds that the examination, the proofs and `repeats` repeats will take.
 
-    A workload that cannot be trained is found out here, before any rank is started.
+    None on a GPU, which is left alone until ranks start. A workload that cannot be trained is found out here.
     """
     if gpus_to_use(entrants[0].config):
         return None
@@ -47,7 +49,8 @@ def estimate_s(entrants: Sequence[Entrant], ranks: int, repeats: int, *, proof: 
         steps = entrant.config.steps or steps_per_epoch * (entrant.config.epochs or 1)
         runs_s += RUN_S + (steps * batch * SYNCHRONISING + tested / 3) * each_s
         proofs_s += RUN_S + PROOF_STEPS * min(batch, 8 * ranks) * each_s
-    return repeats * (launch_s + runs_s) + (launch_s + proofs_s if proof else 0.0)
+    before_s = (launch_s + proofs_s if proof else 0.0) + (launch_s + DOCTOR_S if doctor else 0.0)
+    return before_s + repeats * (launch_s + runs_s)
 
 
 def _try_out(config: RunConfig) -> tuple[float, int, int]:

@@ -95,7 +95,7 @@ class Workloads:
         return {
             "subject": config.workload if is_own(config.workload) else f"{config.workload} on {config.data}",
             "batch": None if len({entrant.config.batch for entrant in entrants}) > 1 else config.global_batch(ranks),
-            "estimate_s": estimate_s(entrants, ranks, compare.repeats, proof=compare.proof),
+            "estimate_s": estimate_s(entrants, ranks, compare.repeats, proof=compare.proof, doctor=compare.doctor),
         }
 
     def script_of(self, turn: Turn) -> Script | None:  # noqa: ARG002

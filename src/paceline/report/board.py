@@ -17,9 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from paceline.analysis.comparison import Comparison
+from paceline.analysis.findings import Finding, problems
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
+from paceline.report.doctor import Following
 from paceline.report.live import Tail
 from paceline.report.words import factor, percent, plural, roughly, seconds
 
@@ -63,6 +65,19 @@ class Board:
     def unproven(self, reason: str) -> None:
         """Nothing can be proven."""
         self._print(f"  {reason}")
+
+    def examine(self, folder: Path) -> Following:
+        """Follows the examination of the machine for the length of a `with`."""
+        return Following(folder, self._console, quiet=True)
+
+    def examined(self, found: Sequence[Finding]) -> None:
+        """What has to be mended; the report has the rest."""
+        for problem in problems(found):
+            self._print(f"doctor: {problem.what}" + (f" fix: {problem.fix}" if problem.fix else ""))
+
+    def unexamined(self, reason: str) -> None:
+        """Nothing could be found out about the machine."""
+        self._print(f"doctor: the machine could not be examined: {reason}")
 
     def failed(self, name: str, error: PacelineError) -> None:
         """A contender is out."""

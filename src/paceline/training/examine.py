@@ -12,7 +12,7 @@ from paceline.comm import Comm, World, close_comm, open_comm
 from paceline.comm.contention import measure_contention
 from paceline.comm.link import measure_all_reduce, measure_pairs
 from paceline.comm.texts import gather_json
-from paceline.config import RunConfig
+from paceline.config import EXAMINED_SETTINGS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.records import EventWriter, RunFolder, provenance, read_run
 from paceline.records.examination import AllReduce, Examination, Link, WorkloadNeeds, write_examination
@@ -140,7 +140,8 @@ def _try_workload(
 ) -> WorkloadNeeds | None:
     """Trains a few steps as a run of its own; what it needed, on rank 0."""
     folder.mkdir(parents=True, exist_ok=True)
-    short = replace(config, steps=STEPS, epochs=None, evaluate=False)
+    settings = {name: getattr(config, name) for name in EXAMINED_SETTINGS}
+    short = RunConfig(**settings, steps=STEPS, evaluate=False)
     run(short, world, RunFolder(folder), threads=threads, number=number, command=command)
     if world.rank != 0:
         return None
