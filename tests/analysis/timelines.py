@@ -1,0 +1,44 @@
+"""Timelines made by hand, for tests that know the answer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from paceline.records.timeline import NO_PEER, ROW, Kind, Purpose, Timeline
+
+FIRST = 10
+"""The number of the first step: after any warm-up."""
+
+
+def operation(
+    kind: Kind,
+    start_s: float,
+    end_s: float,
+    size: int = 0,
+    *,
+    step: int = FIRST,
+    peer: int = NO_PEER,
+    purpose: Purpose = Purpose.GRADIENTS,
+    waited_from_s: float = math.nan,
+) -> tuple[Any, ...]:
+    """The row of an operation."""
+    return step, kind, purpose, peer, size, start_s, end_s, waited_from_s, math.nan
+
+
+def phase(kind: Kind, start_s: float, end_s: float, *, step: int = FIRST, cpu_s: float = math.nan) -> tuple[Any, ...]:
+    """The row of a phase, or of a whole step."""
+    return step, kind, Purpose.NOTHING, NO_PEER, 0, start_s, end_s, math.nan, cpu_s
+
+
+def timeline(*rows: tuple[Any, ...]) -> Timeline:
+    """A timeline of rows in any order; a step that spans all is added where there is none."""
+    content = list(rows)
+    if not any(row[1] == Kind.STEP for row in rows):
+        content.append(
+            phase(Kind.STEP, min((row[5] for row in rows), default=0.0), max((row[6] for row in rows), default=1.0))
+        )
+    table = np.array(content, dtype=ROW)
+    return Timeline(table[np.argsort(table["start_s"], kind="stable")])
