@@ -227,3 +227,31 @@ def test_from_mapping_takes_its_own_and_leaves_the_rest() -> None:
     values = {"batch": 64, "lr": None, "ranks": 3, "augment": False}
     assert from_mapping(RunConfig, values) == RunConfig(batch=64, augment=False)
     assert from_mapping(LaunchConfig, values) == LaunchConfig(ranks=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"), [("", range(0)), ("20", range(20, 21)), ("20-22", range(20, 23)), (" 0 - 1", range(2))]
+)
+def test_steps_to_profile(text: str, steps: range) -> None:
+    assert RunConfig(profile=text).profiled_steps == steps
+
+
+@pytest.mark.parametrize("text", ["x", "-3", "3-", "3-x", "1.5", "3-4-5", "٣x"])
+def test_steps_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UsageError, match="--profile is") as caught:
+        RunConfig(profile=text)
+    assert caught.value.hint == "name steps as 20, or 20-22 for three of them"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("22-20", "--profile 22-20 ends before it begins"),
+        ("0-50", "--profile 0-50 names 51 steps"),
+        ("9-10", "--profile 9-10 goes beyond the run's 10 steps"),
+    ],
+)
+def test_steps_that_cannot_be_profiled(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        RunConfig(profile=text, steps=10)
+    assert RunConfig(profile="8-9", steps=10).profiled_steps == range(8, 10)

@@ -90,11 +90,14 @@ class RunConfig:
     """Test every rank's replica too, not only the agreed weights."""
     evaluate: bool = True
     """Test the agreed weights at the end of the run."""
+    profile: str = ""
+    """Steps to run torch's profiler on, counted from 0, as 20-22; their time does not count."""
     timeout: float = 120.0
     """Seconds after which a rank that waits for others gives up."""
 
     def __post_init__(self) -> None:
         check_choices(self)
+        self._check_profile()
         if self.batch is not None and self.batch_per_rank is not None:
             raise UsageError("--batch and --batch-per-rank were both given.", hint="they are two ways to say one thing")
         if self.trace and not self.events:
@@ -104,6 +107,25 @@ class RunConfig:
         check_bounds(self, ("lr", "momentum", "weight_decay"), lambda value: value >= 0, "0 or more")
         check_bounds(self, ("seed",), lambda value: 0 <= value < 2**40, "from 0 to 2^40")
         check_bounds(self, ("lr", "momentum", "weight_decay", "clip_norm", "timeout"), math.isfinite, "a finite number")
+        self._check_profile()
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps that `profile` names; none without it."""
+        return step_range(self.profile, "--profile") if self.profile else range(0)
+
+    def _check_profile(self) -> None:
+        steps = self.profiled_steps
+        if len(steps) > MOST_PROFILED_STEPS:
+            raise UsageError(
+                f"--profile {self.profile} names {len(steps)} steps.",
+                hint=f"{MOST_PROFILED_STEPS} are the most it takes, and a few show as much",
+            )
+        if steps and self.steps is not None and steps.stop > self.steps:
+            raise UsageError(
+                f"--profile {self.profile} goes beyond the run's {self.steps} steps.",
+                hint=f"steps count from 0, so the last one is {self.steps - 1}",
+            )
 
     def global_batch(self, workers: int) -> int:
         """Samples per step over all workers; refuses a batch that leaves a worker (or a micro-batch of it) empty."""
@@ -220,9 +242,26 @@ class Script:
         }
 
 
+MOST_PROFILED_STEPS = 50
+"""A step leaves thousands of events, all of which are kept in memory until they are summed up."""
+
+
+def step_range(text: str, option: str) -> range:
+    """The steps in a text as 20 or 20-22."""
+    first, dash, last = text.partition("-")
+    if not first.strip().isdecimal() or (dash and not last.strip().isdecimal()):
+        raise UsageError(f"{option} is {text!r}.", hint="name steps as 20, or 20-22 for three of them")
+    steps = range(int(first), int(last if dash else first) + 1)
+    if not steps:
+        raise UsageError(
+            f"{option} {text} ends before it begins.", hint=f"did you mean {last.strip()}-{first.strip()}?"
+        )
+    return steps
+
+
 ATTACH_SETTINGS = ("bn", "allow_unused")
 """Settings that `attach` takes."""
-SCRIPT_SETTINGS = (*ATTACH_SETTINGS, "steps", "seed", "events", "trace", "log_every", "timeout")
+SCRIPT_SETTINGS = (*ATTACH_SETTINGS, "steps", "seed", "events", "trace", "log_every", "profile", "timeout")
 """Settings that mean something for a script."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.summary import summarise_rank
+from paceline.analysis.timing import windows_of
 from paceline.records import RunRecord
 
 UNEVEN = 0.05
@@ -56,7 +57,7 @@ def rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
 
 
 def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
-    own = [summarise_rank(rank, run.steps[rank]) for run in runs]
+    own = [summarise_rank(rank, run.steps[rank], windows_of(run)) for run in runs]
     kept = [run.summary for run in runs if run.summary is not None]
     figures = [own for summary in kept for own in summary.get("ranks") or [] if own.get("rank") == rank]
     traffic: dict[str, list[int]] = next((summary["traffic"] for summary in kept if summary.get("traffic")), {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from paceline.analysis.resources import usage
+from paceline.analysis.timing import WindowTime, counted_steps, windows_of
 from paceline.errors import RecordError
 from paceline.records.reader import RunRecord, Steps
 from paceline.records.schema import SUMMARY_FILE
@@ -52,18 +53,18 @@ class RankSummary:
         return asdict(self)
 
 
-def summarise_rank(rank: int, steps: Steps) -> RankSummary:
-    """One rank's figures from its steps."""
+def summarise_rank(rank: int, steps: Steps, windows: Sequence[WindowTime] = ()) -> RankSummary:
+    """One rank's figures from its steps; those in windows that were profiled do not count for times."""
     if len(steps) == 0:
         return RankSummary(rank, 0, 0, *[None] * 10)
     samples, correct = steps["samples"], steps["correct"]
     total_s = steps.total_s
     diverged = np.flatnonzero(~np.isfinite(steps["loss"]) & steps.tells_loss)
     average = float((steps["loss"] * samples).sum() / samples.sum())
-    later = slice(1, None)
+    counted = counted_steps(windows, len(steps))
 
     def mean(column: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
-        return float(column[later].mean()) if len(column) > 1 else None
+        return float(column[counted].mean()) if counted.any() else None
 
     return RankSummary(
         rank=rank,
@@ -74,7 +75,7 @@ def summarise_rank(rank: int, steps: Steps) -> RankSummary:
         accuracy=float(correct.sum() / samples.sum()) if (correct >= 0).all() else None,
         first_step_s=float(total_s[0]),
         step_s=mean(total_s),
-        median_step_s=float(np.median(total_s[later])) if len(steps) > 1 else None,
+        median_step_s=float(np.median(total_s[counted])) if counted.any() else None,
         data_s=mean(steps["data_s"]),
         forward_s=mean(steps["forward_s"]),
         backward_s=mean(steps["backward_s"]),
@@ -88,7 +89,11 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         _check(record.summary, str(record.path / SUMMARY_FILE))
         return record.summary
     used = {own.rank: {"cpu_share": own.cpu_share, "resident_bytes": own.resident_bytes} for own in usage(record)}
-    ranks = [summarise_rank(rank, steps).to_dict() | used.get(rank, {}) for rank, steps in sorted(record.steps.items())]
+    windows = windows_of(record)
+    ranks = [
+        summarise_rank(rank, steps, windows).to_dict() | used.get(rank, {})
+        for rank, steps in sorted(record.steps.items())
+    ]
     return {"ranks": ranks, "steps": min((rank["steps"] for rank in ranks), default=0)}
 
 

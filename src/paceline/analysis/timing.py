@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from paceline.records.reader import RunRecord
 
 
@@ -15,17 +18,33 @@ class WindowTime(NamedTuple):
     steps: int
     wall_s: float
     """On the slowest rank."""
+    profiled: bool = False
+    """Whether torch's profiler slowed it down, so that its time says nothing."""
 
 
 def step_time(windows: Sequence[WindowTime]) -> float | None:
-    """The median over the windows but the first of wall time ÷ steps; None where only a warm-up was done."""
-    times = [window.wall_s / window.steps for window in windows[1:]]
+    """The median of wall time ÷ steps over the windows but the first, and but profiled ones; None without others."""
+    times = [window.wall_s / window.steps for window in windows[1:] if not window.profiled]
     return statistics.median(times) if times else None
 
 
 def windows_of(record: RunRecord) -> list[WindowTime]:
     """The windows of a run, those of one that was cut short too."""
-    return [WindowTime(len(event["losses"]), event["wall_s"]) for event in record.events_of("log")]
+    return [
+        WindowTime(len(event["losses"]), event["wall_s"], profiled=event.get("profiled") is True)
+        for event in record.events_of("log")
+    ]
+
+
+def counted_steps(windows: Sequence[WindowTime], steps: int) -> npt.NDArray[np.bool_]:
+    """Which of a rank's steps have times that count: all but the first, and those in windows that were profiled."""
+    counted = np.ones(steps, dtype=np.bool_)
+    counted[:1] = False
+    start = 0
+    for window in windows:
+        counted[start : start + window.steps] &= not window.profiled
+        start += window.steps
+    return counted
 
 
 def losses_of(record: RunRecord) -> list[float]:

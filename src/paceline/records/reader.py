@@ -15,6 +15,7 @@ from paceline.errors import RecordError
 from paceline.records import schema
 
 if TYPE_CHECKING:
+    from paceline.records.profile import Profile
     from paceline.records.resources import Resources
     from paceline.records.timeline import Timeline
 
@@ -82,6 +83,13 @@ class RunRecord:
         from paceline.records.resources import read_marks
 
         return {rank: read_marks(file) for rank, file in files_by_rank(self.path, "marks-*.csv").items()}
+
+    @cached_property
+    def profiles(self) -> dict[int, Profile]:
+        """What torch's profiler found on each rank; only read when asked for. Empty without `--profile`."""
+        from paceline.records.profile import read_profile
+
+        return {rank: read_profile(file) for rank, file in files_by_rank(self.path, "profile-*.json").items()}
 
 
 def files_by_rank(path: Path, pattern: str) -> dict[int, Path]:

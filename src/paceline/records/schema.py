@@ -42,6 +42,16 @@ def marks_file(rank: int) -> str:
     return f"marks-{rank}.csv"
 
 
+def profile_file(rank: int) -> str:
+    """The file of what torch's profiler found on one rank, by operator."""
+    return f"profile-{rank}.json"
+
+
+def profile_trace_file(rank: int) -> str:
+    """The file of the same, event by event, as torch's profiler writes it for Chrome's tracing and Perfetto."""
+    return f"profile-{rank}.trace.json.gz"
+
+
 class StepRow(NamedTuple):
     """One step on one rank; the columns of its CSV file. Times are seconds, the loss is the mean over its samples."""
 

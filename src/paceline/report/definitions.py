@@ -136,6 +136,20 @@ DEFINITIONS = {
         "CPU time of the thread that samples CPU and memory, ÷ wall time. It samples every half second, and less often "
         "where that would take more than half a per cent of a core.",
     ),
+    "profile_share": Definition(
+        "Share of an operator",
+        "Its own time ÷ that of all operators, under torch's profiler, on the steps that `--profile` names: on the GPU "
+        "where one does the work, else on the CPU.",
+    ),
+    "profile_calls": Definition("Calls", "How often an operator was called in a step, by the profiler's count."),
+    "profile_self_cpu_s": Definition(
+        "Self CPU", "Time per step in the operator on the CPU, waits included, without that in operators it called."
+    ),
+    "profile_cpu_s": Definition("Total CPU", "The same with the operators that it called."),
+    "profile_self_device_s": Definition(
+        "Self GPU", "Time per step of the GPU's kernels that the operator itself asked for."
+    ),
+    "profile_device_s": Definition("Total GPU", "The same with the operators that it called."),
     "wall": Definition(
         "Wall time",
         "Training time since the first step began: the windows' wall time, without the reporting between them.",

@@ -12,6 +12,7 @@ from paceline.analysis.ranks import UNEVEN
 from paceline.analysis.resources import host_usage
 from paceline.analysis.summary import summarise
 from paceline.records import RunRecord
+from paceline.report.profile import profile_sentences, profile_table
 from paceline.report.words import number, percent, plural, seconds, size
 
 
@@ -33,6 +34,9 @@ def print_run(record: RunRecord, console: Console) -> None:
             size(rank.get("resident_bytes")),
         )
     console.print(table)
+    profile = profile_table(record)
+    if profile is not None:
+        console.print(profile)
     for sentence in sentences(summary, record):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
@@ -59,6 +63,7 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         speed = f", {rate:,.0f} samples/s" if rate else ""
         yield f"trained {plural(summary['steps'], 'step')} in {seconds(summary['train_s'])}{speed}"
     yield from _hosts(record)
+    yield from profile_sentences(record)
     estimate = summary.get("estimate")
     if estimate:
         yield f"{plural(estimate['epochs'], 'epoch')} would take about {seconds(estimate['seconds'])}"

@@ -15,6 +15,7 @@ from paceline.comm import Comm
 from paceline.config import BatchNormMode
 from paceline.errors import WorkloadError
 from paceline.measure.memory import peak_bytes, reset_peak
+from paceline.measure.profiler import StepProfiler
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch, make_stopwatch
 from paceline.measure.watch import Watch
 from paceline.strategies.base import MakeOptimizer, Strategy
@@ -89,7 +90,9 @@ class MeasuredSync(AssignedSync):
             self._account.describe(settings, topology, assignment.command)
         timeline = self._account.timeline if assignment.config.events else None
         self._ledger = Ledger(self._stopwatch, self._account.steps, timeline)
-        self._windows = Windows(self, self._ledger, assignment.config.log_every, self._account.report)
+        profiled = assignment.config.profiled_steps
+        profiler = StepProfiler(profiled, assignment.folder, comm.rank, comm.device) if profiled else None
+        self._windows = Windows(self, self._ledger, assignment.config.log_every, self._account.report, profiler)
         first_on_host = int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
         self._watch = Watch(
             assignment.folder, comm.rank, self._stopwatch.clock.now, comm.device, first_on_host=first_on_host

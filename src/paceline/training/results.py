@@ -70,7 +70,7 @@ def summarise(
     """The figures of the run, the same on every rank: each sums up its own steps, which may be on another host."""
     steps = read_steps(folder.path / steps_file(sync.rank))
     used = rank_usage(sync.rank, read_resources(folder.path / resources_file(sync.rank)), steps)
-    own = summarise_rank(sync.rank, steps).to_dict() | {
+    own = summarise_rank(sync.rank, steps, windows).to_dict() | {
         "peak_bytes": peak,
         "cpu_share": used.cpu_share,
         "resident_bytes": used.resident_bytes,

@@ -10,6 +10,7 @@ import torch
 from paceline.comm import World
 from paceline.config import RunConfig
 from paceline.measure.memory import peak_bytes, reset_peak
+from paceline.measure.profiler import StepProfiler
 from paceline.measure.watch import Watch
 from paceline.records import RunFolder
 from paceline.strategies.base import MakeOptimizer
@@ -65,12 +66,14 @@ def _run_as_worker(stage: Stage, folder: RunFolder, listen: Report, command: str
         account.describe(dataclasses.asdict(config), _topology(stage, source.batch), command)
     sync = Sync(model, _optimizer_factory(config, workload), stage.strategy, comm, config.bn)
     ledger = Ledger(stopwatch, account.steps, account.timeline if config.events else None)
-    windows = Windows(sync, ledger, config.log_every, account.report)
+    profiler = StepProfiler(config.profiled_steps, folder, comm.rank, comm.device) if config.profile else None
+    windows = Windows(sync, ledger, config.log_every, account.report, profiler)
     loop = Loop(config, workload, sync, source, stopwatch, ledger, windows, account.report)
     watch = Watch(folder, comm.rank, stopwatch.clock.now, comm.device, first_on_host=stage.world.local_rank == 0)
     account.also_tell(watch.marks.hear)
     try:
         loop.train()
+        windows.finish()
         watch.sampler.sample()
         peak = peak_bytes(stage.placement.device) if peak_is_ours else None  # Of training: testing comes after it.
         summary = results.summarise(config.strategy, sync, folder, windows.times, peak)

@@ -7,6 +7,7 @@ import time
 import torch
 
 from paceline.analysis.timing import WindowTime
+from paceline.measure.profiler import StepProfiler
 from paceline.training.account import Report
 from paceline.training.ledger import Ledger
 from paceline.training.sync import Sync
@@ -21,26 +22,43 @@ MOST_LOGS_PER_WINDOW = 50
 class Windows:
     """The windows of one run; every rank opens and closes them at the same steps."""
 
-    def __init__(self, sync: Sync, ledger: Ledger, log_every: int, report: Report) -> None:
+    def __init__(
+        self, sync: Sync, ledger: Ledger, log_every: int, report: Report, profiler: StepProfiler | None = None
+    ) -> None:
         self.times: list[WindowTime] = []
         """What was timed so far."""
         self._sync = sync
         self._ledger = ledger
         self._log_every = log_every
         self._report = report
+        self._profiler = profiler
         self._logs_per_window = 1
+        self._step = 0
+        """Steps done before the window that is open."""
         self.open()
 
     def end(self, step: int) -> int:
         """Where the window from this step on ends: after whole periods, and late enough for closing to cost nothing."""
+        end = self._whole_periods(step)
+        return end if self._profiler is None else self._profiler.cut(step, end)
+
+    def _whole_periods(self, step: int) -> int:
         period = self._sync.strategy.period
-        if step == 0:
-            return -(-WARM_UP_STEPS // period) * period
+        if step == 0 or (self._profiler is not None and step < self._warm_up):
+            return self._warm_up
         size = -(-self._log_every * self._logs_per_window // period) * period
         return step + size - step % size
 
+    @property
+    def _warm_up(self) -> int:
+        """The steps of the first window."""
+        period = self._sync.strategy.period
+        return -(-WARM_UP_STEPS // period) * period
+
     def open(self) -> None:
         """The clock starts."""
+        if self._profiler is not None:
+            self._profiler.before(self._step)
         self._began_s = time.perf_counter()
 
     def close(self, epoch: int, step: int) -> None:
@@ -52,10 +70,12 @@ class Windows:
         wall_s = time.perf_counter() - self._began_s
         if self._sync.comm.stopwatch is not None:
             self._sync.comm.stopwatch.clock.anchor()
+        profiled = self._close_profile(step)
         window = self._ledger.close_window(wall_s, self._sync.comm)
-        self.times.append(WindowTime(len(window.losses), window.wall_s))
-        log_s = window.wall_s * self._log_every / len(window.losses)
-        self._logs_per_window = max(1, min(MOST_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
+        self.times.append(WindowTime(len(window.losses), window.wall_s, profiled))
+        if not profiled:
+            log_s = window.wall_s * self._log_every / len(window.losses)
+            self._logs_per_window = max(1, min(MOST_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
         self._report(
             "log",
             epoch=epoch,
@@ -64,4 +84,18 @@ class Windows:
             losses=window.losses,
             samples=window.samples,
             correct=window.correct,
+            **({"profiled": True} if profiled else {}),
         )
+
+    def finish(self) -> None:
+        """The run ends after the last window."""
+        if self._profiler is not None:
+            self._profiler.close(self._step)
+
+    def _close_profile(self, step: int) -> bool:
+        """Ends profiling where that is due; whether the window that ends here has a time that says nothing."""
+        start, self._step = self._step, step
+        if self._profiler is None:
+            return False
+        self._profiler.after(step)
+        return self._profiler.disturbs(start, step, period=self._sync.strategy.period, warm_up=self._warm_up)

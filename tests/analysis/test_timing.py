@@ -1,0 +1,33 @@
+"""Which windows and steps have times that count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.analysis.timing import WindowTime, counted_steps, step_time, windows_of
+from paceline.records import EventWriter, RunFolder, read_run
+
+WINDOWS = [WindowTime(2, 9.0), WindowTime(2, 2.0), WindowTime(1, 7.0, profiled=True), WindowTime(2, 4.0)]
+
+
+def test_the_first_window_and_profiled_ones_do_not_count() -> None:
+    assert step_time(WINDOWS) == 1.5
+    assert step_time(WINDOWS[:1]) is None
+    assert step_time([WINDOWS[0], WINDOWS[2]]) is None
+
+
+def test_steps_of_profiled_windows_and_the_first_do_not_count() -> None:
+    assert counted_steps(WINDOWS, 8).tolist() == [False, True, True, True, False, True, True, True]
+    assert counted_steps([], 3).tolist() == [False, True, True]
+    assert counted_steps(WINDOWS, 0).tolist() == []
+
+
+def test_the_record_says_which_windows_were_profiled(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    folder.write_run(config={}, topology={}, provenance={})
+    events = EventWriter(folder)
+    for window in WINDOWS:
+        profiled = {"profiled": True} if window.profiled else {}
+        events.write("log", losses=[1.0] * window.steps, wall_s=window.wall_s, **profiled)
+    events.close()
+    assert windows_of(read_run(tmp_path)) == WINDOWS
