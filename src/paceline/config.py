@@ -97,7 +97,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        self._check_profile()
         if self.batch is not None and self.batch_per_rank is not None:
             raise UsageError("--batch and --batch-per-rank were both given.", hint="they are two ways to say one thing")
         if self.trace and not self.events:
