@@ -68,7 +68,8 @@ class RunRecord:
         """When each rank did what; only read when asked for. Empty where events were not collected."""
         from paceline.records.timeline import read_timeline
 
-        return {rank: read_timeline(file) for rank, file in files_by_rank(self.path, "timeline-*.bin").items()}
+        files = files_by_rank(self.path, "timeline-*.bin")
+        return {rank: read_timeline(file).without_drift(self._drift_rate(rank)) for rank, file in files.items()}
 
     @cached_property
     def resources(self) -> dict[int, Resources]:
@@ -90,6 +91,12 @@ class RunRecord:
         from paceline.records.profile import read_profile
 
         return {rank: read_profile(file) for rank, file in files_by_rank(self.path, "profile-*.json").items()}
+
+    def _drift_rate(self, rank: int) -> float:
+        """By how much a rank's clock went faster than rank 0's, in seconds a second."""
+        clock = (self.summary or {}).get("clock") or {}
+        drift_s, at_s = clock.get("drift_s") or [], clock.get("at_s")
+        return drift_s[rank] / at_s if at_s and rank < len(drift_s) else 0.0
 
 
 def files_by_rank(path: Path, pattern: str) -> dict[int, Path]:

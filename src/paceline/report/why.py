@@ -12,6 +12,8 @@ from paceline.records.examination import PairLink
 from paceline.report.words import percent, plural, seconds, size
 
 MOST_REASONS = 3
+MUCH_LONGER = 3.0
+"""From how many times the idle link's time on transfers are said to be held up by something else."""
 
 PART = {
     "compute": "compute",
@@ -81,7 +83,7 @@ def why(comparison: Comparison) -> list[Reason]:
         run = comparison.pool.entries_of(row.contender.name)[0].run
         case = Case(row, run.topology, run.config, _link(comparison))
         parts = limits(row.split, comparison.wires.get(row.contender.name), case.topology, case.link)
-        for limit in parts[:MOST_REASONS]:
+        for limit in [limit for limit in parts if limit.kind != "compute" or limit is parts[0]][:MOST_REASONS]:
             text, remedy = SENTENCES[limit.kind](limit, case)
             place = anchor(comparison, row.contender.name, PART[limit.kind])
             found.append(Reason(row.contender.name, limit.kind, limit.share, text, remedy, place))
@@ -118,6 +120,18 @@ def _cores(limit: Limit, case: Case) -> tuple[str, str]:
     return text, "leave a core to communication (fewer --ranks or --threads), and end other programs."
 
 
+def _on_idle_link(limit: Limit) -> str:
+    """What the link alone would take, as the doctor measured it while nothing was computed."""
+    latency_s, bandwidth_s = limit.facts["latency_s"], limit.facts["bandwidth_s"]
+    if latency_s is None or bandwidth_s is None:
+        return ""
+    idle = f"; the idle link needs {seconds(latency_s)} for their latency and {seconds(bandwidth_s)} for their bytes"
+    times = limit.seconds / (latency_s + bandwidth_s) if latency_s + bandwidth_s else 0.0
+    if times < MUCH_LONGER:
+        return idle
+    return f"{idle}: it is held up by something else, as busy cores"
+
+
 def _data(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
     return f"{_amount(limit)} goes into getting the batch.", "cheaper augmentation, or data that is ready in memory."
 
@@ -135,12 +149,8 @@ def _uneven_ranks(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
 
 def _latency(limit: Limit, case: Case) -> tuple[str, str]:
     facts = limit.facts
-    each = f"{facts['operations']:.0f} operations of {size(facts['bytes_each'])} on average"
-    judged = ""
-    if facts["latency_s"] is not None:
-        judged = f"; on this link their latency costs about {seconds(facts['latency_s'])}, their bytes "
-        judged += seconds(facts["bandwidth_s"])
-    text = f"{_amount(limit)} is exposed transfer, and latency rather than bandwidth: {each}{judged}."
+    each = f"{plural(round(facts['operations']), 'operation')} of {size(facts['bytes_each'])} on average"
+    text = f"{_amount(limit)} is exposed transfer, and latency rather than bandwidth: {each}{_on_idle_link(limit)}."
     remedy = (
         "larger buckets, or fewer ranks." if case.buckets else "fewer, larger messages: ddp packs them into buckets."
     )
@@ -148,11 +158,7 @@ def _latency(limit: Limit, case: Case) -> tuple[str, str]:
 
 
 def _bandwidth(limit: Limit, case: Case) -> tuple[str, str]:
-    facts = limit.facts
-    judged = ""
-    if facts["bandwidth_s"] is not None:
-        judged = f"; its point-to-point bandwidth alone would take {seconds(facts['bandwidth_s'])}"
-    text = f"{_amount(limit)} is exposed transfer of {size(facts['bytes'])}{judged}."
+    text = f"{_amount(limit)} is exposed transfer of {size(limit.facts['bytes'])}{_on_idle_link(limit)}."
     less = "a faster link, or sending less often: --accumulate, a larger --batch."
     if case.buckets:
         return text, less

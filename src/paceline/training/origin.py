@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
@@ -16,3 +17,10 @@ def start_together(comm: Comm) -> None:
     offset_s = clock_offsets(comm)[comm.rank]
     moment_s = float(comm.gather(torch.tensor([time.perf_counter()], dtype=torch.float64))[0])
     comm.stopwatch.clock.start(moment_s + offset_s)
+
+
+def drift(comm: Comm) -> dict[str, Any]:
+    """How far the ranks' clocks have come apart since, for the record: readers set their times right by it."""
+    assert comm.stopwatch is not None
+    now = comm.stopwatch.clock.now
+    return {"at_s": now(), "drift_s": clock_offsets(comm, now)}

@@ -20,6 +20,7 @@ from paceline.records.schema import resources_file, steps_file
 from paceline.records.timeline import read_timeline, timeline_file
 from paceline.training.batchnorm import spread
 from paceline.training.evaluate import evaluate
+from paceline.training.origin import drift
 from paceline.training.sync import Sync
 from paceline.training.traffic import planned_traffic
 from paceline.workloads.batches import Share, Source, make_source
@@ -92,6 +93,7 @@ def summarise(
         "train_accuracy": _weighted([(rank["accuracy"], rank["samples"]) for rank in ranks]),
         "ranks": ranks,
         "traffic": planned_traffic(strategy, sync),
+        "clock": drift(sync.comm),
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": spread(list(sync.strategy.model.parameters()), sync.comm),
     }
