@@ -10,18 +10,25 @@ from rich.table import Table
 
 from paceline.analysis.ranks import UNEVEN
 from paceline.analysis.resources import host_usage
+from paceline.analysis.row_split import splits_of
+from paceline.analysis.split import PARTS
 from paceline.analysis.summary import summarise
 from paceline.records import RunRecord
 from paceline.report.profile import profile_sentences, profile_table
 from paceline.report.words import number, percent, plural, seconds, size
 
+PHASES = {"first": "first_step_s", "forward": "forward_s", "backward": "backward_s", "update": "update_s"}
+WIDE = 112
+"""Columns of a terminal that the phases of a step fit into too."""
+
 
 def print_run(record: RunRecord, console: Console) -> None:
     """The figures of one run."""
     summary = summarise(record)
+    phases = PHASES if console.width >= WIDE else {}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    headings = ("rank", "samples", "average loss", "train accuracy", "time/iteration", "first", "forward", "backward")
-    for heading in (*headings, "update", "CPU", "memory"):
+    headings = ("rank", "samples", "average loss", "train accuracy", "time/iteration", *phases, "CPU", "memory")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for rank in summary["ranks"]:
         table.add_row(
@@ -29,16 +36,34 @@ def print_run(record: RunRecord, console: Console) -> None:
             f"{rank['samples']:,}",
             number(rank["average_loss"]),
             percent(rank["accuracy"]),
-            *[seconds(rank[key]) for key in ("step_s", "first_step_s", "forward_s", "backward_s", "update_s")],
+            seconds(rank["step_s"]),
+            *[seconds(rank[key]) for key in phases.values()],
             percent(rank.get("cpu_share"), 0),
             size(rank.get("resident_bytes")),
         )
     console.print(table)
+    split = split_table(record)
+    if split is not None:
+        console.print(split)
     profile = profile_table(record)
     if profile is not None:
         console.print(profile)
     for sentence in sentences(summary, record):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def split_table(record: RunRecord) -> Table | None:
+    """Where a step's time went on each rank; None where events were not collected."""
+    splits = splits_of(record)
+    if not splits:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="bold", title="where a step goes", title_justify="left")
+    for heading in ("rank", *PARTS, "(data)", "(stolen)", "overlap"):
+        table.add_column(heading, justify="right")
+    for rank, split in splits.items():
+        parts = [f"{seconds(getattr(split, f'{part}_s'))} {percent(split.share(part), 0):>4}" for part in PARTS]
+        table.add_row(str(rank), *parts, seconds(split.data_s), seconds(split.stolen_s), percent(split.overlap, 0))
+    return table
 
 
 def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
