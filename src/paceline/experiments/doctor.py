@@ -25,6 +25,8 @@ Watch = Callable[[Path], AbstractContextManager[Any]]
 def doctor(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> tuple[Examination, Path] | None:
     """What was found, and the folder it is in; None on a host or a rank that has nothing to show: all but the first."""
     check_names(config)
+    if out is not None:
+        _refuse_record(out)
     if launched():
         return _as_rank(config, launch, out, watch)
 
@@ -49,7 +51,8 @@ def examine(
     from paceline.launch.elastic import launch as launch_ranks
     from paceline.launch.job import Job
 
-    place = _create(folder)
+    _refuse_record(folder)
+    place = RunFolder.create(folder)
     job = Job(
         folder=place,
         runs=((config, place),),
@@ -70,10 +73,9 @@ def examine(
     return read_examination(folder) if launch.node_rank == 0 else None
 
 
-def _create(folder: Path) -> RunFolder:
+def _refuse_record(folder: Path) -> None:
     if (folder / DOCTOR_FILE).exists():
         raise RecordError(f"{folder} already holds a record.", hint="name another folder with --out, or remove it")
-    return RunFolder.create(folder)
 
 
 def _as_rank(
@@ -96,7 +98,7 @@ def _as_rank(
     prepare_data(config)
     world = join_world(timeout_s=config.timeout, iface=launch.iface, meet=check_reach)
     if world.rank == 0:
-        world.announce("folder", str(_create(out or new_folder(config, "doctor")).path))
+        world.announce("folder", str(RunFolder.create(out or new_folder(config, "doctor")).path))
     folder = RunFolder(Path(world.wait_for("folder")))
     folder.path.mkdir(parents=True, exist_ok=True)  # On a host that does not share rank 0's disk.
     if world.rank != 0:

@@ -1,0 +1,127 @@
+"""Bandwidth of all-reduces against their size, and of the links that they go over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from paceline.analysis.comparison import Comparison
+from paceline.analysis.finding import binary_size
+from paceline.records.examination import AllReduce, Link
+from paceline.report.columns import SIZES, Unit, unit_for
+from paceline.report.drawing import LABEL_SIZE, LINE, Json, axis, base_layout, rounded
+from paceline.report.palette import COLOURS, NEUTRALS
+from paceline.report.words import plural
+
+HEIGHT = 280
+MARKED_EVERY = 2
+"""Sizes grow by four; every second one is marked."""
+
+
+class _Curve(NamedTuple):
+    """All-reduces over some ranks."""
+
+    label: str
+    colour: str
+    measured: AllReduce
+
+
+def link(comparison: Comparison) -> Json | None:
+    """The figure; None where nothing was measured between ranks."""
+    if comparison.examination is None or comparison.examination.link is None:
+        return None
+    found = comparison.examination.link
+    curves = _curves(found)
+    levels = _levels(found)
+    values = [point.busbw_bytes_per_s for curve in curves for point in curve.measured.points]
+    unit = unit_for([max(values)], SIZES)
+    sizes = sorted({point.bytes for curve in curves for point in curve.measured.points})
+    return {
+        "title": "Bandwidth against size",
+        "data": [_line(curve, unit) for curve in curves],
+        "layout": _layout(curves, levels, sizes, unit),
+    }
+
+
+def _curves(found: Link) -> list[_Curve]:
+    """All ranks first; of those within a host, the slowest, since all wait for it."""
+    everyone, *parts = found.all_reduces
+    curves = [_Curve(f"all-reduce, {plural(len(everyone.ranks), 'rank')}", COLOURS[0], everyone)]
+    within = [part for part in parts if part.within_host]
+    if within:
+        slowest = min(within, key=lambda part: part.best.busbw_bytes_per_s)
+        curves.append(_Curve("within a host", COLOURS[2], slowest))
+    curves += [_Curve("one rank per host", COLOURS[1], part) for part in parts if not part.within_host]
+    return curves
+
+
+def _levels(found: Link) -> list[tuple[str, float]]:
+    """Point-to-point bandwidths, of the slowest link of each kind."""
+    kinds = ((True, "point to point"), (False, "point to point between hosts"))
+    slowest = [(name, [pair.bytes_per_s for pair in found.of(within_host=within)]) for within, name in kinds]
+    return [(name, min(values)) for name, values in slowest if values]
+
+
+def _line(curve: _Curve, unit: Unit) -> Json:
+    points = curve.measured.points
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [point.bytes for point in points],
+        "y": rounded(point.busbw_bytes_per_s / unit.scale for point in points),
+        "meta": curve.label,
+        "customdata": [binary_size(point.bytes) for point in points],
+        "line": {"color": curve.colour, "width": LINE},
+        "marker": {"color": curve.colour, "size": 5},
+        "cliponaxis": False,
+        "hovertemplate": f"%{{meta}}, %{{customdata}}: %{{y:.3g}} {unit.name}/s<extra></extra>",
+    }
+
+
+def _layout(curves: Sequence[_Curve], levels: Sequence[tuple[str, float]], sizes: Sequence[int], unit: Unit) -> Json:
+    marked = sizes[::MARKED_EVERY]
+    top = max([value for _, value in levels] + [curve.measured.best.busbw_bytes_per_s for curve in curves])
+    return base_layout(HEIGHT, left=64, top=24) | {
+        "hovermode": "closest",
+        "xaxis": axis(
+            "size of the message",
+            type="log",
+            showgrid=False,
+            range=[math.log10(sizes[0] / 1.5), math.log10(sizes[-1] * 1.5)],
+            tickvals=marked,
+            ticktext=[binary_size(size) for size in marked],
+        ),
+        "yaxis": axis(f"busbw, {unit.name}/s", range=[0, 1.12 * top / unit.scale]),
+        "shapes": [_level(value / unit.scale) for _, value in levels],
+        "annotations": [
+            *[_note(name, NEUTRALS[0], sizes[0], value / unit.scale, at_left=True) for name, value in levels],
+            *[_label(curve, unit) for curve in curves],
+        ],
+    }
+
+
+def _level(value: float) -> Json:
+    line = {"color": NEUTRALS[0], "width": 1, "dash": "dash"}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": value, "y1": value, "line": line}
+
+
+def _label(curve: _Curve, unit: Unit) -> Json:
+    """At the curve's last point, which is never above the frame."""
+    last = curve.measured.points[-1]
+    return _note(curve.label, curve.colour, last.bytes, last.busbw_bytes_per_s / unit.scale, at_left=False)
+
+
+def _note(text: str, colour: str, size: int, value: float, *, at_left: bool) -> Json:
+    return {
+        "text": text,
+        "xref": "x",
+        "x": math.log10(size),
+        "xanchor": "left" if at_left else "right",
+        "yref": "y",
+        "y": value,
+        "yanchor": "bottom" if at_left else "top",
+        "yshift": 0 if at_left else -6,
+        "showarrow": False,
+        "font": {"size": LABEL_SIZE, "color": "@muted" if at_left else colour},
+    }

@@ -1,0 +1,248 @@
+"""Each thing that can be wrong with a machine is found, with its number and a fix; what is well is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from examinations import CONTENTION, GB, LINK, MB, NEEDS, all_reduce, examination, facts, on_two_hosts, pair
+from paceline.analysis.finding import binary_size, duration, size
+from paceline.analysis.findings import Finding, findings, problems
+from paceline.analysis.link import all_reduce_s
+from paceline.records.examination import Examination, Link
+
+
+def only(found: Examination, topic: str, level: str) -> Finding:
+    """The one finding of a topic that is not fine, of this level."""
+    (finding,) = [f for f in findings(found) if f.topic == topic and f.level != "ok"]
+    assert finding.level == level, finding
+    assert finding.fix
+    assert finding.what.endswith((".", "?"))
+    return finding
+
+
+def test_where_all_is_well_nothing_is_complained_of() -> None:
+    for found in (examination(), on_two_hosts()):
+        levels = {finding.level for finding in findings(found)}
+        assert levels == {"ok"}, [finding for finding in findings(found) if finding.level != "ok"]
+        assert not problems(findings(found))
+
+
+def test_every_topic_is_reported() -> None:
+    topics = {finding.topic for finding in findings(on_two_hosts())}
+    assert topics >= {
+        "network",
+        "ports",
+        "clocks",
+        "cores",
+        "memory",
+        "disk",
+        "versions",
+        "devices",
+        "link",
+        "workload",
+    }
+
+
+def test_too_many_ranks_for_the_cores() -> None:
+    found = only(examination(*[facts(rank) for rank in range(4)], workload=None), "cores", "problem")
+    assert "4 ranks with 1 thread each on 2 usable cores of node0" in found.what
+    assert "--ranks 2" in found.fix
+
+
+def test_too_many_threads_for_the_cores() -> None:
+    found = only(
+        examination(*[facts(rank, threads=8, cores=8.0, cpu_count=8) for rank in range(2)]), "cores", "problem"
+    )
+    assert "2 ranks with 8 threads each on 8 usable cores" in found.what
+    assert "--threads 4" in found.fix
+
+
+def test_emulated_hosts_share_the_cores_of_their_machine() -> None:
+    ranks = [facts(rank, host, boot_id="one") for rank, host in enumerate([0, 0, 1, 1])]
+    assert "4 ranks" in only(examination(*ranks, workload=None), "cores", "problem").what
+    with_their_own = [replace(rank, cores=1.0, affinity=1, threads=1) for rank in (ranks[0], replace(ranks[2], rank=1))]
+    assert not problems(findings(examination(*with_their_own)))
+
+
+def test_on_gpus_threads_do_not_count() -> None:
+    gpu = {"device": "H200", "device_memory_bytes": 140 * GB, "device_free_bytes": 139 * GB}
+    ranks = [facts(rank, device_index=rank, threads=16, **gpu) for rank in range(2)]
+    assert not problems(findings(examination(*ranks)))
+
+
+def test_idle_cores() -> None:
+    found = only(examination(*[facts(rank, cores=8.0, cpu_count=8) for rank in range(2)]), "cores", "note")
+    assert "6 cores stay idle" in found.what
+    assert "--threads 4" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"cpu_quota": 2.0, "affinity": 64}, "its cgroup allows 2"),
+        ({"cpu_quota": None, "affinity": 2}, "its affinity leaves 2"),
+    ],
+)
+def test_a_limit_below_the_machine_is_said(changes: dict[str, Any], why: str) -> None:
+    found = only(examination(*[facts(rank, cpu_count=64, **changes) for rank in range(2)]), "cores", "note")
+    assert found.what == f"node0 has 64 cores, but {why}."
+
+
+def test_a_memory_that_is_too_small() -> None:
+    small = [facts(rank, memory_available_bytes=150 * MB, memory_limit_bytes=512 * MB) for rank in range(2)]
+    found = only(examination(*small), "memory", "problem")
+    assert "400 MB per rank at its peak, 200 MB more in all" in found.what
+    assert "150 MB of memory are free on node0 under a cgroup limit of 512 MB" in found.what
+    assert "--batch" in found.fix
+    tight = [replace(rank, memory_available_bytes=220 * MB) for rank in small]
+    assert only(examination(*tight), "memory", "note")
+
+
+def test_memory_is_that_of_a_machine_however_many_hosts_it_emulates() -> None:
+    ranks = [facts(0, 0, boot_id="one"), facts(1, 1, boot_id="one", memory_available_bytes=150 * MB)]
+    assert only(examination(*ranks, link=on_two_hosts().link), "memory", "problem")
+
+
+def test_a_gpu_that_is_too_small() -> None:
+    gpu = {"device": "T4", "device_memory_bytes": 16 * GB, "device_free_bytes": 15 * GB}
+    ranks = [facts(rank, device_index=0, **gpu) for rank in range(2)]
+    needs = replace(NEEDS, peak_bytes=[8 * GB, 8 * GB])
+    found = only(examination(*ranks, workload=needs), "memory", "problem")
+    assert "16.0 GB of tensors" in found.what
+    assert "15.0 GB of 16.0 GB are free on T4 0 of node0" in found.what
+
+
+def test_versions_that_differ_name_the_ranks() -> None:
+    other = facts(0).versions | {"torch": "2.11.0"}
+    found = only(on_two_hosts(versions=other), "versions", "problem")
+    assert found.what == "torch is not the same on all ranks: 2.13.0 on ranks 0–1, 2.11.0 on ranks 2–3."
+    assert "install the same torch on node0 and node1" in found.fix
+    missing = examination(facts(0), facts(1, versions=facts(0).versions | {"numpy": None}))
+    assert "missing on rank 1 (node0)" in only(missing, "versions", "problem").what
+
+
+def test_a_host_name_on_the_loopback_address() -> None:
+    found = only(on_two_hosts(name_addresses=["127.0.1.1"]), "network", "note")
+    assert "The name node1 resolves to 127.0.1.1, where no other host can reach it" in found.what
+    assert "GLOO_SOCKET_IFNAME" in found.fix
+    assert "does not resolve" in only(on_two_hosts(name_addresses=[]), "network", "note").what
+
+
+def test_an_interface_that_peers_cannot_reach() -> None:
+    found = only(on_two_hosts(interface="lo", address="127.0.0.1"), "network", "problem")
+    assert found.what == "node1 sends by lo (127.0.0.1), which others cannot reach."
+    assert "--iface" in found.fix
+
+
+def test_on_one_host_the_loopback_interface_is_the_right_one() -> None:
+    alone = {"interface": "lo", "address": "127.0.0.1"}
+    assert not problems(findings(examination(facts(0, **alone), facts(1, **alone))))
+
+
+def test_a_port_that_cannot_be_had() -> None:
+    closed = examination(facts(0), facts(1, bind_error="Permission denied"))
+    assert only(closed, "ports", "problem").what == "Rank 1 can have no port on 198.18.0.1: Permission denied."
+
+
+@pytest.mark.parametrize(("apart_s", "level"), [(5.0, "problem"), (-5.0, "problem"), (0.2, "note")])
+def test_clocks_that_are_apart(apart_s: float, level: str) -> None:
+    found = only(on_two_hosts(clock_offset_s=apart_s, clock_error_s=2e-4), "clocks", level)
+    ahead = "ahead of" if apart_s > 0 else "behind"
+    assert f"The clock of node1 is {duration(abs(apart_s))} {ahead} that of node0 (± 200 µs)" in found.what
+    assert "NTP" in found.fix
+
+
+def test_clocks_that_agree() -> None:
+    (found,) = [f for f in findings(on_two_hosts(clock_offset_s=3e-4, clock_error_s=2e-4)) if f.topic == "clocks"]
+    assert found.level == "ok"
+    assert "300 µs" in found.what
+
+
+@pytest.mark.parametrize(("free", "level"), [(5 * MB, "problem"), (500 * MB, "note")])
+def test_a_full_disk(free: int, level: str) -> None:
+    found = only(on_two_hosts(disk_free_bytes=free), "disk", level)
+    assert found.what == f"{size(free)} are free on node1 where records go, /data/runs."
+    assert "--out" in found.fix
+
+
+def test_devices_and_backends_that_differ() -> None:
+    found = [f for f in findings(on_two_hosts(device="H200", backend="nccl")) if f.topic == "devices"]
+    assert [f.level for f in found] == ["problem", "note"]
+    assert "gloo on ranks 0–1, nccl on ranks 2–3" in found[0].what
+    assert "cpu on ranks 0–1, H200 on ranks 2–3" in found[1].what
+
+
+def test_one_rank_has_no_link() -> None:
+    needs = replace(NEEDS, workers=1, peak_bytes=[400 * MB])
+    alone = examination(facts(0, threads=2), link=None, contention=None, workload=needs)
+    assert "one rank" in only(alone, "link", "note").what
+    assert not problems(findings(alone))
+
+
+def test_a_slow_network() -> None:
+    slow = pair(0, 2, (0, 1), rate=1.2e7)
+    link = replace(on_two_hosts().link or LINK, pairs=[pair(0, 1), slow])
+    found = only(replace(on_two_hosts(), link=link), "link", "note")
+    assert "Between hosts latency is 50 µs and bandwidth 12.0 MB/s, from rank 0 to 2." in found.what
+    assert "less than one gigabit" in found.what
+
+
+def test_links_that_differ() -> None:
+    link = Link([pair(0, 1, rate=2e9), pair(0, 2, rate=5e8)], [all_reduce([0, 1, 2], [0])])
+    ranks = [facts(rank, cores=4.0, cpu_count=4) for rank in range(3)]
+    found = only(examination(*ranks, link=link, workload=None), "link", "note")
+    assert found.what == ("Within a host links differ 4.0×: 2.0 GB/s from rank 0 to 1, but 500 MB/s from rank 0 to 2.")
+
+
+def test_an_all_reduce_is_put_beside_the_link_it_has_to_cross() -> None:
+    (found,) = [f for f in findings(on_two_hosts()) if f.what.startswith("An all-reduce over 4 ranks")]
+    assert "500 MB/s of busbw, at 64 MiB: 50% of what the link from rank 0 to 2 gives, 1.0 GB/s." in found.what
+
+
+def test_contention() -> None:
+    slowed = replace(CONTENTION, product_beside_s=0.004)
+    found = only(examination(contention=slowed), "contention", "note")
+    assert "computing takes 2.00× as long, and the all-reduce 1.50× as long" in found.what
+
+
+def test_a_workload_that_mostly_waits_for_the_link() -> None:
+    heavy = replace(NEEDS, gradient_bytes=64 << 20, step_s=0.1)
+    found = only(examination(workload=heavy), "workload", "note")
+    assert "takes 67.2 ms: 67% of it" in found.what
+    assert "--batch" in found.fix
+
+
+def test_a_workload_that_failed() -> None:
+    failed = examination(workload=None, failure="rank 1 was ended by SIGKILL.", failure_hint="it may be out of memory")
+    found = only(failed, "workload", "problem")
+    assert found.what == "The workload could not be trained: rank 1 was ended by SIGKILL."
+    assert found.fix == "it may be out of memory"
+
+
+def test_times_of_all_reduces_between_and_beyond_the_sizes_measured() -> None:
+    measured = all_reduce([0, 1], [0], rate=1e9)
+    small, large = measured.points[0], measured.points[-1]
+    assert all_reduce_s(measured, 1) == small.time_s
+    assert all_reduce_s(measured, large.bytes) == large.time_s
+    assert all_reduce_s(measured, 10 * MB) == pytest.approx(1e-4 + 10 * MB / 1e9)
+    assert all_reduce_s(measured, 2 * large.bytes) == 2 * large.time_s
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (duration(54e-6), "54 µs"),
+        (duration(0.0212), "21.2 ms"),
+        (duration(5.0), "5.00 s"),
+        (size(215_000), "215 kB"),
+        (size(2.9e9), "2.9 GB"),
+        (size(12), "12 B"),
+        (binary_size(64 << 20), "64 MiB"),
+        (binary_size(1024), "1 KiB"),
+    ],
+)
+def test_how_numbers_are_written(written: str, expected: str) -> None:
+    assert written == expected

@@ -1,0 +1,102 @@
+"""An examination comes back from disk as it was; a damaged one is an error that says where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examinations import NEEDS, examination, on_two_hosts
+from experiments_on_disk import read_comparison, write_experiment
+from paceline.analysis.pool import pool
+from paceline.errors import RecordError
+from paceline.records.examination import (
+    Examination,
+    find_examination,
+    read_examination,
+    write_examination,
+)
+from paceline.records.experiment import read_experiment
+from paceline.records.find import find_records
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        examination(),
+        on_two_hosts(),
+        examination(link=None, contention=None, workload=None, failure="it broke.", failure_hint="mend it"),
+        examination(workload=replace(NEEDS, batch=None, peak_bytes=[None, 7])),
+    ],
+    ids=["one host", "two hosts", "no link", "unknowns"],
+)
+def test_it_comes_back_as_it_was(tmp_path: Path, found: Examination) -> None:
+    assert find_examination(tmp_path) is None
+    write_examination(tmp_path, found)
+    assert read_examination(tmp_path) == found
+    assert find_examination(tmp_path) == found
+
+
+Damage = Callable[[dict[str, Any]], Any]
+
+
+def drop(content: dict[str, Any], *path: str | int) -> None:
+    *outer, last = path
+    for key in outer:
+        content = content[key]  # type: ignore[index]
+    del content[last]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda c: drop(c, "ranks"), "it has no ranks"),
+        (lambda c: drop(c, "ranks", 0, "cores"), r"it\.ranks\[0\] has no cores"),
+        (lambda c: c["ranks"][1].update(cores="two"), r"it\.ranks\[1\]\.cores is 'two', not a number"),
+        (lambda c: c["ranks"][1].update(threads=1.5), r"threads is 1\.5, not a whole number"),
+        (lambda c: c["ranks"][1].update(threads=True), "threads is True, not a whole number"),
+        (lambda c: c["ranks"][1].update(more=1), "has 'more', which is not known"),
+        (lambda c: c["ranks"][1].update(rank=5), "does not count its ranks from 0"),
+        (lambda c: c["ranks"].clear(), "does not count its ranks from 0"),
+        (lambda c: c["ranks"][0].update(versions=["2.13"]), "not a JSON object"),
+        (lambda c: c.update(link=[]), r"it\.link is not a JSON object"),
+        (lambda c: c["link"].update(pairs=None), r"it\.link\.pairs is None, not a list"),
+        (lambda c: c["link"].update(pairs=[]), "has no pair"),
+        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=0), "takes no time"),
+        (lambda c: c["link"]["pairs"][0].update(ranks=[0]), "not between two ranks"),
+        (lambda c: c["link"]["all_reduces"][0].update(points=[]), "without points"),
+        (lambda c: c["contention"].update(product_alone_s=0), "takes no time"),
+        (lambda c: c["workload"].update(peak_bytes=[1]), "not one figure per rank"),
+        (lambda c: c.update(schema=1), "has schema 1"),
+    ],
+)
+def test_a_damaged_one_is_refused_with_the_place(tmp_path: Path, damage: Damage, message: str) -> None:
+    write_examination(tmp_path, examination())
+    file = tmp_path / "doctor.json"
+    content = json.loads(file.read_text())
+    damage(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(RecordError, match=message) as caught:
+        read_examination(tmp_path)
+    assert str(file) in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\x00"])
+def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "doctor.json").write_text(text)
+    with pytest.raises(RecordError):
+        read_examination(tmp_path)
+
+
+def test_an_experiment_and_its_comparison_carry_it(tmp_path: Path) -> None:
+    write_experiment(tmp_path / "without", repeats=1)
+    path = write_experiment(tmp_path / "with", repeats=1)
+    write_examination(path, examination())
+    assert read_experiment(tmp_path / "without").examination is None
+    assert read_comparison(tmp_path / "without").examination is None
+    assert read_comparison(path).examination == examination()
+    assert pool(find_records([tmp_path / "without", path])).examination == examination()
