@@ -90,6 +90,8 @@ class RunConfig:
     """Test every rank's replica too, not only the agreed weights."""
     evaluate: bool = True
     """Test the agreed weights at the end of the run."""
+    tensorboard: bool = False
+    """Write losses, accuracy, speed, the time split, CPU and memory for TensorBoard too, while training."""
     profile: str = ""
     """Steps to run torch's profiler on, counted from 0, as 20-22; their time does not count."""
     timeout: float = 120.0
@@ -260,7 +262,17 @@ def step_range(text: str, option: str) -> range:
 
 ATTACH_SETTINGS = ("bn", "allow_unused")
 """Settings that `attach` takes."""
-SCRIPT_SETTINGS = (*ATTACH_SETTINGS, "steps", "seed", "events", "trace", "log_every", "profile", "timeout")
+SCRIPT_SETTINGS = (
+    *ATTACH_SETTINGS,
+    "steps",
+    "seed",
+    "events",
+    "trace",
+    "log_every",
+    "tensorboard",
+    "profile",
+    "timeout",
+)
 """Settings that mean something for a script."""
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any, ClassVar
 
 import pytest
 
 from paceline.config import LaunchConfig, RunConfig
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.experiments.checks import check_strategy, ranks_on_this_host
 from paceline.experiments.names import check_names
 from paceline.strategies.allreduce import AllReduce
@@ -32,6 +33,14 @@ def test_a_batch_is_shared_by_workers_only() -> None:
     assert ranks({"strategy": "single", "batch": 2}, ranks=4) == 4
     with pytest.raises(UsageError, match="a global batch of 3 leaves some of the 4 ranks without a sample"):
         ranks({"strategy": "ddp", "batch": 3}, ranks=4)
+
+
+def test_tensorboard_has_to_be_there_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ranks({"tensorboard": True}) == 2
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(PacelineError, match="needs the package tensorboard, which is not installed") as caught:
+        ranks({"tensorboard": True})
+    assert "pip install 'paceline[tensorboard]'" in (caught.value.hint or "")
 
 
 def test_nccl_needs_a_gpu_for_each_rank() -> None:

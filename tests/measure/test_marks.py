@@ -46,8 +46,7 @@ def test_spans_and_moments(tmp_path: Path, clock: Ticking) -> None:
         pass
     with pytest.raises(KeyError), marks.span("checkpoint", "at step 7,\nby rank 0"):
         raise KeyError
-    marks.hear("epoch", epoch=4, step=80)
-    marks.hear("log", losses=[1.0])
+    marks.moment("epoch", "4")
     assert marks_in(tmp_path) == []
     marks.flush()
     assert marks_in(tmp_path) == [

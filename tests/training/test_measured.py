@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections import UserDict
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from paceline.analysis.summary import summarise_rank
@@ -24,16 +28,16 @@ from ranks import Pool
 STEPS = 9
 
 
-def measuring(folder: str) -> Measuring:
-    config = RunConfig(strategy="ddp", steps=STEPS)
+def measuring(folder: str, **settings: Any) -> Measuring:
+    config = RunConfig(strategy="ddp", steps=STEPS, **settings)
     return Measuring(script=Script(path="there/train.py"), config=config, folder=RunFolder(Path(folder)))
 
 
-def attached(comm: Comm, folder: str) -> MeasuredSync:
+def attached(comm: Comm, folder: str, **settings: Any) -> MeasuredSync:
     torch.manual_seed(0)
-    sync = measuring(folder).attach(
-        nn.Linear(4, 3), lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), comm, "broadcast"
-    )
+    assignment = measuring(folder, **settings)
+    comm = replace(comm, stopwatch=assignment.stopwatch(comm.device))
+    sync = assignment.attach(nn.Linear(4, 3), lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), comm, "broadcast")
     assert isinstance(sync, MeasuredSync)
     return sync
 
@@ -89,6 +93,43 @@ def test_one_rank_may_tell_for_all(pool: Pool, tmp_path: Path) -> None:
     assert losses_of(read_run(tmp_path)) == [pytest.approx(6 / 5)] * STEPS
 
 
+def trains_watched(comm: Comm, folder: str) -> None:
+    """A script that leaves without closing anything."""
+    x, y = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
+    sync = attached(comm, folder, profile="6-7", tensorboard=True)
+
+    def step() -> None:
+        loss = F.cross_entropy(sync.model(x), y)
+        loss.backward()
+        sync.note(loss=loss)
+        sync.step()
+
+    for _ in range(STEPS - 1):
+        step()
+    with pytest.raises(Finished):
+        step()
+    assert not [thread for thread in threading.enumerate() if thread.name == "paceline resources"]
+
+
+def test_a_script_is_watched_profiled_and_written_for_tensorboard(pool: Pool, tmp_path: Path) -> None:
+    pool.run(trains_watched, 2, str(tmp_path))
+    record = read_run(tmp_path)
+    assert [(window.steps, window.profiled) for window in windows_of(record)] == [
+        (5, False),
+        (1, False),
+        (2, True),
+        (1, False),
+    ]
+    assert list(record.resources) == list(record.profiles) == [0, 1]
+    for profile in record.profiles.values():
+        assert (profile.first_step, profile.last_step) == (6, 7)
+        assert {operator.name: operator.calls for operator in profile.operators}["aten::addmm"] == 1
+    assert record.config["profile"] == "6-7"
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard" / "rank-0"))
+    accumulator.Reload()
+    assert [event.value for event in accumulator.Scalars("loss/train")] == pytest.approx(losses_of(record))
+
+
 def goes_past_the_model(comm: Comm, folder: str) -> str:
     with attached(comm, folder) as sync:
         sync.strategy.model.weight.sum().backward()
@@ -105,6 +146,7 @@ def test_a_step_without_samples_is_told_so(pool: Pool, tmp_path: Path) -> None:
 
 def attaches_twice(comm: Comm, folder: str) -> str:
     assignment = measuring(folder)
+    comm = replace(comm, stopwatch=assignment.stopwatch(comm.device))
     with assignment.attach(nn.Linear(2, 1), torch.optim.SGD, create("none"), comm, "local"):
         with pytest.raises(UsageError) as refused:
             assignment.refuse_own_choice(None, {})

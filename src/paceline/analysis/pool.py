@@ -12,7 +12,7 @@ from paceline.records import RunRecord
 from paceline.records.examination import Examination
 from paceline.records.experiment import Contender, ExperimentRecord, Role
 
-NOT_A_SETTING = frozenset({"seed", "strategy", "data_dir", "trace", "log_every", "profile", "timeout"})
+NOT_A_SETTING = frozenset({"seed", "strategy", "data_dir", "trace", "log_every", "tensorboard", "profile", "timeout"})
 """What two runs of one contender may differ in."""
 
 

@@ -8,6 +8,7 @@ from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import UsageError
 from paceline.strategies.base import Role, Strategy
 from paceline.strategies.registry import create
+from paceline.training.scalars import check_tensorboard
 
 RANKS_ON_A_CPU = 2
 """How many ranks a host gets when the user says nothing: enough to see what synchronising costs."""
@@ -15,6 +16,8 @@ RANKS_ON_A_CPU = 2
 
 def ranks_on_this_host(config: RunConfig, launch: LaunchConfig) -> int:
     """Ranks to start on this host, once everything about them is known to fit."""
+    if config.tensorboard:
+        check_tensorboard()
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     gpus = gpus_to_use(config)
     alone = strategy.roles(RANKS_ON_A_CPU).count(Role.WORKER) == 1

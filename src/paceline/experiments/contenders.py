@@ -23,6 +23,7 @@ FIXED = {
     "seed": "each repeat has its own seed, the same for all contenders",
     "batch_per_rank": "vary batch, the global one",
     "log_every": "it changes nothing that is measured",
+    "tensorboard": "it changes nothing that is measured",
     "profile": "it changes nothing that is measured",
     "timeout": "it changes nothing that is measured",
 }

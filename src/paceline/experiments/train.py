@@ -61,6 +61,7 @@ def _as_rank(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: W
     from paceline.experiments.checks import check_strategy
     from paceline.strategies.registry import create
     from paceline.training.run import run
+    from paceline.training.scalars import check_tensorboard
 
     size = int(os.environ["WORLD_SIZE"])
     if launch.ranks not in (None, size):
@@ -69,6 +70,8 @@ def _as_rank(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: W
             hint="leave --ranks out under torchrun, or set its --nproc-per-node",
         )
     check_strategy(config, create(config.strategy), size)
+    if config.tensorboard:
+        check_tensorboard()
     prepare_data(config)
     world = join_world(timeout_s=config.timeout, iface=launch.iface)
     if world.rank == 0:

@@ -6,7 +6,6 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from paceline.records.schema import MarkRow
 from paceline.records.writer import MarkWriter
@@ -46,11 +45,6 @@ class Marks:
             yield
         finally:
             self.add(kind, start_s, self._now(), detail)
-
-    def hear(self, event: str, **values: Any) -> None:
-        """Listens to the account of a run, which tells when an epoch has ended."""
-        if event == "epoch":
-            self.moment("epoch", str(values["epoch"]))
 
     def flush(self) -> None:
         """Writes down what has been marked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -23,6 +24,11 @@ class Watch:
         self.sampler = Sampler(probe, ResourceWriter(folder, rank), now, also=self.marks.flush)
         self.sampler.start()
         self._is_open = True
+
+    def hear(self, event: str, **values: Any) -> None:
+        """Listens to the account of a run, which tells when an epoch has ended."""
+        if event == "epoch":
+            self.marks.moment("epoch", str(values["epoch"]))
 
     def close(self) -> None:
         """Ends it, with everything written; once is enough."""

@@ -24,6 +24,8 @@ REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
 """The run as a trace that Perfetto opens; made from the timelines, so it can be made again."""
 LOGS_FOLDER = "logs"
+TENSORBOARD_FOLDER = "tensorboard"
+"""With a folder per rank of what `--tensorboard` writes."""
 ERRORS_FOLDER = "errors"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.records import EventWriter, RunFolder, StepWriter, provenance
 from paceline.records.timeline import TimelineWriter
@@ -17,6 +17,16 @@ def silent(event: str, **values: Any) -> None:
     """A listener that does not."""
 
 
+class Listener(Protocol):
+    """Somebody who writes down what happens in another way."""
+
+    def hear(self, event: str, **values: Any) -> None:
+        """Something has happened."""
+
+    def close(self) -> None:
+        """Nothing more will; called once or more often."""
+
+
 class Account:
     """What one rank writes of a run."""
 
@@ -24,7 +34,8 @@ class Account:
         self.folder = folder
         self._rank = rank
         self._events = EventWriter(folder, now) if rank == 0 else None
-        self._listeners = [listen]
+        self._listen = listen
+        self._listeners: list[Listener] = []
 
     @cached_property
     def steps(self) -> StepWriter:
@@ -40,12 +51,13 @@ class Account:
         """Tells what happens: rank 0 to the record's events, every rank to its own listener."""
         if self._events is not None:
             self._events.write(event, **values)
-        for listen in self._listeners:
-            listen(event, **values)
+        self._listen(event, **values)
+        for listener in self._listeners:
+            listener.hear(event, **values)
 
-    def also_tell(self, listen: Report) -> None:
-        """Has somebody else on this rank hear what happens."""
-        self._listeners.append(listen)
+    def tell(self, listener: Listener) -> None:
+        """Has somebody else on this rank hear what happens, until the account is closed."""
+        self._listeners.append(listener)
 
     def describe(self, config: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
         """What is known before the first step; `command` is what the user typed."""
@@ -65,7 +77,9 @@ class Account:
             self.folder.mark_finished()
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files, and those of all who listen."""
+        for listener in self._listeners:
+            listener.close()
         self.steps.close()
         if "timeline" in self.__dict__:  # It was asked for.
             self.timeline.close()

@@ -25,6 +25,7 @@ from paceline.training.assignment import AssignedSync, Assignment
 from paceline.training.ledger import Ledger
 from paceline.training.origin import start_together
 from paceline.training.placement import Placement
+from paceline.training.scalars import Scalars
 from paceline.training.topology import describe_model, describe_place, describe_strategy
 from paceline.training.windows import Windows
 
@@ -97,7 +98,9 @@ class MeasuredSync(AssignedSync):
         self._watch = Watch(
             assignment.folder, comm.rank, self._stopwatch.clock.now, comm.device, first_on_host=first_on_host
         )
-        self._undo.callback(self._watch.close)
+        self._account.tell(self._watch)
+        if assignment.config.tensorboard:
+            self._account.tell(Scalars(assignment.folder, comm.rank, self._stopwatch.clock, comm.device))
         before = self.model.register_forward_pre_hook(self._forward_starts, prepend=True, with_kwargs=True)
         after = self.model.register_forward_hook(self._forward_ends)
         self._undo.callback(before.remove)
@@ -131,9 +134,10 @@ class MeasuredSync(AssignedSync):
 
     def conclude(self) -> None:
         peak = peak_bytes(self.comm.device) if self._peak_is_ours else None
-        self._watch.close()
+        self._watch.sampler.sample()
         folder, windows = self._account.folder, self._windows.times
         self._account.finish(results.summarise(self._strategy_text, self, folder, windows, peak))
+        self._account.close()  # A script may leave without closing anything.
 
     def _begin_step(self) -> None:
         self._samples = 0

@@ -20,6 +20,7 @@ from paceline.training.check import check_gradients
 from paceline.training.ledger import Ledger
 from paceline.training.loop import Loop
 from paceline.training.origin import start_together
+from paceline.training.scalars import Scalars
 from paceline.training.stage import Stage, set_stage
 from paceline.training.sync import Sync
 from paceline.training.topology import describe_model, describe_place, describe_strategy
@@ -70,7 +71,9 @@ def _run_as_worker(stage: Stage, folder: RunFolder, listen: Report, command: str
     windows = Windows(sync, ledger, config.log_every, account.report, profiler)
     loop = Loop(config, workload, sync, source, stopwatch, ledger, windows, account.report)
     watch = Watch(folder, comm.rank, stopwatch.clock.now, comm.device, first_on_host=stage.world.local_rank == 0)
-    account.also_tell(watch.marks.hear)
+    account.tell(watch)
+    if config.tensorboard:
+        account.tell(Scalars(folder, comm.rank, stopwatch.clock, comm.device))
     try:
         loop.train()
         windows.finish()
@@ -86,7 +89,6 @@ def _run_as_worker(stage: Stage, folder: RunFolder, listen: Report, command: str
             summary |= tests
         account.finish(summary)
     finally:
-        watch.close()
         account.close()
     sync.close()
 
