@@ -187,7 +187,7 @@ def test_a_slow_network() -> None:
     link = replace(on_two_hosts().link or LINK, pairs=[pair(0, 1), slow])
     found = only(replace(on_two_hosts(), link=link), "link", "note")
     assert "Between hosts latency is 50 µs and bandwidth 12.0 MB/s, from rank 0 to 2." in found.what
-    assert "less than one gigabit" in found.what
+    assert "less than a network of one gigabit" in found.what
 
 
 def test_links_that_differ() -> None:
@@ -200,6 +200,14 @@ def test_links_that_differ() -> None:
 def test_an_all_reduce_is_put_beside_the_link_it_has_to_cross() -> None:
     (found,) = [f for f in findings(on_two_hosts()) if f.what.startswith("An all-reduce over 4 ranks")]
     assert "500 MB/s of busbw, at 64 MiB: 50% of what the link from rank 0 to 2 gives, 1.0 GB/s." in found.what
+
+
+def test_small_messages_that_buffers_flatter_are_not_the_bandwidth() -> None:
+    measured = all_reduce([0, 1], [0], rate=1e8)
+    flattered = replace(measured.points[2], busbw_bytes_per_s=1e9)
+    points = [*measured.points[:2], flattered, *measured.points[3:]]
+    assert replace(measured, points=points).best == measured.points[-1]
+    assert replace(measured, points=points[:4]).best == points[3]
 
 
 def test_contention() -> None:

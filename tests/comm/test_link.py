@@ -92,9 +92,10 @@ def test_busbw_of_three_ranks_has_its_factor(pool: Pool) -> None:
 
 
 def test_a_budget_of_nothing_still_gives_a_few_sizes(pool: Pool) -> None:
-    points, _ = pool.run(all_reduce, 2, 0.0)[0]
-    assert len(points) == LEAST_SIZES
-    assert [point.repeats for point in points] == [1] * LEAST_SIZES
+    points, took_s = pool.run(all_reduce, 2, 0.0)[0]
+    assert len(points) >= LEAST_SIZES
+    assert {point.repeats for point in points} == {1}
+    assert took_s < 5
 
 
 def test_contention(pool: Pool) -> None:

@@ -8,8 +8,8 @@ from paceline.analysis.finding import Finding, binary_size, count, duration, rat
 from paceline.analysis.link import all_reduce_s
 from paceline.records.examination import Examination, Link, PairLink
 
-SLOW_BYTES_PER_S = 1.25e8
-"""One gigabit a second."""
+SLOW_BYTES_PER_S = 1e8
+"""What a network of one gigabit a second gives, headers and noise taken off."""
 UNEVEN_LINKS = 2.0
 COMPUTE_SLOWED, COMMUNICATION_SLOWED = 1.25, 2.0
 LONG_EXCHANGE = 0.5
@@ -34,7 +34,7 @@ def _links(examination: Examination) -> Iterator[Finding]:
         what = f"{where} latency is {duration(latency)} and bandwidth {rate(slowest.bytes_per_s)}, {_pair(slowest)}."
         if not within_host and slowest.bytes_per_s < SLOW_BYTES_PER_S:
             fix = "check that --iface is the fast network, or send less: larger batches, fewer hosts"
-            yield Finding("note", "link", what + " That is less than one gigabit a second.", fix)
+            yield Finding("note", "link", what + " That is less than a network of one gigabit a second gives.", fix)
         else:
             yield Finding("ok", "link", what)
         if slowest.beta_s_per_byte > UNEVEN_LINKS * fastest.beta_s_per_byte:

@@ -7,10 +7,11 @@ does not wait for.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import torch
@@ -35,8 +36,10 @@ ALL_REDUCE_S = 1.8
 LATENCY_SHARE = 0.15
 """Of a pair's time."""
 WARM_UP = 5
-LEAST_REPEATS, MOST_REPEATS = 3, 200
+LEAST_REPEATS, MOST_REPEATS, BATCH = 3, 200, 8
 LEAST_SIZES = 3
+PATIENCE_S = 1.0
+"""A slow link gets larger messages too, as long as two of them are not longer than this: small ones flatter it."""
 MOST_PAIRS_PER_HOST = 7
 MOST_PAIRS_BETWEEN = 12
 
@@ -74,11 +77,10 @@ def measure_all_reduce(comm: Comm, budget_s: float = ALL_REDUCE_S) -> list[AllRe
     time_all_reduces(comm, torch.zeros(1, device=comm.device), WARM_UP)  # Connections are made by the first.
     left_s = budget_s
     for index, size in enumerate(ALL_REDUCE_BYTES):
-        if len(points) >= LEAST_SIZES and 2 * GROWTH * points[-1].time_s > left_s:
+        if len(points) >= LEAST_SIZES and 2 * GROWTH * points[-1].time_s > max(left_s, PATIENCE_S):
             break
-        buffer = torch.zeros(size // 4, device=comm.device)
-        (first_s,) = time_all_reduces(comm, buffer, 1)
-        times = time_all_reduces(comm, buffer, _repeats(first_s, left_s / (len(ALL_REDUCE_BYTES) - index)))
+        run = functools.partial(time_all_reduces, comm, torch.zeros(size // 4, device=comm.device))
+        first_s, times = _repeated(run, left_s / (len(ALL_REDUCE_BYTES) - index))
         left_s -= first_s + sum(times)
         time_s = statistics.median(times)
         points.append(AllReducePoint(size, time_s, size / time_s, factor * size / time_s, len(times)))
@@ -115,15 +117,16 @@ def slope(sizes: Sequence[float], times_s: Sequence[float]) -> float:
 def _measure_pair(comm: Comm, peer: int, hosts: Sequence[int], budget_s: float) -> PairLink:
     """The side that keeps time; the other one follows its orders."""
     _round_trips(comm, peer, TINY_BYTES, WARM_UP)  # Connections are made by the first.
-    alpha_s = statistics.median(_repeated_trips(comm, peer, TINY_BYTES, LATENCY_SHARE * budget_s)) / 2
+    _, times = _repeated(functools.partial(_round_trips, comm, peer, TINY_BYTES), LATENCY_SHARE * budget_s)
+    alpha_s = statistics.median(times) / 2
     points: list[PairPoint] = []
     left_s = (1 - LATENCY_SHARE) * budget_s
     for index, size in enumerate(PAIR_BYTES):
-        if len(points) >= LEAST_SIZES and 4 * GROWTH * points[-1].one_way_s > left_s:
+        if len(points) >= LEAST_SIZES and 4 * GROWTH * points[-1].one_way_s > max(left_s, PATIENCE_S):
             break
-        began = time.perf_counter()
-        times = _repeated_trips(comm, peer, size, left_s / (len(PAIR_BYTES) - index))
-        left_s -= time.perf_counter() - began
+        run = functools.partial(_round_trips, comm, peer, size)
+        first_s, times = _repeated(run, left_s / (len(PAIR_BYTES) - index))
+        left_s -= first_s + sum(times)
         points.append(PairPoint(size, statistics.median(times) / 2, len(times)))
     _order(comm, peer, 0, 0)
     return PairLink(
@@ -135,14 +138,21 @@ def _measure_pair(comm: Comm, peer: int, hosts: Sequence[int], budget_s: float) 
     )
 
 
-def _repeated_trips(comm: Comm, peer: int, size: int, budget_s: float) -> list[float]:
-    """As many round trips as the budget allows, after one that warms up."""
-    (first_s,) = _round_trips(comm, peer, size, 1)
-    return _round_trips(comm, peer, size, _repeats(first_s, budget_s))
+def _repeated(run: Callable[[int], list[float]], budget_s: float) -> tuple[float, list[float]]:
+    """The seconds of one that warms up, and of as many more as the budget allows, a few at a time.
 
-
-def _repeats(each_s: float, budget_s: float) -> int:
-    return 1 if each_s > budget_s else max(LEAST_REPEATS, min(MOST_REPEATS, int(budget_s / each_s)))
+    How long they take may change on the way: the first bytes on a link that is shaped are often free.
+    """
+    (first_s,) = run(1)
+    if first_s > budget_s:
+        return first_s, run(1)
+    times: list[float] = []
+    left_s, each_s = budget_s - first_s, first_s
+    while len(times) < LEAST_REPEATS or (left_s > each_s and len(times) < MOST_REPEATS):
+        some = run(max(1, min(BATCH, int(left_s / each_s))))
+        times += some
+        left_s, each_s = left_s - sum(some), max(some)
+    return first_s, times
 
 
 def _round_trips(comm: Comm, peer: int, size: int, repeats: int) -> list[float]:

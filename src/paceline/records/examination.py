@@ -12,6 +12,8 @@ from paceline.records.schema import DOCTOR_FILE, SCHEMA_VERSION
 from paceline.records.typed import Misfit, build
 from paceline.records.writer import write_json
 
+LARGE_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
@@ -128,8 +130,9 @@ class AllReduce:
 
     @property
     def best(self) -> AllReducePoint:
-        """The size with the highest bandwidth."""
-        return max(self.points, key=lambda point: point.busbw_bytes_per_s)
+        """The highest bandwidth of sizes that are too large for buffers on the way to flatter it; else the largest."""
+        large = [point for point in self.points if point.bytes >= LARGE_BYTES]
+        return max(large, key=lambda point: point.busbw_bytes_per_s, default=self.points[-1])
 
 
 @dataclass(frozen=True)
