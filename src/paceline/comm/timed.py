@@ -10,7 +10,7 @@ its own (DDP's) is told by its future. Messages of Gloo have no future, so their
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -49,104 +49,91 @@ class TimedGroup(dist.ProcessGroup):
         self.log = log
         self._name = self._description = ""
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or AllreduceOptions()
-        operation = self.log.start(Kind.ALL_REDUCE, _bytes(tensors), NO_PEER)
-        return self._under_way(operation, self.inner.allreduce(tensors, opts), opts)
+        return self._timed(Kind.ALL_REDUCE, _bytes(tensors), NO_PEER, opts, self.inner.allreduce, tensors)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or AllreduceCoalescedOptions()
-        operation = self.log.start(Kind.ALL_REDUCE, _bytes(tensors), NO_PEER)
-        return self._under_way(operation, self.inner.allreduce_coalesced(tensors, opts), opts)
+        return self._timed(Kind.ALL_REDUCE, _bytes(tensors), NO_PEER, opts, self.inner.allreduce_coalesced, tensors)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or BroadcastOptions()
-        operation = self.log.start(Kind.BROADCAST, _bytes(tensors), opts.rootRank)
-        return self._under_way(operation, self.inner.broadcast(tensors, opts), opts)
+        return self._timed(Kind.BROADCAST, _bytes(tensors), opts.rootRank, opts, self.inner.broadcast, tensors)
 
-    def reduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or ReduceOptions()
-        operation = self.log.start(Kind.REDUCE, _bytes(tensors), opts.rootRank)
-        return self._under_way(operation, self.inner.reduce(tensors, opts), opts)
+        return self._timed(Kind.REDUCE, _bytes(tensors), opts.rootRank, opts, self.inner.reduce, tensors)
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or GatherOptions()
-        operation = self.log.start(Kind.GATHER, _bytes(inputs) * self.size(), opts.rootRank)
-        return self._under_way(operation, self.inner.gather(outputs, inputs, opts), opts)
+        size = _bytes(inputs) * self.size()
+        return self._timed(Kind.GATHER, size, opts.rootRank, opts, self.inner.gather, outputs, inputs)
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work | None:
         opts = opts or ScatterOptions()
-        operation = self.log.start(Kind.SCATTER, _bytes(outputs) * self.size(), opts.rootRank)
-        return self._under_way(operation, self.inner.scatter(outputs, inputs, opts), opts)
+        size = _bytes(outputs) * self.size()
+        return self._timed(Kind.SCATTER, size, opts.rootRank, opts, self.inner.scatter, outputs, inputs)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or AllgatherOptions()
-        operation = self.log.start(Kind.ALL_GATHER, _bytes(inputs) * self.size(), NO_PEER)
-        return self._under_way(operation, self.inner.allgather(outputs, inputs, opts), opts)
+        size = _bytes(inputs) * self.size()
+        return self._timed(Kind.ALL_GATHER, size, NO_PEER, opts, self.inner.allgather, outputs, inputs)
 
-    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work | None:
         opts = opts or AllgatherOptions()
-        operation = self.log.start(Kind.ALL_GATHER, _bytes(inputs) * self.size(), NO_PEER)
-        return self._under_way(operation, self.inner.allgather_coalesced(outputs, inputs, opts), opts)
+        size = _bytes(inputs) * self.size()
+        return self._timed(Kind.ALL_GATHER, size, NO_PEER, opts, self.inner.allgather_coalesced, outputs, inputs)
+
+    def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work | None:
+        opts = opts or AllgatherOptions()
+        return self._timed(Kind.ALL_GATHER, _bytes([output]), NO_PEER, opts, self.inner._allgather_base, output, tensor)
 
     def allgather_into_tensor_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
-    ) -> dist.Work:
-        opts = opts or AllgatherOptions()
-        operation = self.log.start(Kind.ALL_GATHER, _bytes(outputs), NO_PEER)
-        return self._under_way(operation, self.inner.allgather_into_tensor_coalesced(outputs, inputs, opts), opts)
+    ) -> dist.Work | None:
+        opts, call = opts or AllgatherOptions(), self.inner.allgather_into_tensor_coalesced
+        return self._timed(Kind.ALL_GATHER, _bytes(outputs), NO_PEER, opts, call, outputs, inputs)
 
-    def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:
-        opts = opts or AllgatherOptions()
-        operation = self.log.start(Kind.ALL_GATHER, _bytes([output]), NO_PEER)
-        return self._under_way(operation, self.inner._allgather_base(output, tensor, opts), opts)
-
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work:
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work | None:
         opts = opts or ReduceScatterOptions()
-        operation = self.log.start(Kind.REDUCE_SCATTER, _bytes(outputs) * self.size(), NO_PEER)
-        return self._under_way(operation, self.inner.reduce_scatter(outputs, inputs, opts), opts)
+        size = _bytes(outputs) * self.size()
+        return self._timed(Kind.REDUCE_SCATTER, size, NO_PEER, opts, self.inner.reduce_scatter, outputs, inputs)
 
-    def _reduce_scatter_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:
-        opts = opts or ReduceScatterOptions()
-        operation = self.log.start(Kind.REDUCE_SCATTER, _bytes([tensor]), NO_PEER)
-        return self._under_way(operation, self.inner._reduce_scatter_base(output, tensor, opts), opts)
+    def _reduce_scatter_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work | None:
+        opts, call = opts or ReduceScatterOptions(), self.inner._reduce_scatter_base
+        return self._timed(Kind.REDUCE_SCATTER, _bytes([tensor]), NO_PEER, opts, call, output, tensor)
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
-    ) -> dist.Work:
-        opts = opts or ReduceScatterOptions()
-        operation = self.log.start(Kind.REDUCE_SCATTER, _bytes(inputs), NO_PEER)
-        return self._under_way(operation, self.inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts), opts)
+    ) -> dist.Work | None:
+        opts, call = opts or ReduceScatterOptions(), self.inner.reduce_scatter_tensor_coalesced
+        return self._timed(Kind.REDUCE_SCATTER, _bytes(inputs), NO_PEER, opts, call, outputs, inputs)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or AllToAllOptions()
-        operation = self.log.start(Kind.ALL_TO_ALL, _bytes(inputs), NO_PEER)
-        return self._under_way(operation, self.inner.alltoall(outputs, inputs, opts), opts)
+        return self._timed(Kind.ALL_TO_ALL, _bytes(inputs), NO_PEER, opts, self.inner.alltoall, outputs, inputs)
 
     def alltoall_base(
         self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
-    ) -> dist.Work:
-        opts = opts or AllToAllOptions()
-        operation = self.log.start(Kind.ALL_TO_ALL, _bytes([tensor]), NO_PEER)
-        work = self.inner.alltoall_base(output, tensor, output_splits, input_splits, opts)
-        return self._under_way(operation, work, opts)
+    ) -> dist.Work | None:
+        opts, splits = opts or AllToAllOptions(), (output_splits, input_splits)
+        size = _bytes([tensor])
+        return self._timed(Kind.ALL_TO_ALL, size, NO_PEER, opts, self.inner.alltoall_base, output, tensor, *splits)
 
-    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> dist.Work:
-        operation = self.log.start(Kind.SEND, _bytes(tensors), dst)
-        return self._message(operation, self.inner.send(tensors, dst, tag))
+    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> dist.Work | None:
+        return self._message(Kind.SEND, dst, self.inner.send, tensors, dst, tag)
 
-    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> dist.Work:
-        operation = self.log.start(Kind.RECV, _bytes(tensors), src)
-        return self._message(operation, self.inner.recv(tensors, src, tag))
+    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> dist.Work | None:
+        return self._message(Kind.RECV, src, self.inner.recv, tensors, src, tag)
 
-    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
-        operation = self.log.start(Kind.RECV, _bytes(tensors), NO_PEER)
-        return self._message(operation, self.inner.recv_anysource(tensors, tag))
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work | None:
+        return self._message(Kind.RECV, NO_PEER, self.inner.recv_anysource, tensors, tag)
 
-    def barrier(self, opts: Any = None) -> dist.Work:
-        opts = opts or BarrierOptions()
-        operation = self.log.start(Kind.BARRIER, 0, NO_PEER)
-        return self._under_way(operation, self.inner.barrier(opts), opts)
+    def barrier(self, opts: Any = None) -> dist.Work | None:
+        return self._timed(Kind.BARRIER, 0, NO_PEER, opts or BarrierOptions(), self.inner.barrier)
 
     # Their names since torch 2.13.
     all_gather_single = _allgather_base
@@ -195,14 +182,27 @@ class TimedGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """The inner group is ended by whoever made it."""
 
-    def _under_way(self, operation: Operation | None, work: dist.Work, opts: Any) -> dist.Work:
+    def _timed(
+        self, kind: Kind, size: int, peer: int, opts: Any, call: Callable[..., dist.Work | None], *arguments: Any
+    ) -> dist.Work | None:
+        operation = self.log.start(kind, size, peer, blocking=not opts.asyncOp)
+        work = call(*arguments, opts)
         if operation is None:
             return work
+        if work is None:  # NCCL's way to say that the stream is already waiting for it.
+            self.log.end(operation)
+            return None
         if opts.asyncOp:
-            work.get_future().add_done_callback(lambda _: self.log.end(operation))
+            future = work.get_future()
+            future.add_done_callback(lambda _: self.log.end(operation))
+            self.log.look_after(operation, future.done)  # Gloo's work itself is not done before the callback is.
         return TimedWork(work, operation, self.log)
 
-    def _message(self, operation: Operation | None, work: dist.Work) -> dist.Work:
+    def _message(
+        self, kind: Kind, peer: int, call: Callable[..., dist.Work], tensors: list[Tensor], *arguments: Any
+    ) -> dist.Work:
+        operation = self.log.start(kind, _bytes(tensors), peer)
+        work = call(tensors, *arguments)
         return work if operation is None else TimedWork(work, operation, self.log)
 
 

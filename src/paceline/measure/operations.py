@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +26,7 @@ class Operation:
         self.start = start
         self.end: Mark = None
         self.waited_from: Mark = None
+        """`start` itself where the computing thread did not go on after it."""
 
 
 class OperationLog:
@@ -34,11 +37,15 @@ class OperationLog:
         self._step = 0
         self._keeping = False
         self._purpose = Purpose.GRADIENTS
-        self._done: list[Operation] = []
+        self._done: deque[Operation] = deque()  # Other threads add to it while it is emptied.
+        self._under_way: list[tuple[Operation, Callable[[], bool]]] = []
+        self._ending = threading.Lock()
+        self._computing_thread = threading.get_ident()
 
     def begin_step(self, step: int) -> None:
-        """What starts from here on is part of a step."""
+        """What starts from here on is part of a step, which this thread computes."""
         self._step, self._keeping = step, keeps(step)
+        self._computing_thread = threading.get_ident()
 
     def end_step(self) -> None:
         """What starts from here on is not part of any step."""
@@ -53,31 +60,54 @@ class OperationLog:
         finally:
             self._purpose = before
 
-    def start(self, kind: Kind, size: int, peer: int) -> Operation | None:
-        """An operation starts; None where nobody wants to know."""
+    def start(self, kind: Kind, size: int, peer: int, *, blocking: bool = False) -> Operation | None:
+        """An operation starts, and the thread waits for its end at once or not; None where nobody wants to know."""
         if not self._keeping:
             return None
-        return Operation(self._step, kind, self._purpose, size, peer, self._clock.mark())
+        operation = Operation(self._step, kind, self._purpose, size, peer, self._clock.mark())
+        if blocking and self._computes_here():
+            operation.waited_from = operation.start
+        return operation
 
     def waiting(self, operation: Operation) -> None:
-        """The computing thread begins to wait for its end."""
-        if operation.waited_from is None:
+        """The thread begins to wait for its end."""
+        if operation.waited_from is None and operation.end is None and self._computes_here():
             operation.waited_from = self._clock.mark()
 
     def end(self, operation: Operation) -> None:
         """It has ended; only the first to say so is heard."""
-        if operation.end is None:
-            operation.end = self._clock.mark()
-            self._done.append(operation)
+        with self._ending:
+            if operation.end is None:
+                operation.end = self._clock.mark()
+                self._done.append(operation)
+
+    def look_after(self, operation: Operation, has_ended: Callable[[], bool]) -> None:
+        """Has `look` notice its end, should the thread that would tell it come too late."""
+        self._under_way.append((operation, has_ended))
+
+    def look(self) -> None:
+        """Notes the end of what has ended by now.
+
+        The thread that runs an operation tells its end only once it gets Python's lock, or a core: on a busy machine
+        that may be milliseconds later, when the computing thread is done with waiting for it and computes again.
+        """
+        if self._under_way and self._clock.on_host:
+            for operation, has_ended in self._under_way:
+                if operation.end is None and has_ended():
+                    self.end(operation)
+        self._under_way = [entry for entry in self._under_way if entry[0].end is None]
 
     def take_rows(self) -> list[tuple[Any, ...]]:
         """The rows of those that have ended since the last call; waits for the device where it has to."""
-        done, self._done = self._done, []
-        return [self._row(operation) for operation in done]
+        return [self._row(self._done.popleft()) for _ in range(len(self._done))]
 
     def _row(self, operation: Operation) -> tuple[Any, ...]:
         start_s, end_s = self._read(operation.start), self._read(operation.end)
-        waited_from_s = NEVER if operation.waited_from is None else self._read(operation.waited_from)
+        waited_from_s = NEVER
+        if operation.waited_from is operation.start:
+            waited_from_s = start_s
+        elif operation.waited_from is not None:
+            waited_from_s = self._read(operation.waited_from)
         return (
             operation.step,
             operation.kind,
@@ -89,6 +119,10 @@ class OperationLog:
             waited_from_s,
             NEVER,
         )
+
+    def _computes_here(self) -> bool:
+        """Whether nothing is computed while this thread waits. A GPU goes by its streams, whichever thread asks it."""
+        return not self._clock.on_host or threading.get_ident() == self._computing_thread
 
     def _read(self, mark: Mark) -> float:
         seconds = self._clock.read(mark)

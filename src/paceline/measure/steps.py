@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from paceline.measure.clock import Clock, Mark, clock_for
 from paceline.measure.operations import OperationLog
@@ -56,7 +58,8 @@ class Stopwatch:
         self.clock = clock
         self.operations = operations
         self._next_step = 0
-        self._computed = False
+        self._last_gradient: tuple[Mark, float] | None = None
+        """When the last gradient of this backward pass was there, and the processor time by then."""
 
     def begin(self) -> None:
         """A step starts."""
@@ -66,13 +69,25 @@ class Stopwatch:
 
     def lap(self, phase: int) -> None:
         """A phase ends, and the next one starts."""
-        if phase == BACKWARD and self._computed:
-            phase, self._computed = AFTER_BACKWARD, False
+        if phase == BACKWARD and self.operations is not None:
+            self.operations.look()
+        if phase == BACKWARD and self._last_gradient is not None:
+            self._laps.ends.append((BACKWARD, *self._last_gradient))
+            phase, self._last_gradient = AFTER_BACKWARD, None
         self._laps.ends.append((phase, self.clock.mark(), self._cpu_s()))
 
+    def watch_gradients(self, parameters: Iterable[Tensor]) -> list[RemovableHandle]:
+        """Has the moment noted at which the last gradient is there: computing ends then, what waits comes after it.
+
+        These hooks run before DDP's. On a GPU `watch_backward` does it: there only its streams tell when that is.
+        """
+        if self.operations is None or not self.clock.on_host:
+            return []
+        return [parameter.register_post_accumulate_grad_hook(self._gradient_is_there) for parameter in parameters]
+
     def watch_backward(self, root: Tensor) -> None:
-        """Has the end of the computing in a backward pass from this tensor noted, apart from what waits after it."""
-        if self.operations is not None and root.requires_grad:
+        """Has the same noted in a backward pass from this tensor, on a GPU."""
+        if self.operations is not None and not self.clock.on_host and root.requires_grad:
             root.register_hook(self._backward_starts)
 
     def agreed(self) -> None:
@@ -110,11 +125,10 @@ class Stopwatch:
 
     def _backward_starts(self, _: Tensor) -> None:
         # Final callbacks run in the order in which they were queued: ours, then DDP's, which waits for its buckets.
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_computed)
+        torch.autograd.Variable._execution_engine.queue_callback(self._gradient_is_there)
 
-    def _backward_computed(self) -> None:
-        self.lap(BACKWARD)
-        self._computed = True
+    def _gradient_is_there(self, _: Tensor | None = None) -> None:
+        self._last_gradient = self.clock.mark(), self._cpu_s()
 
 
 def make_stopwatch(device: torch.device, *, events: bool) -> Stopwatch:
