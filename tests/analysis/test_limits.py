@@ -91,7 +91,7 @@ def test_crowding_is_of_one_host_and_of_cpus_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("all_reduce", 6), ("gather", 3), ("broadcast", 2), ("send", 1), ("recv", 0)]
+    ("kind", "expected"), [("all_reduce", 6), ("gather", 3), ("broadcast", 2), ("send", 1), ("recv", 1)]
 )
 def test_rounds_are_those_of_the_cost_model(kind: str, expected: int) -> None:
     assert rounds(wire(1, 1, kind=kind).traffic[0], 4) == expected

@@ -85,8 +85,8 @@ def _waiting(wait_s: float, wire: Wire) -> Limit:
 
 def _transfers(transfer_s: float, wire: Wire, link: PairLink | None) -> Limit:
     """Transfers, by what the greater part of them would cost on the measured link."""
-    operations = sum(traffic.per_step for traffic in wire.traffic if traffic.kind != Kind.RECV.title)
-    carried = sum(traffic.bytes_per_step for traffic in wire.traffic if traffic.kind != Kind.RECV.title)
+    operations = sum(traffic.per_step for traffic in wire.traffic)
+    carried = sum(traffic.bytes_per_step for traffic in wire.traffic)
     each = carried / operations if operations else 0.0
     latency_s = bandwidth_s = None
     slow_start = each < SMALL_BYTES
@@ -106,17 +106,13 @@ def _transfers(transfer_s: float, wire: Wire, link: PairLink | None) -> Limit:
 
 def rounds(traffic: Traffic, ranks: int) -> float:
     """How many messages follow one another in an operation, by the α–β cost of how Gloo carries it out."""
-    if traffic.kind == Kind.RECV.title:  # Counted where it was sent.
-        return 0
     if traffic.kind in (Kind.ALL_REDUCE.title, Kind.REDUCE_SCATTER.title):
         return 2 * (ranks - 1)
     if traffic.kind in (Kind.BROADCAST.title, Kind.REDUCE.title, Kind.BARRIER.title):
         return math.ceil(math.log2(ranks)) if ranks > 1 else 0
-    return 1 if traffic.kind == Kind.SEND.title else ranks - 1
+    return 1 if traffic.kind in (Kind.SEND.title, Kind.RECV.title) else ranks - 1
 
 
 def on_busiest_link(traffic: Traffic, ranks: int) -> float:
     """The bytes of a step that the busiest link has to carry."""
-    if traffic.kind == Kind.RECV.title:
-        return 0
     return traffic.bytes_per_step * bus_factor(Kind[traffic.kind.upper()], ranks)
