@@ -137,6 +137,13 @@ def test_an_interface_that_peers_cannot_reach() -> None:
     assert "--iface" in found.fix
 
 
+def test_hosts_that_are_called_the_same_are_told_apart_and_their_name_is_said_once() -> None:
+    found = findings(on_two_hosts(host_name="node0", name_addresses=["127.0.1.1"]))
+    network = [f.what for f in found if f.topic == "network"]
+    assert network[:2] == ["node0 (host 0) sends by eth0 (198.18.0.1).", "node0 (host 1) sends by eth0 (198.18.0.2)."]
+    assert len(network) <= 3
+
+
 def test_on_one_host_the_loopback_interface_is_the_right_one() -> None:
     alone = {"interface": "lo", "address": "127.0.0.1"}
     assert not problems(findings(examination(facts(0, **alone), facts(1, **alone))))

@@ -27,12 +27,15 @@ def _network(examination: Examination) -> Iterator[Finding]:
         where = f"{first.interface} ({first.address or 'no address'})"
         if several and (first.address is None or _is_loopback(first.address)):
             fix = "name the interface that leads to the other hosts with --iface, and a real address with --master"
-            yield Finding("problem", "network", f"{first.host_name} sends by {where}, which others cannot reach.", fix)
+            yield Finding(
+                "problem", "network", f"{_host(first, examination)} sends by {where}, which others cannot reach.", fix
+            )
         elif several:
-            yield Finding("ok", "network", f"{first.host_name} sends by {where}.")
+            yield Finding("ok", "network", f"{_host(first, examination)} sends by {where}.")
         else:
             yield Finding("ok", "network", f"All ranks are on {first.host_name}: messages stay on {where}.")
-        yield from _host_name(first)
+    for ranks in ranks_by(examination.ranks, lambda rank: rank.host_name).values():
+        yield from _host_name(ranks[0])
 
 
 def _host_name(rank: RankFacts) -> Iterator[Finding]:
@@ -163,7 +166,9 @@ def _less_memory(need: float, free: float) -> str:
 def _disk(examination: Examination) -> Iterator[Finding]:
     for ranks in examination.hosts.values():
         first = ranks[0]
-        what = f"{size(first.disk_free_bytes)} are free on {first.host_name} where records go, {first.folder}."
+        what = (
+            f"{size(first.disk_free_bytes)} are free on {_host(first, examination)} where records go, {first.folder}."
+        )
         fix = "make room, or put records elsewhere with --out"
         if first.disk_free_bytes < DISK_FULL_BYTES:
             yield Finding("problem", "disk", what, fix)
@@ -206,6 +211,12 @@ def _devices(examination: Examination) -> Iterator[Finding]:
         yield Finding(
             "ok", "devices", f"{count(len(examination.ranks), 'rank')} on {device}, by {next(iter(backends))}."
         )
+
+
+def _host(rank: RankFacts, examination: Examination) -> str:
+    """A host by name, and by number where hosts are called the same: emulated ones are."""
+    names = [ranks[0].host_name for ranks in examination.hosts.values()]
+    return rank.host_name if names.count(rank.host_name) == 1 else f"{rank.host_name} (host {rank.host})"
 
 
 def _machines(examination: Examination) -> list[list[RankFacts]]:

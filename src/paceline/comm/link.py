@@ -54,7 +54,8 @@ def measure_pairs(comm: Comm, hosts: Sequence[int], pair_s: float = PAIR_S) -> l
         elif comm.rank == other:
             _follow_orders(comm, one)
     found = gather_json([asdict(pair) for pair in own], comm)
-    return [build(PairLink, pair) for rank in found for pair in rank]
+    pairs = [build(PairLink, pair) for rank in found for pair in rank]
+    return sorted(pairs, key=lambda pair: not pair.within_host)
 
 
 def pairs_to_measure(hosts: Sequence[int]) -> list[tuple[int, int]]:

@@ -31,7 +31,11 @@ def check_reach(store: Store, rank: int, size: int, interface: str, *, network: 
             hint=f"name one of {known} with --iface",
         )
     with listen(address) as listener:
-        own = {"host": platform.node(), "network": network or network_id(), "at": [address, listener.getsockname()[1]]}
+        own = {
+            "host": f"rank {rank} ({platform.node()})",
+            "network": network or network_id(),
+            "at": [address, listener.getsockname()[1]],
+        }
         everyone = _exchange(store, "place", rank, size, own)
         firsts: dict[str, int] = {}
         for other, place in enumerate(everyone):
@@ -57,9 +61,9 @@ def _try(own: dict[str, Any], peer: dict[str, Any]) -> dict[str, str] | None:
         with socket.create_connection((address, port), timeout=CONNECT_S):
             return None
     except OSError as error:
-        what = f"{own['host']} cannot reach {peer['host']} at {address}:{port}: {error}."
+        what = f"{own['host']} cannot reach {peer['host']} at {address}:{port}: {error.strerror or error}."
         if is_loopback(address):
-            fix = f"{address} leads nowhere but to its own host: name {peer['host']}'s interface with --iface"
+            fix = f"{address} leads nowhere but to its own host: name the interface of {peer['host']} with --iface"
         else:
             fix = "open the ports between the hosts in their firewalls, or name another interface with --iface"
         return {"what": what, "fix": fix}

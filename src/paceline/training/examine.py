@@ -122,8 +122,9 @@ def _measure_link(comm: Comm, hosts: Sequence[int], open_groups: Open, stages: S
         close_comm(part)
         if part.rank == 0:
             own.append(AllReduce(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
-    parts = [part for rank in gather_json([asdict(part) for part in own], comm) for part in rank]
-    return Link(pairs, [everyone, *[build(AllReduce, part) for part in parts]])
+    found = gather_json([asdict(part) for part in own], comm)
+    parts = [build(AllReduce, part) for rank in found for part in rank]
+    return Link(pairs, [everyone, *sorted(parts, key=lambda part: not part.within_host)])
 
 
 def parts_to_measure(hosts: Sequence[int]) -> list[list[int]]:
