@@ -75,7 +75,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_options_named_in_the_text_exist() -> None:
     known = {f"--{name.replace('_', '-')}" for kind in KINDS for name in kind.__dataclass_fields__}
     known |= {f"--no-{name.removeprefix('--')}" for name in known}
-    known |= {"--out", "--json", "--csv", "--config", "--help", "--no-reshuffle", "--nproc-per-node"}
+    known |= {"--out", "--json", "--csv", "--config", "--help", "--no-reshuffle", "--nproc-per-node", "--logdir"}
     named = {option for page in PAGES for option in re.findall(r"--[a-z][a-z-]+", page.read_text())}
     assert named - known == set()
 
