@@ -56,6 +56,7 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(experiment, "train", remember)
+    monkeypatch.setattr("paceline.experiments.doctor.doctor", remember)
     monkeypatch.setattr("paceline.experiments.compare.compare", enter)
     monkeypatch.setattr("paceline.records.find.find_records", find)
     words = [PLACES.get(word, word) for word in shlex.split(command)[1:]]

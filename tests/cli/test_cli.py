@@ -195,6 +195,24 @@ def test_a_mistake_in_the_file_is_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "did you mean 'batch'?" in lines[1]
 
 
+def test_the_doctor_takes_the_settings_of_a_run_and_explains_those_that_matter_to_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[RunConfig, LaunchConfig]] = []
+
+    def doctor(config: RunConfig, launch: LaunchConfig, *_: object) -> None:
+        asked.append((config, launch))
+
+    monkeypatch.setattr("paceline.experiments.doctor.doctor", doctor)
+    Path("mine.toml").write_text('workload = "vgg11"\nlr = 0.5\nepochs = 3\nranks = 3\n')
+    assert run(["doctor", "--config", "mine.toml", "--batch", "64"]) == 0
+    assert asked == [(RunConfig(workload="vgg11", lr=0.5, epochs=3, batch=64), LaunchConfig(ranks=3))]
+    assert run(["doctor", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--batch-per-rank" in text
+    assert "--epochs" not in text
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def train(*_: object) -> None:
         raise error
@@ -261,7 +279,14 @@ def paceline(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.Complet
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["train", "--help"], ["--version"], ["strategies", "ddp"], ["train", "--strategy", "dpd"]],
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["doctor", "--help"],
+        ["--version"],
+        ["strategies", "ddp"],
+        ["train", "--strategy", "dpd"],
+    ],
     ids=" ".join,
 )
 def test_quick_answers_import_nothing_heavy(arguments: list[str]) -> None:

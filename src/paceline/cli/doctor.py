@@ -17,7 +17,7 @@ from paceline.errors import PROBLEM_EXIT_CODE
 NOT_ASKED = frozenset(field.name for field in fields(RunConfig)) - frozenset(EXAMINED_SETTINGS)
 
 
-@takes(RunConfig, LaunchConfig, without=NOT_ASKED)
+@takes(RunConfig, LaunchConfig, hidden=NOT_ASKED)
 def command(
     run: RunConfig,
     launch: LaunchConfig,

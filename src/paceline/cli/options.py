@@ -39,18 +39,22 @@ class PassesOn(TyperCommand):
 
 
 def takes(
-    *kinds: type, without: frozenset[str] = frozenset(), help_texts: Mapping[str, str] | None = None
+    *kinds: type,
+    without: frozenset[str] = frozenset(),
+    hidden: frozenset[str] = frozenset(),
+    help_texts: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command an option per field of `kinds`; it is called with the configs built from them, in that order.
 
-    Fields named in `without` keep their defaults; `help_texts` say what a field means to this command, where that is
-    not what its docstring says.
+    Fields named in `without` keep their defaults. Those in `hidden` mean nothing to this command, but are taken, so
+    that it can be given another's settings. `help_texts` say what a field means to this command, where that is not
+    what its docstring says.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
         added = [
-            _option(kind, field, help_texts or {})
+            _option(kind, field, help_texts or {}, hidden=field.name in hidden)
             for kind in kinds
             for field in fields(kind)
             if field.name not in without
@@ -73,7 +77,7 @@ def takes(
     return decorate
 
 
-def _option(kind: type, field: Field[Any], help_texts: Mapping[str, str]) -> inspect.Parameter:
+def _option(kind: type, field: Field[Any], help_texts: Mapping[str, str], *, hidden: bool) -> inspect.Parameter:
     """The option of one field; its default is None, so that a TOML file can tell whether it was given."""
     help_text = help_texts.get(field.name) or field_docs(kind)[field.name]
     nothing = field.default in (None, "", ()) or field.default is False or field.default is MISSING
@@ -81,7 +85,7 @@ def _option(kind: type, field: Field[Any], help_texts: Mapping[str, str]) -> ins
         shown = "on" if field.default is True else field.default
         help_text += f" [default: {shown}]"
     make = typer.Argument if field.name in POSITIONAL else typer.Option
-    option = make(help=help_text, show_default=False)
+    option = make(help=help_text, show_default=False, hidden=hidden)
     plain: Any = _plain(typing.get_type_hints(kind)[field.name])
     annotation = Annotated[plain | None, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
