@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.analysis.timing import WindowTime, counted_steps, step_time, windows_of
+from paceline.analysis.timing import WindowTime, counted_steps, profiled_steps, step_time, windows_of
 from paceline.records import EventWriter, RunFolder, read_run
 
 WINDOWS = [WindowTime(2, 9.0), WindowTime(2, 2.0), WindowTime(1, 7.0, profiled=True), WindowTime(2, 4.0)]
@@ -18,6 +18,8 @@ def test_the_first_window_and_profiled_ones_do_not_count() -> None:
 
 def test_steps_of_profiled_windows_and_the_first_do_not_count() -> None:
     assert counted_steps(WINDOWS, 8).tolist() == [False, True, True, True, False, True, True, True]
+    assert profiled_steps(WINDOWS) == {4}
+    assert counted_steps(WINDOWS, 3).tolist() == [False, True, True]
     assert counted_steps([], 3).tolist() == [False, True, True]
     assert counted_steps(WINDOWS, 0).tolist() == []
 

@@ -14,7 +14,7 @@ from paceline.analysis.resources import host_usage, usage
 from paceline.analysis.timing import losses_of, step_time, windows_of
 from paceline.records import RunRecord, read_run
 
-STEPS, PROFILED = 15, range(8, 10)
+STEPS, WARM_UP, PROFILED = 15, 5, range(8, 10)
 CONVOLUTIONS = 2
 """Of the `cnn`."""
 
@@ -91,6 +91,8 @@ def test_the_time_of_profiled_steps_does_not_count(done: Done) -> None:
     for rank, steps in done.record.steps.items():
         mean_s = steps.total_s[1:][counted].mean()
         assert done.record.summary["ranks"][rank]["step_s"] == pytest.approx(mean_s, rel=1e-6)
+        later_s = steps.total_s[1:][counted][WARM_UP - 1 :].mean()
+        assert done.record.summary["ranks"][rank]["split"]["step_s"] == pytest.approx(later_s, rel=1e-3)
 
 
 def test_the_terminal_says_it(done: Done) -> None:

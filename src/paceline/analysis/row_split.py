@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from paceline.analysis.split import PARTS, Split, mean_split, split_of
 from paceline.analysis.statistics import Estimate, of_levels
+from paceline.analysis.timing import profiled_steps, windows_of
 from paceline.records import RunRecord
 
 Known = TypeVar("Known")
@@ -57,7 +58,9 @@ def splits_of(run: RunRecord) -> dict[int, Split]:
     kept = [rank for rank in (run.summary or {}).get("ranks") or [] if isinstance(rank.get("split"), dict)]
     if kept:
         return {int(rank["rank"]): _read(rank["split"]) for rank in kept}
-    return {rank: split for rank, timeline in run.timelines.items() if (split := split_of(timeline)) is not None}
+    profiled = profiled_steps(windows_of(run))
+    splits = {rank: split_of(timeline, profiled) for rank, timeline in run.timelines.items()}
+    return {rank: split for rank, split in splits.items() if split is not None}
 
 
 def _read(values: dict[str, Any]) -> Split:

@@ -8,7 +8,7 @@ moments at which the computing thread only waited for an operation, and K the un
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,9 +144,9 @@ def mean_split(splits: Sequence[Split]) -> Split | None:
     )
 
 
-def split_of(timeline: Timeline) -> Split | None:
-    """The mean split of a rank's steps after the warm-up; of all where there are no others."""
-    steps = split_steps(timeline)
+def split_of(timeline: Timeline, without: Container[int] = ()) -> Split | None:
+    """The mean split of a rank's steps after the warm-up, but for some; of all where there are no others."""
+    steps = [step for step in split_steps(timeline) if step.step not in without]
     later = [step.split for step in steps if step.step >= WARM_UP_STEPS]
     return mean_split(later or [step.split for step in steps])
 

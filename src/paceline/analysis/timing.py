@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -36,14 +37,17 @@ def windows_of(record: RunRecord) -> list[WindowTime]:
     ]
 
 
+def profiled_steps(windows: Sequence[WindowTime]) -> frozenset[int]:
+    """The steps whose times say nothing, since their window was profiled."""
+    ends = itertools.accumulate(window.steps for window in windows)
+    spans = [range(end - window.steps, end) for window, end in zip(windows, ends, strict=True) if window.profiled]
+    return frozenset(itertools.chain.from_iterable(spans))
+
+
 def counted_steps(windows: Sequence[WindowTime], steps: int) -> npt.NDArray[np.bool_]:
-    """Which of a rank's steps have times that count: all but the first, and those in windows that were profiled."""
-    counted = np.ones(steps, dtype=np.bool_)
-    counted[:1] = False
-    start = 0
-    for window in windows:
-        counted[start : start + window.steps] &= not window.profiled
-        start += window.steps
+    """Which of a rank's steps have times that count: all but the first, and but those that were profiled."""
+    counted = np.arange(steps) > 0
+    counted[[step for step in profiled_steps(windows) if step < steps]] = False
     return counted
 
 

@@ -11,7 +11,7 @@ import torch
 from paceline.analysis.resources import rank_usage
 from paceline.analysis.split import split_of
 from paceline.analysis.summary import summarise_rank
-from paceline.analysis.timing import WindowTime, step_time
+from paceline.analysis.timing import WindowTime, profiled_steps, step_time
 from paceline.config import RunConfig
 from paceline.records import RunFolder
 from paceline.records.reader import read_steps
@@ -76,7 +76,7 @@ def summarise(
         "cpu_share": used.cpu_share,
         "resident_bytes": used.resident_bytes,
     }
-    own |= {f"{SPLIT}{name}": value for name, value in _own_split(folder, sync.rank).items()}
+    own |= {f"{SPLIT}{name}": value for name, value in _own_split(folder, sync.rank, windows).items()}
     names = list(own)
     values = [float("nan") if own[name] is None else float(own[name]) for name in names]
     gathered = sync.comm.gather(torch.tensor(values, dtype=torch.float64))
@@ -99,10 +99,10 @@ def summarise(
     }
 
 
-def _own_split(folder: RunFolder, rank: int) -> dict[str, Any]:
+def _own_split(folder: RunFolder, rank: int, windows: list[WindowTime]) -> dict[str, Any]:
     """This rank's time split; nothing where events were not collected."""
     file = folder.path / timeline_file(rank)
-    split = split_of(read_timeline(file)) if file.is_file() else None
+    split = split_of(read_timeline(file), profiled_steps(windows)) if file.is_file() else None
     return {} if split is None else dataclasses.asdict(split)
 
 
