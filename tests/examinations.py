@@ -40,6 +40,7 @@ def facts(rank: int, host: int = 0, **changes: Any) -> RankFacts:
         "affinity": 2,
         "cpu_quota": None,
         "cores": 2.0,
+        "busy_cores": 0.1,
         "memory_available_bytes": 8 * GB,
         "memory_limit_bytes": None,
         "resident_bytes": 300 * MB,

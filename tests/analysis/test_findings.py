@@ -73,6 +73,13 @@ def test_on_gpus_threads_do_not_count() -> None:
     assert not problems(findings(examination(*ranks)))
 
 
+def test_a_machine_that_is_busy_with_other_things() -> None:
+    found = only(examination(*[facts(rank, busy_cores=1.9) for rank in range(2)]), "cores", "note")
+    assert found.what == "Other programs take 1.9 of the 2 cores of node0, where the ranks want 2."
+    large = [facts(rank, busy_cores=1.9, cpu_count=8, affinity=2) for rank in range(2)]
+    assert not [f for f in findings(examination(*large)) if f.what.startswith("Other programs")]
+
+
 def test_idle_cores() -> None:
     found = only(examination(*[facts(rank, cores=8.0, cpu_count=8) for rank in range(2)]), "cores", "note")
     assert "6 cores stay idle" in found.what

@@ -55,6 +55,7 @@ def test_the_facts_are_those_of_this_machine(examined: Examined) -> None:
         assert rank.threads == threads_per_rank(2)
         assert rank.cpu_count == os.cpu_count()
         assert rank.cores == usable_cores()
+        assert 0 <= rank.busy_cores <= rank.cpu_count
         assert rank.versions["torch"] == torch.__version__
         assert rank.versions["python"] == platform.python_version()
         assert rank.clock_offset_s == rank.clock_error_s == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 
 from paceline.analysis.finding import Finding, Level, count, duration, ranks_by, ranks_in_words, size, trained
 from paceline.records.examination import Examination, RankFacts, WorkloadNeeds
@@ -10,6 +11,8 @@ from paceline.records.examination import Examination, RankFacts, WorkloadNeeds
 CLOCKS_APART_S = 1.0
 CLOCKS_DRIFTING_S = 0.05
 """What a host that keeps time by NTP stays well below."""
+BUSY_CORES = 0.25
+"""What the system itself may take."""
 MEMORY_TIGHT = 0.8
 DISK_FULL_BYTES, DISK_TIGHT_BYTES = 1e8, 1e9
 
@@ -107,6 +110,15 @@ def _cores(examination: Examination) -> Iterator[Finding]:
             yield Finding("note", "cores", what, f"leave --threads out, or use --threads {spare}")
         else:
             yield Finding("ok", "cores", f"{taken} {where}.")
+        yield from _busy(ranks, min(threads, limit))
+
+
+def _busy(ranks: Sequence[RankFacts], wanted: float) -> Iterator[Finding]:
+    first, busy = ranks[0], statistics.median(rank.busy_cores for rank in ranks)
+    if wanted > first.cpu_count - busy + BUSY_CORES:
+        what = f"Other programs take {busy:.1f} of the {count(first.cpu_count, 'core')} of {first.host_name}"
+        fix = "end them or wait, else times are too long and differ from run to run"
+        yield Finding("note", "cores", f"{what}, where the ranks want {wanted:g}.", fix)
 
 
 def _core_limits(rank: RankFacts) -> Iterator[Finding]:

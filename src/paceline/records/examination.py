@@ -47,6 +47,8 @@ class RankFacts:
     """Cores' worth of time that its cgroups allow; None where they do not limit it."""
     cores: float
     """Usable: the lesser of the two."""
+    busy_cores: float
+    """What other programs took of the machine's while the ranks did nothing."""
     memory_available_bytes: int
     """Before the workload: what the machine has free, or what the tightest cgroup leaves."""
     memory_limit_bytes: int | None

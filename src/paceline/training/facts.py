@@ -24,12 +24,16 @@ from paceline.records.examination import RankFacts
 from paceline.records.typed import build
 from paceline.training.placement import Placement
 
+REST_S = 0.3
+
 
 def gather_facts(
     world: World, placement: Placement, comm: Comm, folder: Path, now: Clock = time.time
 ) -> list[RankFacts]:
     """The facts of every rank, on every rank, with their clocks compared."""
-    everyone = gather_json({"network": network_id(), **own_facts(world, placement, folder)}, comm)
+    own = {"network": network_id(), **own_facts(world, placement, folder)}
+    comm.smallest(0)  # All ranks are at rest while they look at what others do.
+    everyone = gather_json(own | {"busy_cores": busy_cores()}, comm)
     offsets = measure_offsets(comm, now)
     networks = list(dict.fromkeys(facts["network"] for facts in everyone))
     found = []
@@ -38,6 +42,11 @@ def gather_facts(
         clock = {"clock_offset_s": offset.offset_s, "clock_error_s": offset.error_s}
         found.append(build(RankFacts, facts | clock | {"rank": rank, "host": host}))
     return found
+
+
+def busy_cores() -> float:
+    """Cores' worth of time that is taken while this process sleeps."""
+    return psutil.cpu_percent(REST_S) / 100 * (psutil.cpu_count() or 1)
 
 
 def own_facts(world: World, placement: Placement, folder: Path) -> dict[str, Any]:
