@@ -102,3 +102,22 @@ def test_the_longest_operators_are_kept_and_the_others_added_up() -> None:
 def test_on_a_gpu_its_time_decides() -> None:
     busy, lazy = Operator("busy", 1, 9, 9, 0, 0), Operator("lazy", 1, 1, 1, 5, 5)
     assert top_operators([busy, lazy])[0] == [lazy, busy]
+
+
+@pytest.mark.gpu
+def test_kernels_are_charged_to_the_operators_that_asked_for_them(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    x = torch.randn(512, 512, device=device)
+    watched = StepProfiler(range(2), RunFolder(tmp_path), 0, device)
+    watched.before(0)
+    for _ in range(2):
+        x @ x
+    torch.cuda.synchronize()
+    watched.after(2)
+    found = read_profile(tmp_path / "profile-0.json")
+    (product,) = [operator for operator in found.operators if operator.name == "aten::mm"]
+    assert found.on_device
+    assert product.calls == 1
+    assert 0 < product.self_device_s <= found.step_s
+    charged_s = sum(operator.self_device_s for operator in found.operators)
+    assert charged_s == pytest.approx(product.self_device_s, rel=0.01), "no kernel counts twice"
