@@ -101,7 +101,7 @@ def test_a_limit_below_the_machine_is_said(changes: dict[str, Any], why: str) ->
 def test_a_memory_that_is_too_small() -> None:
     small = [facts(rank, memory_available_bytes=150 * MB, memory_limit_bytes=512 * MB) for rank in range(2)]
     found = only(examination(*small), "memory", "problem")
-    assert "400 MB per rank at its peak, 200 MB more in all" in found.what
+    assert "400 MB per rank at its peak, over all ranks 200 MB more than before" in found.what
     assert "150 MB of memory are free on node0 under a cgroup limit of 512 MB" in found.what
     assert "--batch" in found.fix
     tight = [replace(rank, memory_available_bytes=220 * MB) for rank in small]
