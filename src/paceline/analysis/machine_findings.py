@@ -144,7 +144,8 @@ def _memory(examination: Examination) -> Iterator[Finding]:
             continue
         growth = sum(max(0, peak - rank.resident_bytes) for rank, peak in peaks)
         most = max(peak for _, peak in peaks)
-        what = f"{trained(needs)} takes {size(most)} per rank at its peak, over all ranks {size(growth)} more than before; {have}."
+        more = f"over all ranks {size(growth)} more than before"
+        what = f"{trained(needs)} takes {size(most)} per rank at its peak, {more}; {have}."
         yield Finding(*_fits(growth, free, "memory"), what, _less_memory(growth, free))
 
 
