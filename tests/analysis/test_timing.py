@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from paceline.analysis.timing import WindowTime, counted_steps, profiled_steps, step_time, windows_of
+from paceline.errors import RecordError
 from paceline.records import EventWriter, RunFolder, read_run
 
 WINDOWS = [WindowTime(2, 9.0), WindowTime(2, 2.0), WindowTime(1, 7.0, profiled=True), WindowTime(2, 4.0)]
@@ -33,3 +37,14 @@ def test_the_record_says_which_windows_were_profiled(tmp_path: Path) -> None:
         events.write("log", losses=[1.0] * window.steps, wall_s=window.wall_s, **profiled)
     events.close()
     assert windows_of(read_run(tmp_path)) == WINDOWS
+
+
+@pytest.mark.parametrize("damage", [{"losses": [1.0]}, {"wall_s": 1.0}, {"losses": 3, "wall_s": 1.0}])
+def test_a_window_without_its_figures_is_an_error(tmp_path: Path, damage: dict[str, Any]) -> None:
+    folder = RunFolder.create(tmp_path)
+    folder.write_run(config={}, topology={}, provenance={})
+    events = EventWriter(folder)
+    events.write("log", **damage)
+    events.close()
+    with pytest.raises(RecordError, match=r"events.jsonl is damaged: a window has no losses, or no time"):
+        windows_of(read_run(tmp_path))

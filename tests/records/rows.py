@@ -24,7 +24,7 @@ def write_record(path: Path, *, finished: bool = True) -> RunFolder:
         steps.close()
     events = EventWriter(folder)
     events.write("start", steps=3)
-    events.write("log", losses=[1.5, 2.5], text='é "quoted"\n\u2028')
+    events.write("log", losses=[1.5, 2.5], wall_s=0.1, text='é "quoted"\n\u2028')
     events.write("end")
     events.close()
     if finished:

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from paceline.errors import RecordError
 from paceline.records.reader import RunRecord
+from paceline.records.schema import EVENTS_FILE
 
 
 class WindowTime(NamedTuple):
@@ -31,10 +33,13 @@ def step_time(windows: Sequence[WindowTime]) -> float | None:
 
 def windows_of(record: RunRecord) -> list[WindowTime]:
     """The windows of a run, those of one that was cut short too."""
-    return [
-        WindowTime(len(event["losses"]), event["wall_s"], profiled=event.get("profiled") is True)
-        for event in record.events_of("log")
-    ]
+    try:
+        return [
+            WindowTime(len(event["losses"]), float(event["wall_s"]), profiled=event.get("profiled") is True)
+            for event in record.events_of("log")
+        ]
+    except (KeyError, TypeError, ValueError):
+        raise RecordError(f"{record.path / EVENTS_FILE} is damaged: a window has no losses, or no time.") from None
 
 
 def profiled_steps(windows: Sequence[WindowTime]) -> frozenset[int]:
