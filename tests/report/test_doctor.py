@@ -135,7 +135,8 @@ def test_of_several_hosts_within_and_between_are_apart(tmp_path: Path) -> None:
     assert [curve["meta"] for curve in figure["data"]] == ["all-reduce, 4 ranks", "within a host", "one rank per host"]
     assert len({curve["line"]["color"] for curve in figure["data"]}) == 3
     texts = [note["text"] for note in figure["layout"]["annotations"]]
-    assert texts[:2] == ["point to point", "point to point between hosts"]
+    assert texts == ["point to point", "point to point between hosts"]
+    assert figure["layout"]["showlegend"]
 
 
 def test_without_a_link_there_is_no_figure(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def _line(curve: _Curve, unit: Unit) -> Json:
         "mode": "lines+markers",
         "x": [point.bytes for point in points],
         "y": rounded(point.busbw_bytes_per_s / unit.scale for point in points),
+        "name": curve.label,
         "meta": curve.label,
         "customdata": [binary_size(point.bytes) for point in points],
         "line": {"color": curve.colour, "width": LINE},
@@ -82,7 +83,10 @@ def _line(curve: _Curve, unit: Unit) -> Json:
 def _layout(curves: Sequence[_Curve], levels: Sequence[tuple[str, float]], sizes: Sequence[int], unit: Unit) -> Json:
     marked = sizes[::MARKED_EVERY]
     top = max([value for _, value in levels] + [curve.measured.best.busbw_bytes_per_s for curve in curves])
-    return base_layout(HEIGHT, left=64, top=24) | {
+    several = len(curves) > 1  # Curves that end close to each other have no room for their names.
+    return base_layout(HEIGHT, left=64, top=40 if several else 24) | {
+        "showlegend": several,
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": "@ink"}},
         "hovermode": "closest",
         "xaxis": axis(
             "size of the message",
@@ -96,7 +100,7 @@ def _layout(curves: Sequence[_Curve], levels: Sequence[tuple[str, float]], sizes
         "shapes": [_level(value / unit.scale) for _, value in levels],
         "annotations": [
             *[_note(name, NEUTRALS[0], sizes[0], value / unit.scale, at_left=True) for name, value in levels],
-            *[_label(curve, unit) for curve in curves],
+            *([] if several else [_label(curve, unit) for curve in curves]),
         ],
     }
 
