@@ -23,7 +23,7 @@ from paceline.analysis.statistics import (
     paired_difference,
     paired_ratio,
 )
-from paceline.analysis.timing import step_time, windows_of
+from paceline.analysis.timing import profiled_steps, step_time, windows_of
 from paceline.analysis.wire import Wire, wire_of
 from paceline.records import RunRecord
 from paceline.records.examination import Examination
@@ -204,7 +204,7 @@ def _wire(pool: Pool, name: str) -> Wire | None:
     if not measured:
         return None
     run = pool.entries_of(name)[measured[(len(measured) - 1) // 2][1]].run
-    return wire_of(run.timelines, run.topology.get("gradient_bytes"))
+    return wire_of(run.timelines, run.topology.get("gradient_bytes"), without=profiled_steps(windows_of(run)))
 
 
 def _reference(pool: Pool, costs: Costs, failed: Collection[str]) -> str | None:

@@ -10,7 +10,7 @@ come: what a rank spends until then is wait, by the ranks' common clock.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,12 +96,20 @@ def bus_factor(kind: Kind, ranks: int) -> float:
     return 1.0
 
 
-def wire_of(timelines: Mapping[int, Timeline], gradient_bytes: int | None = None, item_bytes: int = 4) -> Wire | None:
-    """The traffic of a run; `gradient_bytes` are those of the model. None without timelines of all ranks."""
+def wire_of(
+    timelines: Mapping[int, Timeline],
+    gradient_bytes: int | None = None,
+    item_bytes: int = 4,
+    without: Collection[int] = (),
+) -> Wire | None:
+    """The traffic of a run; `gradient_bytes` are those of the model. None without timelines of all ranks.
+
+    Steps named in `without` do not count.
+    """
     ranks = len(timelines)
     if not ranks or sorted(timelines) != list(range(ranks)):
         return None
-    counted = _counted_steps(timelines[0])
+    counted = _counted_steps(timelines[0], without)
     steps = len(counted)
     if not steps:
         return None
@@ -145,9 +153,10 @@ class Instance:
     """The rank that came last."""
 
 
-def _counted_steps(timeline: Timeline) -> npt.NDArray[np.uint32]:
+def _counted_steps(timeline: Timeline, without: Collection[int]) -> npt.NDArray[np.uint32]:
     """The steps that count: those after the warm-up, if there are any, and no more than are needed."""
     steps: npt.NDArray[np.uint32] = timeline.steps["step"]
+    steps = steps[~np.isin(steps, list(without))]
     later = steps[steps >= WARM_UP_STEPS]
     return (later if len(later) else steps)[:MOST_STEPS]
 

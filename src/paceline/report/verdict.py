@@ -14,6 +14,8 @@ from paceline.analysis.statistics import Estimate
 from paceline.config import RunConfig
 from paceline.report.words import factor, listed, percent, plural, seconds, size
 
+NOT_REPEATED = frozenset({"workload", "trace", "profile", "tensorboard"})
+"""Settings that a suggested command does not take over: what stands elsewhere in it, and looks that were taken once."""
 NOTABLE_IMBALANCE = 1.5
 """From how many times the bytes of another rank a rank's burden is worth a sentence."""
 
@@ -239,7 +241,7 @@ def _command(verb: str, config: dict[str, Any], extra: dict[str, Any], vary: Seq
         words += ["--script", config["script"]]
     elif config.get("workload", defaults["workload"]) != defaults["workload"]:
         words.append(config["workload"])
-    settings = {k: v for k, v in config.items() if k != "workload" and k in defaults and v != defaults[k]}
+    settings = {k: v for k, v in config.items() if k not in NOT_REPEATED and k in defaults and v != defaults[k]}
     for key, value in (settings | extra).items():
         option = key.replace("_", "-")
         if isinstance(value, bool):
