@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from paceline.analysis.comparison import Row
 from paceline.analysis.ranks import RankRow
+from paceline.analysis.split import PARTS
 from paceline.analysis.statistics import Estimate
 from paceline.report.definitions import DEFINITIONS
 from paceline.report.drawing import shortened
@@ -76,6 +77,8 @@ class Cell:
     interval: str = ""
     share: float | None = None
     """The length of the bar beside it, of the longest one."""
+    parts: tuple[float, ...] = ()
+    """Shares of the bar, in the order of `PARTS`; none where it is of one piece."""
 
 
 @dataclass(frozen=True)
@@ -98,48 +101,89 @@ def comparison_columns(rows: Sequence[Row], reference: str | None) -> list[Colum
     """Every figure of the comparison table; a column that nothing was measured for is left out, but never the time."""
     percent = percent_unit(1)
     columns = [
-        _estimates("step_s", "Time per iteration", rows, TIMES, bars=True),
+        _times(rows),
         _estimates("ratio", f"÷ {shortened(reference or NOTHING, 18)}", rows, FACTOR),
-        _estimates("exposed", "Exposed communi\N{SOFT HYPHEN}cation", rows, percent_unit(0)),
-        _plain("busiest_sent_bytes", "Sent per step", rows, SIZES),
+        *_split(rows),
+        plain_column("busiest_sent_bytes", "Sent per step", rows, SIZES),
         _estimates("samples_per_s", "Samples per second", rows, WHOLE),
         _estimates("train_loss", "Train loss", rows, PLAIN),
         _estimates("test_loss", "Test loss", rows, PLAIN),
         _estimates("test_accuracy", "Test accuracy", rows, percent),
-        _plain("peak_bytes", "Peak memory", rows, SIZES),
+        plain_column("peak_bytes", "Peak memory", rows, SIZES),
     ]
     return [column for column in columns if column.key == "step_s" or not column.is_empty]
+
+
+def _times(rows: Sequence[Row]) -> Column:
+    """The time per iteration, whose bar shows the time split where that was measured."""
+    column = _estimates("step_s", "Time per iteration", rows, TIMES, bars=True)
+    parts = [() if row.split is None else tuple(row.split.mean.share(part) for part in PARTS) for row in rows]
+    cells = [replace(cell, parts=own) for cell, own in zip(column.cells, parts, strict=True)]
+    return replace(column, cells=cells)
+
+
+def _split(rows: Sequence[Row]) -> list[Column]:
+    """Where the step goes, as measured; without events, what is known from the bound alone."""
+    if all(row.split is None for row in rows):
+        return [_estimates("above_bound", "Above the bound", rows, percent_unit(0))]
+    computing = [None if row.split is None else row.split.compute for row in rows]
+    return [
+        _estimate_column("compute", "Compute", computing, percent_unit(0), definition="split_compute"),
+        _estimates("exposed", "Exposed", rows, percent_unit(0), definition="split_exposed"),
+    ]
 
 
 def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
     """Every figure of the table of ranks but the rank itself; the phases share a unit, since they add up."""
     phase = unit_for([row.step_s for row in rows if row.step_s is not None], TIMES)
     columns = [
-        _plain("samples", "Samples", rows, WHOLE),
-        _plain("average_loss", "Average loss", rows, PLAIN),
-        _plain("accuracy", "Train accuracy", rows, percent_unit(1)),
-        _plain("first_step_s", "First step", rows, phase),
-        _plain("step_s", "Time per iteration", rows, phase, definition="rank_step_s"),
-        *[_plain(key, DEFINITIONS[key].term, rows, phase) for key in ("data_s", "forward_s", "backward_s", "update_s")],
-        _plain("cpu_share", "CPU", rows, percent_unit(0)),
-        _plain("resident_bytes", "Resident memory", rows, SIZES),
-        _plain("peak_bytes", "Peak memory", rows, SIZES),
-        _plain("sent_bytes", "Sent", rows, SIZES),
-        _plain("received_bytes", "Received", rows, SIZES),
+        plain_column("samples", "Samples", rows, WHOLE),
+        plain_column("average_loss", "Average loss", rows, PLAIN),
+        plain_column("accuracy", "Train accuracy", rows, percent_unit(1)),
+        plain_column("first_step_s", "First step", rows, phase),
+        plain_column("step_s", "Time per iteration", rows, phase, definition="rank_step_s"),
+        *[
+            plain_column(key, DEFINITIONS[key].term, rows, phase)
+            for key in ("data_s", "forward_s", "backward_s", "update_s")
+        ],
+        plain_column("cpu_share", "CPU", rows, percent_unit(0)),
+        plain_column("resident_bytes", "Resident memory", rows, SIZES),
+        plain_column("cpu_share", "CPU", rows, percent_unit(0)),
+        plain_column("peak_bytes", "Peak memory", rows, SIZES),
+        plain_column("sent_bytes", "Sent", rows, SIZES),
+        plain_column("received_bytes", "Received", rows, SIZES),
     ]
     return [column for column in columns if column.key == "samples" or not column.is_empty]
 
 
 def _estimates(
-    key: str, heading: str, rows: Sequence[Any], how: Unit | Sequence[tuple[float, str]], *, bars: bool = False
+    key: str,
+    heading: str,
+    rows: Sequence[Any],
+    how: Unit | Sequence[tuple[float, str]],
+    *,
+    bars: bool = False,
+    definition: str | None = None,
 ) -> Column:
     """A column of figures with intervals."""
-    estimates: list[Estimate | None] = [getattr(row, key) for row in rows]
+    estimates = [getattr(row, key) for row in rows]
+    return _estimate_column(key, heading, estimates, how, bars=bars, definition=definition)
+
+
+def _estimate_column(
+    key: str,
+    heading: str,
+    estimates: Sequence[Estimate | None],
+    how: Unit | Sequence[tuple[float, str]],
+    *,
+    bars: bool = False,
+    definition: str | None = None,
+) -> Column:
     values = [estimate.value for estimate in estimates if estimate is not None]
     unit = how if isinstance(how, Unit) else unit_for(values, how)
     longest = max(values, default=0) if bars else 0
     cells = [_estimate_cell(estimate, unit, longest) for estimate in estimates]
-    return Column(key, heading, unit.name, key, cells)
+    return Column(key, heading, unit.name, definition or key, cells)
 
 
 def _estimate_cell(estimate: Estimate | None, unit: Unit, longest: float) -> Cell:
@@ -157,7 +201,7 @@ def interval_text(low: str, high: str) -> str:
     return f"{low} to {high}" if low.startswith("−") else f"{low}–{high}"
 
 
-def _plain(
+def plain_column(
     key: str,
     heading: str,
     rows: Sequence[Any],

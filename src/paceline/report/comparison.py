@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.table import Table
 from paceline.analysis.comparison import Comparison, Row
 from paceline.analysis.statistics import Estimate
 from paceline.report.verdict import next_command, sentences
+from paceline.report.why import why
 from paceline.report.words import factor, number, percent, seconds, size, time_range
 
 ROLES = {"bound": "bound", "baseline": "baseline", "candidate": ""}
@@ -73,7 +74,7 @@ def _columns(comparison: Comparison) -> list[Column]:
         Column("time/step", [_value(row.step_s, seconds) for row in rows], 10),
         Column("95%", [_interval(row.step_s) for row in rows], 5),
         Column(_over(comparison.reference), [_value(row.ratio, factor) for row in rows], 9),
-        Column("exposed", [_value(row.exposed, lambda value: percent(value, 0)) for row in rows], 8),
+        *_split(rows),
         Column("sent/step", [size(row.busiest_sent_bytes) for row in rows], 6),
         Column("samples/s", [_value(row.samples_per_s, lambda value: f"{value:,.0f}") for row in rows], 4),
         Column("loss", [_value(row.train_loss, number) for row in rows], 3),
@@ -81,6 +82,21 @@ def _columns(comparison: Comparison) -> list[Column]:
         Column("accuracy", [_value(row.test_accuracy, percent) for row in rows], 7),
         Column("memory", [size(row.peak_bytes) for row in rows], 2),
     ]
+
+
+def _split(rows: Sequence[Row]) -> list[Column]:
+    """Shares of the step as measured; without events, what is known from the bound alone."""
+    if all(row.split is None for row in rows):
+        return [Column("above bound", [_value(row.above_bound, _share) for row in rows], 8)]
+    return [
+        Column("compute", [_value(row.split.compute if row.split else None, _share) for row in rows], 4),
+        Column("overlapped", [_value(row.split.overlapped if row.split else None, _share) for row in rows], 4),
+        Column("exposed", [_value(row.exposed, _share) for row in rows], 8),
+    ]
+
+
+def _share(value: float) -> str:
+    return percent(value, 0)
 
 
 def fitting(columns: list[Column], width: int) -> list[Column]:
@@ -128,6 +144,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "rows": [row.to_dict() for row in comparison.rows],
         "proofs": [proof.to_dict() for proof in comparison.proofs],
         "partings": [parting.to_dict() for parting in comparison.partings],
+        "why": [reason.to_dict() for reason in why(comparison)],
+        "wire": {name: asdict(wire) for name, wire in comparison.wires.items()},
         "examination": comparison.examination and comparison.examination.to_dict(),
         "next": next_command(comparison),
     }

@@ -12,8 +12,10 @@ from paceline.analysis.comparison import Comparison, Row
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.timing import losses_of
 from paceline.errors import RecordError
+from paceline.report.step_tables import bytes_rows, operation_rows, rank_split_rows, split_rows
+from paceline.report.why import why
 
-ESTIMATES = ("step_s", "samples_per_s", "ratio", "exposed", "train_loss", "test_loss", "test_accuracy")
+ESTIMATES = ("step_s", "samples_per_s", "ratio", "exposed", "above_bound", "train_loss", "test_loss", "test_accuracy")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 """What a spreadsheet takes for the beginning of a formula."""
 PLAIN = ("busiest_sent_bytes", "imbalance", "peak_bytes", "workers", "batch", "failure")
@@ -26,6 +28,10 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         "ranks.csv": [
             {"contender": row.contender.name, **asdict(rank)} for row in comparison.rows for rank in row.ranks
         ],
+        "splits.csv": [asdict(row) for row in (*split_rows(comparison), *rank_split_rows(comparison))],
+        "bytes.csv": [asdict(row) for row in bytes_rows(comparison)],
+        "operations.csv": [asdict(row) for row in operation_rows(comparison)],
+        "reasons.csv": [reason.to_dict() for reason in why(comparison)],
         "proofs.csv": [asdict(proof) | {"holds": proof.holds} for proof in comparison.proofs],
         "partings.csv": [asdict(parting) for parting in comparison.partings],
         "losses.csv": list(_losses(comparison)),

@@ -36,10 +36,88 @@ DEFINITIONS = {
         "Time per sample ÷ the reference's, paired by repeat. With equal batches that is the ratio of the times per "
         "iteration; less than 1 is faster.",
     ),
-    "exposed": Definition(
-        "Exposed communication",
+    "split_step_s": Definition(
+        "Step",
+        "Mean length of a rank's own steps after the warm-up, over ranks and repeats. The time split adds up to it. "
+        "What goes on between two steps is not in it, but is in the time per iteration.",
+    ),
+    "split_compute": Definition(
+        "Compute",
+        "Let C be the union of a step's compute intervals on a rank (forward, backward until the last gradient is "
+        "ready, optimiser; without the moments at which the thread only waits for an operation), and K that of its "
+        "communication intervals. Compute alone is |C| − |C∩K|.",
+    ),
+    "split_overlapped": Definition(
+        "Overlapped", "|C∩K|: computing and communicating at once. See Compute for C and K."
+    ),
+    "split_exposed": Definition(
+        "Exposed",
+        "|K| − |C∩K|: communicating while nothing is computed, so that the step is longer for it. Waiting for a rank "
+        "that comes late is part of it. See Compute for C and K.",
+    ),
+    "split_other": Definition(
+        "Other",
+        "Step − |C∪K|: neither computing nor communicating. Getting the batch, the strategy's own arithmetic and "
+        "copies, Python.",
+    ),
+    "split_data": Definition(
+        "Data", "Getting the batch: gathering, augmenting, moving it to the device. Part of Other."
+    ),
+    "split_stolen": Definition(
+        "Stolen",
+        "Wall time minus CPU time of the computing thread inside what it computes: it would have run, but had no core. "
+        "Part of Compute and Overlapped. Unknown on a GPU.",
+    ),
+    "overlap": Definition(
+        "Overlap",
+        "|C∩K| ÷ |K|: the share of communication that is hidden behind computing; undefined if nothing is sent.",
+    ),
+    "above_bound": Definition(
+        "Above the bound",
         "The share of the step that goes away when nothing is exchanged: 1 − the bound's time ÷ this one's, paired "
-        "by repeat. Communication that overlaps with compute is not in it.",
+        "by repeat. Communication that overlaps with compute is not in it, but for the cores that it takes.",
+    ),
+    "transfer": Definition(
+        "Transfer",
+        "The least duration of an operation over the ranks: that of the rank that came last, and waited for nobody. "
+        "Where there is a root, or only two take part: from the moment when the last of those that it needs has come. "
+        "Told of isolated operations only.",
+    ),
+    "wait": Definition(
+        "Wait",
+        "What a rank spends in an operation beyond the transfer, since others have not come yet. Told of isolated "
+        "operations only; those of a step added up, or the mean of one of them.",
+    ),
+    "waited_for": Definition(
+        "Is waited for", "The share of all such waiting of the other ranks that this rank caused by coming last."
+    ),
+    "isolated": Definition(
+        "Isolated",
+        "The share of operations during which no other was under way. An asynchronous operation starts when it is "
+        "enqueued, not when it is on the wire: what overlaps another says nothing about the link.",
+    ),
+    "operations": Definition("Operations", "How many a rank takes part in, in one step."),
+    "operation_bytes": Definition(
+        "Size", "S: bytes of the tensor; for gather, scatter, all_gather and reduce_scatter the total over all ranks."
+    ),
+    "operation_s": Definition("Time of an operation", "From its start to its end on a rank, waits included; the mean."),
+    "algbw": Definition("algbw", "Algorithm bandwidth: S ÷ the time of transfer."),
+    "busbw": Definition(
+        "busbw",
+        "Bus bandwidth, which can be held against a link: algbw × 2(n−1)/n for all_reduce, × (n−1)/n for "
+        "reduce_scatter, all_gather, gather and scatter, × 1 for broadcast, reduce and messages, on n ranks.",
+    ),
+    "utilisation": Definition(
+        "Utilisation", "busbw ÷ the point-to-point bandwidth of the narrowest link that the doctor measured."
+    ),
+    "sent_kinds": Definition(
+        "What is sent",
+        "Bytes that the rank that sends most puts on the wire in one step, by what they carry: the operations that "
+        "were seen, and how Gloo carries them out.",
+    ),
+    "lower_bound": Definition(
+        "Least for gradients",
+        "An all-reduce of X numbers on n ranks must move at least ⌈2(n−1)/n·X⌉ × their size through the busiest rank.",
     ),
     "busiest_sent_bytes": Definition(
         "Sent per step",

@@ -5,12 +5,25 @@ from __future__ import annotations
 from paceline.analysis.comparison import Comparison
 from paceline.report.drawing import Json
 from paceline.report.figure_bars import bars
+from paceline.report.figure_link import link
 from paceline.report.figure_losses import losses
 from paceline.report.figure_partings import partings
 from paceline.report.figure_resources import resources
+from paceline.report.figure_split import split
+from paceline.report.figure_timeline import timeline
 from paceline.report.figure_times import times
 
-FIGURES = {"bars": bars, "losses": losses, "times": times, "resources": resources, "partings": partings}
+FIGURES = {
+    "split": split,
+    "timeline": timeline,
+    "link": link,
+    "resources": resources,
+    "bars": bars,
+    "losses": losses,
+    "times": times,
+    "partings": partings,
+}
+"""In the order of the page."""
 
 
 def figures(comparison: Comparison) -> dict[str, Json]:

@@ -23,6 +23,7 @@ from paceline.report.drawing import LONGEST_LABEL, short_names, shortened
 from paceline.report.evidence import parting_sentences, parting_words, proof_verdict, scientific
 from paceline.report.figures import figures
 from paceline.report.palette import colours
+from paceline.report.sections import machine_context, step_context
 from paceline.report.verdict import next_command, sentences
 from paceline.report.words import plural, size
 
@@ -50,6 +51,8 @@ def render(comparison: Comparison) -> str:
     drawn = figures(comparison)
     page = _template().render(
         **_context(comparison),
+        **step_context(comparison),
+        **machine_context(comparison),
         figures={name: figure["title"] for name, figure in drawn.items()},
         style=(ASSETS / "page.css").read_text(encoding="utf-8"),
         plotly=plotly,

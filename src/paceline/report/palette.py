@@ -29,6 +29,31 @@ NEUTRALS = ("#858b93", "#8a6f52", "#5f7690")
 FAVOURITES = {"ddp": COLOURS[0], "allreduce": COLOURS[1], "gather_scatter": COLOURS[2], "p2p": COLOURS[3]}
 NEUTRAL_FAVOURITES = {"none": NEUTRALS[0], "single": NEUTRALS[1]}
 
+PARTS = {"compute": "#0072b2", "overlapped": "#7f58c9", "exposed": "#c65300", "other": "#6f757d"}
+"""The time split: cold is computing, warm is communication, between them is both at once, grey is neither. White text
+can be read on each of them."""
+PHASES = {
+    "data": NEUTRALS[0],
+    "forward": "#2f96cf",
+    "backward": "#0072b2",
+    "optimiser": "#0c97a3",
+    "waiting": PARTS["exposed"],
+}
+OPERATIONS = {
+    "all_reduce": "#d55e00",
+    "broadcast": "#b04fc0",
+    "gather": "#b07d00",
+    "scatter": "#c94f4f",
+    "all_gather": "#bf6797",
+    "reduce_scatter": "#a0694b",
+    "reduce": "#8a6f52",
+    "all_to_all": "#8a63d2",
+    "send": "#b07d00",
+    "recv": "#c94f4f",
+    "barrier": "#5f7690",
+}
+"""What happens in a step, in the same sense: phases are cold, operations are warm."""
+
 
 def colours(contenders: Sequence[Contender]) -> dict[str, str]:
     """A colour for every contender by name; no two have the same, and the order of the results does not matter."""

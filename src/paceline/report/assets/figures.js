@@ -3,6 +3,7 @@
 const NARROW = 560;
 const MEDIUM = 860;
 const SAVED_WIDTH = 1100;
+const MOST_BUTTONS = 8;
 const PAPER_WIDTH = 690; // Fits between the margins of A4 and of Letter; the paper is laid out too late to ask it.
 const FONT = getComputedStyle(document.body).fontFamily;
 const content = JSON.parse(document.getElementById("data").textContent);
@@ -15,11 +16,14 @@ class Figure {
     this.hidden = new Set();
     this.repeat = 0;
     this.axis = (spec.axes || [null])[0];
+    this.view = (spec.views || [null])[0];
+    this.range = null; // What was zoomed to.
     this.addControls(element.querySelector(".controls"));
     for (const button of element.querySelectorAll("[data-save]")) {
       button.addEventListener("click", () => this.save(button.dataset.save));
     }
     this.draw();
+    if (spec.zoom) this.listen();
     new ResizeObserver(() => this.resize()).observe(this.plot);
   }
 
@@ -27,13 +31,22 @@ class Figure {
   contents(colours, width) {
     const { narrow, medium, layout: wide } = this.spec;
     const layout = structuredClone((width < NARROW && narrow) || (width < MEDIUM && medium) || wide);
-    const data = structuredClone(this.spec.data).map((trace, index) => this.shown(trace, index));
+    const data = structuredClone(this.traces()).map((trace, index) => this.shown(trace, index));
+    if (this.view) Object.assign(layout, structuredClone(this.view.layout), width < NARROW && structuredClone(this.view.narrow));
+    if (this.spec.zoom) layout.dragmode = width < NARROW ? false : "zoom"; // A finger has to be able to scroll past it.
+    if (this.range) layout.xaxis.range = [...this.range];
     if (this.axis) layout.xaxis.title.text = this.axis.title;
     if (this.axis && this.axis !== this.spec.axes[0]) delete layout.xaxis.dtick; // Whole marks are for iterations.
     if (this.spec.scales) layout.yaxis = structuredClone(this.spec.scales[this.repeat]);
     layout.font.family = FONT;
     layout.hoverlabel.font.family = FONT;
     return { data: recoloured(data, colours), layout: recoloured(layout, colours) };
+  }
+
+  // A view puts some of the figure's sets of traces together, each on a y axis of its own.
+  traces() {
+    if (!this.view) return this.spec.data;
+    return this.view.sets.flatMap(([number, yaxis]) => this.spec.sets[number].map((trace) => ({ ...trace, yaxis })));
   }
 
   shown(trace, index) {
@@ -73,7 +86,80 @@ class Figure {
     if (this.spec.axes) place.append(this.axisSwitch());
     const repeats = [...new Set(this.spec.repeats || [])].sort((a, b) => a - b);
     if (repeats.length > 1) place.append(this.repeatChoice(repeats));
+    if (this.spec.views) this.addViews(place);
+    if (this.spec.zoom) place.append(this.zoomButtons());
     if (this.spec.contenders) place.append(this.legend());
+    if (this.spec.keys) place.append(this.keys());
+  }
+
+  // Two choices: whose view (buttons, or a list where there are many), and which of theirs.
+  addViews(place) {
+    const groups = [...new Set(this.spec.views.map((view) => view.group))];
+    const labels = make("span", { className: "choice" });
+    const choose = (view) => {
+      this.view = view;
+      this.range = null;
+      const own = this.spec.views.filter(({ group }) => group === view.group);
+      labels.replaceChildren(...(own.length > 1 ? [choice("View", own.map(({ label }) => label), view.label, pick)] : []));
+      if (this.drawnWidth) this.draw();
+    };
+    const of = (group) => this.spec.views.filter((view) => view.group === group);
+    const pick = (label) => choose(of(this.view.group).find((view) => view.label === label));
+    const turnTo = (group) => choose(of(group).find(({ label }) => label === this.view.label) || of(group)[0]);
+    if (groups.length > 1) place.append(choice("Strategy", groups, this.view.group, turnTo));
+    place.append(labels);
+    choose(this.view);
+  }
+
+  zoomButtons() {
+    const group = make("div", { className: "switch zoom", role: "group", ariaLabel: "Zoom" });
+    const whole = () => this.view.layout.xaxis.range;
+    // Keeps the middle, and stays inside the whole.
+    const zoom = (factor, shift = 0) => {
+      const [low, high] = this.range || whole();
+      const length = Math.min((high - low) * factor, whole()[1] - whole()[0]);
+      const start = (low + high - length) / 2 + shift * length;
+      const first = Math.max(whole()[0], Math.min(start, whole()[1] - length));
+      this.range = [first, first + length];
+      this.draw();
+    };
+    const buttons = [
+      ["−", "Zoom out", () => zoom(2)],
+      ["+", "Zoom in", () => zoom(0.5)],
+      ["←", "Earlier", () => zoom(1, -0.4)],
+      ["→", "Later", () => zoom(1, 0.4)],
+      ["whole", "The whole step", () => ((this.range = null), this.draw())],
+    ];
+    for (const [text, label, act] of buttons) {
+      const button = make("button", { type: "button", textContent: text, ariaLabel: label, title: label });
+      button.addEventListener("click", act);
+      group.append(button);
+    }
+    return group;
+  }
+
+  // Dragging zooms, and a double click shows the whole again.
+  listen() {
+    this.plot.on("plotly_relayout", (change) => {
+      if ("xaxis.range[0]" in change) this.range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+    });
+    this.plot.on("plotly_doubleclick", () => {
+      this.range = null;
+      this.draw();
+    });
+  }
+
+  // What the colours mean.
+  keys() {
+    const list = make("div", { className: "keys" });
+    for (const { label, colour, hollow } of this.spec.keys) {
+      const swatch = make("i", { className: hollow ? "swatch hollow" : "swatch" });
+      swatch.style.setProperty("--tint", colour);
+      const key = make("span", {});
+      key.append(swatch, label);
+      list.append(key);
+    }
+    return list;
   }
 
   axisSwitch() {
@@ -124,7 +210,8 @@ class Figure {
 
   // Plotly's own legend would show the stripes of curves that lie on each other: a plain line of each colour is clearer.
   legendEntries() {
-    const shown = content.contenders.filter(({ name }) => this.spec.contenders.includes(name) && !this.hidden.has(name));
+    const listed = ({ name }) => this.spec.contenders.includes(name) && !this.hidden.has(name);
+    const shown = this.spec.keys || content.contenders.filter(listed);
     const entry = { type: "scatter", mode: "lines", x: [null], y: [null], showlegend: true };
     return shown.map(({ label, colour }) => ({ ...entry, name: escaped(label), line: { color: colour, width: 3 } }));
   }
@@ -138,7 +225,7 @@ class Figure {
     layout.title.font = { size: 16, color: theme.colours("light")["@ink"] };
     layout.height += 34;
     margin.t += 34;
-    if (this.spec.contenders) {
+    if (this.spec.contenders || this.spec.keys) {
       data.push(...this.legendEntries());
       layout.showlegend = true;
       layout.legend = { orientation: "h", y: 1, yanchor: "bottom", x: 0 };
@@ -161,6 +248,26 @@ function recoloured(value, colours) {
     return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, recoloured(item, colours)]));
   }
   return value;
+}
+
+// One of several texts: buttons where they fit, else a list.
+function choice(name, texts, chosen, choose) {
+  if (texts.length > MOST_BUTTONS) {
+    const select = make("select", { ariaLabel: name });
+    for (const text of texts) select.append(new Option(text, text, text === chosen, text === chosen));
+    select.addEventListener("change", () => choose(select.value));
+    return select;
+  }
+  const group = make("div", { className: "switch", role: "group", ariaLabel: name });
+  for (const text of texts) {
+    const button = make("button", { type: "button", textContent: text, ariaPressed: String(text === chosen) });
+    button.addEventListener("click", () => {
+      for (const other of group.children) other.ariaPressed = String(other === button);
+      choose(text);
+    });
+    group.append(button);
+  }
+  return group;
 }
 
 function escaped(text) {

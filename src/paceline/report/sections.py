@@ -1,0 +1,135 @@
+"""What the page says about a step: why it takes its time, its split, its traffic, the machine, its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from paceline.analysis.comparison import Comparison
+from paceline.report import figure_resources
+from paceline.report.columns import Column
+from paceline.report.doctor import FindingRow, finding_rows
+from paceline.report.figure_split import NAMES
+from paceline.report.figure_timeline import MOST_RANKS
+from paceline.report.palette import PARTS as COLOURS
+from paceline.report.profile import ProfileRow, profile_columns, profile_rows, profile_sentences
+from paceline.report.step_tables import (
+    BytesRow,
+    bytes_columns,
+    bytes_rows,
+    operation_columns,
+    operation_rows,
+    rank_split_rows,
+    split_columns,
+    split_rows,
+)
+from paceline.report.why import PART, Reason, anchor, why
+from paceline.report.words import listed
+
+SPLIT_PART = {"stolen": "compute", "data": "other"}
+"""Of the parts that have a colour, the one that another belongs to."""
+
+
+@dataclass(frozen=True)
+class ReasonWords:
+    """A reason as the page has it: the amount is what leads to the number."""
+
+    amount: str
+    rest: str
+    remedy: str
+    anchor: str
+    share: float
+    part: str
+
+
+@dataclass(frozen=True)
+class ProfileWords:
+    """The operators of a contender."""
+
+    contender: str
+    sentences: list[str]
+    rows: list[ProfileRow]
+    columns: list[Column]
+
+
+def step_context(comparison: Comparison) -> dict[str, Any]:
+    """What the template needs for these sections; where nothing was measured, its lists are empty."""
+    splits, ranks = split_rows(comparison), rank_split_rows(comparison)
+    sizes, operations = bytes_rows(comparison), operation_rows(comparison)
+    return {
+        "reasons": _reasons(comparison),
+        "anchor": partial(anchor, comparison),
+        "part_colours": COLOURS,
+        "split_names": list(NAMES.items()),
+        "split_rows": splits,
+        "split_columns": split_columns(splits),
+        "rank_split_rows": ranks,
+        "rank_split_columns": split_columns(ranks),
+        "many_ranks": any(len(row.ranks) > MOST_RANKS for row in comparison.rows),
+        "bytes_rows": sizes,
+        "bytes_columns": bytes_columns(sizes),
+        "carried": _carried(sizes),
+        "operation_rows": operations,
+        "operation_columns": operation_columns(operations),
+        "has_utilisation": any(row.utilisation is not None for row in operations),
+    }
+
+
+def machine_context(comparison: Comparison) -> dict[str, Any]:
+    """The same for the machine, the link, resources and operators."""
+    return {
+        "findings": _findings(comparison),
+        "measuring_cost": None,
+        "link_caption": "busbw of all-reduces over all ranks, by size. Dashed is what one rank gets to another.",
+        "resources_lede": figure_resources.LEDE,
+        "resources_caption": figure_resources.CAPTION,
+        "profiles": _profiles(comparison),
+    }
+
+
+def _reasons(comparison: Comparison) -> list[tuple[str, list[ReasonWords]]]:
+    """By contender, in the order of the table."""
+    grouped = groupby(why(comparison), key=lambda reason: reason.contender)
+    return [(contender, [_words(reason) for reason in own]) for contender, own in grouped]
+
+
+def _words(reason: Reason) -> ReasonWords:
+    """A sentence begins with its amount, which ends with a bracket; else all of it leads to the number."""
+    amount, bracket, rest = reason.text.partition(")")
+    part = PART[reason.kind]
+    own = (amount + bracket, rest) if bracket else (reason.text, "")
+    return ReasonWords(*own, reason.remedy, reason.anchor, reason.share, SPLIT_PART.get(part, part))
+
+
+def _carried(rows: Sequence[BytesRow]) -> str:
+    """What the tensors on the wire are, in a sentence."""
+    kinds = {"gradients": "gradients", "buffers": "BatchNorm buffers", "statistics": "BatchNorm statistics"}
+    kinds |= {"weights": "weights"}
+    found = [words for kind, words in kinds.items() if any(getattr(row, kind) for row in rows)]
+    if not found:
+        return ""
+    sentence = f"{listed(found)}, and nothing else."
+    return sentence[0].upper() + sentence[1:]
+
+
+def _findings(comparison: Comparison) -> list[tuple[bool, list[FindingRow]]]:
+    """What there is to mend, then what is fine; each with whether it is."""
+    if comparison.examination is None:
+        return []
+    grouped = groupby(finding_rows(comparison.examination), key=lambda finding: finding.level == "ok")
+    return [(fine, list(own)) for fine, own in grouped]
+
+
+def _profiles(comparison: Comparison) -> list[ProfileWords]:
+    """Of the first run of every contender that was profiled."""
+    found = []
+    for row in comparison.rows:
+        runs = comparison.pool.runs_of(row.contender.name)
+        run = next((runs[repeat] for repeat in sorted(runs) if runs[repeat].profiles), None)
+        rows = [] if run is None else profile_rows(run)
+        if run is not None and rows:
+            found.append(ProfileWords(row.contender.name, list(profile_sentences(run)), rows, profile_columns(rows)))
+    return found

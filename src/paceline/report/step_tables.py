@@ -1,0 +1,187 @@
+"""The tables behind a step: where its time went, what it sent, and how fast; rows and columns for the page and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.analysis.comparison import Comparison
+from paceline.analysis.split import PARTS, Split
+from paceline.analysis.wire import Traffic, Wire
+from paceline.report.columns import NOTHING, SIZES, TIMES, Cell, Column, Unit, percent_unit, plain_column, unit_for
+from paceline.report.definitions import DEFINITIONS
+from paceline.report.words import percent
+
+RATES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
+SPLIT_PARTS = (*PARTS, "data", "stolen")
+PURPOSES = ("gradients", "buffers", "statistics", "weights")
+
+
+@dataclass(frozen=True)
+class SplitRow:
+    """The time split of a contender, or of one of its ranks; seconds per step."""
+
+    contender: str
+    rank: int | None
+    """None for the mean over all of them."""
+    step_s: float
+    compute_s: float
+    overlapped_s: float
+    exposed_s: float
+    other_s: float
+    data_s: float
+    stolen_s: float | None
+    overlap: float | None
+    wait_s: float | None
+    """For others to come, in isolated operations."""
+    waited_for: float | None
+    """The share of all such waiting that was for this rank."""
+
+
+@dataclass(frozen=True)
+class BytesRow:
+    """What the ranks of a contender send in a step: the one that sends most, by what it carries."""
+
+    contender: str
+    gradients: int | None
+    buffers: int | None
+    statistics: int | None
+    weights: int | None
+    total: int
+    lower_bound: int | None
+    """What the busiest rank must send at least to all-reduce the gradients."""
+    over_bound: float | None
+    """Gradients sent ÷ that."""
+
+
+@dataclass(frozen=True)
+class OperationRow:
+    """The operations of one kind that carry one thing, in a contender's typical run."""
+
+    contender: str
+    kind: str
+    purpose: str
+    per_step: float
+    bytes_each: float
+    duration_s: float
+    isolated: float
+    transfer_s: float | None
+    wait_s: float | None
+    algbw: float | None
+    busbw: float | None
+    utilisation: float | None
+    """busbw ÷ the point-to-point bandwidth that the doctor measured."""
+
+
+def split_rows(comparison: Comparison) -> list[SplitRow]:
+    """One per contender that collected events, best first."""
+    return [
+        _split_row(row.contender.name, None, row.split.mean, comparison.wires.get(row.contender.name))
+        for row in comparison.rows
+        if row.split is not None
+    ]
+
+
+def rank_split_rows(comparison: Comparison) -> list[SplitRow]:
+    """One per rank of each of them."""
+    return [
+        _split_row(row.contender.name, rank, own, comparison.wires.get(row.contender.name))
+        for row in comparison.rows
+        if row.split is not None
+        for rank, own in row.split.ranks.items()
+    ]
+
+
+def _split_row(contender: str, rank: int | None, split: Split, wire: Wire | None) -> SplitRow:
+    wait_s = waited_for = None
+    if wire is not None and wire.traffic:
+        known = rank is not None and rank < wire.ranks
+        wait_s = wire.wait_s if rank is None else wire.waits_s[rank] if known else None
+        waited_for = wire.waited_for.get(rank, 0.0) if known and rank is not None and wire.waited_for else None
+    parts = {f"{part}_s": getattr(split, f"{part}_s") for part in SPLIT_PARTS}
+    return SplitRow(contender, rank, split.step_s, **parts, overlap=split.overlap, wait_s=wait_s, waited_for=waited_for)
+
+
+def split_columns(rows: Sequence[SplitRow]) -> list[Column]:
+    """The parts of a step share a unit, since they add up; the small print is their share."""
+    unit = unit_for([row.step_s for row in rows], TIMES)
+    columns = [plain_column("step_s", "Step", rows, unit, definition="split_step_s")]
+    for part in SPLIT_PARTS:
+        cells = [_part_cell(getattr(row, f"{part}_s"), row.step_s, unit) for row in rows]
+        columns.append(Column(part, DEFINITIONS[f"split_{part}"].term, unit.name, f"split_{part}", cells))
+    columns.append(plain_column("overlap", "Overlap", rows, percent_unit(0)))
+    columns.append(plain_column("wait_s", "Waits for others", rows, unit, definition="wait"))
+    columns.append(plain_column("waited_for", "Is waited for", rows, percent_unit(0)))
+    return [column for column in columns if not column.is_empty]
+
+
+def _part_cell(value: float | None, step_s: float, unit: Unit) -> Cell:
+    if value is None:
+        return Cell(NOTHING)
+    return Cell(unit.write(value), value, interval=percent(value / step_s, 0) if step_s else "")
+
+
+def bytes_rows(comparison: Comparison) -> list[BytesRow]:
+    """One per contender that sends anything."""
+    found = []
+    for name, wire in comparison.wires.items():
+        busiest = {purpose: max(sizes) for purpose, sizes in wire.sent_bytes.items()}
+        if not any(busiest.values()):
+            continue
+        bound, gradients = wire.lower_bound_bytes, busiest.get("gradients")
+        together = [sum(sizes) for sizes in zip(*wire.sent_bytes.values(), strict=True)]
+        over = gradients / bound if bound and gradients else None
+        by_purpose = {purpose: busiest.get(purpose) for purpose in PURPOSES}
+        found.append(BytesRow(name, **by_purpose, total=max(together), lower_bound=bound, over_bound=over))
+    return found
+
+
+def bytes_columns(rows: Sequence[BytesRow]) -> list[Column]:
+    """Sizes share a unit; what nobody sends has no column."""
+    unit = unit_for([row.total for row in rows], SIZES)
+    columns = [plain_column(purpose, purpose.capitalize(), rows, unit, definition="sent_kinds") for purpose in PURPOSES]
+    columns += [
+        plain_column("total", "In all", rows, unit, definition="sent_kinds"),
+        plain_column("lower_bound", "Least for gradients", rows, unit),
+        plain_column("over_bound", "Sent ÷ least", rows, Unit(1, "", 2), definition="lower_bound"),
+    ]
+    return [column for column in columns if not column.is_empty]
+
+
+def operation_rows(comparison: Comparison) -> list[OperationRow]:
+    """One per contender, kind of operation and what it carries."""
+    examination = comparison.examination
+    link = examination.link if examination is not None else None
+    bandwidth = link.bytes_per_s if link is not None else None
+    return [
+        _operation_row(name, traffic, bandwidth) for name, wire in comparison.wires.items() for traffic in wire.traffic
+    ]
+
+
+def _operation_row(contender: str, traffic: Traffic, bandwidth: float | None) -> OperationRow:
+    used = traffic.busbw / bandwidth if bandwidth and traffic.busbw is not None else None
+    each = traffic.bytes_per_step / traffic.per_step if traffic.per_step else 0.0
+    same = {
+        name: getattr(traffic, name)
+        for name in ("kind", "purpose", "per_step", "duration_s", "isolated", "transfer_s", "wait_s", "algbw", "busbw")
+    }
+    return OperationRow(contender=contender, bytes_each=each, utilisation=used, **same)
+
+
+def operation_columns(rows: Sequence[OperationRow]) -> list[Column]:
+    """Every figure of an operation but its name."""
+    times = unit_for([row.duration_s for row in rows], TIMES)
+    rates = unit_for([row.busbw for row in rows if row.busbw is not None], RATES)
+    rates = rates._replace(decimals=min(rates.decimals, 1))
+    columns = [
+        plain_column("per_step", "Per step", rows, Unit(1, "", 0), definition="operations"),
+        plain_column("bytes_each", "Size", rows, SIZES, definition="operation_bytes"),
+        plain_column("duration_s", "Time", rows, times, definition="operation_s"),
+        plain_column("isolated", "Isolated", rows, percent_unit(0)),
+        plain_column("transfer_s", "Transfer", rows, times, definition="transfer"),
+        plain_column("wait_s", "Wait", rows, times, definition="wait"),
+        plain_column("algbw", "algbw", rows, rates),
+        plain_column("busbw", "busbw", rows, rates),
+        plain_column("utilisation", "Utilisation", rows, percent_unit(0)),
+    ]
+    return [column for column in columns if not column.is_empty]
