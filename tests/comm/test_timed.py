@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
+import re
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -50,8 +54,8 @@ def rows_of(comm: Comm, work: Callable[[], Any]) -> list[tuple[Any, ...]]:
     assert log is not None
     log.begin_step(0)
     work()
+    log.look()  # As at the end of backward: the thread that notes an end may not have had its turn yet.
     log.end_step()
-    dist.barrier(comm.control)  # An end that another thread has to note was noted by now.
     return log.take_rows()
 
 
@@ -138,7 +142,7 @@ def all_gather_coalesced(group: Group, own: Tensor) -> Tensor:
     return everyone
 
 
-def all_gather_objects(group: Group, own: Tensor) -> list[Any]:
+def all_gather_objects(group: Group, _: Tensor) -> list[Any]:
     everyone = [None] * RANKS
     dist.all_gather_object(everyone, group.rank(), group=group)
     return everyone
@@ -188,10 +192,10 @@ def send_and_recv(group: Group, own: Tensor) -> Tensor:
 
 def isend_and_irecv(group: Group, own: Tensor) -> Tensor:
     """Round the ring."""
-    rank, received = group.rank(), torch.empty_like(own)
+    rank, size, received = group.rank(), group.size(), torch.empty_like(own)
     works = [
-        dist.isend(own, group_dst=(rank + 1) % RANKS, group=group),
-        dist.irecv(received, group_src=(rank - 1) % RANKS, group=group),
+        dist.isend(own, group_dst=(rank + 1) % size, group=group),
+        dist.irecv(received, group_src=(rank - 1) % size, group=group),
     ]
     for work in works:
         work.wait()
@@ -288,3 +292,253 @@ def test_results_are_those_of_a_plain_group_and_there_is_one_row(done: list[dict
         for step, _, purpose, _, _, start_s, end_s, _, _ in rows:
             assert (step, purpose) == (0, Purpose.GRADIENTS)
             assert before_s < start_s < end_s < after_s
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Rows of all-reduces that were waited for in several ways, while rank 1 was late."""
+
+    rows: dict[str, tuple[Any, ...]]
+    went_on_s: float
+    """When the computing thread had done something else, and began to wait."""
+
+
+LATE_S = 0.05
+
+
+def wait_in_every_way(_: Comm) -> Waits | None:
+    comm = open_timed(2)
+    if comm is None:
+        return None
+    tensor = torch.ones(2)
+    now = comm.stopwatch.clock.now
+    went_on: list[float] = []
+
+    def be_late() -> None:
+        dist.barrier(comm.control)
+        time.sleep(LATE_S * comm.rank)
+
+    def at_once() -> None:
+        be_late()
+        dist.all_reduce(tensor, group=comm.group)
+
+    def later() -> None:
+        be_late()
+        work = dist.all_reduce(tensor, group=comm.group, async_op=True)
+        time.sleep(LATE_S / 2)
+        went_on.append(now())
+        work.wait()
+
+    def never() -> None:
+        be_late()
+        dist.all_reduce(tensor, group=comm.group, async_op=True).get_future().wait()
+
+    def elsewhere() -> None:
+        be_late()
+        thread = threading.Thread(target=lambda: dist.all_reduce(tensor, group=comm.group))
+        thread.start()
+        thread.join()
+
+    rows = {}
+    for work in (at_once, later, never, elsewhere):
+        (rows[work.__name__],) = rows_of(comm, work)
+    close_comm(comm)
+    return Waits(rows, *went_on)
+
+
+def test_since_when_the_computing_thread_waits(pool: Pool) -> None:
+    early, late, *_ = pool.run(wait_in_every_way, SIZE)
+    for waits in (early, late):
+        starts, froms = ({name: row[i] for name, row in waits.rows.items()} for i in (5, 7))
+        assert froms["at_once"] == starts["at_once"]
+        assert math.isnan(froms["never"])
+        assert math.isnan(froms["elsewhere"]), "another thread's wait keeps nobody from computing"
+    assert early.rows["later"][7] >= early.went_on_s > early.rows["later"][5]
+    for name, row in early.rows.items():
+        lasted_s = row[6] - row[5]
+        assert lasted_s > 0.8 * LATE_S, f"{name}: it lasts until the late rank has come"
+
+
+def between_steps(_: Comm) -> list[Any] | None:
+    comm = open_timed(2)
+    if comm is None:
+        return None
+    log, tensor = comm.stopwatch.operations, torch.ones(3)
+    dist.all_reduce(tensor, group=comm.group)
+    before = log.take_rows()
+
+    def work() -> None:
+        with carrying(comm.group, Purpose.STATISTICS):
+            dist.all_reduce(tensor, group=comm.group)
+            with comm.carrying(Purpose.BUFFERS):
+                dist.broadcast(tensor, group_src=0, group=comm.group)
+            dist.all_reduce(tensor, group=comm.group)
+        dist.all_reduce(tensor, group=comm.group)
+
+    rows = rows_of(comm, work)
+    dist.all_reduce(tensor, group=comm.group)
+    after = log.take_rows()
+    with carrying(comm.control, Purpose.WEIGHTS):  # Of a plain group nobody keeps account.
+        dist.all_reduce(tensor, group=comm.control)
+    close_comm(comm)
+    return [before, [row[2] for row in rows], after]
+
+
+def test_what_is_carried_and_nothing_between_steps(pool: Pool) -> None:
+    purposes = [Purpose.STATISTICS, Purpose.BUFFERS, Purpose.STATISTICS, Purpose.GRADIENTS]
+    assert pool.run(between_steps, SIZE)[:2] == [[[], purposes, []]] * 2
+
+
+def train_under_ddp(_: Comm) -> dict[str, Any] | None:
+    """Four steps of PyTorch's own DDP with two buckets, on a timed group and on a plain one."""
+    comm = open_timed(2)
+    if comm is None:
+        return None
+    found: dict[str, Any] = {"rows": []}
+    for name, group in (("timed", comm.group), ("plain", comm.control)):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(4)])
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=size / 2 / 2**20)
+
+        def step(ddp: nn.Module = ddp) -> None:
+            ddp.zero_grad()
+            ddp(torch.full((2, 64), comm.rank + 1.0)).sum().backward()
+
+        for _ in range(4):
+            rows = rows_of(comm, step)
+            if name == "timed":
+                found["rows"].append(rows)
+        found[name] = [p.grad.clone() for p in model.parameters()]
+        found["bytes"] = size
+    close_comm(comm)
+    return found
+
+
+def test_buckets_that_ddp_sends_by_itself_are_seen(pool: Pool) -> None:
+    for found in pool.run(train_under_ddp, SIZE)[:2]:
+        torch.testing.assert_close(found["timed"], found["plain"], rtol=0, atol=0)
+        rebuilt, *steps = found["rows"][1:]
+        assert [row[1] for row in rebuilt] == [Kind.BROADCAST] * 2 + [Kind.ALL_REDUCE] * 2, "ranks agree on new buckets"
+        for rows in steps:
+            assert [row[1] for row in rows] == [Kind.ALL_REDUCE] * 2
+            assert sum(row[4] for row in rows) == found["bytes"]
+            assert all(math.isnan(row[7]) for row in rows), "the end of backward, not a wait, tells that DDP waits"
+
+
+def left_behind(_: Comm) -> list[str]:
+    """Opens, uses and ends timed groups again and again; returns what has grown since the second time, in words."""
+    left, before = [], dict[str, int]()
+    for turn in range(4):
+        comm = open_timed(SIZE)
+        assert comm is not None
+        assert isinstance(comm.group, TimedGroup)
+        tensor = torch.ones(5)
+
+        def work(comm: Comm = comm, tensor: Tensor = tensor) -> None:
+            dist.all_reduce(tensor, group=comm.group)
+            dist.all_reduce(tensor, group=comm.group, async_op=True).get_future().then(lambda done: done.value()).wait()
+            isend_and_irecv(comm.group, tensor)
+
+        rows_of(comm, work)
+        close_comm(comm)
+        del comm, tensor, work
+        gc.collect()
+        now = {
+            "groups": len(dist.distributed_c10d._world.pg_map),
+            "threads": psutil.Process().num_threads(),
+            "open files": psutil.Process().num_fds(),
+            "groups in memory": sum(type(thing) is TimedGroup for thing in gc.get_objects()),
+            "tensors": sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()),
+        }
+        if turn > 1:
+            left += [f"{key}: {before[key]} then {now[key]}" for key in before if now[key] > before[key]]
+        before = now
+    dist.barrier()
+    return left
+
+
+def test_ended_groups_leave_nothing_behind(pool: Pool) -> None:
+    assert pool.run(left_behind, SIZE) == [[]] * SIZE
+
+
+def end_right_away(_: Comm) -> None:
+    """Ends groups while Gloo's own threads are still busy with letting go of the last operation."""
+    for _ in range(10):
+        comm = open_timed(SIZE)
+        assert comm is not None
+
+        def work(comm: Comm = comm) -> None:
+            for _ in range(3):
+                dist.all_reduce(torch.ones(5), group=comm.group, async_op=True).get_future().wait()
+
+        rows_of(comm, work)
+        close_comm(comm)
+        del comm, work
+
+
+def test_a_group_may_end_right_after_an_operation(pool: Pool) -> None:
+    pool.run(end_right_away, SIZE)
+
+
+def fail_by_mistake(_: Comm) -> dict[str, list[str]] | None:
+    """The errors of wrong arguments, on a plain group and on a timed one."""
+    comm = open_timed(2)
+    if comm is None:
+        return None
+    mistakes: dict[str, Callable[[Group], Any]] = {
+        "wrong root": lambda group: dist.broadcast(torch.ones(2), group_src=7, group=group),
+        "wrong sizes": lambda group: dist.all_gather([torch.ones(2), torch.ones(3)], torch.ones(2), group=group),
+        "wrong kind": lambda group: dist.all_reduce(torch.ones(2).to_sparse(), dist.ReduceOp.MAX, group=group),
+    }
+    failed = {name: errors_of(comm, mistake) for name, mistake in mistakes.items()}
+    close_comm(comm)
+    return failed
+
+
+def errors_of(comm: Comm, attempt: Callable[[Group], Any]) -> list[str]:
+    """How something fails on a plain group and on a timed one."""
+    failed = []
+    for group in (comm.control, comm.group):
+        log = comm.stopwatch.operations
+        log.begin_step(0)
+        try:
+            attempt(group)
+        except Exception as error:
+            failed.append(f"{type(error).__name__}: {re.sub(r'[0-9]+', '…', str(error))}")
+        log.end_step()
+        log.take_rows()
+    return failed
+
+
+def test_mistakes_are_told_as_before(pool: Pool) -> None:
+    for failed in pool.run(fail_by_mistake, SIZE)[:2]:
+        for name, errors in failed.items():
+            assert len(errors) == 2, f"{name} did not fail"
+            assert errors[0] == errors[1]
+
+
+IN_VAIN: dict[str, Callable[[Group], Any]] = {
+    "all_reduce": lambda group: dist.all_reduce(torch.ones(2), group=group),
+    "async": lambda group: dist.all_reduce(torch.ones(2), group=group, async_op=True).wait(),
+    "recv": lambda group: dist.recv(torch.ones(2), group_src=1, group=group),
+    "short": lambda group: dist.irecv(torch.ones(2), group_src=1, group=group).wait(timedelta(milliseconds=100)),
+}
+
+
+def wait_in_vain(everyone: Comm, name: str) -> list[str]:
+    """Rank 0 waits for rank 1, which does something else."""
+    comm, failed = open_timed(2, timeout_s=30 if name == "short" else 0.2), list[str]()
+    if comm is not None and comm.rank == 0:
+        failed = errors_of(comm, IN_VAIN[name])
+    dist.barrier(everyone.control)
+    if comm is not None:
+        close_comm(comm)
+    return failed
+
+
+@pytest.mark.parametrize("name", IN_VAIN)
+def test_a_peer_that_does_not_come_is_an_error_as_before(pool: Pool, name: str) -> None:
+    on_plain, on_timed = pool.run(wait_in_vain, SIZE, name)[0]
+    assert on_plain == on_timed
+    assert "Timed out waiting" in on_timed

@@ -193,9 +193,10 @@ class TimedGroup(dist.ProcessGroup):
             self.log.end(operation)
             return None
         if opts.asyncOp:
-            future = work.get_future()
-            future.add_done_callback(lambda _: self.log.end(operation))
-            self.log.look_after(operation, future.done)  # Gloo's work itself is not done before the callback is.
+            future, log = work.get_future(), self.log
+            # It must not hold the group: Gloo's thread may be the last to let go of it, and cannot end itself.
+            future.add_done_callback(lambda _: log.end(operation))
+            log.look_after(operation, future.done)  # Gloo's work itself is not done before the callback is.
         return TimedWork(work, operation, self.log)
 
     def _message(
