@@ -53,9 +53,11 @@ def _all_reduces(examination: Examination) -> Iterator[Finding]:
     link, everyone = examination.link, examination.link.all_reduces[0]
     best = everyone.best
     share = best.busbw_bytes_per_s / link.bytes_per_s
+    # Messages of tensors on a GPU pass through main memory one after the other, where an all-reduce does it in pieces.
+    compared = f"{100 * share:.0f}% of" if share <= 1 else f"{share:.1f}×"
     what = (
         f"An all-reduce over {count(len(everyone.ranks), 'rank')} reaches {rate(best.busbw_bytes_per_s)} of busbw, "
-        f"at {binary_size(best.bytes)}: {100 * share:.0f}% of {_bottleneck(link)}."
+        f"at {binary_size(best.bytes)}: {compared} {_bottleneck(link)}."
     )
     yield Finding("ok", "link", what)
 
