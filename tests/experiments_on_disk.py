@@ -13,6 +13,7 @@ from paceline.analysis.pool import pool
 from paceline.config import RunConfig
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
 from paceline.records.experiment import Contender, ExperimentFolder, read_experiment
+from paceline.records.timeline import NEVER, NO_PEER, Kind, Purpose, TimelineWriter
 
 CLASSIC = (
     Contender("single", "single", role="baseline"),
@@ -58,10 +59,14 @@ def write_experiment(
     failures: Mapping[str, str] | None = None,
     interrupted: bool = False,
     proof: bool = True,
+    events: bool = False,
     settings: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """An experiment as `paceline compare` leaves it. Contenders that fail have no runs; the others finish them all."""
+    """An experiment as `paceline compare` leaves it. Contenders that fail have no runs; the others finish them all.
+
+    With `events` runs have timelines as well: see `_phases`.
+    """
     config = RunConfig(**{"steps": steps, **(settings or {})})
     candidates = [contender.name for contender in contenders if contender.role == "candidate"]
     design = {
@@ -78,23 +83,25 @@ def write_experiment(
     folder = ExperimentFolder.create(
         path, kind="compare", contenders=contenders, config=shared, design=design, provenance=about
     )
-    events = EventWriter(folder)
+    account = EventWriter(folder)
     for contender in contenders if proof else ():
-        events.write("parity", contender=contender.name, **_parity(contender, ranks))
+        account.write("parity", contender=contender.name, **_parity(contender, ranks))
     for name, message in (failures or {}).items():
-        events.write("failure", contender=name, stage="proof", kind="RankError", message=message, hint="try again")
+        account.write("failure", contender=name, stage="proof", kind="RankError", message=message, hint="try again")
     measured = [contender for contender in contenders if contender.name not in (failures or {})]
     for repeat in range(repeats):
         for place, contender in enumerate(measured):
             where = f"repeat-{repeat + 1}/{place + 1}"
-            events.write("run", contender=contender.name, repeat=repeat, folder=where)
+            account.write("run", contender=contender.name, repeat=repeat, folder=where)
             time_s = (step_s or {}).get(contender.name, 0.01 * (place + 1)) * (1 + 0.01 * ((repeat + place) % 3))
             workers = 1 if contender.role == "baseline" else ranks
             run_config = replace(config, strategy=contender.strategy, seed=repeat, **contender.settings)
             curve = [losses(contender, repeat, step) for step in range(steps)]
             write_run(path / where, contender, run_config, workers, curve, time_s, accuracy, about)
-    events.write("interrupted" if interrupted else "end")
-    events.close()
+            if events:
+                write_timelines(path / where, contender, workers, steps, time_s)
+    account.write("interrupted" if interrupted else "end")
+    account.close()
     return path
 
 
@@ -128,6 +135,40 @@ def write_run(
     events.close()
     folder.write_summary(_summary(contender, workers, losses, accuracy))
     folder.mark_finished()
+
+
+def write_timelines(path: Path, contender: Contender, workers: int, steps: int, step_s: float) -> None:
+    """When everything happened in a run of `write_run`, on all ranks."""
+    for rank in range(workers):
+        writer = TimelineWriter(path, rank)
+        start_s = 0.0
+        for step in range(steps):
+            length_s = step_s * (10 if step == 0 else 1)
+            writer.write([(step, *row) for row in _phases(contender, rank / workers, start_s, length_s)])
+            start_s += length_s
+        writer.close()
+
+
+def _phases(contender: Contender, lateness: float, start_s: float, length_s: float) -> list[tuple[Any, ...]]:
+    """One step on one rank: 2% data, 40% forward, 8% optimiser, and between them 50% backward.
+
+    Of a candidate's backward, 30% of the step is computing and 20% exposed communication: `ddp` has its all-reduce
+    start 10% before the end of that computing, others after it. The higher a rank, the later, by up to 4%.
+    """
+
+    def row(kind: Kind, start: float, end: float, waited_from: float = NEVER) -> tuple[Any, ...]:
+        sent = (Purpose.GRADIENTS, NO_PEER, 4000) if kind.is_operation else (Purpose.NOTHING, NO_PEER, 0)
+        cpu_s = NEVER if kind.is_operation or kind is Kind.STEP else 0.9 * (end - start) * length_s
+        moments = (start_s + moment * length_s for moment in (start, end, waited_from))
+        return (kind, *sent, *moments, cpu_s)
+
+    computed = 0.92 if contender.role != "candidate" else 0.72 + 0.04 * lateness
+    rows = [row(Kind.STEP, 0, 1), row(Kind.DATA, 0, 0.02), row(Kind.FORWARD, 0.02, 0.42)]
+    rows += [row(Kind.BACKWARD, 0.42, computed), row(Kind.OPTIMISER, 0.92, 1)]
+    if contender.role == "candidate":
+        begun = computed - 0.1 if contender.strategy == "ddp" else computed
+        rows.append(row(Kind.ALL_REDUCE, begun, 0.92, computed))
+    return rows
 
 
 def read_comparison(path: Path) -> Comparison:

@@ -7,7 +7,7 @@ communication there, but for what went on while the batch was fetched.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,8 +45,8 @@ class StepActivity:
     """The rows of all operations that were under way meanwhile."""
 
 
-def step_activities(timeline: Timeline) -> Iterator[StepActivity]:
-    """Every step that a rank's timeline keeps."""
+def step_activities(timeline: Timeline, only: Collection[int] | None = None) -> Iterator[StepActivity]:
+    """The steps that a rank's timeline keeps: all of them, or only some."""
     operations = timeline.operations
     starts, ends = operations["start_s"], operations["end_s"]
     longest_s = float((ends - starts).max()) if len(operations) else 0.0
@@ -54,6 +54,8 @@ def step_activities(timeline: Timeline) -> Iterator[StepActivity]:
     phases = phases[np.argsort(phases["step"], kind="stable")]
     for row in timeline.steps:
         step, start_s, end_s = int(row["step"]), float(row["start_s"]), float(row["end_s"])
+        if only is not None and step not in only:
+            continue
         first, last = np.searchsorted(starts, [start_s - longest_s, end_s])
         under_way = operations[first:last]
         under_way = under_way[under_way["end_s"] > start_s]

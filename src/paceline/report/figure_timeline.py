@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from paceline.analysis.activity import ACTIVITIES, WAITING, StepActivity, step_activities
@@ -13,17 +13,17 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.split import WARM_UP_STEPS
 from paceline.records.experiment import Contender
 from paceline.records.reader import RunRecord
-from paceline.records.timeline import NO_PEER, Kind, Purpose
+from paceline.records.timeline import NO_PEER, Kind, Purpose, Timeline
 from paceline.report.columns import Unit, unit_for
 from paceline.report.drawing import Json, Panel, axis, base_layout, heading, numbered, plain, short_names, side_note
 from paceline.report.palette import OPERATIONS, PHASES
 from paceline.report.words import seconds, size
 
 MOST_RANKS = 8
-MOST_BARS = 700
-"""Of one step on all ranks; where there are more, those that no screen could tell apart are drawn as one."""
-FINEST = 1 / 1200
-"""The share of a step that still can be told apart."""
+MOST_BARS = 4500
+"""In all steps on all ranks; where there are more, those that are nearest to each other are drawn as one."""
+FINEST, COARSEST = 1 / 1600, 1 / 50
+"""The share of a step that can be told apart, at best and at worst."""
 
 MEDIAN, SLOWEST = "median step", "slowest step"
 UNITS = ((1.0, "s"), (1e-3, "ms"))
@@ -78,6 +78,7 @@ def timeline(comparison: Comparison) -> Json | None:
     scenes = [scene for row in comparison.rows for scene in scenes_of(comparison, row.contender)]
     if not scenes:
         return None
+    scenes = [_thinned(scene, MOST_BARS // len(scenes)) for scene in scenes]
     unit = unit_for([scene.length_s for scene in scenes], UNITS)
     names = short_names([contender.name for contender in comparison.pool.contenders], 22)
     medians = [number for number, scene in enumerate(scenes) if scene.which == MEDIAN]
@@ -101,20 +102,27 @@ def scenes_of(comparison: Comparison, contender: Contender) -> list[Scene]:
     if run is None:
         return []
     ranks = _shown_ranks(sorted(run.timelines))
-    steps = {rank: {one.step: one for one in step_activities(run.timelines[rank])} for rank in ranks}
-    shared = set.intersection(*[set(own) for own in steps.values()])
-    lengths = {step: max(own[step].end_s - own[step].start_s for own in steps.values()) for step in shared}
-    counted = {step: length for step, length in lengths.items() if step >= WARM_UP_STEPS} or lengths
-    if not counted:
-        return []
-    median = statistics.median_low(counted.values())
-    chosen = {
-        MEDIAN: min(step for step in counted if counted[step] == median),
-        SLOWEST: max(counted, key=lambda step: counted[step]),
-    }
+    chosen = _typical_steps([run.timelines[rank] for rank in ranks])
+    done = {rank: {one.step: one for one in step_activities(run.timelines[rank], chosen)} for rank in ranks}
     return [
-        _scene(contender, which, run, [steps[rank][step] for rank in ranks], ranks) for which, step in chosen.items()
+        _scene(contender, which, run, [done[rank][step] for rank in ranks], ranks) for step, which in chosen.items()
     ]
+
+
+def _typical_steps(timelines: Sequence[Timeline]) -> dict[int, str]:
+    """The steps to show, with what they are, of those that all ranks have."""
+    lengths: dict[int, list[float]] = defaultdict(list)
+    for timeline in timelines:
+        for row in timeline.steps:
+            lengths[int(row["step"])].append(float(row["end_s"] - row["start_s"]))
+    longest = {step: max(own) for step, own in lengths.items() if len(own) == len(timelines)}
+    counted = {step: length for step, length in longest.items() if step >= WARM_UP_STEPS} or longest
+    if not counted:
+        return {}
+    median = statistics.median_low(counted.values())
+    typical = min(step for step in counted if counted[step] == median)
+    slowest = max(counted, key=lambda step: counted[step])
+    return {typical: MEDIAN} if slowest == typical else {typical: MEDIAN, slowest: SLOWEST}
 
 
 def _shown_ranks(ranks: Sequence[int]) -> list[int]:
@@ -135,8 +143,6 @@ def _scene(
     bars: list[Bar] = []
     for row, (step, origin_s) in enumerate(zip(steps, origins, strict=True)):
         bars += [*_computed(row, step, origin_s), *_wired(row, step, origin_s)]
-    if len(bars) > MOST_BARS:
-        bars = list(_merged(bars, FINEST * length_s))
     longest_s = max(step.end_s - step.start_s for step in steps)
     return Scene(contender, which, steps[0].step, length_s, longest_s, list(ranks), bars)
 
@@ -175,6 +181,15 @@ def _lanes(operations: Iterable[Any]) -> list[int]:
         free_from_s[lane:] = [float(operation["end_s"]), *free_from_s[lane + 1 :]]
         found.append(lane)
     return found
+
+
+def _thinned(scene: Scene, most: int) -> Scene:
+    """The same with no more bars than that, if merging those that can hardly be told apart gets there."""
+    bars, finest = scene.bars, FINEST
+    while len(bars) > most and finest < COARSEST:
+        bars = list(_merged(scene.bars, finest * scene.length_s))
+        finest *= 1.5
+    return replace(scene, bars=bars)
 
 
 def _merged(bars: Sequence[Bar], finest_s: float) -> Iterator[Bar]:
