@@ -123,7 +123,7 @@ def split_step(start_s: float, end_s: float, phases: Sequence[Span], operations:
         compute_s=length(compute) - both,
         overlapped_s=both,
         exposed_s=length(communication) - both,
-        other_s=end_s - start_s - either,
+        other_s=max(0.0, end_s - start_s - either),  # Rounding.
         data_s=sum(span.end_s - span.start_s for span in phases if span.kind is Kind.DATA),
         stolen_s=_stolen(length(compute), [span.cpu_s for span in computing]),
     )

@@ -90,6 +90,9 @@ scatter, all_gather and reduce_scatter. `waited_from_s`: since when the computin
 operation's end; not a number where it never did. `cpu_s`: processor time that the computing thread got in a phase; not
 a number where that is not known."""
 
+WHOLE, IN_A_ROW = 1000, 100
+"""Steps that are all kept, and how many are in a row after them."""
+
 NO_PEER = -1
 NEVER = float("nan")
 
@@ -133,8 +136,12 @@ def timeline_file(rank: int) -> str:
 
 
 def keeps(step: int) -> bool:
-    """Whether a step is kept: all of the first thousand, then a tenth, then a hundredth, so that files stay small."""
-    return step % int(10 ** max(0, len(str(step)) - 3)) == 0
+    """Whether a step is kept: all of the first thousand, then a tenth, then a hundredth, so that files stay small.
+
+    A hundred in a row each time: one here and there would miss, or see nothing but, the steps of a strategy that sends
+    something every so often.
+    """
+    return step < WHOLE or step % int(10 ** (len(str(step)) - 1)) < IN_A_ROW
 
 
 class TimelineWriter:
@@ -164,6 +171,8 @@ def read_timeline(file: Path) -> Timeline:
     whole = (len(content) - len(HEADER)) // ROW.itemsize
     rows = np.frombuffer(content, dtype=ROW, count=whole, offset=len(HEADER))
     known = np.isin(rows["kind"], list(Kind)) & np.isin(rows["purpose"], list(Purpose))
-    if not known.all() or not np.isfinite(rows["start_s"]).all():
-        raise RecordError(f"{file} is damaged: a row is of no known kind, or has no start.")
+    in_order = np.isfinite(rows["start_s"]) & np.isfinite(rows["end_s"]) & (rows["start_s"] <= rows["end_s"])
+    lasts = (rows["kind"] != Kind.STEP) | (rows["start_s"] < rows["end_s"])
+    if not (known & in_order & lasts).all():
+        raise RecordError(f"{file} is damaged: a row is of no known kind, or does not end after it starts.")
     return Timeline(rows[np.argsort(rows["start_s"], kind="stable")])
