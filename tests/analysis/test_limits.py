@@ -27,7 +27,7 @@ def split(**parts: float) -> RowSplit:
 
 
 def wire(operations: float, size: float, *, kind: str = "all_reduce", waits_s: float = 0.0, **blame: float) -> Wire:
-    traffic = Traffic(kind, "gradients", operations, size, 0.0, 1.0, None, None, None, None)
+    traffic = Traffic(kind, "gradients", operations, size, 10.0, 1.0, None, None, None, None)
     waited_for = {int(rank.removeprefix("rank")): share for rank, share in blame.items()}
     return Wire(3, [traffic], {}, [waits_s] * 3, waited_for, None)
 
@@ -55,6 +55,12 @@ def test_many_small_messages_cost_latency_and_a_few_large_ones_bandwidth() -> No
     assert few.facts["bandwidth_s"] == pytest.approx(4 / 3 * 0.1)
     assert main(exposed, wire(60, 240_000), PLACE, None).kind == "latency", "without a link the size decides"
     assert main(exposed, wire(2, 1e8), PLACE, None).kind == "bandwidth"
+
+
+def test_a_link_that_was_busy_when_it_was_measured_says_nothing() -> None:
+    busy = replace(LINK, alpha_s=10.0)
+    found = main(split(compute_s=0.1, exposed_s=0.9), wire(2, 1e8), PLACE, busy)
+    assert (found.kind, found.facts["latency_s"]) == ("bandwidth", None), "40 s of latency in 20 s of operations"
 
 
 def test_a_slow_link_makes_bandwidth_of_the_same_messages() -> None:

@@ -90,9 +90,10 @@ def _transfers(transfer_s: float, wire: Wire, link: PairLink | None) -> Limit:
     each = carried / operations if operations else 0.0
     latency_s = bandwidth_s = None
     slow_start = each < SMALL_BYTES
-    if link is not None:
-        latency_s = link.alpha_s * sum(rounds(traffic, wire.ranks) * traffic.per_step for traffic in wire.traffic)
-        bandwidth_s = link.beta_s_per_byte * sum(on_busiest_link(traffic, wire.ranks) for traffic in wire.traffic)
+    cost = None if link is None else link_cost(wire, link)
+    on_wire_s = sum(traffic.per_step * traffic.duration_s for traffic in wire.traffic)
+    if cost is not None and sum(cost) <= on_wire_s:  # Else the link was busy when it was measured.
+        latency_s, bandwidth_s = cost
         slow_start = latency_s > bandwidth_s
     facts = {
         "operations": operations,
@@ -102,6 +103,13 @@ def _transfers(transfer_s: float, wire: Wire, link: PairLink | None) -> Limit:
         "bandwidth_s": bandwidth_s,
     }
     return Limit("latency" if slow_start else "bandwidth", 0.0, max(0.0, transfer_s), facts)
+
+
+def link_cost(wire: Wire, link: PairLink) -> tuple[float, float]:
+    """What a step's operations cost on a link with nothing else to do, by the α–β model: latency, and bandwidth."""
+    latency_s = link.alpha_s * sum(rounds(traffic, wire.ranks) * traffic.per_step for traffic in wire.traffic)
+    bandwidth_s = link.beta_s_per_byte * sum(on_busiest_link(traffic, wire.ranks) for traffic in wire.traffic)
+    return latency_s, bandwidth_s
 
 
 def rounds(traffic: Traffic, ranks: int) -> float:

@@ -38,7 +38,7 @@ class Reason:
     text: str
     """What it is, with its numbers."""
     remedy: str
-    """What would help."""
+    """What would help; empty where that was said before."""
     anchor: str
     """The id of the number that it rests on: see `anchor`."""
 
@@ -85,6 +85,8 @@ def why(comparison: Comparison) -> list[Reason]:
         parts = limits(row.split, comparison.wires.get(row.contender.name), case.topology, case.link)
         for limit in [limit for limit in parts if limit.kind != "compute" or limit is parts[0]][:MOST_REASONS]:
             text, remedy = SENTENCES[limit.kind](limit, case)
+            if limit.kind == "compute" and any(reason.kind == "compute" for reason in found):
+                remedy = ""  # It is the same for all.
             place = anchor(comparison, row.contender.name, PART[limit.kind])
             found.append(Reason(row.contender.name, limit.kind, limit.share, text, remedy, place))
     return found
