@@ -1,70 +1,296 @@
-"""The host's clock, with a time of our own: phases add up, micro-batches accumulate."""
+"""The stopwatch, with a time of our own: phases add up, micro-batches accumulate, waits are told from computing."""
 
 from __future__ import annotations
 
+import math
+import threading
 import time
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from paceline.measure.steps import BACKWARD, DATA, FORWARD, UPDATE, HostClock, step_clock
+from paceline.measure.clock import HostClock, clock_for
+from paceline.measure.operations import OperationLog
+from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch, make_stopwatch
+from paceline.records.timeline import NO_PEER, Kind, Purpose
+
+CPU = torch.device("cpu")
 
 
 class Time:
-    """A clock that stands still between calls of `spend`."""
+    """Clocks that stand still between calls of `spend`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.cpu = 50.0
 
-    def spend(self, seconds: float) -> None:
+    def spend(self, seconds: float, cpu: float | None = None) -> None:
+        """Lets time pass; the computing thread gets all of it, or less."""
         self.now += seconds
+        self.cpu += seconds if cpu is None else cpu
 
 
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> Time:
     clock = Time()
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(time, "thread_time", lambda: clock.cpu)
     return clock
 
 
-def test_phases_add_up_to_the_step(ours: Time) -> None:
+def plain() -> Stopwatch:
+    return Stopwatch(HostClock())
+
+
+def with_events() -> Stopwatch:
     clock = HostClock()
+    return Stopwatch(clock, OperationLog(clock))
+
+
+def summary(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Kind, start, end, processor time."""
+    return [(row[1], row[5], row[6], row[8]) for row in rows]
+
+
+@pytest.mark.parametrize("make", [plain, with_events])
+def test_phases_add_up_to_the_step(ours: Time, make: Any) -> None:
+    watch = make()
     ours.spend(5)
-    clock.begin()
-    for phase, seconds in ((DATA, 1), (FORWARD, 2), (BACKWARD, 4), (UPDATE, 8)):
+    watch.begin()
+    for phase, seconds in ((DATA, 1), (FORWARD, 2), (BACKWARD, 4), (OPTIMISER, 8)):
         ours.spend(seconds)
-        clock.lap(phase)
-    times = clock.read(clock.end())
+        watch.lap(phase)
+    times, _ = watch.read(watch.end())
     assert times == (5, 1, 2, 4, 8)
     assert sum(times[1:]) == ours.now - 1005
 
 
-def test_micro_batches_accumulate(ours: Time) -> None:
-    clock = HostClock()
-    clock.begin()
+@pytest.mark.parametrize("make", [plain, with_events])
+def test_micro_batches_accumulate(ours: Time, make: Any) -> None:
+    watch = make()
+    watch.begin()
     for factor in (1, 10, 100):
         for phase, seconds in ((DATA, 1), (FORWARD, 2), (BACKWARD, 4)):
             ours.spend(factor * seconds)
-            clock.lap(phase)
+            watch.lap(phase)
     ours.spend(8)
-    clock.lap(UPDATE)
-    assert clock.read(clock.end()) == (0, 111, 222, 444, 8)
+    watch.agreed()
+    ours.spend(16)
+    watch.lap(OPTIMISER)
+    times, rows = watch.read(watch.end())
+    assert times == (0, 111, 222, 444, 24)
+    kinds = [Kind.STEP, *[Kind.DATA, Kind.FORWARD, Kind.BACKWARD] * 3, Kind.OPTIMISER]
+    assert [row[1] for row in rows] == (kinds if make is with_events else [])
 
 
-def test_every_step_starts_afresh(ours: Time) -> None:
-    clock = HostClock()
-    clock.begin()
+@pytest.mark.parametrize("make", [plain, with_events])
+def test_every_step_starts_afresh(ours: Time, make: Any) -> None:
+    watch = make()
+    watch.begin()
     ours.spend(3)
-    clock.lap(FORWARD)
-    first = clock.end()
+    watch.lap(FORWARD)
+    first = watch.end()
     ours.spend(7)
-    clock.begin()
+    watch.begin()
     ours.spend(1)
-    clock.lap(BACKWARD)
-    second = clock.end()
-    assert clock.read(second) == (10, 0, 0, 1, 0), "what happens between steps belongs to none"
-    assert clock.read(first) == (0, 0, 3, 0, 0), "an older step is still what it was"
+    watch.lap(BACKWARD)
+    second = watch.end()
+    assert watch.read(second)[0] == (10, 0, 0, 1, 0), "what happens between steps belongs to none"
+    assert watch.read(first)[0] == (0, 0, 3, 0, 0), "an older step is still what it was"
+
+
+def test_times_count_from_the_start_that_ranks_agreed_on(ours: Time) -> None:
+    watch = plain()
+    watch.clock.start(origin_s=990.0)
+    ours.spend(5)
+    assert watch.clock.now() == 15
+    watch.begin()
+    assert watch.read(watch.end())[0].start_s == 15
+
+
+def test_the_rows_of_a_step(ours: Time) -> None:
+    """From 1 to 2 data, of which the thread gets half; then forward, backward, agreement, the optimiser."""
+    watch = with_events()
+    ours.spend(1)
+    watch.begin()
+    ours.spend(1, cpu=0.5)
+    watch.lap(DATA)
+    ours.spend(2)
+    watch.lap(FORWARD)
+    ours.spend(4, cpu=3)
+    watch.lap(BACKWARD)
+    ours.spend(8, cpu=0)
+    watch.agreed()
+    ours.spend(16)
+    watch.lap(OPTIMISER)
+    _, rows = watch.read(watch.end())
+    assert summary(rows[1:]) == [
+        (Kind.DATA, 1, 2, 0.5),
+        (Kind.FORWARD, 2, 4, 2),
+        (Kind.BACKWARD, 4, 8, 3),
+        (Kind.OPTIMISER, 16, 32, 16),
+    ]
+    kind, start_s, end_s, cpu_s = summary(rows)[0]
+    assert (kind, start_s, end_s) == (Kind.STEP, 1, 32)
+    assert math.isnan(cpu_s)
+    assert {(row[0], row[2], row[3], row[4]) for row in rows} == {(0, Purpose.NOTHING, NO_PEER, 0)}
+
+
+class Slow(torch.autograd.Function):
+    """Takes a second in forward and two in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, ours: Time) -> torch.Tensor:
+        ctx.ours = ours
+        ours.spend(1)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        ctx.ours.spend(2)
+        return grad * 2, None
+
+
+def test_computing_ends_with_the_last_gradient(ours: Time) -> None:
+    """What waits after it inside backward(), as DDP does, is a part of the phase but not of the timeline's row."""
+    watch, layers = with_events(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    hooks = watch.watch_gradients(layers.parameters())
+
+    def backward(root: torch.Tensor) -> None:
+        watch.watch_backward(root)
+        root.register_hook(lambda _: torch.autograd.Variable._execution_engine.queue_callback(wait))
+        root.backward()
+        watch.lap(BACKWARD)
+
+    def wait() -> None:
+        ours.spend(8, cpu=0)
+
+    watch.begin()
+    for _ in range(2):
+        loss = Slow.apply(layers(torch.ones(1, 2)), ours).sum()
+        watch.lap(FORWARD)
+        backward(loss)
+    times, rows = watch.read(watch.end())
+    assert times == (0, 0, 2, 20, 0)
+    assert summary(rows)[1:] == [
+        (Kind.FORWARD, 0, 1, 1),
+        (Kind.BACKWARD, 1, 3, 2),
+        (Kind.FORWARD, 11, 12, 1),
+        (Kind.BACKWARD, 12, 14, 2),
+    ]
+    for hook in hooks:
+        hook.remove()
+    watch.begin()
+    Slow.apply(layers(torch.ones(1, 2)), ours).sum().backward()
+    watch.lap(BACKWARD)
+    assert len(watch.read(watch.end())[1]) == 2, "hooks that were removed tell nothing"
+
+
+def test_without_events_nothing_is_hooked(ours: Time) -> None:
+    watch, layer = plain(), nn.Linear(2, 2)
+    assert watch.watch_gradients(layer.parameters()) == []
+    watch.begin()
+    ours.spend(3)
+    watch.agreed()
+    ours.spend(4)
+    watch.lap(OPTIMISER)
+    assert watch.read(watch.end()) == ((0, 0, 0, 0, 7), [])
+
+
+def test_steps_that_are_not_kept_have_times_but_no_rows(ours: Time) -> None:
+    watch = with_events()
+    kept = []
+    for step in range(1300):
+        watch.begin()
+        ours.spend(1)
+        watch.lap(FORWARD)
+        operation = watch.operations.start(Kind.ALL_REDUCE, 4, NO_PEER)
+        if operation is not None:
+            watch.operations.end(operation)
+        times, rows = watch.read(watch.end())
+        assert times.forward_s == 1
+        noted = {row[0] for row in [*rows, *watch.operations.take_rows()]}
+        assert noted <= {step}
+        kept += noted
+    assert kept == list(range(1100))
+
+
+def test_a_step_for_which_there_was_no_data_did_not_take_place(ours: Time) -> None:
+    watch = with_events()
+    watch.begin()
+    watch.drop()
+    assert watch.operations.start(Kind.BROADCAST, 4, 0) is None, "what an evaluation sends is part of no step"
+    ours.spend(5)
+    watch.begin()
+    ours.spend(1)
+    watch.lap(FORWARD)
+    _, rows = watch.read(watch.end())
+    assert [(row[0], row[5], row[6]) for row in rows] == [(0, 5, 6)] * 2
+
+
+def test_operations(ours: Time) -> None:
+    watch = with_events()
+    log = watch.operations
+    assert log.start(Kind.ALL_REDUCE, 8, NO_PEER) is None, "no step has begun"
+    watch.begin()
+    hidden = log.start(Kind.ALL_REDUCE, 8, NO_PEER)
+    ours.spend(1)
+    with log.carrying(Purpose.BUFFERS):
+        at_once = log.start(Kind.BROADCAST, 16, 0, blocking=True)
+    ours.spend(2)
+    log.waiting(at_once)
+    log.end(at_once)
+    log.waiting(hidden)
+    ours.spend(4)
+    log.waiting(hidden)
+    log.end(hidden)
+    ours.spend(8)
+    log.end(hidden)
+    log.waiting(hidden)
+    watch.end()
+    assert log.start(Kind.ALL_REDUCE, 8, NO_PEER) is None
+    broadcast, reduce = log.take_rows()
+    assert broadcast[:8] == (0, Kind.BROADCAST, Purpose.BUFFERS, 0, 16, 1, 3, 1), "who waits at once waits all along"
+    assert reduce[:8] == (0, Kind.ALL_REDUCE, Purpose.GRADIENTS, NO_PEER, 8, 0, 7, 3), "only the first is heard"
+    assert log.take_rows() == []
+
+
+def test_an_end_that_its_thread_tells_too_late_is_seen_after_backward(ours: Time) -> None:
+    watch = with_events()
+    log = watch.operations
+    watch.begin()
+    done = log.start(Kind.ALL_REDUCE, 8, NO_PEER)
+    log.look_after(done, lambda: True)
+    still = log.start(Kind.ALL_REDUCE, 8, NO_PEER)
+    log.look_after(still, lambda: False)
+    ours.spend(2)
+    watch.lap(BACKWARD)
+    ours.spend(1)
+    log.end(done)
+    ours.spend(1)
+    log.end(still)
+    watch.end()
+    assert [row[6] for row in log.take_rows()] == [2, 4]
+
+
+def test_ends_told_by_many_threads_are_all_there_once() -> None:
+    watch = with_events()
+    log = watch.operations
+    watch.begin()
+    operations = [log.start(Kind.ALL_REDUCE, number, NO_PEER) for number in range(2000)]
+    taken: list[Any] = []
+    threads = [threading.Thread(target=lambda: [log.end(operation) for operation in operations]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        taken += log.take_rows()
+    taken += log.take_rows()
+    assert sorted(row[4] for row in taken) == list(range(2000))
 
 
 def test_a_cpu_is_timed_by_the_hosts_clock() -> None:
-    assert isinstance(step_clock(torch.device("cpu")), HostClock)
+    assert isinstance(clock_for(CPU), HostClock)
+    assert make_stopwatch(CPU, events=False).operations is None
+    assert make_stopwatch(CPU, events=True).operations is not None

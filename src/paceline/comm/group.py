@@ -123,7 +123,8 @@ def broadcast_from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> None:
 def from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> Iterator[None]:
     """Lends every rank rank 0's values for the length of a `with`, then gives each its own back."""
     own = [tensor.detach().clone() for tensor in tensors]
-    broadcast_from_rank_0(tensors, comm)
+    with comm.carrying(Purpose.WEIGHTS):
+        broadcast_from_rank_0(tensors, comm)
     try:
         yield
     finally:

@@ -102,6 +102,11 @@ class Stopwatch:
             self.operations.end_step()
         return self._laps
 
+    def drop(self) -> None:
+        """The step that has begun does not take place."""
+        if self.operations is not None:
+            self.operations.end_step()
+
     def read(self, laps: Laps) -> tuple[PhaseTimes, list[Row]]:
         """The times of a step, and its rows for a timeline; waits for the device where it has to."""
         start_s = before_s = self.clock.read(laps.start)

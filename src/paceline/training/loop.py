@@ -73,6 +73,7 @@ class Loop:
         stopwatch.begin()
         pieces = next(steps, None)
         if self._ended(pieces):
+            stopwatch.drop()
             return False
         assert pieces is not None
         for number, piece in enumerate(pieces, start=1):
