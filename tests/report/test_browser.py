@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from examinations import examination, facts
 from experiments_on_disk import read_comparison, write_experiment
+from paceline.records.examination import write_examination
 from paceline.records.experiment import Contender
 from paceline.report.page import write_page
 from paceline.report.palette import contrast
@@ -27,6 +29,8 @@ WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 PAPER = {"width": 704, "height": 1000}
 READABLE = 4.5
+TEXT_OF_FIGURES = ".plot .main-svg text:not(.bartext)"
+"""But for what stands on bars, whose colours have tests of their own."""
 
 COLOURS_OF_TEXT = """
 selector => {
@@ -49,8 +53,9 @@ def real_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a small comparison that was really run."""
     folder = tmp_path_factory.mktemp("real")
     what = ["compare", "cnn", "--strategies", "single,none,allreduce,ddp", "--ranks", "2", "--steps", "8"]
-    how = ["--repeats", "2", "--max-repeats", "2", "--lr", "0.01", "--out", str(folder / "experiment")]
+    how = ["--repeats", "2", "--max-repeats", "2", "--lr", "0.01", "--no-doctor", "--out", str(folder / "experiment")]
     subprocess.run([sys.executable, "-m", "paceline", *what, *how], check=True, capture_output=True, timeout=150)
+    write_examination(folder / "experiment", examination(facts(0, busy_cores=1.5), facts(1)))
     write_page(read_comparison(folder / "experiment"), folder / "report.html")
     return folder / "report.html"
 
@@ -145,7 +150,7 @@ def test_sorting_by_click_and_by_key(browser: Any, real_page: Path) -> None:
         assert opened.names() == sorted(best_first)
         page.get_by_role("button", name="Strategy").first.press("Enter")
         assert opened.names() == sorted(best_first, reverse=True)
-        exposed = page.locator("#comparison button[data-define=exposed]")
+        exposed = page.locator("#comparison button[data-define=split_exposed]")
         for way in ("ascending", "descending"):
             exposed.click()
             assert page.locator("#comparison [aria-sort]:not([aria-sort=none])").get_attribute("aria-sort") == way
@@ -163,9 +168,9 @@ def test_definitions_are_reached_by_mouse_and_keyboard(browser: Any, real_page: 
         page = opened.page
         tip = page.locator("#tip")
         assert not tip.is_visible()
-        page.locator("#comparison button[data-define=exposed]").hover()
+        page.locator("#comparison button[data-define=split_exposed]").hover()
         assert tip.is_visible()
-        assert "goes away when nothing is exchanged" in tip.inner_text()
+        assert "communicating while nothing is computed" in tip.inner_text()
         page.mouse.move(5, 5)
         assert not tip.is_visible()
         page.locator("#comparison button[data-define=step_s]").focus()
@@ -178,6 +183,84 @@ def test_definitions_are_reached_by_mouse_and_keyboard(browser: Any, real_page: 
             "elements => elements.filter(e => !document.getElementById(e.getAttribute('aria-describedby'))).length"
         )
         assert described == 0
+
+
+def test_steps_on_a_timeline_can_be_chosen_zoomed_and_asked(browser: Any, real_page: Path) -> None:
+    with Opened(browser, real_page) as opened:
+        page = opened.page
+        figure = page.locator("[data-figure=timeline]")
+        bars = figure.locator(".barlayer .point")
+        names = [
+            button.inner_text() for button in figure.get_by_role("group", name="Strategy").get_by_role("button").all()
+        ]
+        assert names == ["All", *opened.names()]
+        assert figure.locator(".annotation-text").all_text_contents()[::2] == opened.names(), "a panel for each"
+        everything = bars.count()
+        figure.get_by_role("button", name="ddp").click()
+        assert 2 * 4 < bars.count() < everything, "four phases and an operation on two ranks"
+        before = marks(figure)
+        figure.get_by_role("button", name="Zoom in").click()
+        assert marks(figure) != before
+        figure.get_by_role("button", name="The whole step").click()
+        assert marks(figure) == before
+        figure.get_by_role("button", name="slowest step").click()
+        assert figure.locator(".annotation-text").first.text_content() == "ddp"
+        drag(page, figure.locator(".nsewdrag"), 0.4, 0.6)
+        zoomed = marks(figure)
+        assert zoomed != before
+        page.locator("#theme").click()
+        assert marks(figure) == zoomed, "what was zoomed to stays, in another colour too"
+        figure.locator(".nsewdrag").dblclick()
+        until(page, "[...document.querySelectorAll('[data-figure=timeline] .xtick')].some(t => t.textContent === '0')")
+
+
+def test_a_bar_of_the_timeline_says_what_it_is(browser: Any, real_page: Path) -> None:
+    with Opened(browser, real_page) as opened:
+        figure = opened.page.locator("[data-figure=timeline]")
+        figure.get_by_role("button", name="allreduce").click()
+        figure.scroll_into_view_if_needed()
+        place = figure.locator(".nsewdrag").bounding_box()
+        said = set()
+        for across in range(8, 100, 12):
+            for down in (0.14, 0.36):  # What rank 0 computes, and what it has on the wire.
+                opened.page.mouse.move(place["x"] + across / 100 * place["width"], place["y"] + down * place["height"])
+                opened.page.wait_for_timeout(60)
+                said |= set(figure.locator(".hoverlayer .hovertext").all_text_contents())
+        heard = " ".join(said)
+        assert re.search(r"rank 0: forward", heard)
+        assert re.search(r"rank 0: all_reduce of gradients, [\d.]+ k?B", heard)
+
+
+def test_the_split_of_strategies_and_of_ranks(browser: Any, real_page: Path) -> None:
+    with Opened(browser, real_page) as opened:
+        figure = opened.page.locator("[data-figure=split]")
+        assert figure.locator(".ytick").count() == 4
+        assert figure.locator(".keys span").count() == 4
+        figure.get_by_role("button", name="By rank").click()
+        assert figure.locator(".ytick").count() == 1 + 3 * 2
+        opened.page.locator(".reasons a").first.click()
+        target = opened.page.locator("td:target")
+        assert target.count() == 1
+        assert target.is_visible()
+        opened.page.get_by_text("The same for every rank").click()
+        assert len(opened.names("#splits-by-rank")) == 7
+
+
+def marks(figure: Any) -> list[str]:
+    """What the horizontal axis is marked with; which mark was drawn first does not matter."""
+    return sorted(figure.locator(".xtick text").all_text_contents())
+
+
+def drag(page: Any, area: Any, start: float, end: float) -> None:
+    """Drags over a part of an area's width."""
+    area.scroll_into_view_if_needed()
+    place = area.bounding_box()
+    height = place["y"] + place["height"] / 2
+    page.mouse.move(place["x"] + start * place["width"], height)
+    page.mouse.down()
+    page.mouse.move(place["x"] + end * place["width"], height, steps=4)
+    page.mouse.up()
+    page.wait_for_timeout(200)
 
 
 def test_choosing_what_the_loss_figure_shows(browser: Any, real_page: Path) -> None:
@@ -211,7 +294,7 @@ def test_everything_can_be_read(browser: Any, real_page: Path, scheme: str) -> N
             "button, select, figcaption",
         ):
             assert least_contrast(page, selector) >= READABLE
-        assert least_contrast(page, ".plot .main-svg text") >= READABLE
+        assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
 
 
 def test_the_theme_can_be_switched_and_figures_follow(browser: Any, real_page: Path) -> None:
@@ -219,7 +302,7 @@ def test_the_theme_can_be_switched_and_figures_follow(browser: Any, real_page: P
         page = opened.page
         page.locator("#theme").click()
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-        assert least_contrast(page, ".plot .main-svg text") >= READABLE
+        assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
         page.reload()
         assert page.evaluate("document.documentElement.dataset.theme") == "dark", "and it is remembered"
         opened.requests.pop()
@@ -239,7 +322,7 @@ def test_print_is_light_whole_and_without_controls(browser: Any, real_page: Path
         page.emulate_media(media="print")
         until(page, "document.documentElement.dataset.theme === 'light'")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        assert least_contrast(page, ".plot .main-svg text, td, th, p") >= READABLE
+        assert least_contrast(page, f"{TEXT_OF_FIGURES}, td, th, p") >= READABLE
         for selector in ("nav", ".save", ".copy", ".switch", "select"):
             assert page.locator(f"{selector}:visible").count() == 0, selector
         assert page.evaluate("document.documentElement.scrollWidth") <= PAPER["width"]

@@ -99,7 +99,7 @@ def _layout(curves: Sequence[_Curve], levels: Sequence[tuple[str, float]], sizes
         "yaxis": axis(f"busbw, {unit.name}/s", range=[0, 1.12 * top / unit.scale]),
         "shapes": [_level(value / unit.scale) for _, value in levels],
         "annotations": [
-            *[_note(name, NEUTRALS[0], sizes[0], value / unit.scale, at_left=True) for name, value in levels],
+            *[_note(name, sizes[0], value / unit.scale, at_left=True) for name, value in levels],
             *([] if several else [_label(curve, unit) for curve in curves]),
         ],
     }
@@ -113,10 +113,10 @@ def _level(value: float) -> Json:
 def _label(curve: _Curve, unit: Unit) -> Json:
     """At the curve's last point, which is never above the frame."""
     last = curve.measured.points[-1]
-    return _note(curve.label, curve.colour, last.bytes, last.busbw_bytes_per_s / unit.scale, at_left=False)
+    return _note(curve.label, last.bytes, last.busbw_bytes_per_s / unit.scale, at_left=False)
 
 
-def _note(text: str, colour: str, size: int, value: float, *, at_left: bool) -> Json:
+def _note(text: str, size: int, value: float, *, at_left: bool) -> Json:
     return {
         "text": text,
         "xref": "x",
@@ -127,5 +127,5 @@ def _note(text: str, colour: str, size: int, value: float, *, at_left: bool) -> 
         "yanchor": "bottom" if at_left else "top",
         "yshift": 0 if at_left else -6,
         "showarrow": False,
-        "font": {"size": LABEL_SIZE, "color": "@muted" if at_left else colour},
+        "font": {"size": LABEL_SIZE, "color": "@muted" if at_left else "@ink"},
     }
