@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from experiments_on_disk import write_experiment
 from paceline.cli import main
 from paceline.cli.main import run
 from paceline.config import LaunchConfig, RunConfig
@@ -55,6 +56,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
         (["train", "--data", "digits:size=3"], "error: digits takes no options, but size=3 was given.", None),
         (["train", "--bn", "sinc"], "error: --bn cannot be 'sinc'.", "did you mean 'sync'?"),
         (["train", "--lr", "-1"], "error: --lr is -1.0.", "0 or more"),
+        (["train", "--trace", "--no-events"], "error: --trace was given with --no-events.", "made of events"),
         (
             ["train", "--batch", "3", "--batch-per-rank", "3"],
             "error: --batch and --batch-per-rank were both given.",
@@ -294,6 +296,16 @@ def test_quick_answers_import_nothing_heavy(arguments: list[str]) -> None:
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert "paceline" in imported
     assert not imported & {"torch", "scipy", "plotly", "jinja2"}
+
+
+def test_report_makes_traces_of_records_made_before(capsys: pytest.CaptureFixture[str]) -> None:
+    write_experiment(Path("experiment"), events=True)
+    assert run(["report", "experiment", "--trace", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert sorted(result["traces"]) == sorted(map(str, Path("experiment").glob("repeat-*/*/trace.json")))
+    assert len(result["traces"]) == 8
+    assert run(["report", "experiment", "--trace"]) == 0
+    assert "traces: 8 files trace.json in the runs' folders under experiment" in capsys.readouterr().out
 
 
 def test_help_answers_at_once() -> None:

@@ -34,7 +34,7 @@ def rows(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def classic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The classic set, once for the tests that only look at it."""
     out = tmp_path_factory.mktemp("classic") / "out"
-    return compare(*QUICK, out=out) | {"out": out}
+    return compare(*QUICK, "--trace", out=out) | {"out": out}
 
 
 def test_the_classic_set_is_proven_measured_and_judged(classic: dict[str, Any]) -> None:
@@ -51,6 +51,10 @@ def test_the_classic_set_is_proven_measured_and_judged(classic: dict[str, Any]) 
     assert not proofs["none"]["lossless"]
     assert classic["verdict"]
     assert Path(classic["report"]).stat().st_size > 1e6
+    assert [Path(trace).parent.name for trace in classic["traces"][:2]] == ["1-single", "1-single"]
+    assert all(Path(trace).stat().st_size > 1000 for trace in classic["traces"])
+    assert len(classic["traces"]) == 6 * 2
+    assert {reason["contender"] for reason in classic["why"]} == set(found)
 
 
 def test_rows_come_best_first_and_what_exchanges_nothing_has_no_exposed_communication(classic: dict[str, Any]) -> None:

@@ -48,7 +48,19 @@ def losses(record: RunRecord) -> list[float]:
 def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = train(
-        "cnn", "--ranks", "2", "--batch", "64", "--epochs", "2", "--lr", "0.02", "--out", str(out), "--eval-ranks"
+        "cnn",
+        "--ranks",
+        "2",
+        "--batch",
+        "64",
+        "--epochs",
+        "2",
+        "--lr",
+        "0.02",
+        "--out",
+        str(out),
+        "--eval-ranks",
+        "--trace",
     )
     record = read_run(out)
     assert record.finished
@@ -70,6 +82,9 @@ def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
     assert record.provenance["versions"]["torch"]
     assert record.provenance["command"].startswith("paceline train cnn --ranks 2")
     assert "evaluated 360/360 unique samples" in done.stdout
+    assert f"trace: {out / 'trace.json'}, which ui.perfetto.dev opens" in done.stdout
+    traced = json.loads((out / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in traced if event["name"] == "step 45"} == {0, 1}
     assert "batch 64 = 2 × 32 · lr 0.02" in done.stderr
     assert f"{threads_per_rank(2)} thread" in done.stderr
     assert "gloo over lo" in done.stderr

@@ -73,7 +73,7 @@ def many(count: int) -> list[Contender]:
 
 
 def test_the_page_says_what_the_comparison_says(tmp_path: Path) -> None:
-    comparison = comparison_of(tmp_path)
+    comparison = comparison_of(tmp_path, events=True)
     page = Reader(render(comparison))
     seen = " ".join(page.text.split())
     for part in sentences(comparison)[0].split(": ", 1) + sentences(comparison)[1:]:
@@ -107,6 +107,7 @@ def test_what_users_name_things_is_text(tmp_path: Path) -> None:
     comparison = comparison_of(
         tmp_path,
         [*contenders, Contender("p2p", "p2p")],
+        events=True,
         failures={"p2p": f"rank 1 said {NASTY}"},
         settings={"workload": f"my:{NASTY}"},
         provenance={"command": f"paceline compare 'my:{NASTY}' \u2028", "host": NASTY},
@@ -138,10 +139,11 @@ def test_plotly_gets_no_tags_and_no_templates() -> None:
 
 @pytest.mark.parametrize("steps", [3, 5000])
 def test_long_runs_of_many_contenders_stay_small(tmp_path: Path, steps: int) -> None:
-    comparison = comparison_of(tmp_path, many(14), repeats=3, steps=steps)
+    comparison = comparison_of(tmp_path, many(14), repeats=3, steps=steps, events=steps < 1000)
     assert len(render(comparison).encode()) < MOST_BYTES
     drawn = figures(comparison)
     assert all(len(trace["x"]) <= 600 for figure in drawn.values() for trace in figure["data"])
+    assert all(len(figure["views"]) > 1 for name, figure in drawn.items() if name in ("split", "timeline"))
     assert all(len(trace["x"]) >= min(steps, 40) for trace in drawn["losses"]["data"])
 
 
@@ -171,7 +173,9 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
         ({"losses": lambda c, r, s: 1e30 if s == 7 else falling(c, r, s)}, ["pick allreduce"]),
         ({"losses": lambda c, _, s: -1.0 - s if c.name == "ddp" else 1.0}, ["pick allreduce"]),
         ({"steps": 1}, ["Nothing that could be picked", "no run got to a second"]),
-        ({"ranks": 20, "repeats": 1}, ["Rank by rank"]),
+        ({"ranks": 20, "repeats": 1, "events": True}, ["Rank by rank", "Of more than eight ranks, eight are drawn."]),
+        ({"contenders": CLASSIC[:1], "events": True}, ["Where the time goes", "is computing"]),
+        ({"steps": 1, "events": True}, ["Nothing that could be picked", "Where the time goes"]),
     ],
     ids=[
         "one",
@@ -185,6 +189,8 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
         "negative",
         "1 step",
         "ranks",
+        "one process",
+        "1 step with events",
     ],
 )
 def test_little_or_odd_data(tmp_path: Path, case: dict[str, Any], said: list[str]) -> None:
