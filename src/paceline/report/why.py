@@ -76,7 +76,7 @@ def anchor(comparison: Comparison, contender: str, part: str) -> str:
 
 def why(comparison: Comparison) -> list[Reason]:
     """The reasons of every contender that was measured with its events, in the order of the table, largest first."""
-    found = []
+    found = list[Reason]()
     for row in comparison.rows:
         if row.split is None or not row.is_measured:
             continue
