@@ -14,7 +14,7 @@ from paceline.comm.clocks import clock_offsets
 def start_together(comm: Comm) -> None:
     """Begins the run, on every rank's stopwatch, at the same moment of rank 0's clock."""
     assert comm.stopwatch is not None
-    offset_s = clock_offsets(comm)[comm.rank]
+    offset_s = clock_offsets(comm, time.perf_counter)[comm.rank]
     moment_s = float(comm.gather(torch.tensor([time.perf_counter()], dtype=torch.float64))[0])
     comm.stopwatch.clock.start(moment_s + offset_s)
 
