@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from paceline.analysis.activity import ACTIVITIES, WAITING, StepActivity, step_activities
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.split import WARM_UP_STEPS
+from paceline.analysis.timing import profiled_steps, windows_of
 from paceline.records.experiment import Contender
 from paceline.records.reader import RunRecord
 from paceline.records.timeline import NO_PEER, Kind, Purpose, Timeline
@@ -102,21 +103,22 @@ def scenes_of(comparison: Comparison, contender: Contender) -> list[Scene]:
     if run is None:
         return []
     ranks = _shown_ranks(sorted(run.timelines))
-    chosen = _typical_steps([run.timelines[rank] for rank in ranks])
+    chosen = _typical_steps([run.timelines[rank] for rank in ranks], profiled_steps(windows_of(run)))
     done = {rank: {one.step: one for one in step_activities(run.timelines[rank], chosen)} for rank in ranks}
     return [
         _scene(contender, which, run, [done[rank][step] for rank in ranks], ranks) for step, which in chosen.items()
     ]
 
 
-def _typical_steps(timelines: Sequence[Timeline]) -> dict[int, str]:
-    """The steps to show, with what they are, of those that all ranks have."""
+def _typical_steps(timelines: Sequence[Timeline], without: Collection[int]) -> dict[int, str]:
+    """The steps to show, with what they are, of those that all ranks have; `without` those that a profiler slowed."""
     lengths: dict[int, list[float]] = defaultdict(list)
     for timeline in timelines:
         for row in timeline.steps:
             lengths[int(row["step"])].append(float(row["end_s"] - row["start_s"]))
     longest = {step: max(own) for step, own in lengths.items() if len(own) == len(timelines)}
-    counted = {step: length for step, length in longest.items() if step >= WARM_UP_STEPS} or longest
+    known = [step for step in longest if step >= WARM_UP_STEPS and step not in without]
+    counted = {step: longest[step] for step in known} or longest
     if not counted:
         return {}
     median = statistics.median_low(counted.values())
