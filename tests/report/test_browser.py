@@ -340,16 +340,23 @@ def test_a_window_made_narrow_needs_no_sideways_scrolling(browser: Any, real_pag
 
 def test_figures_can_be_saved(browser: Any, real_page: Path, tmp_path: Path) -> None:
     with Opened(browser, real_page, color_scheme="dark") as opened:
-        for figure, kind, start in (("losses", "svg", b"<svg"), ("bars", "png", b"\x89PNG")):
+        for figure, kind, start in (
+            ("losses", "svg", b"<svg"),
+            ("timeline", "svg", b"<svg"),
+            ("bars", "png", b"\x89PNG"),
+        ):
             with opened.page.expect_download() as download:
                 opened.page.locator(f"[data-figure={figure}] [data-save={kind}]").click()
             assert download.value.suggested_filename == f"paceline-{figure}.{kind}"
-            download.value.save_as(tmp_path / kind)
-            assert (tmp_path / kind).read_bytes().startswith(start)
-    saved = (tmp_path / "svg").read_text()
+            download.value.save_as(tmp_path / figure)
+            assert (tmp_path / figure).read_bytes().startswith(start)
+    saved = (tmp_path / "losses").read_text()
     assert "Training loss" in saved
     assert saved.count("legendtext") == 4, "with a legend, since the page's is not part of it"
     assert "rgb(255, 255, 255)" in saved, "on white, whatever the page's theme"
+    steps = (tmp_path / "timeline").read_text()
+    assert "Typical steps, rank by rank: All, median steps" in steps
+    assert 5 <= steps.count("legendtext") <= 8, "phases, waiting, and what was on the wire"
 
 
 def test_a_command_can_be_copied(browser: Any, real_page: Path) -> None:

@@ -42,7 +42,7 @@ def split(comparison: Comparison) -> Json | None:
     if not rows:
         return None
     names = short_names([row.contender.name for row in rows])
-    views = [("By strategy", _means(rows, names), BAR_HEIGHT), ("By rank", _ranks(rows, names), RANK_HEIGHT)]
+    views = [("On average", _means(rows, names), BAR_HEIGHT), ("By rank", _ranks(rows, names), RANK_HEIGHT)]
     unit = unit_for([bar.split.step_s for bar in views[0][1]], TIMES)
     return {
         "title": "Where the time of a step goes",

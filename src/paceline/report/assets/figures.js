@@ -163,17 +163,11 @@ class Figure {
   }
 
   axisSwitch() {
-    const group = make("div", { className: "switch", role: "group", ariaLabel: "Horizontal axis" });
-    for (const axis of this.spec.axes) {
-      const button = make("button", { type: "button", textContent: axis.label, ariaPressed: String(axis === this.axis) });
-      button.addEventListener("click", () => {
-        this.axis = axis;
-        for (const other of group.children) other.ariaPressed = String(other === button);
-        this.draw();
-      });
-      group.append(button);
-    }
-    return group;
+    const labels = this.spec.axes.map(({ label }) => label);
+    return choice("Horizontal axis", labels, this.axis.label, (label) => {
+      this.axis = this.spec.axes.find((axis) => axis.label === label);
+      this.draw();
+    });
   }
 
   repeatChoice(repeats) {
@@ -221,17 +215,20 @@ class Figure {
     const { data, layout } = this.contents(theme.colours("light"), SAVED_WIDTH);
     const margin = layout.margin;
     layout.paper_bgcolor = "#ffffff";
-    layout.title = { text: this.spec.title, x: 0, xref: "paper", xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { t: 14 } };
+    const shown = this.view ? `: ${[this.view.group, this.view.label].filter(Boolean).map(escaped).join(", ")}` : "";
+    layout.title = { text: this.spec.title + shown, x: 0, xref: "paper", xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { t: 14 } };
     layout.title.font = { size: 16, color: theme.colours("light")["@ink"] };
-    layout.height += 34;
-    margin.t += 34;
     if (this.spec.contenders || this.spec.keys) {
+      const above = margin.t / (layout.height - margin.t - margin.b); // Headings of panels stand between.
+      for (const trace of data) trace.showlegend = false;
       data.push(...this.legendEntries());
       layout.showlegend = true;
-      layout.legend = { orientation: "h", y: 1, yanchor: "bottom", x: 0 };
-      layout.height += 24;
-      margin.t += 24;
+      layout.legend = { orientation: "h", y: 1 + above, yanchor: "bottom", x: 0, traceorder: "normal" };
+      layout.height += 28;
+      margin.t += 28;
     }
+    layout.height += 34;
+    margin.t += 34;
     const size = { width: SAVED_WIDTH, height: layout.height, scale: format === "png" ? 2 : 1 };
     layout.width = size.width;
     const address = await Plotly.toImage({ data, layout }, { format, ...size });
