@@ -266,6 +266,7 @@ def compare(
     design = {
         "ranks": ranks,
         "threads": launch.threads or threads_per_rank(ranks),
+        "threads_asked": launch.threads,
         "repeats": config.repeats,
         "max_repeats": config.max_repeats,
         "looks": config.looks,

@@ -192,14 +192,19 @@ def next_command(comparison: Comparison) -> str | None:
     decision, pool = comparison.decision, comparison.pool
     if decision.first is None or len(pool.designs) != 1:  # Of several experiments none says how to go on.
         return None
-    ranks = pool.designs[0]["ranks"]
+    ranks, threads = pool.designs[0]["ranks"], pool.designs[0].get("threads_asked")
     if comparison.pick is None and decision.outcome == "open":
         config = dict(pool.config) | _longer(pool.config)
         leaders = [comparison.row(name).contender for name in _leaders(comparison)]
         apart = leaders[0].settings != leaders[-1].settings  # Then each strategy takes every setting's turn.
         strategies = [leader.strategy for leader in leaders]
         names = ",".join(dict.fromkeys(strategies) if apart else strategies)
-        extra = {"strategies": names, "ranks": ranks, "max_repeats": 2 * pool.designs[0]["max_repeats"]}
+        extra = {
+            "strategies": names,
+            "ranks": ranks,
+            "threads": threads,
+            "max_repeats": 2 * pool.designs[0]["max_repeats"],
+        }
         return _command("compare", config, extra, _varied(comparison))
     winner = comparison.row(comparison.pick or decision.first).contender
     if "script" in pool.config:
@@ -208,7 +213,7 @@ def next_command(comparison: Comparison) -> str | None:
         command = shlex.join([*start, pool.config["script"], *pool.config["args"]])
         return f'{command}  # with paceline.attach(model, make_optimizer, "{winner.strategy}")'
     config = dict(pool.config) | winner.settings | {"steps": None, "epochs": max(3, pool.config.get("epochs") or 0)}
-    return _command("train", config, {"strategy": winner.strategy, "ranks": ranks})
+    return _command("train", config, {"strategy": winner.strategy, "ranks": ranks, "threads": threads})
 
 
 def _longer(config: dict[str, Any]) -> dict[str, int]:

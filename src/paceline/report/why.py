@@ -9,6 +9,7 @@ from typing import Any
 from paceline.analysis.comparison import Comparison, Row
 from paceline.analysis.limits import Limit, LimitKind, limits
 from paceline.records.examination import PairLink
+from paceline.report.verdict import NOTABLE_IMBALANCE
 from paceline.report.words import percent, plural, seconds, size
 
 MOST_REASONS = 3
@@ -61,6 +62,11 @@ class Case:
     topology: Mapping[str, Any]
     config: Mapping[str, Any]
     link: PairLink | None
+
+    @property
+    def through_one_rank(self) -> bool:
+        """Whether one rank carries far more than the others."""
+        return self.row.imbalance is not None and self.row.imbalance > NOTABLE_IMBALANCE
 
     @property
     def buckets(self) -> bool:
@@ -138,10 +144,12 @@ def _data(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
     return f"{_amount(limit)} goes into getting the batch.", "cheaper augmentation, or data that is ready in memory."
 
 
-def _slow_rank(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
+def _slow_rank(limit: Limit, case: Case) -> tuple[str, str]:
     rank, blame = limit.facts["rank"], percent(limit.facts["blame"], 0)
-    text = f"{_amount(limit)} ranks wait for others to come, {blame} of it for rank {rank}."
-    return text, f"find out what rank {rank} does longer than the others: the table of ranks tells."
+    text = f"{_amount(limit)} ranks wait for others to come, {blame} of it for rank {rank}"
+    if case.through_one_rank and rank == 0:
+        return f"{text}, through which all gradients pass.", "no rank in the middle: allreduce, or ddp."
+    return f"{text}.", f"find out what rank {rank} does longer than the others: the table of ranks tells."
 
 
 def _uneven_ranks(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
@@ -164,7 +172,7 @@ def _bandwidth(limit: Limit, case: Case) -> tuple[str, str]:
     less = "a faster link, or sending less often: --accumulate, a larger --batch."
     if case.buckets:
         return text, less
-    if case.row.imbalance is not None and case.row.imbalance > 1.5:
+    if case.through_one_rank:
         return text, f"spread it over all links (allreduce), hide it behind backward (ddp), or {less}"
     return text, f"hide it behind backward (ddp), or {less}"
 
