@@ -19,10 +19,11 @@ from paceline.records.experiment import Contender
 from paceline.records.timeline import NEVER, Kind, Purpose, TimelineWriter
 from paceline.report.columns import comparison_columns
 from paceline.report.figure_split import split
-from paceline.report.figure_timeline import MOST_BARS, MOST_RANKS, timeline
+from paceline.report.figure_timeline import MOST_BARS, timeline
 from paceline.report.page import render
 from paceline.report.palette import OPERATIONS, PHASES, contrast
 from paceline.report.palette import PARTS as PART_COLOURS
+from paceline.report.scenes import MOST_RANKS
 from paceline.report.step_tables import bytes_rows, operation_rows, rank_split_rows, split_rows
 from paceline.report.why import why
 

@@ -2,76 +2,31 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
 
-from paceline.analysis.activity import ACTIVITIES, WAITING, StepActivity, step_activities
+from paceline.analysis.activity import ACTIVITIES, WAITING
 from paceline.analysis.comparison import Comparison
-from paceline.analysis.split import WARM_UP_STEPS
-from paceline.analysis.timing import profiled_steps, windows_of
-from paceline.records.experiment import Contender
-from paceline.records.reader import RunRecord
-from paceline.records.timeline import NO_PEER, Kind, Purpose, Timeline
+from paceline.records.timeline import Kind
 from paceline.report.columns import Unit, unit_for
 from paceline.report.drawing import Json, Panel, axis, base_layout, heading, numbered, plain, short_names, side_note
 from paceline.report.palette import OPERATIONS, PHASES
+from paceline.report.scenes import COMPUTE_PLACE, MEDIAN, WIRE_PLACE, Bar, Scene, scenes_of, thinned
 from paceline.report.words import seconds, size
 
-MOST_RANKS = 8
 MOST_BARS = 4500
 """In all steps on all ranks; where there are more, those that are nearest to each other are drawn as one."""
-FINEST, COARSEST = 1 / 1600, 1 / 50
-"""The share of a step that can be told apart, at best and at worst."""
-
-MEDIAN, SLOWEST = "median step", "slowest step"
+MOST_ROWS = 40
+"""Ranks in the view of all contenders; where there would be more, it is one of the best ones."""
 UNITS = ((1.0, "s"), (1e-3, "ms"))
 WORDS = {"s": "seconds", "ms": "milliseconds"}
+WAITING_WORDS = "waiting for the wire"
 
 ROW_HEIGHT, GAP_HEIGHT, TOP, BOTTOM = 46, 34, 30, 46
 """Of a rank, with both of its lines; between two contenders."""
 SMALL_ROW_HEIGHT = 28
-"""Where all contenders are drawn at once."""
-LEFT, NARROW_LEFT = 74, 62
-COMPUTE_PLACE, WIRE_PLACE = -0.21, 0.21
-THICKNESS = 0.38
-"""Of a line; a rank has a height of 1."""
-
-
-class Bar(NamedTuple):
-    """Something that lasted, on one line of one rank."""
-
-    what: str
-    """The title of a phase or of an operation."""
-    purpose: str
-    """What an operation carries."""
-    place: float
-    """How far down; ranks are 1 apart."""
-    thickness: float
-    start_s: float
-    end_s: float
-    bytes: int = 0
-    peer: str = ""
-    several: int = 1
-    """How many stand behind it."""
-
-
-@dataclass(frozen=True)
-class Scene:
-    """One step of one contender."""
-
-    contender: Contender
-    which: str
-    """Why this one is shown."""
-    step: int
-    length_s: float
-    """From its start on the first rank until it has ended on the last."""
-    longest_s: float
-    """On the rank that took longest."""
-    ranks: list[int]
-    bars: list[Bar]
+"""Where several contenders are drawn at once."""
+LEFT = 74
 
 
 def timeline(comparison: Comparison) -> Json | None:
@@ -79,12 +34,12 @@ def timeline(comparison: Comparison) -> Json | None:
     scenes = [scene for row in comparison.rows for scene in scenes_of(comparison, row.contender)]
     if not scenes:
         return None
-    scenes = [_thinned(scene, MOST_BARS // len(scenes)) for scene in scenes]
+    scenes = [thinned(scene, MOST_BARS // len(scenes)) for scene in scenes]
     unit = unit_for([scene.length_s for scene in scenes], UNITS)
     names = short_names([contender.name for contender in comparison.pool.contenders], 22)
-    medians = [number for number, scene in enumerate(scenes) if scene.which == MEDIAN]
-    chosen = [*([medians] if len(medians) > 1 else []), *[[number] for number in range(len(scenes))]]
-    views = [_view([scenes[number] for number in numbers], numbers, names, unit) for numbers in chosen]
+    overview = _overview(scenes)
+    chosen = [*([overview] if len(overview) > 1 else []), *[[number] for number in range(len(scenes))]]
+    views = [_view(scenes, numbers, names, unit) for numbers in chosen]
     return {
         "title": "Typical steps, rank by rank",
         "sets": [list(_traces(scene, unit)) for scene in scenes],
@@ -96,118 +51,11 @@ def timeline(comparison: Comparison) -> Json | None:
     }
 
 
-def scenes_of(comparison: Comparison, contender: Contender) -> list[Scene]:
-    """The median step of the first repeat and the slowest one, warm-up apart."""
-    runs = comparison.pool.runs_of(contender.name)
-    run = next((runs[repeat] for repeat in sorted(runs) if runs[repeat].timelines), None)
-    if run is None:
-        return []
-    ranks = _shown_ranks(sorted(run.timelines))
-    chosen = _typical_steps([run.timelines[rank] for rank in ranks], profiled_steps(windows_of(run)))
-    done = {rank: {one.step: one for one in step_activities(run.timelines[rank], chosen)} for rank in ranks}
-    return [
-        _scene(contender, which, run, [done[rank][step] for rank in ranks], ranks) for step, which in chosen.items()
-    ]
-
-
-def _typical_steps(timelines: Sequence[Timeline], without: Collection[int]) -> dict[int, str]:
-    """The steps to show, with what they are, of those that all ranks have; `without` those that a profiler slowed."""
-    lengths: dict[int, list[float]] = defaultdict(list)
-    for timeline in timelines:
-        for row in timeline.steps:
-            lengths[int(row["step"])].append(float(row["end_s"] - row["start_s"]))
-    longest = {step: max(own) for step, own in lengths.items() if len(own) == len(timelines)}
-    known = [step for step in longest if step >= WARM_UP_STEPS and step not in without]
-    counted = {step: longest[step] for step in known} or longest
-    if not counted:
-        return {}
-    median = statistics.median_low(counted.values())
-    typical = min(step for step in counted if counted[step] == median)
-    slowest = max(counted, key=lambda step: counted[step])
-    return {typical: MEDIAN} if slowest == typical else {typical: MEDIAN, slowest: SLOWEST}
-
-
-def _shown_ranks(ranks: Sequence[int]) -> list[int]:
-    """Of many ranks, some from the first to the last."""
-    if len(ranks) <= MOST_RANKS:
-        return list(ranks)
-    return [ranks[round(n * (len(ranks) - 1) / (MOST_RANKS - 1))] for n in range(MOST_RANKS)]
-
-
-def _scene(
-    contender: Contender, which: str, run: RunRecord, steps: Sequence[StepActivity], ranks: Sequence[int]
-) -> Scene:
-    """Times from the start of the step on the first rank; ranks that exchange nothing drift, so each has its own."""
-    first_s = min(step.start_s for step in steps)
-    together = run.topology.get("exchanges", True)
-    origins = [first_s if together else step.start_s for step in steps]
-    length_s = max(step.end_s - origin_s for step, origin_s in zip(steps, origins, strict=True))
-    bars: list[Bar] = []
-    for row, (step, origin_s) in enumerate(zip(steps, origins, strict=True)):
-        bars += [*_computed(row, step, origin_s), *_wired(row, step, origin_s)]
-    longest_s = max(step.end_s - step.start_s for step in steps)
-    return Scene(contender, which, steps[0].step, length_s, longest_s, list(ranks), bars)
-
-
-def _computed(row: int, step: StepActivity, origin_s: float) -> Iterator[Bar]:
-    for what, start_s, end_s in step.activities:
-        yield Bar(what, "", row + COMPUTE_PLACE, THICKNESS, start_s - origin_s, end_s - origin_s)
-
-
-def _wired(row: int, step: StepActivity, origin_s: float) -> Iterator[Bar]:
-    """Operations that overlap share the height of the line."""
-    lanes = _lanes(step.operations)
-    count = max(lanes, default=0) + 1
-    thickness = THICKNESS / count
-    for operation, lane in zip(step.operations, lanes, strict=True):
-        kind, peer = Kind(int(operation["kind"])), int(operation["peer"])
-        role = {Kind.SEND: "to rank", Kind.RECV: "from rank"}.get(kind, "root: rank")
-        yield Bar(
-            what=kind.title,
-            purpose=Purpose(int(operation["purpose"])).title,
-            place=row + WIRE_PLACE + (lane - (count - 1) / 2) * thickness,
-            thickness=thickness,
-            start_s=float(operation["start_s"]) - origin_s,
-            end_s=float(operation["end_s"]) - origin_s,
-            bytes=int(operation["bytes"]),
-            peer="" if peer == NO_PEER else f"{role} {peer}",
-        )
-
-
-def _lanes(operations: Iterable[Any]) -> list[int]:
-    """For each operation, in the order of their start, the first lane that is free by then."""
-    free_from_s: list[float] = []
-    found = []
-    for operation in operations:
-        lane = next((n for n, free_s in enumerate(free_from_s) if free_s <= operation["start_s"]), len(free_from_s))
-        free_from_s[lane:] = [float(operation["end_s"]), *free_from_s[lane + 1 :]]
-        found.append(lane)
-    return found
-
-
-def _thinned(scene: Scene, most: int) -> Scene:
-    """The same with no more bars than that, if merging those that can hardly be told apart gets there."""
-    bars, finest = scene.bars, FINEST
-    while len(bars) > most and finest < COARSEST:
-        bars = list(_merged(scene.bars, finest * scene.length_s))
-        finest *= 1.5
-    return replace(scene, bars=bars)
-
-
-def _merged(bars: Sequence[Bar], finest_s: float) -> Iterator[Bar]:
-    """Bars of one kind on one line that lie closer than can be told apart, as one."""
-    lines: dict[tuple[Any, ...], list[Bar]] = defaultdict(list)
-    for bar in sorted(bars, key=lambda bar: bar.start_s):
-        line = lines[bar.what, bar.purpose, bar.place]
-        last = line[-1] if line else None
-        if last is None or bar.start_s - last.end_s > finest_s or bar.end_s - last.start_s > 8 * finest_s:
-            line.append(bar)
-            continue
-        peer = last.peer if last.peer == bar.peer else ""
-        end_s, count = max(last.end_s, bar.end_s), last.several + bar.several
-        line[-1] = last._replace(end_s=end_s, bytes=last.bytes + bar.bytes, peer=peer, several=count)
-    for line in lines.values():
-        yield from line
+def _overview(scenes: Sequence[Scene]) -> list[int]:
+    """The median steps of as many contenders as fit below each other, best first."""
+    medians = [number for number, scene in enumerate(scenes) if scene.which == MEDIAN]
+    rows = [sum(len(scenes[number].ranks) for number in medians[: count + 1]) for count in range(len(medians))]
+    return [number for number, above in zip(medians, rows, strict=True) if above <= MOST_ROWS]
 
 
 def _traces(scene: Scene, unit: Unit) -> Iterator[Json]:
@@ -231,9 +79,6 @@ def _traces(scene: Scene, unit: Unit) -> Iterator[Json]:
             f"{unit.name} on<extra></extra>",
         }
         yield trace
-
-
-WAITING_WORDS = "waiting for the wire"
 
 
 def _look(what: str) -> Json:
@@ -277,13 +122,14 @@ def _keys(scenes: Sequence[Scene]) -> list[Json]:
     return list(found.values())
 
 
-def _view(shown: Sequence[Scene], numbers: Sequence[int], names: dict[str, str], unit: Unit) -> Json:
-    """Scenes below each other, on one scale."""
-    alone = len(shown) == 1
-    group, label = (names[shown[0].contender.name], shown[0].which) if alone else ("All", "median steps")
+def _view(scenes: Sequence[Scene], numbers: Sequence[int], names: dict[str, str], unit: Unit) -> Json:
+    """Some of the scenes below each other, on one scale."""
+    shown = [scenes[number] for number in numbers]
+    first, alone = shown[0], len(shown) == 1
+    everyone = len(shown) == sum(scene.which == MEDIAN for scene in scenes)
     return {
-        "group": group,
-        "label": label,
+        "group": names[first.contender.name] if alone else "All" if everyone else f"Best {len(shown)}",
+        "label": first.which if alone else "median steps",
         "sets": [[number, numbered("y", place)] for place, number in enumerate(numbers)],
         "layout": _layout(shown, names, ROW_HEIGHT if alone else SMALL_ROW_HEIGHT, unit),
     }

@@ -13,9 +13,9 @@ from paceline.report import figure_resources
 from paceline.report.columns import Column
 from paceline.report.doctor import FindingRow, finding_rows
 from paceline.report.figure_split import NAMES
-from paceline.report.figure_timeline import MOST_RANKS
 from paceline.report.palette import PARTS as COLOURS
 from paceline.report.profile import ProfileRow, profile_columns, profile_rows, profile_sentences
+from paceline.report.scenes import MOST_RANKS
 from paceline.report.step_tables import (
     BytesRow,
     bytes_columns,

@@ -73,13 +73,20 @@ def trace_events(run: RunRecord) -> Iterator[Event]:
     """Every event of the trace, rank by rank."""
     links = _links(run.timelines)
     for rank, timeline in run.timelines.items():
-        yield _name("process_name", rank, 0, f"rank {rank}")
+        yield _name("process_name", rank, 0, _process(rank, run))
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
         yield _name("thread_name", rank, COMPUTE_THREAD, "compute")
         yield from _computing(rank, timeline)
         yield from _wire(rank, timeline, links)
         yield from _marks(rank, run)
         yield from _used(rank, run)
+
+
+def _process(rank: int, run: RunRecord) -> str:
+    """A rank's name, with its host where there are several."""
+    per_host, world = run.topology.get("ranks_per_host"), run.topology.get("world_size")
+    several = isinstance(per_host, int) and isinstance(world, int) and 0 < per_host < world
+    return f"rank {rank}, host {rank // per_host}" if several and per_host else f"rank {rank}"
 
 
 def _about(run: RunRecord) -> Event:
