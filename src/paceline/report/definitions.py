@@ -110,6 +110,11 @@ DEFINITIONS = {
     "utilisation": Definition(
         "Utilisation", "busbw ÷ the point-to-point bandwidth of the narrowest link that the doctor measured."
     ),
+    "measuring_cost": Definition(
+        "Cost of measuring",
+        "Processor time of all threads in steps with events ÷ that in steps without, less one: blocks of steps in "
+        "turn, on the same data; the median over pairs of blocks, with its 95% interval.",
+    ),
     "sent_kinds": Definition(
         "What is sent",
         "Bytes that the rank that sends most puts on the wire in one step, by what they carry: the operations that "
