@@ -1,0 +1,95 @@
+"""The sentences about what limits a contender."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments_on_disk import read_comparison, write_experiment
+from paceline.analysis.limits import Limit, LimitKind
+from paceline.records.experiment import Contender
+from paceline.report.why import PART, SENTENCES, Case, why
+
+CORES = {"crowding": 2.0, "ranks": 4, "threads": 1, "cores": 2.0}
+TRANSFER = {"operations": 34.0, "bytes_each": 1e6, "bytes": 34e6, "latency_s": 0.002, "bandwidth_s": 0.01}
+FACTS: dict[LimitKind, dict[str, Any]] = {
+    "compute": {"overlapped_s": 0.02},
+    "cores": CORES,
+    "data": {},
+    "slow_rank": {"rank": 2, "blame": 0.9},
+    "uneven_ranks": {"rank": 2, "blame": 0.4},
+    "latency": TRANSFER,
+    "bandwidth": TRANSFER,
+    "other": {},
+}
+
+
+def case(tmp_path: Path, strategy: str = "allreduce", imbalance: float | None = 1.0) -> Case:
+    contender = Contender(strategy, strategy)
+    write_experiment(tmp_path, [contender], repeats=1)
+    row = replace(read_comparison(tmp_path).rows[0], imbalance=imbalance)
+    return Case(row, {}, {"precision": "fp32", "channels_last": False}, None)
+
+
+def words(kind: LimitKind, about: Case, share: float = 0.4, **facts: Any) -> tuple[str, str]:
+    return SENTENCES[kind](Limit(kind, share, 0.02, FACTS[kind] | facts), about)
+
+
+@pytest.mark.parametrize("kind", list(SENTENCES))
+def test_every_limit_has_its_share_its_time_and_a_remedy(kind: LimitKind, tmp_path: Path) -> None:
+    text, remedy = words(kind, case(tmp_path))
+    assert text.startswith("40% of the step (20.00 ms)")
+    assert text.endswith(".")
+    assert remedy.endswith(".")
+    assert kind in PART
+
+
+def test_too_many_ranks_are_told_from_cores_that_others_take(tmp_path: Path) -> None:
+    text, remedy = words("cores", case(tmp_path))
+    assert "4 ranks × 1 thread on 2 cores are too many" in text
+    assert "--ranks 2" in remedy
+    text, _ = words("cores", case(tmp_path / "b"), crowding=1.0)
+    assert "too many" not in text
+    assert "threads that move gradients" in text
+
+
+def test_transfers_are_held_against_the_idle_link(tmp_path: Path) -> None:
+    about = case(tmp_path)
+    assert "idle link needs 2.00 ms for their latency and 10.00 ms" in words("bandwidth", about)[0]
+    assert "held up" not in words("bandwidth", about)[0]
+    assert "held up by something else" in words("bandwidth", about, latency_s=0.001, bandwidth_s=0.001)[0]
+    assert "idle" not in words("bandwidth", about, latency_s=None, bandwidth_s=None)[0]
+
+
+def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
+    plain, buckets = case(tmp_path / "a"), case(tmp_path / "b", "ddp")
+    through_0 = case(tmp_path / "c", "gather_scatter", imbalance=3.0)
+    assert "hide it behind backward (ddp)" in words("bandwidth", plain)[1]
+    assert "ddp" not in words("bandwidth", buckets)[1]
+    assert "spread it over all links (allreduce)" in words("bandwidth", through_0)[1]
+    assert "ddp packs them" in words("latency", plain)[1]
+    assert "larger buckets" in words("latency", buckets)[1]
+
+
+def test_waiting_for_the_rank_in_the_middle_is_the_strategys_fault(tmp_path: Path) -> None:
+    through_0 = case(tmp_path / "a", "gather_scatter", imbalance=3.0)
+    text, remedy = words("slow_rank", through_0, rank=0)
+    assert "rank 0, through which all gradients pass" in text
+    assert "allreduce" in remedy
+    text, remedy = words("slow_rank", case(tmp_path / "b"), rank=0)
+    assert "90% of it for rank 0." in text
+    assert "what rank 0 does longer" in remedy
+
+
+def test_what_helps_computing_is_said_once(tmp_path: Path) -> None:
+    write_experiment(
+        tmp_path,
+        [Contender("ddp", "ddp"), Contender("none", "none", role="bound")],
+        events=True,
+    )
+    computing = [reason for reason in why(read_comparison(tmp_path)) if reason.kind == "compute"]
+    assert len(computing) == 2
+    assert [bool(reason.remedy) for reason in computing] == [True, False]
