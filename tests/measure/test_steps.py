@@ -156,7 +156,7 @@ class Slow(torch.autograd.Function):
 def test_computing_ends_with_the_last_gradient(ours: Time) -> None:
     """What waits after it inside backward(), as DDP does, is a part of the phase but not of the timeline's row."""
     watch, layers = with_events(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    hooks = watch.watch_gradients(layers.parameters())
+    stop = watch.watch_gradients(layers.parameters())
 
     def backward(root: torch.Tensor) -> None:
         watch.watch_backward(root)
@@ -180,8 +180,7 @@ def test_computing_ends_with_the_last_gradient(ours: Time) -> None:
         (Kind.FORWARD, 11, 12, 1),
         (Kind.BACKWARD, 12, 14, 2),
     ]
-    for hook in hooks:
-        hook.remove()
+    stop()
     watch.begin()
     Slow.apply(layers(torch.ones(1, 2)), ours).sum().backward()
     watch.lap(BACKWARD)
@@ -190,7 +189,8 @@ def test_computing_ends_with_the_last_gradient(ours: Time) -> None:
 
 def test_without_events_nothing_is_hooked(ours: Time) -> None:
     watch, layer = plain(), nn.Linear(2, 2)
-    assert watch.watch_gradients(layer.parameters()) == []
+    watch.watch_gradients(layer.parameters())()
+    layer(torch.ones(1, 2)).sum().backward()
     watch.begin()
     ours.spend(3)
     watch.agreed()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from paceline.measure.clock import Clock, Mark, clock_for
+from paceline.measure.gradients import LastGradient
 from paceline.measure.operations import OperationLog
 from paceline.records.timeline import NEVER, NO_PEER, Kind, Purpose, keeps
 
@@ -25,6 +25,8 @@ KINDS = {DATA: Kind.DATA, FORWARD: Kind.FORWARD, BACKWARD: Kind.BACKWARD, OPTIMI
 """The phases that a timeline has."""
 
 Row = tuple[Any, ...]
+Moment = tuple[Mark, float]
+"""A mark, and the processor time that the computing thread had by then."""
 
 
 class PhaseTimes(NamedTuple):
@@ -57,33 +59,36 @@ class Stopwatch:
     def __init__(self, clock: Clock, operations: OperationLog | None = None) -> None:
         self.clock = clock
         self.operations = operations
-        self._next_step = 0
-        self._last_gradient: tuple[Mark, float] | None = None
-        """When the last gradient of this backward pass was there, and the processor time by then."""
+        self.next_step = 0
+        """The number of the step that begins next; the timeline of a run is thinner where it is high."""
+        self._gradients: LastGradient | None = None
+        self._backward_done: Moment | None = None
 
     def begin(self) -> None:
         """A step starts."""
         if self.operations is not None:
-            self.operations.begin_step(self._next_step)
-        self._laps = Laps(self._next_step, self.clock.mark(), self._cpu_s(), [])
+            self.operations.begin_step(self.next_step)
+        self._laps = Laps(self.next_step, self.clock.mark(), self._cpu_s(), [])
 
     def lap(self, phase: int) -> None:
         """A phase ends, and the next one starts."""
         if phase == BACKWARD and self.operations is not None:
             self.operations.look()
-        if phase == BACKWARD and self._last_gradient is not None:
-            self._laps.ends.append((BACKWARD, *self._last_gradient))
-            phase, self._last_gradient = AFTER_BACKWARD, None
-        self._laps.ends.append((phase, self.clock.mark(), self._cpu_s()))
+            last_gradient = self._take_last_gradient()
+            if last_gradient is not None:
+                self._laps.ends.append((BACKWARD, *last_gradient))
+                phase = AFTER_BACKWARD
+        self._laps.ends.append((phase, *self._now()))
 
-    def watch_gradients(self, parameters: Iterable[Tensor]) -> list[RemovableHandle]:
-        """Has the moment noted at which the last gradient is there: computing ends then, what waits comes after it.
+    def watch_gradients(self, parameters: Iterable[Tensor]) -> Callable[[], None]:
+        """Has the moment noted at which the last gradient is there, until what it returns is called.
 
-        These hooks run before DDP's. On a GPU `watch_backward` does it: there only its streams tell when that is.
+        On a GPU `watch_backward` does it: there only its streams tell when that is.
         """
         if self.operations is None or not self.clock.on_host:
-            return []
-        return [parameter.register_post_accumulate_grad_hook(self._gradient_is_there) for parameter in parameters]
+            return lambda: None
+        self._gradients = LastGradient(parameters, self._now)
+        return self._gradients.close
 
     def watch_backward(self, root: Tensor) -> None:
         """Has the same noted in a backward pass from this tensor, on a GPU."""
@@ -97,7 +102,7 @@ class Stopwatch:
 
     def end(self) -> Laps:
         """The step ends; returns what `read` turns into times."""
-        self._next_step += 1
+        self.next_step += 1
         if self.operations is not None:
             self.operations.end_step()
         return self._laps
@@ -124,16 +129,26 @@ class Stopwatch:
             return times, []
         return times, [_row(laps.step, Kind.STEP, start_s, before_s, NEVER), *rows]
 
+    def _take_last_gradient(self) -> Moment | None:
+        if self._gradients is not None:
+            moment: Moment | None = self._gradients.take()
+        else:
+            moment, self._backward_done = self._backward_done, None
+        return moment
+
+    def _now(self) -> Moment:
+        return self.clock.mark(), self._cpu_s()
+
     def _cpu_s(self) -> float:
         """What the computing thread has had; not a number on a GPU, where another processor computes."""
         return NEVER if self.operations is None or not self.clock.on_host else time.thread_time()
 
     def _backward_starts(self, _: Tensor) -> None:
         # Final callbacks run in the order in which they were queued: ours, then DDP's, which waits for its buckets.
-        torch.autograd.Variable._execution_engine.queue_callback(self._gradient_is_there)
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_done)
 
-    def _gradient_is_there(self, _: Tensor | None = None) -> None:
-        self._last_gradient = self.clock.mark(), self._cpu_s()
+    def _backward_is_done(self) -> None:
+        self._backward_done = self._now()
 
 
 def make_stopwatch(device: torch.device, *, events: bool) -> Stopwatch:

@@ -206,6 +206,25 @@ class WorkloadNeeds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuringCost:
+    """What collecting events costs: steps with it against steps without it, in turn, on the same data."""
+
+    workload: str
+    strategy: str
+    share: float
+    """Processor time of a step with it over that of a step without, less one; the median of pairs of blocks."""
+    low: float
+    high: float
+    """The 95% interval of the share."""
+    pairs: int
+    """Blocks with events, each beside one without."""
+    steps: int
+    """Of one block."""
+    step_cpu_s: float
+    """Processor time of a step without events, of all threads, on one rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Examination:
     """All of it."""
 
@@ -216,6 +235,8 @@ class Examination:
     contention: Contention | None
     workload: WorkloadNeeds | None
     """None where none was asked for, or where it failed."""
+    measuring_cost: MeasuringCost | None = None
+    """None where no workload was tried, or where the cost could not be measured."""
     failure: str | None = None
     """Why the workload could not be trained."""
     failure_hint: str | None = None

@@ -65,7 +65,7 @@ def _run_as_worker(stage: Stage, folder: RunFolder, listen: Report, command: str
     # Rank 0 describes the run; so does the first rank of a host that does not see rank 0's disk.
     if comm.rank == 0 or (stage.world.local_rank == 0 and not folder.is_described):
         account.describe(dataclasses.asdict(config), _topology(stage, source.batch), command)
-    sync = Sync(model, _optimizer_factory(config, workload), stage.strategy, comm, config.bn)
+    sync = Sync(model, optimizer_factory(config, workload), stage.strategy, comm, config.bn)
     ledger = Ledger(stopwatch, account.steps, account.timeline if config.events else None)
     profiler = StepProfiler(config.profiled_steps, folder, comm.rank, comm.device) if config.profile else None
     windows = Windows(sync, ledger, config.log_every, account.report, profiler)
@@ -93,7 +93,8 @@ def _run_as_worker(stage: Stage, folder: RunFolder, listen: Report, command: str
     sync.close()
 
 
-def _optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
+def optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
+    """The workload's own, or SGD as the configuration has it."""
     if workload.optimizer is not None:
         return workload.optimizer
     # Fused: one pass over each parameter instead of four; a third of the time of the default on a CPU.

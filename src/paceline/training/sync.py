@@ -40,8 +40,7 @@ class Sync:
         self.model: nn.Module = strategy.attach(model, make_optimizer, comm)
         """The module to call."""
         if comm.stopwatch is not None:
-            for hook in comm.stopwatch.watch_gradients(p for p in model.parameters() if p.requires_grad):
-                self._undo.callback(hook.remove)
+            self._undo.callback(comm.stopwatch.watch_gradients(p for p in model.parameters() if p.requires_grad))
         self.buffers = LiveBuffers(model, comm)
         self._buffers_are_old = False
         self._broadcasts_buffers = False
