@@ -14,7 +14,7 @@ from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.analysis.activity import ACTIVITIES
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.split import PARTS
-from paceline.records.examination import write_examination
+from paceline.records.examination import MeasuringCost, write_examination
 from paceline.records.experiment import Contender
 from paceline.records.timeline import NEVER, Kind, Purpose, TimelineWriter
 from paceline.report.columns import comparison_columns
@@ -221,6 +221,16 @@ def test_what_is_sent_and_how_fast(tmp_path: Path) -> None:
     assert "Gradients, and nothing else." in page.shown
     assert {"network", "machine"} <= page.ids.keys()
     assert "Utilisation" in page.shown
+
+
+def test_the_cost_of_measuring_is_said(tmp_path: Path) -> None:
+    write_experiment(tmp_path / "experiment")
+    cost = {"workload": "cnn on digits", "strategy": "ddp", "share": 0.012, "low": -0.004, "high": 0.0281}
+    found = MeasuringCost(**cost, pairs=20, steps=4, step_cpu_s=0.0182)  # type: ignore[arg-type]
+    write_examination(tmp_path / "experiment", examination(measuring_cost=found))
+    page = Elements(render(read_comparison(tmp_path / "experiment")))
+    assert "Collecting events costs 1.2% of the processor time of a step (-0.4% to 2.8%)" in page.shown
+    assert "measured on cnn on digits under ddp, 18.20 ms without them." in page.shown
 
 
 def test_colours_of_parts_can_be_told_from_the_page_and_read_upon() -> None:

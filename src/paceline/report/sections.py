@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from paceline.analysis.comparison import Comparison
+from paceline.analysis.resources import usage
 from paceline.report import figure_resources
 from paceline.report.columns import Column
 from paceline.report.doctor import FindingRow, finding_rows
@@ -27,7 +28,7 @@ from paceline.report.step_tables import (
     split_rows,
 )
 from paceline.report.why import PART, Reason, anchor, why
-from paceline.report.words import listed
+from paceline.report.words import listed, percent, seconds
 
 SPLIT_PART = {"stolen": "compute", "data": "other"}
 """Of the parts that have a colour, the one that another belongs to."""
@@ -82,7 +83,7 @@ def machine_context(comparison: Comparison) -> dict[str, Any]:
     """The same for the machine, the link, resources and operators."""
     return {
         "findings": _findings(comparison),
-        "measuring_cost": None,
+        "measuring_cost": _measuring_cost(comparison),
         "link_caption": "busbw of all-reduces over all ranks, by size. Dashed is what one rank gets to another.",
         "resources_lede": figure_resources.LEDE,
         "resources_caption": figure_resources.CAPTION,
@@ -121,6 +122,23 @@ def _findings(comparison: Comparison) -> list[tuple[bool, list[FindingRow]]]:
         return []
     grouped = groupby(finding_rows(comparison.examination), key=lambda finding: finding.level == "ok")
     return [(fine, list(own)) for fine, own in grouped]
+
+
+def _measuring_cost(comparison: Comparison) -> list[str]:
+    """What it cost to know all this, in sentences."""
+    found = []
+    cost = comparison.examination.measuring_cost if comparison.examination is not None else None
+    if cost is not None:
+        interval = f"{percent(cost.low)} to {percent(cost.high)}"
+        found.append(
+            f"Collecting events costs {percent(cost.share)} of the processor time of a step ({interval}), "
+            f"measured on {cost.workload} under {cost.strategy}, {seconds(cost.step_cpu_s)} without them."
+        )
+    used = [own.sampler_share for entry in comparison.pool.entries for own in usage(entry.run)]
+    shares = [share for share in used if share is not None]
+    if shares:
+        found.append(f"Sampling CPU and memory took {percent(max(shares), 2)} of a core at most.")
+    return found
 
 
 def _profiles(comparison: Comparison) -> list[ProfileWords]:
