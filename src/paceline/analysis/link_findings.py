@@ -17,7 +17,7 @@ LONG_EXCHANGE = 0.5
 
 def link_findings(examination: Examination) -> Iterator[Finding]:
     """In the order of the checks."""
-    for check in (_links, _all_reduces, _contention, _workload):
+    for check in (_links, _all_reduces, _contention, _workload, _measuring):
         yield from check(examination)
 
 
@@ -98,6 +98,16 @@ def _workload(examination: Examination) -> Iterator[Finding]:
         yield Finding("note", "workload", what, fix)
     else:
         yield Finding("ok", "workload", what)
+
+
+def _measuring(examination: Examination) -> Iterator[Finding]:
+    cost = examination.measuring_cost
+    if cost is not None:
+        what = (
+            f"Collecting events costs {100 * cost.share:.1f}% ({100 * cost.low:.1f} to {100 * cost.high:.1f}%) of a "
+            f"step's processor time, {duration(cost.step_cpu_s)} a rank without them."
+        )
+        yield Finding("ok", "measuring", what)
 
 
 def _pair(pair: PairLink) -> str:

@@ -29,6 +29,7 @@ STAGES = {
     "all-reduce": "measuring all-reduces, small to large",
     "contention": "measuring communication beside computation",
     "workload": "training a few steps of the workload",
+    "cost": "measuring what measuring costs",
 }
 BLOCKS = "▁▂▃▄▅▆▇█"
 

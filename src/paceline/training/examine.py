@@ -19,6 +19,7 @@ from paceline.records.examination import AllReduce, Examination, Link, WorkloadN
 from paceline.records.typed import build
 from paceline.strategies.base import Role
 from paceline.strategies.registry import create
+from paceline.training.cost import measure_cost
 from paceline.training.facts import gather_facts
 from paceline.training.placement import Placement
 from paceline.training.run import run
@@ -50,8 +51,11 @@ def examine_run(
     found = _examine_machines(config, world, folder.path, threads, command, stages)
     if with_workload:
         stages.enter("workload")
-        needs = _try_workload(config, world, folder.path / WORKLOAD_FOLDER, threads, number, command)
-        found = replace(found, workload=needs)
+        short = RunConfig(**{name: getattr(config, name) for name in EXAMINED_SETTINGS}, steps=STEPS, evaluate=False)
+        needs = _try_workload(short, world, folder.path / WORKLOAD_FOLDER, threads, number, command)
+        stages.enter("cost")
+        cost = measure_cost(short, world, threads=threads, number=number)
+        found = replace(found, workload=needs, measuring_cost=cost)
     if world.rank == 0:
         write_examination(folder.path, replace(found, measured_s=time.perf_counter() - began))
         folder.mark_finished()
@@ -141,9 +145,7 @@ def _try_workload(
 ) -> WorkloadNeeds | None:
     """Trains a few steps as a run of its own; what it needed, on rank 0."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {name: getattr(config, name) for name in EXAMINED_SETTINGS}
-    short = RunConfig(**settings, steps=STEPS, evaluate=False)
-    run(short, world, RunFolder(folder), threads=threads, number=number, command=command)
+    run(config, world, RunFolder(folder), threads=threads, number=number, command=command)
     if world.rank != 0:
         return None
     record = read_run(folder)
