@@ -153,38 +153,91 @@ class Slow(torch.autograd.Function):
         return grad * 2, None
 
 
-def test_computing_ends_with_the_last_gradient(ours: Time) -> None:
-    """What waits after it inside backward(), as DDP does, is a part of the phase but not of the timeline's row."""
-    watch, layers = with_events(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    stop = watch.watch_gradients(layers.parameters())
+class Engine:
+    """Backward passes that wait for what was sent in them, as DDP's do."""
 
-    def backward(root: torch.Tensor) -> None:
-        watch.watch_backward(root)
-        root.register_hook(lambda _: torch.autograd.Variable._execution_engine.queue_callback(wait))
-        root.backward()
-        watch.lap(BACKWARD)
+    def __init__(self, ours: Time, watch: Stopwatch) -> None:
+        self.ours, self.watch = ours, watch
+        self.layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        self.stop = watch.watch_gradients(self.layers.parameters())
 
-    def wait() -> None:
-        ours.spend(8, cpu=0)
+    def one_step(self, send: Any) -> list[tuple[Any, ...]]:
+        """A second forward, two backward, a call of `send` with the last gradient, and eight seconds of waiting."""
+        self.watch.begin()
+        loss = Slow.apply(self.layers(torch.ones(1, 2)), self.ours).sum()
+        self.watch.lap(FORWARD)
+        self.watch.watch_backward(loss)
+        loss.register_hook(lambda _: torch.autograd.Variable._execution_engine.queue_callback(lambda: self.wait(send)))
+        loss.backward()
+        self.watch.lap(BACKWARD)
+        times, rows = self.watch.read(self.watch.end())
+        assert times[2:4] == (1, 10), "waiting is a part of the phase in the table of steps"
+        return [
+            (kind, start_s - times.start_s, end_s - times.start_s, cpu_s)
+            for kind, start_s, end_s, cpu_s in summary(rows)
+        ]
 
+    def wait(self, send: Any) -> None:
+        send(self.watch.operations)
+        self.ours.spend(8, cpu=0)
+
+
+FORWARD_ROW = (Kind.FORWARD, 0, 1, 1)
+UNTIL_LAST_GRADIENT = (Kind.BACKWARD, 1, 3, 2)
+ALL_OF_IT = (Kind.BACKWARD, 1, 11, 2)
+
+
+def by_engine(log: OperationLog) -> None:
+    log.by_engine(log.start(Kind.ALL_REDUCE, 2**30, NO_PEER))
+
+
+def by_a_hook(log: OperationLog) -> None:
+    log.left_open = True
+
+
+def test_computing_ends_when_the_engine_sends_the_last_gradients(ours: Time) -> None:
+    engine = Engine(ours, with_events())
+    for _ in range(3):
+        assert engine.one_step(by_engine)[1:] == [FORWARD_ROW, UNTIL_LAST_GRADIENT]
+    assert engine.one_step(lambda _: None)[1:] == [FORWARD_ROW, ALL_OF_IT], "nothing was sent that it could wait for"
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in engine.layers.parameters())
+
+
+def test_what_the_engine_sends_before_backward_is_not_its_end(ours: Time) -> None:
+    watch = with_events()
     watch.begin()
-    for _ in range(2):
-        loss = Slow.apply(layers(torch.ones(1, 2)), ours).sum()
-        watch.lap(FORWARD)
-        backward(loss)
-    times, rows = watch.read(watch.end())
-    assert times == (0, 0, 2, 20, 0)
-    assert summary(rows)[1:] == [
-        (Kind.FORWARD, 0, 1, 1),
-        (Kind.BACKWARD, 1, 3, 2),
-        (Kind.FORWARD, 11, 12, 1),
-        (Kind.BACKWARD, 12, 14, 2),
-    ]
-    stop()
-    watch.begin()
-    Slow.apply(layers(torch.ones(1, 2)), ours).sum().backward()
+    by_engine(watch.operations)
+    ours.spend(1)
+    watch.lap(FORWARD)
+    ours.spend(2)
     watch.lap(BACKWARD)
-    assert len(watch.read(watch.end())[1]) == 2, "hooks that were removed tell nothing"
+    _, rows = watch.read(watch.end())
+    assert summary(rows)[1:] == [FORWARD_ROW, UNTIL_LAST_GRADIENT]
+
+
+def test_gradients_are_watched_where_hooks_leave_operations_open(ours: Time) -> None:
+    """A hook of DDP's that sends: who waits for it cannot be seen."""
+    engine = Engine(ours, with_events())
+    engine.one_step(by_a_hook)
+    for _ in range(5):
+        assert engine.one_step(by_a_hook)[1:] == [FORWARD_ROW, UNTIL_LAST_GRADIENT]
+    engine.stop()
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in engine.layers.parameters())
+    assert engine.one_step(by_a_hook)[1:] == [FORWARD_ROW, ALL_OF_IT]
+
+
+def test_the_last_small_one_of_the_engine_need_not_be_told() -> None:
+    """As in the step before; others may go on while gradients are computed, and a large one is long to copy."""
+    log = with_events().operations
+    found = []
+    for step, kinds in enumerate(
+        [[Kind.ALL_REDUCE] * 3, [Kind.ALL_REDUCE] * 3, [Kind.BROADCAST, *[Kind.ALL_REDUCE] * 3]]
+    ):
+        log.begin_step(step)
+        found.append([log.by_engine(log.start(kind, 10, NO_PEER)) for kind in kinds])
+    log.begin_step(3)
+    found.append([log.by_engine(log.start(Kind.ALL_REDUCE, size, NO_PEER)) for size in (10, 10, 2**20)])
+    assert found == [[False] * 3, [False, False, True], [False, False, False, True], [False] * 3]
 
 
 def test_without_events_nothing_is_hooked(ours: Time) -> None:

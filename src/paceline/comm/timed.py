@@ -10,6 +10,7 @@ its own (DDP's) is told by its future. Messages of Gloo have no future, so their
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllgatherOptions,
     AllreduceCoalescedOptions,
@@ -43,10 +45,11 @@ BACKEND = "paceline"
 class TimedGroup(dist.ProcessGroup):
     """A process group that notes what another one does."""
 
-    def __init__(self, inner: dist.ProcessGroup, log: OperationLog) -> None:
+    def __init__(self, inner: dist.ProcessGroup, log: OperationLog, members: Sequence[int]) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
         self.log = log
+        self._members = members
         self._name = self._description = ""
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work | None:
@@ -185,24 +188,35 @@ class TimedGroup(dist.ProcessGroup):
     def _timed(
         self, kind: Kind, size: int, peer: int, opts: Any, call: Callable[..., dist.Work | None], *arguments: Any
     ) -> dist.Work | None:
-        operation = self.log.start(kind, size, peer, blocking=not opts.asyncOp)
+        operation = self.log.start(kind, size, self._member(peer), blocking=not opts.asyncOp)
         work = call(*arguments, opts)
         if operation is None:
             return work
         if work is None:  # NCCL's way to say that the stream is already waiting for it.
             self.log.end(operation)
             return None
-        if opts.asyncOp:
-            future, log = work.get_future(), self.log
+        return self._under_way(operation, work) if opts.asyncOp else TimedWork(work, operation, self.log)
+
+    def _under_way(self, operation: Operation, work: dist.Work) -> dist.Work:
+        future, log = work.get_future(), self.log
+        log.look()
+        log.look_after(operation, future.done)  # Gloo's work itself is not done before its callbacks are.
+        by_engine = not _called_from_python()
+        if not (by_engine and log.by_engine(operation)):
             # It must not hold the group: Gloo's thread may be the last to let go of it, and cannot end itself.
             future.add_done_callback(lambda _: log.end(operation))
-            log.look_after(operation, future.done)  # Gloo's work itself is not done before the callback is.
-        return TimedWork(work, operation, self.log)
+        if by_engine:
+            return work  # The engine waits for the future.
+        log.left_open = True
+        return TimedWork(work, operation, log)
+
+    def _member(self, peer: int) -> int:
+        return peer if peer == NO_PEER else self._members[peer]
 
     def _message(
         self, kind: Kind, peer: int, call: Callable[..., dist.Work], tensors: list[Tensor], *arguments: Any
     ) -> dist.Work:
-        operation = self.log.start(kind, _bytes(tensors), peer)
+        operation = self.log.start(kind, _bytes(tensors), self._member(peer))
         work = call(tensors, *arguments)
         return work if operation is None else TimedWork(work, operation, self.log)
 
@@ -252,12 +266,18 @@ class _Timing:
 
     inner: dist.ProcessGroup
     log: OperationLog
+    members: Sequence[int]
 
 
-def timed_group(ranks: Sequence[int], backend: str, timeout: timedelta, log: OperationLog) -> dist.ProcessGroup:
-    """A timed group over ranks of the world; called on every rank, as `torch.distributed.new_group`."""
+def timed_group(
+    ranks: Sequence[int], backend: str, timeout: timedelta, log: OperationLog, members: Sequence[int] | None = None
+) -> dist.ProcessGroup:
+    """A timed group over ranks of the world; called on every rank, as `torch.distributed.new_group`.
+
+    `members` are their numbers in the run, where those are not 0, 1, 2 and so on.
+    """
     inner = dist.new_group(list(ranks), backend=backend, timeout=timeout)
-    timing = _Timing(inner, log)
+    timing = _Timing(inner, log, range(len(ranks)) if members is None else members)
     group: dist.ProcessGroup = dist.new_group(list(ranks), backend=BACKEND, timeout=timeout, pg_options=timing)
     return group
 
@@ -275,12 +295,26 @@ def carrying(group: dist.ProcessGroup, purpose: Purpose) -> AbstractContextManag
     return group.log.carrying(purpose) if isinstance(group, TimedGroup) else nullcontext()
 
 
+_PYTHON_API = vars(distributed_c10d)
+
+
+def _called_from_python() -> bool:
+    """Whether `torch.distributed` has called the group's method that called the two that called this, or C++ has."""
+    try:
+        return sys._getframe(4).f_globals is _PYTHON_API
+    except ValueError:  # Nothing of Python is below.
+        return False
+
+
 def _create(_: Any, timing: _Timing) -> TimedGroup:
-    return TimedGroup(timing.inner, timing.log)
+    return TimedGroup(timing.inner, timing.log, timing.members)
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    size = 0
+    for tensor in tensors:
+        size += tensor.numel() * tensor.element_size()
+    return size
 
 
 dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])

@@ -10,6 +10,8 @@ import torch
 
 Mark = Any
 """A moment that was marked: a number on a CPU, an event on a GPU."""
+Moment = tuple[Mark, float]
+"""A mark, and the processor time that the computing thread had by then; not a number where another computes."""
 
 
 class Clock(ABC):
@@ -44,6 +46,10 @@ class Clock(ABC):
     def release(self, mark: Mark) -> None:  # noqa: B027  (numbers need no releasing)
         """Says that a mark will not be read again."""
 
+    @abstractmethod
+    def moment(self) -> Moment:
+        """Marks this moment, with the processor time that this thread has had."""
+
 
 class HostClock(Clock):
     """For CPUs, where an operation is done when it returns."""
@@ -53,6 +59,9 @@ class HostClock(Clock):
 
     def read(self, mark: float) -> float:
         return mark - self.origin_s
+
+    def moment(self) -> Moment:
+        return time.perf_counter(), time.thread_time()
 
 
 class CudaClock(Clock):
@@ -76,6 +85,9 @@ class CudaClock(Clock):
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def moment(self) -> Moment:
+        return self.mark(), float("nan")
 
     def read(self, mark: torch.cuda.Event) -> float:
         mark.synchronize()

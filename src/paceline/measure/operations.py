@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.measure.clock import Clock, Mark
+from paceline.measure.clock import Clock, Mark, Moment
 from paceline.records.timeline import NEVER, Kind, Purpose, keeps
+
+SMALL_BYTES = 2**20
+"""What takes no longer to copy than a tenth of a millisecond or so."""
 
 
 class Operation:
@@ -41,15 +45,28 @@ class OperationLog:
         self._under_way: list[tuple[Operation, Callable[[], bool]]] = []
         self._ending = threading.Lock()
         self._computing_thread = threading.get_ident()
+        self._of_engine = self._of_engine_before = 0
+        self._engine_sent: Moment | None = None
+        self.left_open = False
+        """Whether an operation was left to end on its own, other than by the engine."""
 
     def begin_step(self, step: int) -> None:
         """What starts from here on is part of a step, which this thread computes."""
         self._step, self._keeping = step, keeps(step)
         self._computing_thread = threading.get_ident()
+        self._of_engine_before, self._of_engine = self._of_engine, 0
 
     def end_step(self) -> None:
         """What starts from here on is not part of any step."""
         self._keeping = False
+
+    def drop_step(self) -> None:
+        """The step that has begun does not take place: what was noted in it is forgotten."""
+        with self._ending:
+            kept = [operation for operation in self._done if operation.step != self._step]
+            self._done.clear()
+            self._done.extend(kept)
+        self.end_step()
 
     @contextmanager
     def carrying(self, purpose: Purpose) -> Iterator[None]:
@@ -82,8 +99,27 @@ class OperationLog:
                 self._done.append(operation)
 
     def look_after(self, operation: Operation, has_ended: Callable[[], bool]) -> None:
-        """Has `look` notice its end, should the thread that would tell it come too late."""
+        """Has `look` notice its end, should the thread that would tell it come too late, or not at all."""
         self._under_way.append((operation, has_ended))
+
+    def by_engine(self, operation: Operation) -> bool:
+        """Says that the engine has started it in a backward pass, which waits for it; whether `look` is enough.
+
+        It is for a small all-reduce that comes last, as in the step before: until it has ended nothing is computed any
+        more, and then `look` is called. A thread that tells its end would cost a small step a percent.
+        """
+        if not self._clock.on_host:
+            return False
+        self._engine_sent = operation.start, time.thread_time()
+        if operation.kind is not Kind.ALL_REDUCE:
+            return False
+        self._of_engine += 1
+        return self._of_engine == self._of_engine_before and operation.bytes < SMALL_BYTES
+
+    def take_engine_sent(self) -> Moment | None:
+        """When the engine has last started an operation, which it does as soon as it has the gradients for it."""
+        moment, self._engine_sent = self._engine_sent, None
+        return moment
 
     def look(self) -> None:
         """Notes the end of what has ended by now.
@@ -91,7 +127,9 @@ class OperationLog:
         The thread that runs an operation tells its end only once it gets Python's lock, or a core: on a busy machine
         that may be milliseconds later, when the computing thread is done with waiting for it and computes again.
         """
-        if self._under_way and self._clock.on_host:
+        if not self._under_way:
+            return
+        if self._clock.on_host:
             for operation, has_ended in self._under_way:
                 if operation.end is None and has_ended():
                     self.end(operation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.measure.clock import Clock, Mark, clock_for
+from paceline.measure.clock import Clock, Mark, Moment, clock_for
 from paceline.measure.gradients import LastGradient
 from paceline.measure.operations import OperationLog
 from paceline.records.timeline import NEVER, NO_PEER, Kind, Purpose, keeps
@@ -25,8 +24,6 @@ KINDS = {DATA: Kind.DATA, FORWARD: Kind.FORWARD, BACKWARD: Kind.BACKWARD, OPTIMI
 """The phases that a timeline has."""
 
 Row = tuple[Any, ...]
-Moment = tuple[Mark, float]
-"""A mark, and the processor time that the computing thread had by then."""
 
 
 class PhaseTimes(NamedTuple):
@@ -59,8 +56,10 @@ class Stopwatch:
     def __init__(self, clock: Clock, operations: OperationLog | None = None) -> None:
         self.clock = clock
         self.operations = operations
+        self._now = self._mark_only if operations is None else clock.moment
         self.next_step = 0
         """The number of the step that begins next; the timeline of a run is thinner where it is high."""
+        self._parameters: list[Tensor] = []
         self._gradients: LastGradient | None = None
         self._backward_done: Moment | None = None
 
@@ -68,27 +67,26 @@ class Stopwatch:
         """A step starts."""
         if self.operations is not None:
             self.operations.begin_step(self.next_step)
-        self._laps = Laps(self.next_step, self.clock.mark(), self._cpu_s(), [])
+        self._laps = Laps(self.next_step, *self._now(), [])
 
     def lap(self, phase: int) -> None:
         """A phase ends, and the next one starts."""
         if phase == BACKWARD and self.operations is not None:
             self.operations.look()
-            last_gradient = self._take_last_gradient()
+            last_gradient = self._last_gradient(self.operations)
             if last_gradient is not None:
                 self._laps.ends.append((BACKWARD, *last_gradient))
                 phase = AFTER_BACKWARD
         self._laps.ends.append((phase, *self._now()))
 
     def watch_gradients(self, parameters: Iterable[Tensor]) -> Callable[[], None]:
-        """Has the moment noted at which the last gradient is there, until what it returns is called.
+        """Has the moment noted at which the last of their gradients is there, until what it returns is called.
 
         On a GPU `watch_backward` does it: there only its streams tell when that is.
         """
-        if self.operations is None or not self.clock.on_host:
-            return lambda: None
-        self._gradients = LastGradient(parameters, self._now)
-        return self._gradients.close
+        if self.operations is not None and self.clock.on_host:
+            self._parameters = list(parameters)
+        return self._stop_watching
 
     def watch_backward(self, root: Tensor) -> None:
         """Has the same noted in a backward pass from this tensor, on a GPU."""
@@ -96,8 +94,8 @@ class Stopwatch:
             root.register_hook(self._backward_starts)
 
     def agreed(self) -> None:
-        """Ranks have agreed; the optimiser starts."""
-        if self.operations is not None:
+        """Ranks have agreed; the optimiser starts. Only the first call after a step's last backward pass is heard."""
+        if self.operations is not None and self._laps.ends and self._laps.ends[-1][0] in (BACKWARD, AFTER_BACKWARD):
             self.lap(AGREE)
 
     def end(self) -> Laps:
@@ -110,7 +108,7 @@ class Stopwatch:
     def drop(self) -> None:
         """The step that has begun does not take place."""
         if self.operations is not None:
-            self.operations.end_step()
+            self.operations.drop_step()
 
     def read(self, laps: Laps) -> tuple[PhaseTimes, list[Row]]:
         """The times of a step, and its rows for a timeline; waits for the device where it has to."""
@@ -129,19 +127,33 @@ class Stopwatch:
             return times, []
         return times, [_row(laps.step, Kind.STEP, start_s, before_s, NEVER), *rows]
 
-    def _take_last_gradient(self) -> Moment | None:
-        if self._gradients is not None:
-            moment: Moment | None = self._gradients.take()
-        else:
+    def _last_gradient(self, log: OperationLog) -> Moment | None:
+        """When the last gradient of a backward pass was there; None where it was when the pass had ended.
+
+        Only the engine waits inside a pass where we cannot see it, for operations that were left to end on their own.
+        Those that it has started itself, it has started when it had the gradients. Others may have been started by
+        hooks of DDP; then the gradients are watched, which costs more, from the next pass on.
+        """
+        if not self.clock.on_host:
             moment, self._backward_done = self._backward_done, None
-        return moment
+            return moment
+        sent = log.take_engine_sent()
+        if self._gradients is not None:
+            last: Moment | None = self._gradients.take()
+            return last
+        if log.left_open and self._parameters:
+            self._gradients = LastGradient(self._parameters, self._now)
+        if sent is not None and sent[0] > (self._laps.ends[-1][1] if self._laps.ends else self._laps.start):
+            return sent
+        return None
 
-    def _now(self) -> Moment:
-        return self.clock.mark(), self._cpu_s()
+    def _stop_watching(self) -> None:
+        if self._gradients is not None:
+            self._gradients.close()
+        self._parameters, self._gradients = [], None
 
-    def _cpu_s(self) -> float:
-        """What the computing thread has had; not a number on a GPU, where another processor computes."""
-        return NEVER if self.operations is None or not self.clock.on_host else time.thread_time()
+    def _mark_only(self) -> Moment:
+        return self.clock.mark(), NEVER
 
     def _backward_starts(self, _: Tensor) -> None:
         # Final callbacks run in the order in which they were queued: ours, then DDP's, which waits for its buckets.
