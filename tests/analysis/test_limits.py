@@ -26,10 +26,19 @@ def split(**parts: float) -> RowSplit:
     return RowSplit(some, some, some, some, some, None, None, mean, {0: mean})
 
 
-def wire(operations: float, size: float, *, kind: str = "all_reduce", waits_s: float = 0.0, **blame: float) -> Wire:
+def wire(
+    operations: float,
+    size: float,
+    *,
+    kind: str = "all_reduce",
+    waits_s: float = 0.0,
+    exposed_s: float = 0.8,
+    ranks: int = 3,
+    **blame: float,
+) -> Wire:
     traffic = Traffic(kind, "gradients", operations, size, 10.0, 1.0, None, None, None, None)
     waited_for = {int(rank.removeprefix("rank")): share for rank, share in blame.items()}
-    return Wire(3, [traffic], {}, [waits_s] * 3, waited_for, None)
+    return Wire(ranks, [traffic], {}, [waits_s] * ranks, waited_for, exposed_s, None)
 
 
 def main(*arguments: Any) -> Limit:
@@ -74,6 +83,19 @@ def test_waiting_for_one_rank_is_told_from_waiting_for_each_other() -> None:
     assert (slow.kind, slow.facts["rank"]) == ("slow_rank", 1)
     assert slow.share == pytest.approx(0.7)
     assert main(exposed, wire(1, 1e6, waits_s=0.7, rank1=0.5, rank0=0.5), PLACE, LINK).kind == "uneven_ranks"
+
+
+def test_of_two_ranks_one_is_to_blame_only_if_it_nearly_always_is() -> None:
+    exposed = split(compute_s=0.2, exposed_s=0.8)
+    late = main(exposed, wire(1, 1e6, waits_s=0.7, ranks=2, rank1=0.95, rank0=0.05), PLACE, LINK)
+    assert (late.kind, late.facts["rank"]) == ("slow_rank", 1)
+    assert main(exposed, wire(1, 1e6, waits_s=0.7, ranks=2, rank1=0.65, rank0=0.35), PLACE, LINK).kind == "uneven_ranks"
+
+
+def test_waits_of_one_run_are_a_share_of_what_was_exposed_in_it() -> None:
+    """The wire is that of one run, the split that of all: a run twice as slow must not make twice the waiting."""
+    twice = wire(1, 1e6, waits_s=1.4, exposed_s=1.6, rank1=1.0)
+    assert main(split(compute_s=0.2, exposed_s=0.8), twice, PLACE, LINK).share == pytest.approx(0.7)
 
 
 def test_computing_without_a_core_is_not_computing() -> None:

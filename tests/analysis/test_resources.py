@@ -50,17 +50,21 @@ def test_a_rank_is_judged_by_the_time_it_trained(tmp_path: Path) -> None:
     (found,) = usage(write_run(tmp_path, [SAMPLES], marks, ranks_per_host=1))
     assert found.cpu_share == pytest.approx((14 - 10) / 4), "from second 1 to 5"
     assert found.resident_bytes == 400
-    assert found.peak_resident_bytes == 500
     assert found.device_bytes is None
     assert (found.collections, found.collection_s) == (2, 0.75)
     assert found.sampler_share == pytest.approx(0.001)
-    assert found.threads == 5
 
 
 def test_a_run_shorter_than_the_period_has_the_sample_next_to_its_end(tmp_path: Path) -> None:
     (found,) = usage(write_run(tmp_path, [[row(0, 1, 100), row(5.5, 2, 200)]]))
-    assert found.resident_bytes == found.peak_resident_bytes == 200
+    assert found.resident_bytes == 200
     assert found.cpu_share == pytest.approx(1 / 5.5)
+
+
+def test_memory_of_a_gpu(tmp_path: Path) -> None:
+    samples = [row(t, t, 1, device_bytes=own, device_used_bytes=all_) for t, own, all_ in ((1, 5, 9), (3, 7, 40), (5, 6, 8))]
+    (found,) = usage(write_run(tmp_path, [samples]))
+    assert (found.device_bytes, found.device_used_bytes) == (6, 40)
 
 
 def test_hosts_add_up_their_ranks(tmp_path: Path) -> None:
@@ -89,7 +93,7 @@ def test_a_record_without_samples(tmp_path: Path) -> None:
 
 def test_a_rank_that_was_killed_at_once(tmp_path: Path) -> None:
     (found,) = usage(write_run(tmp_path, [[]]))
-    assert (found.cpu_share, found.resident_bytes, found.threads) == (None, None, None)
+    assert (found.cpu_share, found.resident_bytes) == (None, None)
 
 
 def test_without_steps_all_samples_count(tmp_path: Path) -> None:

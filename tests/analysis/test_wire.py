@@ -7,7 +7,7 @@ import pytest
 from analysis.timelines import operation, phase, timeline
 from paceline.analysis.wire import Traffic, Wire, bus_factor, wire_of
 from paceline.plans.operations import sent_by_rank
-from paceline.records.timeline import Kind, Purpose
+from paceline.records.timeline import Kind, Purpose, Timeline
 
 MB = 1_000_000
 
@@ -63,6 +63,7 @@ def test_a_gather_waits_for_the_last_sender_and_senders_for_the_root() -> None:
     )
     assert wire is not None
     assert wire.waits_s == pytest.approx([1.0, 1.0, 0.0, 0.0]), "the root for rank 2, rank 1 for the root"
+    assert wire.waited_for == pytest.approx({0: 0.5, 2: 0.5})
     assert only(wire).transfer_s == pytest.approx(1.0)
     assert only(wire).busbw == pytest.approx(3 * MB), "(n−1)/n of what was gathered"
 
@@ -82,6 +83,17 @@ def test_a_broadcast_starts_with_its_root() -> None:
     assert wire.lower_bound_bytes is None, "no gradient was sent"
 
 
+def test_a_receiver_that_comes_late_does_not_make_a_broadcast_slow() -> None:
+    wire = wire_of(
+        {
+            0: timeline(operation(Kind.BROADCAST, 0.0, 0.01, MB, peer=0)),
+            1: timeline(operation(Kind.BROADCAST, 1.0, 1.02, MB, peer=0)),
+        }
+    )
+    assert only(wire).transfer_s == pytest.approx(0.02)
+    assert only(wire).wait_s == 0.0
+
+
 def test_a_message_is_one_that_was_sent_and_received() -> None:
     wire = wire_of(
         {
@@ -96,8 +108,39 @@ def test_a_message_is_one_that_was_sent_and_received() -> None:
     assert wire.waits_s == pytest.approx([1.5, 0.0])
     assert wire.waited_for == {1: 1.0}
     assert wire.sent_bytes == {"gradients": [0, MB]}
-    assert wire.busiest_gradient_bytes == MB
+    assert wire.busiest_bytes == MB
     assert wire.lower_bound_bytes == MB
+
+
+def test_messages_that_share_a_link_have_no_bandwidth_of_their_own() -> None:
+    """Rank 0 sends to both at once: neither message is alone, though each receiver has no other."""
+    wire = wire_of(
+        {
+            0: timeline(operation(Kind.SEND, 0.0, 1.0, MB, peer=1), operation(Kind.SEND, 0.1, 1.0, MB, peer=2)),
+            1: timeline(operation(Kind.RECV, 0.0, 1.0, MB, peer=0)),
+            2: timeline(operation(Kind.RECV, 0.0, 1.0, MB, peer=0)),
+        }
+    )
+    assert wire is not None
+    received = next(traffic for traffic in wire.traffic if traffic.kind == "recv")
+    assert (received.isolated, received.busbw) == (0.0, None)
+
+
+def test_long_runs_are_looked_at_from_their_beginning_to_their_end() -> None:
+    """The second half is late: a look at the first steps alone would miss it."""
+
+    def own(rank: int) -> Timeline:
+        rows = []
+        for step in range(10, 1010):
+            late_s = 0.5 if rank == 1 and step >= 510 else 0.0
+            rows.append(phase(Kind.STEP, float(step), step + 0.9, step=step))
+            rows.append(operation(Kind.ALL_REDUCE, step + 0.1 + late_s, step + 0.8, MB, step=step))
+        return timeline(*rows)
+
+    wire = wire_of({0: own(0), 1: own(1)})
+    assert wire is not None
+    assert wire.waits_s == pytest.approx([0.25, 0.0], abs=0.01)
+    assert wire.waited_for == {1: 1.0}
 
 
 def test_the_warm_up_does_not_count() -> None:
@@ -116,7 +159,8 @@ def test_ranks_that_were_cut_short_at_different_operations_give_no_waits() -> No
     one = [operation(Kind.ALL_REDUCE, 0.0, 1.0, MB)]
     wire = wire_of({0: timeline(*one), 1: timeline(*one, operation(Kind.ALL_REDUCE, 2.0, 3.0, MB))})
     assert wire is not None
-    assert wire.waits_s == [0.0, 0.0]
+    assert wire.waits_s == [None, None]
+    assert wire.wait_s is None
     assert only(wire).isolated == 0.0
 
 

@@ -14,7 +14,14 @@ from paceline.records.experiment import Contender
 from paceline.report.why import PART, SENTENCES, Case, why
 
 CORES = {"crowding": 2.0, "ranks": 4, "threads": 1, "cores": 2.0}
-TRANSFER = {"operations": 34.0, "bytes_each": 1e6, "bytes": 34e6, "latency_s": 0.002, "bandwidth_s": 0.01}
+TRANSFER: dict[str, Any] = {
+    "operations": 34.0,
+    "bytes_each": 1e6,
+    "bytes": 34e6,
+    "latency_s": 0.002,
+    "bandwidth_s": 0.01,
+}
+TRANSFER |= {"waiting_known": True, "within_host": False}
 FACTS: dict[LimitKind, dict[str, Any]] = {
     "compute": {"overlapped_s": 0.02},
     "cores": CORES,
@@ -53,6 +60,9 @@ def test_too_many_ranks_are_told_from_cores_that_others_take(tmp_path: Path) -> 
     assert "--ranks 2" in remedy
     text, _ = words("cores", case(tmp_path / "b"), crowding=1.0)
     assert "too many" not in text
+    alone = case(tmp_path / "c")
+    baseline = replace(alone, row=replace(alone.row, contender=Contender("single", "single", role="baseline")))
+    assert "communication" not in words("cores", baseline, crowding=1.0)[1]
     assert "threads that move gradients" in text
 
 
@@ -64,12 +74,25 @@ def test_transfers_are_held_against_the_idle_link(tmp_path: Path) -> None:
     assert "idle" not in words("bandwidth", about, latency_s=None, bandwidth_s=None)[0]
 
 
+def test_a_faster_link_is_offered_only_where_the_link_is_what_holds_up(tmp_path: Path) -> None:
+    about = case(tmp_path, "ddp")
+    assert "a faster link" in words("bandwidth", about)[1]
+    assert "a faster link" not in words("bandwidth", about, within_host=True)[1]
+    held_up = words("bandwidth", about, latency_s=0.001, bandwidth_s=0.001)[1]
+    assert "a faster link" not in held_up
+    assert "cores for the threads that move gradients" in held_up
+
+
+def test_transfers_are_not_told_from_waiting_where_that_is_not_known(tmp_path: Path) -> None:
+    assert "or waiting for others" in words("bandwidth", case(tmp_path), waiting_known=False)[0]
+
+
 def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
     plain, buckets = case(tmp_path / "a"), case(tmp_path / "b", "ddp")
     through_0 = case(tmp_path / "c", "gather_scatter", imbalance=3.0)
-    assert "hide it behind backward (ddp)" in words("bandwidth", plain)[1]
+    assert "hiding it behind backward (ddp)" in words("bandwidth", plain)[1]
     assert "ddp" not in words("bandwidth", buckets)[1]
-    assert "spread it over all links (allreduce)" in words("bandwidth", through_0)[1]
+    assert "spreading it over all links (allreduce)" in words("bandwidth", through_0)[1]
     assert "ddp packs them" in words("latency", plain)[1]
     assert "larger buckets" in words("latency", buckets)[1]
 

@@ -21,7 +21,9 @@ LimitKind = Literal["compute", "cores", "data", "slow_rank", "uneven_ranks", "la
 NOTABLE = 0.05
 """Parts below this share of a step are not worth a sentence."""
 ONE_TO_BLAME = 0.6
-"""From this share of all waiting on, one rank is said to be the one that the others wait for."""
+ONE_OF_TWO_TO_BLAME = 0.8
+"""From this share of all waiting on, one rank is said to be the one that the others wait for; of two ranks one always
+has half of it."""
 SMALL_BYTES = 100_000
 """Without a measured link: messages below this are taken to cost latency rather than bandwidth."""
 
@@ -42,7 +44,7 @@ def limits(split: RowSplit, wire: Wire | None, topology: Mapping[str, Any], link
     """What the step's time goes to, largest first; parts that are not notable are left out."""
     step_s = split.mean.step_s
     stolen_s = min(split.mean.stolen_s or 0.0, split.mean.computing_s)
-    wait_s = min(wire.wait_s, split.mean.exposed_s) if wire is not None else 0.0
+    wait_s = _wait_s(split, wire)
     found = [
         _cores(stolen_s, topology),
         Limit("compute", 0.0, split.mean.computing_s - stolen_s, {"overlapped_s": split.mean.overlapped_s}),
@@ -54,6 +56,13 @@ def limits(split: RowSplit, wire: Wire | None, topology: Mapping[str, Any], link
         found.append(_transfers(split.mean.exposed_s - wait_s, wire, link))
     shared = [Limit(limit.kind, limit.seconds / step_s, limit.seconds, limit.facts) for limit in found]
     return sorted((limit for limit in shared if limit.share >= NOTABLE), key=lambda limit: -limit.share)
+
+
+def _wait_s(split: RowSplit, wire: Wire | None) -> float:
+    """What of the exposed communication is waiting: by the share that it has in the run that the wire is of."""
+    if wire is None or not wire.exposed_s:
+        return 0.0
+    return split.mean.exposed_s * min(1.0, (wire.wait_s or 0.0) / wire.exposed_s)
 
 
 def crowding(topology: Mapping[str, Any]) -> float | None:
@@ -79,7 +88,8 @@ def _waiting(wait_s: float, wire: Wire) -> Limit:
     """Waiting for one rank, or for now this one and now that."""
     rank = wire.held_up_by
     share = wire.waited_for.get(rank, 0.0) if rank is not None else 0.0
-    kind: LimitKind = "slow_rank" if share >= ONE_TO_BLAME and wire.ranks > 2 else "uneven_ranks"
+    enough = ONE_OF_TWO_TO_BLAME if wire.ranks == 2 else ONE_TO_BLAME
+    kind: LimitKind = "slow_rank" if share >= enough else "uneven_ranks"
     return Limit(kind, 0.0, wait_s, {"rank": rank, "blame": share})
 
 
@@ -98,7 +108,9 @@ def _transfers(transfer_s: float, wire: Wire, link: PairLink | None) -> Limit:
     facts = {
         "operations": operations,
         "bytes_each": each,
-        "bytes": carried,
+        "bytes": wire.busiest_bytes,
+        "waiting_known": wire.wait_s is not None,
+        "within_host": link is not None and link.within_host,
         "latency_s": latency_s,
         "bandwidth_s": bandwidth_s,
     }

@@ -1,10 +1,10 @@
 """What was on the wire: how much of what, how fast, and who waited for whom; from the timelines of all ranks.
 
 An asynchronous operation starts when it is enqueued, not when it is on the wire, so transfer, wait and bandwidth are
-told of isolated operations only: those during which no other was under way on any rank. Where every rank needs every
-other (all_reduce and its like), the transfer is the least duration over the ranks, and a rank's wait is what its own is
-longer. An operation with a root, or between two ranks, cannot start before the last of those that it depends on has
-come: what a rank spends until then is wait, by the ranks' common clock.
+told of isolated operations only: those during which none of the ranks that took part had another under way. Where every
+rank needs every other (all_reduce and its like), the transfer is the least duration over the ranks, and a rank's wait
+is what its own is longer. An operation with a root, or between two ranks, cannot start before the last of those that it
+depends on has come: what a rank spends until then is wait, by the ranks' common clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.analysis.split import WARM_UP_STEPS
+from paceline.analysis.split import WARM_UP_STEPS, mean_split, split_steps
+from paceline.analysis.waiting import FROM_ROOT, MESSAGES, TO_ROOT, waiting
 from paceline.plans.operations import sent_by_rank
 from paceline.plans.plan import all_reduce_lower_bound
 from paceline.records.timeline import Kind, Purpose, Timeline
@@ -25,11 +26,8 @@ from paceline.records.timeline import Kind, Purpose, Timeline
 Rows = npt.NDArray[np.void]
 Floats = npt.NDArray[np.float64]
 
-FROM_ROOT = (Kind.SCATTER, Kind.BROADCAST)
-TO_ROOT = (Kind.GATHER, Kind.REDUCE)
-MESSAGES = (Kind.SEND, Kind.RECV)
 MOST_STEPS = 200
-"""Steps do the same again and again: more of them would only take longer."""
+"""Steps do the same again and again: more of them, evenly over the run, would only take longer."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +62,25 @@ class Wire:
     traffic: list[Traffic]
     sent_bytes: dict[str, list[int]]
     """By purpose: what each rank sends, going by the operations seen and how Gloo carries them out."""
-    waits_s: list[float]
-    """What each rank waited, in isolated operations, for others to come."""
+    waits_s: list[float | None]
+    """What each rank waited for others to come, computing nothing; None where that is not known."""
     waited_for: dict[int, float]
     """By rank: the share of all that waiting that was for this one."""
+    exposed_s: float
+    """Exposed communication in the same steps, on average over the ranks."""
     lower_bound_bytes: int | None
     """What the busiest rank must send at least to all-reduce the gradients; None where none were sent."""
 
     @property
-    def busiest_gradient_bytes(self) -> int:
-        """What the rank that sends most sends of gradients."""
-        return max(self.sent_bytes.get(Purpose.GRADIENTS.title, []), default=0)
+    def busiest_bytes(self) -> int:
+        """What the rank that sends most sends in all."""
+        return max((sum(sizes) for sizes in zip(*self.sent_bytes.values(), strict=True)), default=0)
 
     @property
-    def wait_s(self) -> float:
-        """What a rank waited for others, on average."""
-        return float(np.mean(self.waits_s)) if self.waits_s else 0.0
+    def wait_s(self) -> float | None:
+        """What a rank waited for others, on average; None where that is not known."""
+        known = [wait_s for wait_s in self.waits_s if wait_s is not None]
+        return float(np.mean(known)) if known else None
 
     @property
     def held_up_by(self) -> int | None:
@@ -116,14 +117,7 @@ def wire_of(
     operations = [timelines[rank].operations for rank in range(ranks)]
     rows = [own[np.isin(own["step"], counted)] for own in operations]
     instances = [*_collectives(rows), *_messages(rows)]
-    waits: list[float] = [0.0] * ranks
-    blamed: dict[int, float] = defaultdict(float)
-    for instance in instances:
-        for rank, wait_s in zip(instance.ranks, instance.waits_s, strict=True):
-            waits[rank] += wait_s / steps
-            if wait_s and instance.last != rank:
-                blamed[instance.last] += wait_s
-    total = sum(blamed.values())
+    waits = waiting(timelines, counted)
     sends = any((own["purpose"] == Purpose.GRADIENTS).any() for own in rows)
     bound = (
         all_reduce_lower_bound(gradient_bytes // item_bytes, item_bytes, ranks) if gradient_bytes and sends else None
@@ -132,8 +126,9 @@ def wire_of(
         ranks=ranks,
         traffic=_traffic(rows, instances, steps),
         sent_bytes=_sent(rows, steps),
-        waits_s=waits,
-        waited_for={rank: share / total for rank, share in sorted(blamed.items())} if total else {},
+        waits_s=[None] * ranks if waits is None else list(waits.waits_s),
+        waited_for={} if waits is None else waits.waited_for,
+        exposed_s=_exposed_s(timelines, counted),
         lower_bound_bytes=bound,
     )
 
@@ -145,12 +140,16 @@ class Instance:
     kind: Kind
     purpose: Purpose
     bytes: int
-    ranks: Sequence[int]
     waits_s: Sequence[float]
-    """By rank, in the order of `ranks`."""
+    """Of those that may have to wait in it."""
     transfer_s: float
-    last: int
-    """The rank that came last."""
+
+
+def _exposed_s(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) -> float:
+    counted = set(steps.tolist())
+    splits = [step.split for own in timelines.values() for step in split_steps(own) if step.step in counted]
+    mean = mean_split(splits)
+    return 0.0 if mean is None else mean.exposed_s
 
 
 def _counted_steps(timeline: Timeline, without: Collection[int]) -> npt.NDArray[np.uint32]:
@@ -158,7 +157,8 @@ def _counted_steps(timeline: Timeline, without: Collection[int]) -> npt.NDArray[
     steps: npt.NDArray[np.uint32] = timeline.steps["step"]
     steps = steps[~np.isin(steps, list(without))]
     later = steps[steps >= WARM_UP_STEPS]
-    return (later if len(later) else steps)[:MOST_STEPS]
+    counted = later if len(later) else steps
+    return counted[np.unique(np.linspace(0, len(counted) - 1, MOST_STEPS).astype(int))] if len(counted) else counted
 
 
 def _isolated(rows: Rows) -> npt.NDArray[np.bool_]:
@@ -188,22 +188,21 @@ def _collectives(rows: Sequence[Rows]) -> list[Instance]:
 
 def _collective(row: Any, starts: Floats, ends: Floats) -> Instance:
     kind, root, durations = Kind(int(row["kind"])), int(row["peer"]), ends - starts
+    others = np.arange(len(starts)) != root
     if kind in TO_ROOT:
-        last = int(np.argmax(starts))
         arrivals = np.full_like(starts, starts[root])  # A sender needs the root alone, the root needs all.
-        arrivals[root] = starts[last]
-        transfer_s = float(ends[root] - starts[last])
+        arrivals[root] = starts.max()
+        transfer_s = float(ends[root] - starts.max())
     elif kind in FROM_ROOT:
-        last = root
         arrivals = np.full_like(starts, starts[root])
-        transfer_s = float(ends.max() - starts[root])
+        transfer_s = float((ends - np.maximum(starts, starts[root]))[others].max()) if others.any() else 0.0
     else:
-        last = int(np.argmin(durations))
-        transfer_s = float(durations[last])
+        transfer_s = float(durations.min())
         arrivals = starts + durations - transfer_s
     waits = np.clip(arrivals - starts, 0.0, durations)
-    ranks = range(len(starts))
-    return Instance(kind, Purpose(int(row["purpose"])), int(row["bytes"]), ranks, waits.tolist(), transfer_s, last)
+    if kind in FROM_ROOT:
+        waits = waits[others]
+    return Instance(kind, Purpose(int(row["purpose"])), int(row["bytes"]), waits.tolist(), transfer_s)
 
 
 def _messages(rows: Sequence[Rows]) -> list[Instance]:
@@ -217,8 +216,8 @@ def _messages(rows: Sequence[Rows]) -> list[Instance]:
             if len(there) != len(sent):
                 continue
             for index, other in zip(there, sent, strict=True):
-                if isolated[target][index]:
-                    found.append(_message(rows[source][other], own[index], source, target))
+                if isolated[target][index] and isolated[source][other]:
+                    found.append(_message(rows[source][other], own[index]))
     return found
 
 
@@ -226,12 +225,11 @@ def _between(rows: Rows, kind: Kind, peer: int) -> npt.NDArray[np.intp]:
     return np.flatnonzero((rows["kind"] == kind) & (rows["peer"] == peer))
 
 
-def _message(sent: Any, received: Any, source: int, target: int) -> Instance:
+def _message(sent: Any, received: Any) -> Instance:
     start_s, end_s = float(received["start_s"]), float(received["end_s"])
     arrival_s = min(max(start_s, float(sent["start_s"])), end_s)
-    waits = (0.0, arrival_s - start_s)
     purpose, size = Purpose(int(received["purpose"])), int(received["bytes"])
-    return Instance(Kind.RECV, purpose, size, (source, target), waits, end_s - arrival_s, source)
+    return Instance(Kind.RECV, purpose, size, (arrival_s - start_s,), end_s - arrival_s)
 
 
 def _traffic(rows: Sequence[Rows], instances: Sequence[Instance], steps: int) -> list[Traffic]:
@@ -251,6 +249,7 @@ def _traffic_of(
     whole = np.concatenate(list(rows))
     alone = [one for one in instances if one.kind is kind and one.purpose is purpose]
     most = max(len(own) for own in rows)
+    seen = len(whole) if kind in MESSAGES else most  # A message is received by one rank, a collective done by all.
     transfer_s = sum(max(0.0, one.transfer_s) for one in alone)
     algbw = sum(one.bytes for one in alone) / transfer_s if transfer_s > 0 else None
     waits = [wait_s for one in alone for wait_s in one.waits_s]
@@ -260,7 +259,7 @@ def _traffic_of(
         per_step=most / steps,
         bytes_per_step=max(int(own["bytes"].sum()) for own in rows) / steps,
         duration_s=float((whole["end_s"] - whole["start_s"]).mean()),
-        isolated=min(1.0, len(alone) / most),
+        isolated=len(alone) / seen,
         transfer_s=transfer_s / len(alone) if alone else None,
         wait_s=float(np.mean(waits)) if waits else None,
         algbw=algbw,

@@ -20,8 +20,8 @@ PART = {
     "compute": "compute",
     "cores": "stolen",
     "data": "data",
-    "slow_rank": "exposed",
-    "uneven_ranks": "exposed",
+    "slow_rank": "wait_s",
+    "uneven_ranks": "wait_s",
     "latency": "exposed",
     "bandwidth": "exposed",
     "other": "other",
@@ -120,11 +120,16 @@ def _cores(limit: Limit, case: Case) -> tuple[str, str]:
     facts = limit.facts
     if facts["crowding"] is not None and facts["crowding"] > 1:
         sharing = f"{plural(facts['ranks'], 'rank')} × {plural(facts['threads'], 'thread')} on {facts['cores']:g} cores"
-        text = f"{_amount(limit)} the computing thread has no core: {sharing} are too many."
+        text = f"{_amount(limit)} the computing thread does not run: {sharing} are too many, unless it sleeps."
         fewer = max(1, int(facts["cores"] // facts["threads"]))
         return text, f"--ranks {fewer} on this machine, or hosts of their own."
-    taker = "the threads that move gradients and " if case.row.contender.role == "candidate" else ""
-    text = f"{_amount(limit)} the computing thread is kept from its core, by {taker}whatever else runs."
+    if case.row.contender.role != "candidate":
+        text = f"{_amount(limit)} the computing thread does not run: whatever else does has its core, or it sleeps."
+        return text, "end other programs."
+    text = (
+        f"{_amount(limit)} the computing thread does not run: the threads that move gradients or other programs have "
+        "its core, or it sleeps."
+    )
     return text, "leave a core to communication (fewer --ranks or --threads), and end other programs."
 
 
@@ -134,10 +139,21 @@ def _on_idle_link(limit: Limit) -> str:
     if latency_s is None or bandwidth_s is None:
         return ""
     idle = f"; the idle link needs {seconds(latency_s)} for their latency and {seconds(bandwidth_s)} for their bytes"
-    times = limit.seconds / (latency_s + bandwidth_s) if latency_s + bandwidth_s else 0.0
-    if times < MUCH_LONGER:
-        return idle
-    return f"{idle}: it is held up by something else, as busy cores"
+    return f"{idle}: it is held up by something else, as busy cores" if _is_held_up(limit) else idle
+
+
+def _is_held_up(limit: Limit) -> bool:
+    """Whether transfers take much longer than the link alone explains."""
+    latency_s, bandwidth_s = limit.facts["latency_s"], limit.facts["bandwidth_s"]
+    known = latency_s is not None and bandwidth_s is not None
+    return known and limit.seconds > MUCH_LONGER * (latency_s + bandwidth_s)
+
+
+def _transfer(limit: Limit) -> str:
+    return "exposed transfer" if limit.facts["waiting_known"] else "exposed transfer, or waiting for others"
+
+
+CORES_FOR_THE_WIRE = "cores for the threads that move gradients: fewer --ranks or --threads on a host"
 
 
 def _data(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
@@ -160,21 +176,25 @@ def _uneven_ranks(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
 def _latency(limit: Limit, case: Case) -> tuple[str, str]:
     facts = limit.facts
     each = f"{plural(round(facts['operations']), 'operation')} of {size(facts['bytes_each'])} on average"
-    text = f"{_amount(limit)} is exposed transfer, and latency rather than bandwidth: {each}{_on_idle_link(limit)}."
-    remedy = (
-        "larger buckets, or fewer ranks." if case.buckets else "fewer, larger messages: ddp packs them into buckets."
-    )
-    return text, remedy
+    text = f"{_amount(limit)} is {_transfer(limit)}, and latency rather than bandwidth: {each}{_on_idle_link(limit)}."
+    if not case.buckets:
+        return text, "fewer, larger messages: ddp packs them into buckets."
+    return text, f"{CORES_FOR_THE_WIRE}." if _is_held_up(limit) else "larger buckets, or fewer ranks."
 
 
 def _bandwidth(limit: Limit, case: Case) -> tuple[str, str]:
-    text = f"{_amount(limit)} is exposed transfer of {size(limit.facts['bytes'])}{_on_idle_link(limit)}."
-    less = "a faster link, or sending less often: --accumulate, a larger --batch."
-    if case.buckets:
-        return text, less
-    if case.through_one_rank:
-        return text, f"spread it over all links (allreduce), hide it behind backward (ddp), or {less}"
-    return text, f"hide it behind backward (ddp), or {less}"
+    busiest = f"{size(limit.facts['bytes'])} that the busiest rank sends"
+    text = f"{_amount(limit)} is {_transfer(limit)} of the {busiest}{_on_idle_link(limit)}."
+    ways = []
+    if not case.buckets:
+        ways += ["spreading it over all links (allreduce)"] if case.through_one_rank else []
+        ways.append("hiding it behind backward (ddp)")
+    if _is_held_up(limit):
+        ways.append(CORES_FOR_THE_WIRE)
+    elif not limit.facts["within_host"]:
+        ways.append("a faster link")
+    ways.append("sending less often: --accumulate, a larger --batch")
+    return text, "; or ".join(ways) + "."
 
 
 def _other(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001

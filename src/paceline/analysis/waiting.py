@@ -1,0 +1,150 @@
+"""Who waited for whom, and how long: from the moments at which ranks came to the same operation, on one clock.
+
+An operation cannot go on before those that it depends on have come: all ranks for an all_reduce and its like, the root
+for those that get something from it or send something to it, all senders for the root that gathers, the sender for a
+message. From its own start until then a rank waits, as far as it computes nothing meanwhile. The one that it waits for
+may itself wait for another at that moment: then that one is to blame.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.analysis.activity import WAITING, step_activities
+from paceline.analysis.intervals import Interval, difference, intersection, union
+from paceline.records.timeline import Kind, Timeline
+
+Rows = npt.NDArray[np.void]
+
+FROM_ROOT = (Kind.SCATTER, Kind.BROADCAST)
+TO_ROOT = (Kind.GATHER, Kind.REDUCE)
+MESSAGES = (Kind.SEND, Kind.RECV)
+
+
+class Wait(NamedTuple):
+    """From one moment to another a rank waits for another."""
+
+    start_s: float
+    end_s: float
+    rank: int
+    """The one that it waits for."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The waiting of a run, per step."""
+
+    waits_s: list[float]
+    """What each rank waited for others to come."""
+    waited_for: dict[int, float]
+    """By rank: the share of all that waiting that was for this one."""
+
+
+def waiting(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) -> Waiting | None:
+    """The waiting in some steps; None where the ranks' operations do not match, as in a run that was cut short."""
+    counted = set(steps.tolist())
+    by_rank = [_by_step(timelines[rank], counted) for rank in range(len(timelines))]
+    exposed = [_exposed(timelines[rank], counted) for rank in range(len(timelines))]
+    totals, blamed, matched = [0.0] * len(by_rank), defaultdict[int, float](float), 0
+    for step in sorted(counted):
+        rows = [own.get(step) for own in by_rank]
+        if any(own is None for own in rows):
+            continue
+        found = step_waits([own for own in rows if own is not None], [own.get(step, []) for own in exposed])
+        if found is None:
+            continue
+        matched += 1
+        for rank, waits in enumerate(found):
+            for wait in waits:
+                totals[rank] += wait.end_s - wait.start_s
+                for piece in traced(wait, found):
+                    blamed[piece.rank] += piece.end_s - piece.start_s
+    if not matched:
+        return None
+    total = sum(blamed.values())
+    shares = {rank: share / total for rank, share in sorted(blamed.items())} if total else {}
+    return Waiting([seconds / matched for seconds in totals], shares)
+
+
+def step_waits(rows: Sequence[Rows], exposed: Sequence[Sequence[Interval]]) -> list[list[Wait]] | None:
+    """By rank, what it waited in one step: no two waits of a rank overlap. None where the operations do not match."""
+    collectives = [own[~np.isin(own["kind"], MESSAGES)] for own in rows]
+    if any(own["kind"].tolist() != collectives[0]["kind"].tolist() for own in collectives):
+        return None
+    pairs = [(source, target) for source in range(len(rows)) for target in range(len(rows)) if source != target]
+    found: list[list[Wait]] = [[] for _ in rows]
+    for number, row in enumerate(collectives[0]):
+        starts = [float(own["start_s"][number]) for own in collectives]
+        ends = [float(own["end_s"][number]) for own in collectives]
+        for rank, wait in _collective(Kind(int(row["kind"])), int(row["peer"]), starts, ends):
+            found[rank].append(wait)
+    for source, target in pairs:
+        sent, received = _between(rows[source], Kind.SEND, target), _between(rows[target], Kind.RECV, source)
+        if len(sent) != len(received):
+            return None
+        for one, other in zip(sent, received, strict=True):
+            came_s = min(float(one["start_s"]), float(other["end_s"]))
+            found[target].append(Wait(float(other["start_s"]), came_s, source))
+    return [_exposed_parts(waits, own) for waits, own in zip(found, exposed, strict=True)]
+
+
+def traced(wait: Wait, waits: Sequence[Sequence[Wait]], passed: frozenset[int] = frozenset()) -> Iterator[Wait]:
+    """The pieces of a wait, each with the rank that is to blame in the end."""
+    rest: list[Interval] = [(wait.start_s, wait.end_s)]
+    if wait.rank not in passed:
+        for other in waits[wait.rank]:
+            for start_s, end_s in intersection(rest, [(other.start_s, other.end_s)]):
+                yield from traced(Wait(start_s, end_s, other.rank), waits, passed | {wait.rank})
+            rest = difference(rest, [(other.start_s, other.end_s)])
+    for start_s, end_s in rest:
+        yield Wait(start_s, end_s, wait.rank)
+
+
+def _collective(kind: Kind, root: int, starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, Wait]]:
+    for rank, start_s in enumerate(starts):
+        if kind in (*FROM_ROOT, *TO_ROOT) and rank != root:
+            needed = [root]
+        else:
+            needed = [] if kind in FROM_ROOT else [other for other in range(len(starts)) if other != rank]
+        if needed:
+            last = max(needed, key=starts.__getitem__)
+            yield rank, Wait(start_s, min(starts[last], ends[rank]), last)
+
+
+def _exposed_parts(waits: Sequence[Wait], exposed: Sequence[Interval]) -> list[Wait]:
+    """The parts of waits in which nothing was computed; a moment that belongs to two belongs to the first."""
+    found, taken = list[Wait](), list[Interval]()
+    for wait in sorted(waits):
+        pieces = difference(intersection(union([(wait.start_s, wait.end_s)]), exposed), taken)
+        found += [Wait(start_s, end_s, wait.rank) for start_s, end_s in pieces]
+        taken = union([*taken, *pieces])
+    return found
+
+
+def _between(rows: Rows, kind: Kind, peer: int) -> Rows:
+    found: Rows = rows[(rows["kind"] == kind) & (rows["peer"] == peer)]
+    return found
+
+
+def _by_step(timeline: Timeline, steps: set[int]) -> dict[int, Rows]:
+    """The operations of some steps; an empty table for one that had none."""
+    rows = timeline.operations
+    rows = rows[np.argsort(rows["step"], kind="stable")]
+    found = {}
+    for step in steps & set(timeline.steps["step"].tolist()):
+        found[step] = rows[slice(*np.searchsorted(rows["step"], [step, step + 1]))]
+    return found
+
+
+def _exposed(timeline: Timeline, steps: set[int]) -> dict[int, list[Interval]]:
+    """By step, when this rank communicated and computed nothing."""
+    return {
+        step.step: union((a.start_s, a.end_s) for a in step.activities if a.what == WAITING)
+        for step in step_activities(timeline, steps)
+    }
