@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
@@ -26,6 +26,7 @@ from paceline.config import RunConfig, Script
 from paceline.measure.steps import make_stopwatch
 from paceline.records import RunFolder, read_run
 from paceline.records.timeline import Kind, Purpose, Timeline
+from paceline.strategies.base import Strategy
 from paceline.strategies.ddp import Ddp
 from paceline.strategies.registry import create
 from paceline.training.assignment import Finished
@@ -247,8 +248,8 @@ def test_a_late_rank_is_exposed_communication_on_the_others(pool: Pool, tmp_path
     eventually(check)
 
 
-def measured_script(comm: Comm, folder: str) -> None:
-    """The loop of a user's own, of which rank 1 is late."""
+def measured_script(comm: Comm, folder: str, agrees: bool) -> None:
+    """The loop of a user's own, of which rank 1 is late; ranks may agree on a figure before they train."""
     config = RunConfig(strategy="ddp", steps=8)
     assignment = Measuring(script=Script(path="there/train.py"), config=config, folder=RunFolder(Path(folder)))
     stopwatch = assignment.stopwatch(CPU)
@@ -261,21 +262,141 @@ def measured_script(comm: Comm, folder: str) -> None:
             while True:
                 if comm.rank == 1:
                     time.sleep(LATE_S)
+                if agrees:
+                    assert sync.mean(comm.rank) == 0.5
                 sync.model(torch.ones(4, 64)).sum().backward()
                 sync.step()
         except Finished:
             pass
 
 
-def test_a_late_rank_of_a_script(pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("agrees", [False, True])
+def test_a_late_rank_of_a_script(pool: Pool, tmp_path: Path, agrees: bool) -> None:
     def check(attempt: int) -> None:
         folder = RunFolder.create(tmp_path / str(attempt)).path
-        pool.run(measured_script, SIZE, str(folder))
-        first, late = splits(read_run(folder).timelines)
+        pool.run(measured_script, SIZE, str(folder), agrees)
+        record = read_run(folder)
+        first, late = splits(record.timelines)
+        assert first.data_s < 0.2 * LATE_S
+        assert median(record.steps[0]["data_s"]) < 0.2 * LATE_S, "nor is it in the table of steps"
         assert 0.9 * LATE_S < first.exposed_s < 1.3 * LATE_S
         assert first.computing_s < 0.2 * LATE_S
         assert late.exposed_s < 0.2 * LATE_S
         assert late.data_s > 0.9 * LATE_S
+
+    eventually(check)
+
+
+class Stream:
+    """Global batches that nobody knows the number of; they are late on rank 1."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(6):
+            if dist.get_rank() == 1:
+                time.sleep(LATE_S / 2)
+            yield torch.ones(16, 64), torch.zeros(16, dtype=torch.long)
+
+
+def streamed() -> Workload:
+    torch.manual_seed(0)
+    return Workload(model=nn.Linear(64, 3), train=Stream(), loss=F.cross_entropy)
+
+
+def test_late_data_is_data_on_its_own_rank_alone(pool: Pool, tmp_path: Path) -> None:
+    def check(attempt: int) -> None:
+        folder = tmp_path / str(attempt)
+        found = timelines(pool, folder, workload="streamed", strategy="none", steps=10, batch_per_rank=None)
+        first, late = splits(found)
+        assert 0.8 * LATE_S / 2 < first.exposed_s < 1.4 * LATE_S / 2
+        assert first.data_s < 0.2 * LATE_S / 2
+        assert median(read_run(folder).steps[0]["data_s"]) < 0.2 * LATE_S / 2
+        assert late.data_s > 0.9 * LATE_S / 2
+        assert late.exposed_s < 0.2 * LATE_S / 2
+        for timeline in found.values():
+            operations = timeline.operations
+            assert list(operations["step"]) == list(range(10)), "the end of an epoch is no step"
+            assert set(operations["purpose"]) == {Purpose.AGREEMENT}
+
+    eventually(check)
+
+
+# Strategies of a user's own.
+
+
+class ByItself(Strategy):
+    """Agrees in a `step` of its own, through the default group or one that it makes."""
+
+    def make_group(self) -> dist.ProcessGroup | None:
+        return None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self.group = self.make_group()
+        return model
+
+    def step(self, max_norm: float | None = None) -> None:  # noqa: ARG002
+        time.sleep(SPENT_S)  # The arithmetic of a scheme.
+        for _, parameter in self.parameters:
+            dist.all_reduce(parameter.grad, group=self.group)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class InDefaultGroup(ByItself):
+    name = "in_default_group"
+
+
+class InOwnGroup(ByItself):
+    name = "in_own_group"
+
+    def make_group(self) -> dist.ProcessGroup | None:
+        return dist.new_group([0, 1, 2, 3])
+
+    def close(self) -> None:
+        dist.destroy_process_group(self.group)
+        super().close()
+
+
+class InSubgroup(ByItself):
+    name = "in_subgroup"
+
+    def make_group(self) -> dist.ProcessGroup | None:
+        groups = [self.comm.subgroup(ranks) for ranks in ((0, 1), (2, 3))]
+        return groups[self.comm.rank // 2]
+
+
+SPENT_S = 0.02
+ALL_REDUCES = 2 * 10
+"""Parameters of a linear layer, steps."""
+
+
+def linear() -> Workload:
+    torch.manual_seed(0)
+    x = torch.randn(64, 64)
+    return Workload(model=nn.Linear(64, 3), train=(x, x.argmax(1) % 3), loss=F.cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "unseen"),
+    [
+        ("InDefaultGroup", {"groups": 0, "operations": ALL_REDUCES}),
+        ("InOwnGroup", {"groups": 1, "operations": ALL_REDUCES}),
+        ("InSubgroup", {"groups": 0, "operations": 0}),
+    ],
+)
+def test_a_strategy_that_sends_past_us_is_found_out(
+    pool: Pool, tmp_path: Path, strategy: str, unseen: dict[str, int]
+) -> None:
+    def check(attempt: int) -> None:
+        folder = tmp_path / str(attempt)
+        found = timelines(pool, folder, SIZE, workload="linear", strategy=f"{HERE}:{strategy}")
+        summary = read_run(folder).summary
+        assert summary is not None
+        assert summary["unseen"] == unseen
+        for timeline in found.values():
+            assert len(timeline.operations) == (0 if any(unseen.values()) else ALL_REDUCES)
+        for split in splits(found):
+            assert split.computing_s < 0.5 * SPENT_S, "what comes before the optimiser is not computing"
+            assert split.other_s > 0.9 * SPENT_S
 
     eventually(check)
 
@@ -314,11 +435,11 @@ STATISTICS = {
 def test_what_is_sent_is_for_what_it_says(pool: Pool, tmp_path: Path, bn: str, others: dict[Any, Any]) -> None:
     found = timelines(pool, tmp_path / "run", workload="small_bn", strategy="ddp", bn=bn)
     expected = {(Kind.ALL_REDUCE, Purpose.GRADIENTS): [GRADIENT_BYTES], **others}
+    assert len(found) == 2
+    assert all(split.communication_s > 0 for split in splits(found))
+    waits = (Purpose.BUFFERS, Purpose.STATISTICS)
     for timeline in found.values():
         assert bytes_by_purpose(timeline) == [expected] * 5
-    for split in splits(found):
-        assert split.communication_s > 0
-        waits = (Purpose.BUFFERS, Purpose.STATISTICS)
         for row in timeline.operations[np.isin(timeline.operations["purpose"], waits)]:
             assert row["waited_from_s"] == row["start_s"], "forward and backward stand still meanwhile"
 

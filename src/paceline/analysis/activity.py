@@ -1,7 +1,7 @@
 """What the computing thread of a rank did when: its phases without their waits, and what it waited for the wire.
 
 The same cuts as in the time split, as intervals instead of sums: what is called waiting here adds up to the exposed
-communication there, but for what went on while the batch was fetched.
+communication there, but for what went on by itself while the batch was fetched.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ def activities_in(start_s: float, end_s: float, phases: Sequence[Span], operatio
     waits = union((span.waited_from_s, span.end_s) for span in operations if not math.isnan(span.waited_from_s))
     found, busy = [], []
     for span in phases:
-        cut = waits if span.kind in COMPUTE else []
-        pieces = difference(union(clipped([(span.start_s, span.end_s)], start_s, end_s)), cut)
+        pieces = difference(union(clipped([(span.start_s, span.end_s)], start_s, end_s)), waits)
         found += [Activity(span.kind.title, *piece) for piece in pieces]
         busy += pieces
     on_wire = union(clipped([(span.start_s, span.end_s) for span in operations], start_s, end_s))

@@ -31,6 +31,7 @@ def caveats(pool: Pool, uneven: Mapping[str, float | None]) -> Iterator[str]:
             f"{over['workers']} ranks share {over['cores']:g} cores, so they wait for each other's turn: "
             "times compare strategies on this machine, and say nothing about more machines."
         )
+    yield from pool.unread
     yield from (event["reason"] for event in pool.events if event["event"] == "unproven")
     for name, apart in uneven.items():
         if apart is not None:
@@ -38,8 +39,33 @@ def caveats(pool: Pool, uneven: Mapping[str, float | None]) -> Iterator[str]:
                 f"{name}: time per iteration differs by {100 * apart:.0f}% between ranks, "
                 "which a synchronous run should not show."
             )
+    yield from _unseen(pool)
     yield from _drifts(pool)
     yield from _divergences(pool, uneven)
+
+
+def unseen_traffic(name: str, summary: Mapping[str, Any] | None) -> str | None:
+    """What to say of a run that sent something past the groups that are timed; None where all of it was seen."""
+    unseen = (summary or {}).get("unseen") or {}
+    groups, operations = unseen.get("groups", 0), unseen.get("operations", 0)
+    if groups:
+        made = "1 process group" if groups == 1 else f"{groups} process groups"
+        return (
+            f"{name} made {made} of its own: what passes there is not in the time split. "
+            "Make them by comm.subgroup(ranks)."
+        )
+    if operations:
+        return (
+            f"{name} sent through groups that are not the run's, as torch's default one ({operations} operations): "
+            "they are not in the time split. Send through comm.group."
+        )
+    return None
+
+
+def _unseen(pool: Pool) -> Iterator[str]:
+    for contender in pool.contenders:
+        said = (unseen_traffic(contender.name, run.summary) for run in pool.runs_of(contender.name).values())
+        yield from list(filter(None, said))[:1]
 
 
 def _drifts(pool: Pool) -> Iterator[str]:

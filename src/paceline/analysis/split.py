@@ -36,7 +36,7 @@ class Split:
     other_s: float
     """Neither: data, the arithmetic of a strategy, Python."""
     data_s: float
-    """Getting the batch; a part of `other_s`."""
+    """Getting the batch, with nothing on the wire; a part of `other_s`."""
     stolen_s: float | None
     """Wall time less processor time inside what was computed; None where another processor computes."""
 
@@ -114,6 +114,7 @@ def split_step(start_s: float, end_s: float, phases: Sequence[Span], operations:
     wire = list(operations)
     waits = union((span.waited_from_s, span.end_s) for span in wire if not math.isnan(span.waited_from_s))
     computing = [span for span in phases if span.kind in COMPUTE]
+    data = [span for span in phases if span.kind is Kind.DATA]
     compute = difference(union(_within(computing, start_s, end_s)), waits)
     communication = union(_within(wire, start_s, end_s))
     both = length(intersection(compute, communication))
@@ -124,7 +125,7 @@ def split_step(start_s: float, end_s: float, phases: Sequence[Span], operations:
         overlapped_s=both,
         exposed_s=length(communication) - both,
         other_s=max(0.0, end_s - start_s - either),  # Rounding.
-        data_s=sum(span.end_s - span.start_s for span in phases if span.kind is Kind.DATA),
+        data_s=length(difference(union(_within(data, start_s, end_s)), communication)),
         stolen_s=_stolen(length(compute), [span.cpu_s for span in computing]),
     )
 

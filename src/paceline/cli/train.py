@@ -24,6 +24,7 @@ def command(
     """Train a workload under one strategy, and leave a record of it."""
     from rich.console import Console
 
+    from paceline.analysis.caveats import unseen_traffic
     from paceline.analysis.summary import summarise
     from paceline.experiments.train import train
     from paceline.report.live import Live
@@ -47,6 +48,9 @@ def command(
         raise
     if record is None:
         return
+    unseen = unseen_traffic(run.strategy, record.summary)
+    if unseen is not None:
+        messages.print(f"warning: {unseen}", markup=False, highlight=False, soft_wrap=True)
     traces = write_traces([record]) if run.trace else []
     if as_json:
         where = {"record": str(record.path), "trace": str(traces[0]) if traces else None}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.comm.timed import carrying, end_group, timed_group
+from paceline.comm.timed import TimedGroup, carrying, end_group, timed_group
+from paceline.errors import UsageError
+from paceline.measure.operations import OperationLog
 from paceline.measure.steps import Stopwatch
-from paceline.records.timeline import Purpose
+from paceline.records.timeline import NO_PEER, Kind, Purpose
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,27 @@ class Comm:
     """Who moves the bytes of `group`: gloo or nccl."""
     stopwatch: Stopwatch | None = None
     """What times this rank's steps; None where nobody measures."""
+    timeout_s: float = 120.0
+    subgroups: list[dist.ProcessGroup] = field(default_factory=list)
+    """What `subgroup` has made, on this rank."""
+
+    def subgroup(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """A group of some of the run's ranks, whose operations are timed as those of `group`; `close_comm` ends it.
+
+        Every rank of the run calls it, as `torch.distributed.new_group`; those that are not named get what that gives
+        to such ranks.
+        """
+        if self.world_size < dist.get_world_size():
+            raise UsageError(
+                f"subgroup() needs every rank, but {self.world_size} of {dist.get_world_size()} take part in the run.",
+                hint="let every rank be a worker",
+            )
+        members = sorted(ranks)
+        in_world = [dist.get_global_rank(self.group, rank) for rank in members]
+        group = _make_group(in_world, self.backend, self.timeout_s, self._log, members)
+        if self.rank in members:
+            self.subgroups.append(group)
+        return group
 
     def agreed(self) -> None:
         """A strategy says so when its gradients are agreed on and the optimiser starts."""
@@ -42,27 +65,60 @@ class Comm:
         return carrying(self.group, purpose)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Adds a small CPU tensor over the ranks, outside any timed step."""
-        dist.all_reduce(values, group=self.control)
-        return values
+        """Adds a small CPU tensor over the ranks."""
+        return self._agree(values, dist.ReduceOp.SUM)
 
     def smallest(self, value: int) -> int:
         """The least of the ranks' values."""
-        tensor = torch.tensor(value)
-        dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self.control)
-        return int(tensor)
+        return int(self._agree(torch.tensor(value), dist.ReduceOp.MIN))
 
     def largest(self, value: float) -> float:
         """The greatest of the ranks' values."""
-        tensor = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
-        return float(tensor)
+        return float(self._agree(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.MAX))
+
+    def any_of(self, flags: Tensor) -> Tensor:
+        """Where any rank has a flag: small CPU tensors of 0 and 1."""
+        return self._agree(flags, dist.ReduceOp.MAX)
 
     def gather(self, values: Tensor) -> list[Tensor]:
         """Every rank's small CPU tensor, on every rank."""
         everyone = [torch.empty_like(values) for _ in range(self.world_size)]
-        dist.all_gather(everyone, values, group=self.control)
+        with self._noted(Kind.ALL_GATHER, values.nbytes * self.world_size):
+            dist.all_gather(everyone, values, group=self.control)
         return everyone
+
+    @property
+    def own_groups(self) -> set[dist.ProcessGroup]:
+        """Every group of the run, those inside timed ones too."""
+        groups = {self.group, self.control, *self.subgroups}
+        return groups | {group.inner for group in groups if isinstance(group, TimedGroup)}
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether operations are noted."""
+        return self._log is not None
+
+    @property
+    def _log(self) -> OperationLog | None:
+        return None if self.stopwatch is None else self.stopwatch.operations
+
+    def _agree(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
+        with self._noted(Kind.ALL_REDUCE, values.nbytes):
+            dist.all_reduce(values, how, group=self.control)
+        return values
+
+    @contextmanager
+    def _noted(self, kind: Kind, size: int) -> Iterator[None]:
+        """Notes an operation of the loop's group where a step is going on: ranks wait there for each other too."""
+        log = self._log
+        if log is None:
+            yield
+            return
+        with log.carrying(Purpose.AGREEMENT):
+            operation = log.start(kind, size, NO_PEER, blocking=True)
+        yield
+        if operation is not None:
+            log.end(operation)
 
 
 def open_comm(
@@ -77,12 +133,8 @@ def open_comm(
 
     With a stopwatch that has a log of operations, what the strategy sends is noted there.
     """
-    timeout = timedelta(seconds=timeout_s)
-    if stopwatch is not None and stopwatch.operations is not None:
-        group = timed_group(ranks, backend, timeout, stopwatch.operations)
-    else:
-        group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
-    control = dist.new_group(list(ranks), backend="gloo", timeout=timeout)
+    group = _make_group(ranks, backend, timeout_s, None if stopwatch is None else stopwatch.operations)
+    control = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=timeout_s))
     if dist.get_rank() not in ranks:
         return None
     return Comm(
@@ -93,11 +145,29 @@ def open_comm(
         control=control,
         backend=backend,
         stopwatch=stopwatch,
+        timeout_s=timeout_s,
     )
+
+
+def _make_group(
+    ranks: Sequence[int],
+    backend: str,
+    timeout_s: float,
+    log: OperationLog | None,
+    members: Sequence[int] | None = None,
+) -> dist.ProcessGroup:
+    """A group over ranks of the world, timed where there is a log; `members` are their numbers in the run."""
+    timeout = timedelta(seconds=timeout_s)
+    if log is not None:
+        return timed_group(ranks, backend, timeout, log, members)
+    group: dist.ProcessGroup = dist.new_group(list(ranks), backend=backend, timeout=timeout)
+    return group
 
 
 def close_comm(comm: Comm) -> None:
     """Ends the run's groups and their threads."""
+    while comm.subgroups:
+        end_group(comm.subgroups.pop())
     end_group(comm.group)
     dist.destroy_process_group(comm.control)
 

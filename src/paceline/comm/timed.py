@@ -211,7 +211,8 @@ class TimedGroup(dist.ProcessGroup):
         return TimedWork(work, operation, log)
 
     def _member(self, peer: int) -> int:
-        return peer if peer == NO_PEER else self._members[peer]
+        """A peer's number in the run; one that there is not is left to the inner group to refuse."""
+        return self._members[peer] if 0 <= peer < len(self._members) else peer
 
     def _message(
         self, kind: Kind, peer: int, call: Callable[..., dist.Work], tensors: list[Tensor], *arguments: Any

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.flat import flat_view
@@ -207,8 +206,7 @@ class AfterBackward(Strategy):
 
     def _fill_unused(self) -> None:
         """Zeros where another rank has a gradient; nothing where none has, so that no momentum moves the weight."""
-        used = torch.tensor([p.grad is not None for _, p in self.parameters], dtype=torch.uint8)
-        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.comm.control)
+        used = self.comm.any_of(torch.tensor([p.grad is not None for _, p in self.parameters], dtype=torch.uint8))
         for (_, parameter), anywhere in zip(self.parameters, used.tolist(), strict=True):
             if anywhere and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
-from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
+from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
 from paceline.training.account import Report
 from paceline.training.ledger import Ledger
 from paceline.training.precision import autocast
@@ -112,4 +112,7 @@ class Loop:
         """Whether the data has ended on any rank. Data of unknown length costs one small message a step for this."""
         if self.source.steps() is not None:
             return pieces is None
-        return self.sync.comm.smallest(int(pieces is not None)) == 0
+        self.stopwatch.lap(DATA)  # Waiting for a rank whose data is late is not getting one's own.
+        ended = self.sync.comm.smallest(int(pieces is not None)) == 0
+        self.stopwatch.lap(AGREE)
+        return ended

@@ -16,7 +16,7 @@ from paceline.config import BatchNormMode
 from paceline.errors import WorkloadError
 from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.profiler import StepProfiler
-from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch, make_stopwatch
+from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch, make_stopwatch
 from paceline.measure.watch import Watch
 from paceline.strategies.base import MakeOptimizer, Strategy
 from paceline.training import results
@@ -117,6 +117,14 @@ class MeasuredSync(AssignedSync):
         correct: Tensor | int | None = None,
     ) -> None:
         self._notes.append(Note(loss, samples, correct))
+
+    def mean(self, value: float, samples: int = 1) -> float:
+        if self._in_backward:
+            return super().mean(value, samples)
+        self._stopwatch.lap(DATA)  # Waiting for a rank that is late is not getting data.
+        mean = super().mean(value, samples)
+        self._stopwatch.lap(AGREE)
+        return mean
 
     def step(self, max_norm: float | None = None) -> None:
         self._stopwatch.lap(BACKWARD)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm, close_comm
+from paceline.comm.lookout import Lookout
 from paceline.config import BatchNormMode
-from paceline.strategies.base import MakeOptimizer, Strategy
+from paceline.strategies.base import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.batchnorm import LiveBuffers, synced
 
 
@@ -37,7 +38,8 @@ class Sync:
         """Whether BatchNorm layers send messages of their own."""
         if self.normalises_together:
             self._undo.enter_context(synced(model, comm))
-        self.model: nn.Module = strategy.attach(model, make_optimizer, comm)
+        self._lookout = Lookout()
+        self.model: nn.Module = strategy.attach(model, self._noting_its_start(make_optimizer), comm)
         """The module to call."""
         if comm.stopwatch is not None:
             self._undo.callback(comm.stopwatch.watch_gradients(p for p in model.parameters() if p.requires_grad))
@@ -67,6 +69,10 @@ class Sync:
     def broadcast_bytes(self) -> int:
         """What rank 0 broadcasts before each step: the buffers that training changes, as far as known by now."""
         return self.buffers.bytes if self._broadcasts_buffers else 0
+
+    def unseen(self) -> dict[str, int] | None:
+        """How much passed by the groups that are timed; None where none are. Every rank calls it."""
+        return self._lookout.unseen(self.comm) if self.comm.is_timed else None
 
     def microbatch(self, last: bool) -> AbstractContextManager[Any]:
         """Goes around forward and backward of one micro-batch."""
@@ -134,6 +140,18 @@ class Sync:
             self.close()
         else:
             self.detach()
+
+    def _noting_its_start(self, make_optimizer: MakeOptimizer) -> MakeOptimizer:
+        """Has the optimiser itself say when it starts: a strategy with a `step` of its own need not."""
+
+        def make(parameters: NamedParameters) -> torch.optim.Optimizer:
+            optimizer = make_optimizer(parameters)
+            if self.comm.is_timed and isinstance(optimizer, torch.optim.Optimizer):
+                hook = optimizer.register_step_pre_hook(lambda *_: self.comm.agreed())
+                self._undo.callback(hook.remove)
+            return optimizer
+
+        return make
 
     def _refresh_buffers(self, module: nn.Module, _: Any) -> None:
         if self._buffers_are_old and module.training:
