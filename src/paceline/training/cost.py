@@ -73,10 +73,10 @@ class Side:
         self._source = stage.source()
         self.can_start_again = self._source.peek(1) is not None
         """Data that can be gone through only once cannot be shared by two sides."""
+        self._sync = Sync(stage.model, optimizer_factory(config, stage.workload), stage.strategy, self.comm, config.bn)
         place = RunFolder.create(folder)
         self._steps = StepWriter(place, self.comm.rank)
         self._timeline = TimelineWriter(place.path, self.comm.rank) if config.events else None
-        self._sync = Sync(stage.model, optimizer_factory(config, stage.workload), stage.strategy, self.comm, config.bn)
         self._ledger = Ledger(self._stopwatch, self._steps, self._timeline)
         windows = Windows(self._sync, self._ledger, config.log_every, silent)
         self._loop = Loop(

@@ -53,9 +53,11 @@ def examine_run(
         stages.enter("workload")
         short = RunConfig(**{name: getattr(config, name) for name in EXAMINED_SETTINGS}, steps=STEPS, evaluate=False)
         needs = _try_workload(short, world, folder.path / WORKLOAD_FOLDER, threads, number, command)
+        found = replace(found, workload=needs)
+        if world.rank == 0:
+            write_examination(folder.path, found)
         stages.enter("cost")
-        cost = measure_cost(short, world, threads=threads, number=number)
-        found = replace(found, workload=needs, measuring_cost=cost)
+        found = replace(found, measuring_cost=measure_cost(short, world, threads=threads, number=number))
     if world.rank == 0:
         write_examination(folder.path, replace(found, measured_s=time.perf_counter() - began))
         folder.mark_finished()
