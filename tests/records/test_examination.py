@@ -70,6 +70,16 @@ def drop(content: dict[str, Any], *path: str | int) -> None:
         (lambda c: c["link"]["pairs"][0].update(ranks=[0]), "not between two ranks"),
         (lambda c: c["link"]["all_reduces"][0].update(points=[]), "without points"),
         (lambda c: c["contention"].update(product_alone_s=0), "takes no time"),
+        (lambda c: c["contention"].update(all_reduce_beside_s=-1), "takes no time"),
+        (lambda c: c["contention"].update(product_beside_s=float("inf")), "Infinity is not a number"),
+        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=float("inf")), "Infinity is not a number"),
+        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=1e-320), "takes no time"),
+        (lambda c: c["link"]["pairs"][0].update(ranks=[0, 9]), "not between two ranks"),
+        (lambda c: c["link"]["all_reduces"][0]["points"][0].update(bytes=0), "one of no bytes"),
+        (lambda c: c["link"]["all_reduces"][0]["points"][0].update(busbw_bytes_per_s=0), "takes no time"),
+        (lambda c: c["link"]["all_reduces"][0]["points"][0].update(busbw_bytes_per_s=float("nan")), "not a number"),
+        (lambda c: c["workload"].update(step_s=0), "step that takes no time"),
+        (lambda c: c["ranks"][0].update(cores=0), "without cores"),
         (lambda c: c["workload"].update(peak_bytes=[1]), "not one figure per rank"),
         (lambda c: c.update(schema=1), "has schema 1"),
     ],
@@ -85,7 +95,17 @@ def test_a_damaged_one_is_refused_with_the_place(tmp_path: Path, damage: Damage,
     assert str(file) in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "\x00"])
+def test_what_has_a_default_may_be_missing(tmp_path: Path) -> None:
+    write_examination(tmp_path, examination())
+    file = tmp_path / "doctor.json"
+    content = json.loads(file.read_text())
+    for name in ("measuring_cost", "failure", "failure_hint"):
+        del content[name]
+    file.write_text(json.dumps(content))
+    assert read_examination(tmp_path) == examination()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\x00", "[" * 100_000])
 def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "doctor.json").write_text(text)
     with pytest.raises(RecordError):
@@ -100,3 +120,14 @@ def test_an_experiment_and_its_comparison_carry_it(tmp_path: Path) -> None:
     assert read_comparison(tmp_path / "without").examination is None
     assert read_comparison(path).examination == examination()
     assert pool(find_records([tmp_path / "without", path])).examination == examination()
+
+
+def test_one_that_cannot_be_read_costs_an_experiment_nothing_else(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", repeats=1)
+    (path / "doctor.json").write_text("{}")
+    comparison = read_comparison(path)
+    assert comparison.examination is None
+    assert comparison.row("ddp").step_s is not None
+    (said,) = [warning for warning in comparison.warnings if "doctor" in warning]
+    assert said.startswith(f"{path / 'doctor.json'} has schema None")
+    assert said.endswith("What the doctor found is left out.")

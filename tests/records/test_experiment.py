@@ -50,10 +50,13 @@ def test_an_experiment_may_be_reached_by_a_link(tmp_path: Path) -> None:
     ("event", "message"),
     [
         ({"event": "run", "contender": "dpd", "repeat": 0, "folder": "x"}, "does not know the contender 'dpd'"),
-        ({"event": "run", "contender": ["ddp"], "repeat": 0, "folder": "x"}, "does not know the contender"),
+        ({"event": "run", "contender": ["ddp"], "repeat": 0, "folder": "x"}, "contender of an event 'run' is not text"),
         ({"event": "run", "contender": "ddp", "folder": "x"}, "an event 'run' has no repeat"),
-        ({"event": "run", "contender": "ddp", "repeat": "0", "folder": "x"}, "has no number of a repeat"),
-        ({"event": "run", "contender": "ddp", "repeat": 0, "folder": None}, "or no folder"),
+        (
+            {"event": "run", "contender": "ddp", "repeat": "0", "folder": "x"},
+            "repeat of an event 'run' is not a whole number",
+        ),
+        ({"event": "run", "contender": "ddp", "repeat": 0, "folder": None}, "folder of an event 'run' is not text"),
         ({"event": "failure", "contender": "ddp"}, "an event 'failure' has no message"),
         ({"event": "failure", "contender": "dpd", "message": "x"}, "does not know the contender 'dpd'"),
         ({"event": "parity", "contender": "ddp", "error": 0.0}, "has no lossless, ranks, steps, tolerance"),

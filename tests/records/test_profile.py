@@ -29,7 +29,17 @@ def test_a_profile_reads_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [{"operators": None}, {"operators": [{}]}, {"rest": 3}, {"step_s": "soon"}, {"first_step": None}],
+    [
+        {"operators": None},
+        {"operators": [{}]},
+        {"rest": 3},
+        {"step_s": "soon"},
+        {"step_s": 0},
+        {"first_step": None},
+        {"first_step": -1},
+        {"first_step": 23},
+        {"last_step": 10**20},
+    ],
 )
 def test_a_damaged_profile_is_an_error(tmp_path: Path, damage: dict[str, Any]) -> None:
     write_profile(PROFILE, RunFolder(tmp_path), 0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.records import RunRecord
 from paceline.records.examination import Examination
 from paceline.records.experiment import Contender, ExperimentRecord, Role
+from paceline.records.reader import check_comparable
 
 NOT_A_SETTING = frozenset({"seed", "strategy", "data_dir", "trace", "log_every", "tensorboard", "profile", "timeout"})
 """What two runs of one contender may differ in."""
@@ -48,6 +49,8 @@ class Pool:
     """The settings that all share."""
     examination: Examination | None = None
     """What the doctor found: the first examination there is."""
+    unread: list[str] = field(default_factory=list)
+    """Sentences on what was left out of the records, since it is damaged."""
 
     def entries_of(self, contender: str) -> list[Entry]:
         """A contender's runs, with what they are paired by."""
@@ -81,6 +84,7 @@ class _Part:
     provenances: list[dict[str, Any]]
     config: dict[str, Any]
     examination: Examination | None = None
+    unread: list[str] = field(default_factory=list)
 
 
 def pool(records: Sequence[ExperimentRecord | RunRecord]) -> Pool:
@@ -108,11 +112,15 @@ def pool(records: Sequence[ExperimentRecord | RunRecord]) -> Pool:
         provenances=[provenance for part in parts for provenance in part.provenances],
         config=_shared([part.config for part in parts]),
         examination=next((part.examination for part in parts if part.examination is not None), None),
+        unread=[sentence for part in parts for sentence in part.unread],
     )
 
 
-def _parts(records: Iterable[ExperimentRecord | RunRecord]) -> list[_Part]:
+def _parts(records: Sequence[ExperimentRecord | RunRecord]) -> list[_Part]:
     """A part per experiment, and one for all runs that stand alone."""
+    for record in records:
+        for run in [record] if isinstance(record, RunRecord) else [measured.run for measured in record.runs]:
+            check_comparable(run)
     experiments = [_of_experiment(record) for record in records if isinstance(record, ExperimentRecord)]
     alone = [record for record in records if isinstance(record, RunRecord)]
     return experiments + ([_of_runs(alone)] if alone else [])
@@ -134,6 +142,7 @@ def _of_experiment(record: ExperimentRecord) -> _Part:
         provenances=[record.provenance],
         config=record.config,
         examination=record.examination,
+        unread=record.unread,
     )
 
 

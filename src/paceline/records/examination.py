@@ -13,6 +13,8 @@ from paceline.records.typed import Misfit, build
 from paceline.records.writer import write_json
 
 LARGE_BYTES = 1 << 20
+FASTEST_BYTES_PER_S = 1e18
+"""No link comes near it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,17 +271,31 @@ def _check(found: Examination) -> None:
         raise Misfit("it does not count its ranks from 0")
     if found.workload is not None and len(found.workload.peak_bytes) != len(found.ranks):
         raise Misfit("it.workload.peak_bytes is not one figure per rank")
+    if not all(rank.cores > 0 and rank.threads > 0 for rank in found.ranks):
+        raise Misfit("it.ranks has one without cores or threads")
+    if found.workload is not None and not (found.workload.step_s > 0 and found.workload.workers > 0):
+        raise Misfit("it.workload has a step that takes no time, or no ranks")
     if found.link is not None:
-        for pair in found.link.pairs:
-            if len(pair.ranks) != 2 or len(pair.hosts) != 2 or not pair.beta_s_per_byte > 0:
-                raise Misfit("it.link.pairs has a link that is not between two ranks, or takes no time")
-        if not found.link.pairs or not found.link.all_reduces:
-            raise Misfit("it.link has no pair, or no all-reduce")
-        if not all(group.points and group.hosts for group in found.link.all_reduces):
-            raise Misfit("it.link.all_reduces has one without points")
-    times = found.contention
-    if times is not None and not (times.product_alone_s > 0 and times.all_reduce_alone_s > 0):
-        raise Misfit("it.contention has something that takes no time")
+        _check_link(found.link, len(found.ranks))
+    if found.contention is not None:
+        both = found.contention
+        times = (both.product_alone_s, both.product_beside_s, both.all_reduce_alone_s, both.all_reduce_beside_s)
+        if not min(times) > 0:
+            raise Misfit("it.contention has something that takes no time")
+
+
+def _check_link(link: Link, ranks: int) -> None:
+    for pair in link.pairs:
+        between = len(pair.ranks) == 2 and len(pair.hosts) == 2 and set(pair.ranks) <= set(range(ranks))
+        if not between or pair.alpha_s < 0 or not pair.beta_s_per_byte > 1 / FASTEST_BYTES_PER_S:
+            raise Misfit("it.link.pairs has a link that is not between two ranks, or takes no time")
+    if not link.pairs or not link.all_reduces:
+        raise Misfit("it.link has no pair, or no all-reduce")
+    if not all(group.points and group.hosts and group.ranks for group in link.all_reduces):
+        raise Misfit("it.link.all_reduces has one without points")
+    for point in (point for group in link.all_reduces for point in group.points):
+        if not min(point.bytes, point.time_s, point.algbw_bytes_per_s, point.busbw_bytes_per_s) > 0:
+            raise Misfit("it.link.all_reduces has one of no bytes, or one that takes no time")
 
 
 def write_examination(folder: Path, examination: Examination) -> None:

@@ -10,16 +10,24 @@ from typing import Any, Literal, get_args
 from paceline.errors import RecordError
 from paceline.records import schema
 from paceline.records.examination import Examination, find_examination
+from paceline.records.kinds import COUNT, DESIGN, FLAG, NUMBER, PROVENANCE, TEXT, check_kinds
 from paceline.records.reader import RunRecord, check_schema, read_events, read_json, read_run
 from paceline.records.writer import write_json
 
 Role = Literal["candidate", "bound", "baseline"]
 
-EVENT_KEYS = {
-    "run": {"contender", "repeat", "folder"},
-    "parity": {"contender", "error", "tolerance", "lossless", "ranks", "steps"},
-    "failure": {"contender", "message"},
-    "unproven": {"reason"},
+EVENT_KINDS = {
+    "run": {"contender": TEXT, "repeat": COUNT, "folder": TEXT},
+    "parity": {
+        "contender": TEXT,
+        "error": NUMBER.or_null,
+        "tolerance": NUMBER,
+        "lossless": FLAG,
+        "ranks": COUNT,
+        "steps": COUNT,
+    },
+    "failure": {"contender": TEXT, "message": TEXT},
+    "unproven": {"reason": TEXT},
 }
 """What a reader relies on in an event of an experiment."""
 
@@ -88,6 +96,8 @@ class ExperimentRecord:
     runs: list[Measured]
     examination: Examination | None = None
     """What the doctor found on the machine before it."""
+    unread: list[str] = field(default_factory=list)
+    """Sentences on what is damaged, and was left out, since the rest does without it."""
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind, in order."""
@@ -105,12 +115,15 @@ def read_experiment(path: Path) -> ExperimentRecord:
         raise RecordError(f"{path} holds no experiment: {schema.EXPERIMENT_FILE} is missing.")
     content = read_json(path / schema.EXPERIMENT_FILE)
     check_schema(content, path / schema.EXPERIMENT_FILE, {"kind", "contenders", "config", "design", "provenance"})
+    check_kinds(content["design"], DESIGN, "its design", path / schema.EXPERIMENT_FILE)
+    check_kinds(content["provenance"], PROVENANCE, "its provenance", path / schema.EXPERIMENT_FILE)
     contenders = _contenders(content["contenders"], path / schema.EXPERIMENT_FILE)
     by_name = {contender.name: contender for contender in contenders}
     events = read_events(path / schema.EVENTS_FILE)
     for event in events:
         _check_event(event, by_name, path / schema.EVENTS_FILE)
     started = [(event, _folder_of(event, path)) for event in events if event["event"] == "run"]
+    examination, unread = _examination_of(path)
     runs = [
         Measured(by_name[event["contender"]], event["repeat"], read_run(folder))
         for event, folder in started
@@ -125,8 +138,17 @@ def read_experiment(path: Path) -> ExperimentRecord:
         provenance=content["provenance"],
         events=events,
         runs=runs,
-        examination=find_examination(path),
+        examination=examination,
+        unread=unread,
     )
+
+
+def _examination_of(path: Path) -> tuple[Examination | None, list[str]]:
+    """What the doctor found; where it cannot be read, why: runs are compared without it."""
+    try:
+        return find_examination(path), []
+    except RecordError as error:
+        return None, [f"{error.message} What the doctor found is left out."]
 
 
 def _contenders(entries: Any, file: Path) -> list[Contender]:
@@ -154,15 +176,11 @@ def _contender(entry: Any, file: Path) -> Contender:
 def _check_event(event: Mapping[str, Any], known: Mapping[str, Contender], file: Path) -> None:
     """Refuses an event that lacks what readers rely on, or is about a contender that was not announced."""
     kind = event["event"]
-    needed = EVENT_KEYS.get(kind, set())
-    missing = needed - event.keys()
-    if missing:
-        raise RecordError(f"{file} is damaged: an event {kind!r} has no {', '.join(sorted(missing))}.")
+    kinds = EVENT_KINDS.get(kind, {})
+    check_kinds(event, kinds, f"an event {kind!r}", file, needed=kinds)
     name = event.get("contender")
-    if "contender" in needed and (not isinstance(name, str) or name not in known):
+    if "contender" in kinds and name not in known:
         raise RecordError(f"{file} is damaged: {schema.EXPERIMENT_FILE} does not know the contender {name!r}.")
-    if kind == "run" and not (type(event["repeat"]) is int and isinstance(event["folder"], str)):
-        raise RecordError(f"{file} is damaged: an event 'run' has no number of a repeat, or no folder.")
 
 
 def _folder_of(event: Mapping[str, Any], path: Path) -> Path:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import RecordError
+from paceline.records.kinds import LONGEST_S
 from paceline.records.reader import read_json
 from paceline.records.schema import profile_file
+from paceline.records.typed import Misfit, build
 from paceline.records.writer import RunFolder, write_json
+
+LAST_STEP = 1 << 32
+"""Steps are counted in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +55,10 @@ def write_profile(profile: Profile, folder: RunFolder, rank: int) -> None:
 
 def read_profile(file: Path) -> Profile:
     """One rank's profile."""
-    content = read_json(file)
     try:
-        operators = [_operator(entry) for entry in content["operators"]]
-        rest = None if content["rest"] is None else _operator(content["rest"])
-        first, last, step_s = int(content["first_step"]), int(content["last_step"]), float(content["step_s"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"{file} is damaged: it is not a profile ({error}).") from None
-    return Profile(first, last, step_s, operators, rest)
-
-
-def _operator(entry: dict[str, Any]) -> Operator:
-    values = {field.name: entry[field.name] for field in fields(Operator) if field.name != "name"}
-    missing_totals = {"cpu_s", "device_s"}
-    numbers = {
-        name: None if value is None and name in missing_totals else float(value) for name, value in values.items()
-    }
-    return Operator(name=str(entry["name"]), **numbers)  # type: ignore[arg-type]
+        found = build(Profile, read_json(file))
+    except Misfit as misfit:
+        raise RecordError(f"{file} is damaged: {misfit}.") from None
+    if not 0 <= found.first_step <= found.last_step < LAST_STEP or not 0 < found.step_s < LONGEST_S:
+        raise RecordError(f"{file} is damaged: it is about no step, or about one that takes no time.")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from paceline.errors import RecordError
 from paceline.records import schema
+from paceline.records.kinds import LOG, check_kinds, check_run, check_run_events, check_summary
 
 if TYPE_CHECKING:
     from paceline.records.profile import Profile
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 
 OBJECTS = frozenset({"config", "topology", "design", "provenance"})
 """Sections that hold values by name."""
+COMPARED = frozenset({"workers", "device", "exchanges", "lossless", "batch", "threads", "cores", "ranks_per_host"})
+"""What a comparison relies on in a topology."""
+DEEPEST = 50
+"""How deeply JSON may be nested: far more than ours is, far less than what reads it can bear."""
+MOST = 1e18
+"""No figure of a step or a sample is as large: 10¹⁸ bytes are more than any host has."""
 
 
 @dataclass(frozen=True)
@@ -68,34 +76,46 @@ class RunRecord:
         """When each rank did what; only read when asked for. Empty where events were not collected."""
         from paceline.records.timeline import read_timeline
 
-        files = files_by_rank(self.path, "timeline-*.bin")
-        return {rank: read_timeline(file).without_drift(self._drift_rate(rank)) for rank, file in files.items()}
+        files = self._files("timeline-*.bin")
+        ranks = self.topology.get("world_size") or max(files, default=0) + 1
+        found = {rank: read_timeline(file, ranks) for rank, file in files.items()}
+        return {rank: timeline.without_drift(self._drift_rate(rank)) for rank, timeline in found.items()}
 
     @cached_property
     def resources(self) -> dict[int, Resources]:
         """What each rank's process used; only read when asked for. Empty in records that have none."""
         from paceline.records.resources import read_resources
 
-        return {rank: read_resources(file) for rank, file in files_by_rank(self.path, "resources-*.csv").items()}
+        found = {rank: read_resources(file) for rank, file in self._files("resources-*.csv").items()}
+        return {rank: samples.without_drift(self._drift_rate(rank)) for rank, samples in found.items()}
 
     @cached_property
     def marks(self) -> dict[int, list[schema.MarkRow]]:
         """What happened on each rank beside its steps; only read when asked for."""
         from paceline.records.resources import read_marks
 
-        return {rank: read_marks(file) for rank, file in files_by_rank(self.path, "marks-*.csv").items()}
+        found = {rank: read_marks(file) for rank, file in self._files("marks-*.csv").items()}
+        return {rank: [mark.without_drift(self._drift_rate(rank)) for mark in marks] for rank, marks in found.items()}
 
     @cached_property
     def profiles(self) -> dict[int, Profile]:
         """What torch's profiler found on each rank; only read when asked for. Empty without `--profile`."""
         from paceline.records.profile import read_profile
 
-        return {rank: read_profile(file) for rank, file in files_by_rank(self.path, "profile-*.json").items()}
+        return {rank: read_profile(file) for rank, file in self._files("profile-*.json").items()}
+
+    def _files(self, pattern: str) -> dict[int, Path]:
+        """The files that there is one of for every rank; one of a rank that there cannot be is an error."""
+        files, ranks = files_by_rank(self.path, pattern), self.topology.get("world_size")
+        for rank, file in files.items():
+            if ranks is not None and rank >= ranks:
+                raise RecordError(f"{file} is of a rank that the run did not have: it had {ranks}.")
+        return files
 
     def _drift_rate(self, rank: int) -> float:
         """By how much a rank's clock went faster than rank 0's, in seconds a second."""
         clock = (self.summary or {}).get("clock") or {}
-        drift_s, at_s = clock.get("drift_s") or [], clock.get("at_s")
+        drift_s, at_s = clock.get("drift_s", []), clock.get("at_s")
         return drift_s[rank] / at_s if at_s and rank < len(drift_s) else 0.0
 
 
@@ -113,24 +133,42 @@ def read_run(path: Path) -> RunRecord:
         raise RecordError(f"{path} holds no record: {schema.RUN_FILE} is missing.", hint="name a run's own folder")
     run = read_json(run_file)
     check_schema(run, run_file, {"config", "topology", "provenance"})
+    check_run(run, run_file)
+    events = read_events(path / schema.EVENTS_FILE)
+    check_run_events(events, path / schema.EVENTS_FILE)
     summary_file = path / schema.SUMMARY_FILE
+    summary = read_json(summary_file) if summary_file.is_file() else None
+    if summary is not None:
+        check_summary(summary, summary_file)
     return RunRecord(
         path=path,
         config=run["config"],
         topology=run["topology"],
         provenance=run["provenance"],
         steps={rank: read_steps(file) for rank, file in files_by_rank(path, "rank-*.csv").items()},
-        events=read_events(path / schema.EVENTS_FILE),
-        summary=read_json(summary_file) if summary_file.is_file() else None,
+        events=events,
+        summary=summary,
         finished=(path / schema.FINISHED_FILE).is_file(),
     )
+
+
+def check_comparable(run: RunRecord) -> None:
+    """Refuses a record that lacks what a comparison needs; what only tells of one run may lack it."""
+    file = run.path / schema.RUN_FILE
+    bn = {"bn"} if run.topology.get("batch_norm_layers") else set()
+    check_kinds(run.config, {}, "its config", file, needed={"strategy"} | bn)
+    check_kinds(run.topology, {}, "its topology", file, needed=COMPARED)
+    for event in run.events_of("log"):
+        check_kinds(event, {}, "an event 'log'", run.path / schema.EVENTS_FILE, needed=LOG)
 
 
 def read_steps(file: Path) -> Steps:
     """One rank's steps."""
     header, *lines = whole_lines(read_text(file)) or [schema.CSV_HEADER.strip()]
     names = header.split(",")
-    loss = names.index("loss") if "loss" in names else None
+    if not set(schema.StepRow._fields) <= set(names):
+        raise RecordError(f"{file} is damaged: its first line does not name its columns.")
+    loss = names.index("loss")
     try:
         rows = [
             [float("nan" if index == loss and not value else value) for index, value in enumerate(line.split(","))]
@@ -140,6 +178,8 @@ def read_steps(file: Path) -> Steps:
     except ValueError:
         raise RecordError(f"{file} is damaged: a line does not hold {len(names)} numbers.") from None
     columns = {name: table[:, index] for index, name in enumerate(names)}
+    if not all(is_measured(columns[name]) for name in schema.StepRow._fields if name != "loss"):
+        raise RecordError(f"{file} is damaged: a step has something that was not measured.")
     return Steps(columns, tells_loss=not any(",," in line for line in lines))
 
 
@@ -148,8 +188,8 @@ def read_events(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     try:
-        events = [json.loads(line) for line in whole_lines(read_text(file))]
-    except json.JSONDecodeError as error:
+        events = [parse_json(line) for line in whole_lines(read_text(file))]
+    except ValueError as error:
         raise RecordError(f"{file} is damaged: {error}.") from None
     for event in events:
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
@@ -168,6 +208,13 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise RecordError(f"{file} is damaged: {error}.") from None
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+def is_measured(values: npt.NDArray[np.float64]) -> bool:
+    """Whether all values are numbers, and none beyond what anything in a record can be."""
+    return bool((np.isfinite(values) & (np.abs(values) < MOST)).all())
 
 
 def check_schema(content: dict[str, Any], file: Path, sections: set[str]) -> None:
@@ -188,9 +235,51 @@ def check_schema(content: dict[str, Any], file: Path, sections: set[str]) -> Non
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RecordError(f"{file} cannot be read: {error}.") from None
     if not isinstance(content, dict):
         raise RecordError(f"{file} is damaged: it is not a JSON object.")
     return content
+
+
+def parse_json(text: str) -> Any:
+    """What a text of JSON holds; raises `ValueError` for what ours never has: NaN, and all that readers choke on."""
+    try:
+        content = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_finite_int)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_depth(content)
+    if "\\u" in text:  # Half of a pair of surrogates can be escaped, but not printed.
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return value
+
+
+def _finite_int(text: str) -> int:
+    _finite(text)
+    return int(text)
+
+
+def _check_depth(content: Any) -> None:
+    level = [content]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, list | dict)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import RecordError
+from paceline.records.kinds import LONGEST_S
 
 MAGIC = b"paceline-timeline"
 FORMAT = 1
@@ -166,9 +167,15 @@ class TimelineWriter:
         self._file.close()
 
 
-def read_timeline(file: Path) -> Timeline:
-    """One rank's timeline, also of a run that is still going on."""
-    content = file.read_bytes()
+def read_timeline(file: Path, ranks: int | None = None) -> Timeline:
+    """One rank's timeline, also of a run that is still going on; `ranks` is how many the run has, where that is known.
+
+    What it holds is checked: readers look peers up, and turn times into whole numbers.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read: {error.strerror}.") from None
     if not content.startswith(MAGIC):
         raise RecordError(f"{file} is damaged: it is not a timeline.")
     if not content.startswith(HEADER):
@@ -176,8 +183,12 @@ def read_timeline(file: Path) -> Timeline:
     whole = (len(content) - len(HEADER)) // ROW.itemsize
     rows = np.frombuffer(content, dtype=ROW, count=whole, offset=len(HEADER))
     known = np.isin(rows["kind"], list(Kind)) & np.isin(rows["purpose"], list(Purpose))
-    in_order = np.isfinite(rows["start_s"]) & np.isfinite(rows["end_s"]) & (rows["start_s"] <= rows["end_s"])
+    in_order = (rows["start_s"] > -LONGEST_S) & (rows["start_s"] <= rows["end_s"]) & (rows["end_s"] < LONGEST_S)
     lasts = (rows["kind"] != Kind.STEP) | (rows["start_s"] < rows["end_s"])
     if not (known & in_order & lasts).all():
         raise RecordError(f"{file} is damaged: a row is of no known kind, or does not end after it starts.")
+    if any((np.abs(rows[name]) >= LONGEST_S).any() for name in ("waited_from_s", "cpu_s")):
+        raise RecordError(f"{file} is damaged: a row has a time that cannot be.")
+    if (rows["peer"] < NO_PEER).any() or (ranks is not None and (rows["peer"] >= ranks).any()):
+        raise RecordError(f"{file} is damaged: an operation is with a rank that the run did not have.")
     return Timeline(rows[np.argsort(rows["start_s"], kind="stable")])

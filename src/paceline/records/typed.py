@@ -15,15 +15,20 @@ class Misfit(Exception):
 
 
 def build(kind: type[T], value: Any, place: str = "it") -> T:
-    """A dataclass from a mapping with exactly its fields; lists, mappings and dataclasses inside are built too."""
+    """A dataclass from a mapping with its fields; those with a default may be missing. What is inside is built too."""
     if not isinstance(value, dict):
         raise Misfit(f"{place} is not a JSON object")
-    fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    if fields != value.keys():
-        missing, unknown = sorted(fields - value.keys()), sorted(value.keys() - fields)
+    fields = {field.name: _has_default(field) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    missing = sorted(name for name, has_default in fields.items() if name not in value and not has_default)
+    unknown = sorted(value.keys() - fields.keys())
+    if missing or unknown:
         raise Misfit(f"{place} has no {missing[0]}" if missing else f"{place} has {unknown[0]!r}, which is not known")
     hints = typing.get_type_hints(kind)
-    return kind(**{name: _fit(hints[name], value[name], f"{place}.{name}") for name in fields})
+    return kind(**{name: _fit(hints[name], value[name], f"{place}.{name}") for name in fields if name in value})
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 def _fit(kind: Any, value: Any, place: str) -> Any:

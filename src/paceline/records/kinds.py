@@ -1,0 +1,162 @@
+"""Which kind of value stands under which name in a record, checked when it is read: a record may come from elsewhere.
+
+A name that is missing is a matter for whoever needs it; what is there has to be of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RecordError
+
+LONGEST_S = 1e9
+"""No time in a record is further from its beginning, which is 30 years."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value."""
+
+    words: str
+    """As in: it is not …"""
+    holds: Callable[[Any], bool]
+
+    @property
+    def or_null(self) -> Kind:
+        """The same where nothing may have been measured."""
+        return Kind(f"{self.words} or null", lambda value: value is None or self.holds(value))
+
+    @property
+    def listed(self) -> Kind:
+        """A list of such."""
+        return Kind(f"a list, each {self.words}", lambda value: isinstance(value, list) and all(map(self.holds, value)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+TEXT = Kind("text", lambda value: isinstance(value, str))
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+OBJECT = Kind("a JSON object", lambda value: isinstance(value, dict))
+NUMBER = Kind("a number", _is_number)
+POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
+WHOLE = Kind("a whole number", _is_whole)
+COUNT = Kind("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0)
+SOME = Kind("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1)
+TIME = Kind("a time in seconds", lambda value: _is_number(value) and abs(value) < LONGEST_S)
+
+CONFIG = {"strategy": TEXT, "bn": TEXT, "precision": TEXT, "seed": WHOLE.or_null, "profile": TEXT.or_null}
+TOPOLOGY = {
+    "workload": TEXT,
+    "strategy": TEXT,
+    "device": TEXT,
+    "lossless": FLAG,
+    "exchanges": FLAG,
+    "world_size": SOME,
+    "workers": SOME,
+    "ranks_per_host": SOME,
+    "batch": SOME.or_null,
+    "threads": SOME,
+    "cores": POSITIVE,
+    "parameters": COUNT,
+    "gradient_bytes": COUNT,
+    "batch_norm_layers": COUNT,
+    "random_layers": COUNT,
+    "classes": COUNT.or_null,
+}
+PROVENANCE = {"host": TEXT.or_null, "cpu": TEXT.or_null, "versions": OBJECT}
+DESIGN = {"ranks": SOME.or_null, "repeats": COUNT, "max_repeats": COUNT, "looks": COUNT, "reference": TEXT.or_null}
+LOG = {"losses": NUMBER.or_null.listed, "wall_s": TIME, "samples": NUMBER}
+"""An event `log` of a run."""
+SUMMARY = {
+    "steps": COUNT.or_null,
+    "train_s": TIME.or_null,
+    "step_s": TIME.or_null,
+    "samples_per_s": NUMBER.or_null,
+    "average_loss": NUMBER.or_null,
+    "weight_divergence": NUMBER.or_null,
+    "ranks": OBJECT.listed.or_null,
+    "traffic": OBJECT.or_null,
+    "clock": OBJECT.or_null,
+    "unseen": OBJECT.or_null,
+    "test": OBJECT.or_null,
+}
+RANK = {
+    "rank": COUNT,
+    "peak_bytes": NUMBER.or_null,
+    "cpu_share": NUMBER.or_null,
+    "resident_bytes": NUMBER.or_null,
+    "split": OBJECT,
+}
+"""A rank's entry in a summary."""
+SPLIT = {
+    "step_s": POSITIVE,
+    "compute_s": NUMBER,
+    "overlapped_s": NUMBER,
+    "exposed_s": NUMBER,
+    "other_s": NUMBER,
+    "data_s": NUMBER,
+    "stolen_s": NUMBER.or_null,
+}
+TRAFFIC = {"sent_bytes": NUMBER.listed, "received_bytes": NUMBER.listed}
+TEST = {
+    "loss": NUMBER.or_null,
+    "accuracy": NUMBER.or_null,
+    "samples": NUMBER.or_null,
+    "available": NUMBER.or_null,
+}
+UNSEEN = {"groups": NUMBER.or_null, "operations": NUMBER.or_null}
+CLOCK = {"at_s": TIME.or_null, "drift_s": TIME.listed}
+
+
+def check_kinds(
+    values: Mapping[str, Any], kinds: Mapping[str, Kind], what: str, file: Path, needed: Iterable[str] = ()
+) -> None:
+    """Refuses values of which one is not of its kind, or of which a needed one is missing."""
+    missing = sorted(set(needed) - values.keys())
+    if missing:
+        raise RecordError(f"{file} is damaged: {what} has no {', '.join(missing)}.")
+    for name, kind in kinds.items():
+        if name in values and not kind.holds(values[name]):
+            raise RecordError(f"{file} is damaged: {name} of {what} is not {kind.words}.")
+
+
+def check_run(run: Mapping[str, Any], file: Path) -> None:
+    """Refuses what was written before the first step of a run if something in it is of a wrong kind."""
+    check_kinds(run["config"], CONFIG, "its config", file)
+    check_kinds(run["topology"], TOPOLOGY, "its topology", file)
+    check_kinds(run["provenance"], PROVENANCE, "its provenance", file)
+
+
+def check_run_events(events: Iterable[Mapping[str, Any]], file: Path) -> None:
+    """Refuses events of a run if something in them is of a wrong kind."""
+    for event in events:
+        if event["event"] == "log":
+            check_kinds(event, LOG, "an event 'log'", file)
+            if event.get("losses") == []:
+                raise RecordError(f"{file} is damaged: an event 'log' is about no step.")
+
+
+def check_summary(summary: Mapping[str, Any], file: Path) -> None:
+    """Refuses a summary if something in it is of a wrong kind."""
+    check_kinds(summary, SUMMARY, "the summary", file)
+    for rank in summary.get("ranks") or []:
+        check_kinds(rank, RANK, "a rank", file, needed={"rank"} if "split" in rank else ())
+        if "split" in rank:
+            check_kinds(rank["split"], SPLIT, "a rank's split", file, needed=SPLIT.keys() - {"stolen_s"})
+    check_kinds(summary.get("traffic") or {}, TRAFFIC, "its traffic", file)
+    check_kinds(summary.get("test") or {}, TEST, "its test", file)
+    check_kinds(summary.get("unseen") or {}, UNSEEN, "what it says of unseen traffic", file)
+    clock = summary.get("clock") or {}
+    check_kinds(clock, CLOCK, "its clock", file)
+    at_s = clock.get("at_s") or 0.0
+    if at_s < 0 or any(abs(drift_s) >= at_s for drift_s in clock.get("drift_s", []) if drift_s and at_s):
+        raise RecordError(f"{file} is damaged: a clock cannot drift by as much as the time that has passed.")
