@@ -59,3 +59,29 @@ def test_contenders_that_diverge_alike_share_a_sentence(tmp_path: Path) -> None:
 
 def test_a_comparison_as_it_should_be_has_no_caveats(tmp_path: Path) -> None:
     assert read_comparison(write_experiment(tmp_path / "e")).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("unseen", "said"),
+    [
+        (
+            {"groups": 1, "operations": 9},
+            "allreduce made 1 process group of its own: what passes there is not in the time split. "
+            "Groups of comm.subgroup(ranks) are seen.",
+        ),
+        (
+            {"groups": 0, "operations": 40},
+            "allreduce sent through groups that are not the run's, as torch's default one (40 operations): "
+            "they are not in the time split. Send through comm.group.",
+        ),
+        ({"groups": 0, "operations": 0}, None),
+        (None, None),
+    ],
+)
+def test_what_passes_by_the_time_split_is_said_once(
+    tmp_path: Path, unseen: dict[str, int] | None, said: str | None
+) -> None:
+    path = write_experiment(tmp_path / "e")
+    for file in path.glob("repeat-*/3/summary.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"unseen": unseen}))
+    assert read_comparison(path).warnings == ([] if said is None else [said])

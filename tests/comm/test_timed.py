@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.comm import Comm, close_comm, open_comm
 from paceline.comm.timed import TimedGroup, carrying
+from paceline.errors import UsageError
 from paceline.measure.steps import make_stopwatch
 from paceline.records.timeline import NO_PEER, Kind, Purpose
 from ranks import SIZE, Pool
@@ -387,6 +388,93 @@ def between_steps(_: Comm) -> list[Any] | None:
 def test_what_is_carried_and_nothing_between_steps(pool: Pool) -> None:
     purposes = [Purpose.STATISTICS, Purpose.BUFFERS, Purpose.STATISTICS, Purpose.GRADIENTS]
     assert pool.run(between_steps, SIZE)[:2] == [[[], purposes, []]] * 2
+
+
+def agree_in_a_step(_: Comm) -> list[Any] | None:
+    comm = open_timed(2)
+    if comm is None:
+        return None
+
+    def agree() -> None:
+        assert comm.sum(torch.ones(3, dtype=torch.float64)).tolist() == [2, 2, 2]
+        assert comm.smallest(comm.rank) == 0
+        assert comm.largest(comm.rank) == 1
+        assert comm.any_of(torch.tensor([comm.rank == 1, False], dtype=torch.uint8)).tolist() == [1, 0]
+        assert comm.gather(torch.tensor(comm.rank)) == [torch.tensor(0), torch.tensor(1)]
+
+    agree()
+    rows = rows_of(comm, agree)
+    close_comm(comm)
+    return [(Kind(row[1]), Purpose(row[2]), row[4]) for row in rows if row[7] == row[5]]
+
+
+def test_what_ranks_agree_on_in_a_step_is_noted(pool: Pool) -> None:
+    sizes = [3 * 8, 8, 8, 2]
+    expected = [(Kind.ALL_REDUCE, Purpose.AGREEMENT, size) for size in sizes]
+    expected.append((Kind.ALL_GATHER, Purpose.AGREEMENT, 2 * 8))
+    assert pool.run(agree_in_a_step, SIZE)[:2] == [expected] * 2
+
+
+def use_subgroups(_: Comm) -> dict[str, Any]:
+    """Two groups of two ranks: a broadcast from the second of each, and a message from its first to its second."""
+    before = len(dist.distributed_c10d._world.pg_map)
+    comm = open_timed(SIZE)
+    assert comm is not None
+    left, right = comm.subgroup([0, 1]), comm.subgroup([3, 2])
+    own, other = (left, right) if comm.rank < 2 else (right, left)
+    tensor = torch.tensor([float(comm.rank)])
+
+    def work() -> None:
+        dist.broadcast(tensor, group_src=1, group=own)
+        if own.rank() == 0:
+            dist.send(tensor, group_dst=1, group=own)
+        else:
+            dist.recv(tensor, group_src=0, group=own)
+
+    rows = rows_of(comm, work)
+    is_member = isinstance(other, dist.ProcessGroup)
+    close_comm(comm)
+    left_over = len(dist.distributed_c10d._world.pg_map) - before
+    dist.barrier()
+    return {"value": tensor.item(), "rows": rows, "is_member": is_member, "left_over": left_over}
+
+
+def test_subgroups_are_timed_and_ended(pool: Pool) -> None:
+    for rank, found in enumerate(pool.run(use_subgroups, SIZE)):
+        first = rank // 2 * 2
+        message = (Kind.SEND, 4, first + 1) if rank == first else (Kind.RECV, 4, first)
+        assert [(row[1], row[4], row[3]) for row in found["rows"]] == [(Kind.BROADCAST, 4, first + 1), message]
+        assert found["value"] == first + 1
+        assert (found["is_member"], found["left_over"]) == (False, 0)
+
+
+def subgroup_of_a_part(_: Comm) -> str:
+    comm = open_timed(2)
+    if comm is None:
+        return ""
+    with pytest.raises(UsageError) as raised:
+        comm.subgroup([0])
+    close_comm(comm)
+    return raised.value.message
+
+
+def test_subgroups_need_every_rank(pool: Pool) -> None:
+    said = "subgroup() needs every rank, but 2 of 4 take part in the run."
+    assert pool.run(subgroup_of_a_part, SIZE)[:2] == [said] * 2
+
+
+def ask_for_the_backend(_: Comm) -> tuple[str, list[Kind]] | None:
+    comm = open_timed(2)
+    if comm is None:
+        return None
+    assert dist.get_backend(comm.group) == comm.backend
+    rows = rows_of(comm, lambda: dist.monitored_barrier(comm.group, wait_all_ranks=True))
+    close_comm(comm)
+    return comm.backend, [row[1] for row in rows]
+
+
+def test_who_asks_for_the_backend_hears_of_the_one_inside(pool: Pool) -> None:
+    assert pool.run(ask_for_the_backend, SIZE)[:2] == [("gloo", [Kind.BARRIER])] * 2
 
 
 def train_under_ddp(_: Comm) -> dict[str, Any] | None:

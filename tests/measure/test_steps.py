@@ -240,6 +240,38 @@ def test_the_last_small_one_of_the_engine_need_not_be_told() -> None:
     assert found == [[False] * 3, [False, False, True], [False, False, False, True], [False] * 3]
 
 
+def test_the_optimiser_starts_once_and_after_backward(ours: Time) -> None:
+    """Whoever says so: an optimiser that steps inside backward does not end it, and the first word after it counts."""
+    watch = with_events()
+    watch.begin()
+    ours.spend(1)
+    watch.lap(FORWARD)
+    ours.spend(2)
+    watch.agreed()
+    ours.spend(2)
+    watch.lap(BACKWARD)
+    for seconds in (8, 16):
+        ours.spend(seconds)
+        watch.agreed()
+    ours.spend(32)
+    watch.lap(OPTIMISER)
+    times, rows = watch.read(watch.end())
+    assert times == (0, 0, 1, 4, 56)
+    assert summary(rows[1:]) == [(Kind.FORWARD, 0, 1, 1), (Kind.BACKWARD, 1, 5, 4), (Kind.OPTIMISER, 13, 61, 48)]
+
+
+def test_what_was_sent_in_a_step_that_does_not_take_place_is_forgotten(ours: Time) -> None:
+    watch = with_events()
+    log = watch.operations
+    for takes_place in (True, False, True):
+        watch.begin()
+        ours.spend(1)
+        log.end(log.start(Kind.ALL_REDUCE, 8, NO_PEER))
+        watch.lap(FORWARD)
+        watch.end() if takes_place else watch.drop()
+    assert [(row[0], row[5]) for row in log.take_rows()] == [(0, 1), (1, 3)]
+
+
 def test_without_events_nothing_is_hooked(ours: Time) -> None:
     watch, layer = plain(), nn.Linear(2, 2)
     watch.watch_gradients(layer.parameters())()

@@ -52,7 +52,7 @@ def unseen_traffic(name: str, summary: Mapping[str, Any] | None) -> str | None:
         made = "1 process group" if groups == 1 else f"{groups} process groups"
         return (
             f"{name} made {made} of its own: what passes there is not in the time split. "
-            "Make them by comm.subgroup(ranks)."
+            "Groups of comm.subgroup(ranks) are seen."
         )
     if operations:
         return (

@@ -138,6 +138,12 @@ class TimedGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> dist.Work | None:
         return self._timed(Kind.BARRIER, 0, NO_PEER, opts or BarrierOptions(), self.inner.barrier)
 
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        operation = self.log.start(Kind.BARRIER, 0, NO_PEER, blocking=True)
+        self.inner.monitored_barrier(timeout, wait_all_ranks)  # type: ignore[attr-defined]
+        if operation is not None:
+            self.log.end(operation)
+
     # Their names since torch 2.13.
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
@@ -280,6 +286,10 @@ def timed_group(
     inner = dist.new_group(list(ranks), backend=backend, timeout=timeout)
     timing = _Timing(inner, log, range(len(ranks)) if members is None else members)
     group: dist.ProcessGroup = dist.new_group(list(ranks), backend=BACKEND, timeout=timeout, pg_options=timing)
+    if isinstance(group, TimedGroup):
+        # Whoever asks for the backend, torch itself too, shall go on as with the group inside.
+        known = distributed_c10d._world.pg_map
+        known[group] = (known[inner][0], known[group][1])
     return group
 
 
