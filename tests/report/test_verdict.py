@@ -33,7 +33,7 @@ def test_distributing_is_judged_against_one_process(tmp_path: Path) -> None:
     text = verdict(tmp_path / "slow", step_s=slow)
     assert text.startswith("Train in one process: 2.0")
     assert "5.0" in text
-    assert "as fast as ddp on 2 ranks, of whose step 50% is exposed communication." in text
+    assert "as fast as ddp on 2 ranks, 50% of whose step goes away when nothing is exchanged." in text
     assert "Of those that share the work, pick ddp: 20." in text
     comparison = read_comparison(tmp_path / "slow" / "e")
     assert comparison.pick == "single"
@@ -42,7 +42,20 @@ def test_distributing_is_judged_against_one_process(tmp_path: Path) -> None:
 
 def test_without_a_baseline_the_bound_speaks(tmp_path: Path) -> None:
     contenders = [contender for contender in CLASSIC if contender.role != "baseline"]
-    assert "ddp: 50% of its step is exposed communication; that is all that" in verdict(tmp_path, *contenders)
+    most = "ddp: 50% of its step goes away when nothing is exchanged; that is all that a better strategy"
+    assert most in verdict(tmp_path, *contenders)
+    assert most in verdict(tmp_path / "events", *contenders, events=True), "exposed communication is not all of it"
+
+
+def test_exposed_communication_alone_says_nothing_of_what_could_be_gained(tmp_path: Path) -> None:
+    text = verdict(tmp_path, *CLASSIC[2:], events=True)
+    assert "ddp: 19% of its step is exposed communication." in text
+    assert "could still gain" not in text
+
+
+@pytest.mark.parametrize(("events", "called"), [(True, True), (False, False)])
+def test_only_what_was_seen_is_called_exposed(tmp_path: Path, events: bool, called: bool) -> None:
+    assert ("exposed" in verdict(tmp_path, events=events)) == called
 
 
 def test_equals_have_no_winner(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ NOT_REPEATED = frozenset({"workload", "trace", "profile", "tensorboard"})
 """Settings that a suggested command does not take over: what stands elsewhere in it, and looks that were taken once."""
 NOTABLE_IMBALANCE = 1.5
 """From how many times the bytes of another rank a rank's burden is worth a sentence."""
+GOES_AWAY = "goes away when nothing is exchanged"
+"""What a share above the bound is, in words: not all of it is communication."""
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -38,12 +40,11 @@ def _one_process(comparison: Comparison) -> Iterator[str]:
     assert comparison.decision.first is not None
     best = comparison.row(comparison.decision.first)
     assert row.step_s is not None
-    lost = best.exposed or best.above_bound
-    share = percent(lost.value, 0) if lost is not None and lost.value > 0 else None
-    exposed = f", of whose step {share} is exposed communication" if share else ""
+    price = _price(best)
+    because = "" if price is None else f", {price[0]} of whose step {price[1]}"
     yield (
         f"Train in one process: {seconds(row.step_s.value)} per step, {factor(1 / gain.value)} as fast as "
-        f"{comparison.decision.first} on {plural(best.workers or 1, 'rank')}{exposed}."
+        f"{comparison.decision.first} on {plural(best.workers or 1, 'rank')}{because}."
     )
 
 
@@ -94,10 +95,8 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
     if comparison.decision.first is None:
         return
     best, baseline = comparison.row(comparison.decision.first), comparison.over_one_process()
-    share = None
-    lost = best.exposed or best.above_bound
-    if lost is not None and lost.value > 0:
-        share = f"{percent(lost.value, 0)} of its step is exposed communication"
+    price = _price(best)
+    share = None if price is None else f"{price[0]} of its step {price[1]}"
     if baseline is not None:
         gain = baseline[1]
         ranks = f"{best.contender.name} on {plural(best.workers or 1, 'rank')}"
@@ -107,8 +106,23 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
             yield f"{ranks} cannot be told from one process in speed: {apart}{because}"
         elif gain.value > 1:
             yield f"{ranks} is {factor(gain.value)} as fast as one process{_range(gain)}{because}"
+    elif best.above_bound is not None and best.above_bound.value > 0:
+        most = f"{percent(best.above_bound.value, 0)} of its step {GOES_AWAY}"
+        yield f"{best.contender.name}: {most}; that is all that a better strategy could still gain."
     elif share:
-        yield f"{best.contender.name}: {share}; that is all that a better strategy could still gain."
+        yield f"{best.contender.name}: {share}."
+
+
+def _price(row: Row) -> tuple[str, str] | None:
+    """What share of a step is lost to communication, and in which sense; None where nothing is, or is known.
+
+    Exposed communication was seen; what is above the bound is more than that, as the cores that communication takes,
+    or less, since a bound has nobody to wait for.
+    """
+    for lost, sense in ((row.exposed, "is exposed communication"), (row.above_bound, GOES_AWAY)):
+        if lost is not None:
+            return (percent(lost.value, 0), sense) if lost.value > 0 else None
+    return None
 
 
 def _burden(comparison: Comparison) -> Iterator[str]:
