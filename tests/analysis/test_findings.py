@@ -11,7 +11,7 @@ from examinations import CONTENTION, GB, LINK, MB, NEEDS, all_reduce, examinatio
 from paceline.analysis.finding import binary_size, duration, size
 from paceline.analysis.findings import Finding, findings, problems
 from paceline.analysis.link import all_reduce_s
-from paceline.records.examination import Examination, Link
+from paceline.records.examination import Examination, Link, MeasuringCost
 
 
 def only(found: Examination, topic: str, level: str) -> Finding:
@@ -268,3 +268,29 @@ def test_times_of_all_reduces_between_and_beyond_the_sizes_measured() -> None:
 )
 def test_how_numbers_are_written(written: str, expected: str) -> None:
     assert written == expected
+
+
+def cost(low: float, high: float) -> Examination:
+    middle = (low + high) / 2
+    told = {"workload": "cnn", "strategy": "ddp", "pairs": 20, "steps": 4, "step_cpu_s": 0.02}
+    return examination(measuring_cost=MeasuringCost(share=middle, low=low, high=high, **told))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.01, 0.01), (0.029, 0.06)])
+def test_a_cost_of_measuring_that_may_be_low_is_fine(low: float, high: float) -> None:
+    (found,) = [finding for finding in findings(cost(low, high)) if finding.topic == "measuring"]
+    assert found.level == "ok"
+    assert "more closely" not in found.what
+
+
+def test_a_high_cost_of_measuring() -> None:
+    found = only(cost(0.031, 0.06), "measuring", "note")
+    assert "4.5% (3.1 to 6.0%)" in found.what
+    assert "--no-events" in found.fix
+
+
+@pytest.mark.parametrize(("low", "high", "level"), [(-0.06, 0.05, "ok"), (0.04, 0.15, "note")])
+def test_a_cost_of_measuring_that_is_not_known_closely(low: float, high: float, level: str) -> None:
+    (found,) = [finding for finding in findings(cost(low, high)) if finding.topic == "measuring"]
+    assert found.level == level
+    assert "cannot be told more closely" in found.what

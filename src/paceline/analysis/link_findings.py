@@ -13,6 +13,8 @@ SLOW_BYTES_PER_S = 1e8
 UNEVEN_LINKS = 2.0
 COMPUTE_SLOWED, COMMUNICATION_SLOWED = 1.25, 2.0
 LONG_EXCHANGE = 0.5
+HIGH_COST, LOOSE_COST = 0.03, 0.05
+"""From what share on collecting events is dear; how far from its middle an interval of it may reach."""
 
 
 def link_findings(examination: Examination) -> Iterator[Finding]:
@@ -107,7 +109,12 @@ def _measuring(examination: Examination) -> Iterator[Finding]:
             f"Collecting events costs {100 * cost.share:.1f}% ({100 * cost.low:.1f} to {100 * cost.high:.1f}%) of a "
             f"step's processor time, {duration(cost.step_cpu_s)} a rank without them."
         )
-        yield Finding("ok", "measuring", what)
+        if cost.high - cost.low > 2 * LOOSE_COST:
+            what += " It cannot be told more closely in so few steps, on a machine as busy as this one."
+        if cost.low > HIGH_COST:
+            yield Finding("note", "measuring", what, "--no-events leaves them out, and the time split with them")
+        else:
+            yield Finding("ok", "measuring", what)
 
 
 def _pair(pair: PairLink) -> str:
