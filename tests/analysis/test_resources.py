@@ -62,7 +62,9 @@ def test_a_run_shorter_than_the_period_has_the_sample_next_to_its_end(tmp_path: 
 
 
 def test_memory_of_a_gpu(tmp_path: Path) -> None:
-    samples = [row(t, t, 1, device_bytes=own, device_used_bytes=all_) for t, own, all_ in ((1, 5, 9), (3, 7, 40), (5, 6, 8))]
+    samples = [
+        row(t, t, 1, device_bytes=own, device_used_bytes=all_) for t, own, all_ in ((1, 5, 9), (3, 7, 40), (5, 6, 8))
+    ]
     (found,) = usage(write_run(tmp_path, [samples]))
     assert (found.device_bytes, found.device_used_bytes) == (6, 40)
 

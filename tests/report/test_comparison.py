@@ -11,9 +11,13 @@ import pytest
 from rich.console import Console
 
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
+from paceline.records import RunFolder, read_run
 from paceline.records.experiment import Contender
-from paceline.records.writer import strict
-from paceline.report.comparison import print_comparison, print_next, to_json
+from paceline.records.profile import Operator, Profile, write_profile
+from paceline.records.schema import ResourceRow
+from paceline.records.writer import ResourceWriter, strict
+from paceline.report.comparison import Column, fitting, print_comparison, print_next, to_json
+from paceline.report.resource_tables import run_json
 
 
 def printed(path: Path, width: int) -> list[str]:
@@ -41,6 +45,31 @@ def test_a_wide_screen_has_all_columns_and_a_narrow_one_the_most_needed(tmp_path
     assert "test loss" not in narrow
 
 
+def test_columns_go_one_at_a_time_those_without_figures_first() -> None:
+    columns = [
+        Column("strategy", ["ddp"], 10),
+        Column("compute", ["50%"], 4),
+        Column("overlapped", ["20%"], 4),
+        Column("accuracy", ["–"], 7),
+        Column("memory", ["1 GB"], 2),
+    ]
+    headings = [column.heading for column in columns]
+    left = [[column.heading for column in fitting(columns, width)] for width in range(80, 0, -1)]
+    distinct = [one for number, one in enumerate(left) if number == 0 or one != left[number - 1]]
+    assert distinct == [
+        headings,
+        ["strategy", "compute", "overlapped", "memory"],
+        ["strategy", "compute", "overlapped"],
+        ["strategy", "compute"],
+    ]
+
+
+def test_what_was_not_tested_makes_room(tmp_path: Path) -> None:
+    tested, untested = write_experiment(tmp_path / "a"), write_experiment(tmp_path / "b", accuracy=None)
+    assert "accuracy" in printed(tested, 100)[0]
+    assert "accuracy" not in printed(untested, 100)[0]
+
+
 def test_a_long_name_does_not_push_the_times_away(tmp_path: Path) -> None:
     contenders = [Contender(f"ddp:bucket_mb={n},overlap=false bn=broadcast", "ddp") for n in (1, 25)]
     lines = printed(write_experiment(tmp_path / "e", contenders), 80)
@@ -66,6 +95,25 @@ def test_json_is_json_even_when_a_run_diverged(tmp_path: Path) -> None:
     )
     text = json.dumps(strict(to_json(read_comparison(path))), allow_nan=False)
     assert json.loads(text)["rows"]
+
+
+def test_json_has_what_was_used_and_which_operators_ran(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", CLASSIC[3:], repeats=1)
+    run = RunFolder(path / "repeat-1" / "1")
+    writer = ResourceWriter(run, 0)
+    base = ResourceRow(0, 0, 100, 4, 0, None, None, None, None, None)
+    writer.write([base._replace(time_s=t, cpu_s=t, sampler_s=t / 100, host_used_bytes=7) for t in (0.0, 1.0)])
+    writer.close()
+    operator = Operator("aten::mm", 3, 0.3, 0.4, 0.0, 0.0)
+    write_profile(Profile(5, 6, 0.1, [operator], rest=None), run, 0)
+    found = to_json(read_comparison(path))
+    assert found["resources"]["ddp"]["ranks"][0]["cpu_share"] == pytest.approx(1)
+    assert found["resources"]["ddp"]["hosts"][0]["used_bytes"] == 7
+    assert found["sampling_share"] == pytest.approx(0.01)
+    assert [row["name"] for row in found["operators"]["ddp"]] == ["aten::mm"]
+    alone = run_json(read_run(run.path))
+    assert alone["operators"] == found["operators"]["ddp"]
+    assert alone["resources"] == found["resources"]["ddp"]
 
 
 def test_what_comes_next(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import relative_difference, thinned
 from paceline.errors import PacelineError
 from paceline.records.experiment import Contender
-from paceline.report.columns import TIMES, comparison_columns, unit_for
+from paceline.report.columns import TIMES, comparison_columns, rank_columns, unit_for
 from paceline.report.definitions import DEFINITIONS
 from paceline.report.drawing import plain, short_names
 from paceline.report.figures import figures
 from paceline.report.page import render, write_page
 from paceline.report.palette import colours, contrast
+from paceline.report.step_tables import split_columns, split_rows
 from paceline.report.verdict import sentences
 
 MOST_BYTES = 6_000_000
@@ -175,7 +176,7 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
         ({"steps": 1}, ["Nothing that could be picked", "no run got to a second"]),
         ({"ranks": 20, "repeats": 1, "events": True}, ["Rank by rank", "Of more than eight ranks, eight are drawn."]),
         ({"contenders": CLASSIC[:1], "events": True}, ["Where the time goes", "is computing"]),
-        ({"steps": 1, "events": True}, ["Nothing that could be picked", "Where the time goes"]),
+        ({"steps": 1, "events": True}, ["Nothing that could be picked", "Typical steps, rank by rank"]),
     ],
     ids=[
         "one",
@@ -200,6 +201,45 @@ def test_little_or_odd_data(tmp_path: Path, case: dict[str, Any], said: list[str
     assert all(words in seen for words in said), seen[:2000]
     assert "nan" not in re.split(r"\W+", page.text.lower())
     json.loads(page.data)
+
+
+def test_without_a_time_per_iteration_there_are_no_shares_of_it(tmp_path: Path) -> None:
+    shown = Reader(render(comparison_of(tmp_path, steps=4, events=True))).text  # A window of four, the first.
+    assert "Where the time goes" not in shown
+    assert "What would help" not in shown
+
+
+@pytest.mark.parametrize(("steps", "said"), [(5, True), (6, False)])
+def test_a_page_says_where_the_warm_up_counts(tmp_path: Path, steps: int, said: bool) -> None:
+    shown = " ".join(Reader(render(comparison_of(tmp_path, steps=steps, events=True))).text.split())
+    assert "Where the time goes" in shown
+    assert (shown.count("warm-up steps included: fewer than 6 steps") == 2) == said
+
+
+def test_headings_tell_means_from_medians(tmp_path: Path) -> None:
+    comparison = comparison_of(tmp_path, events=True)
+    assert comparison_columns(comparison.rows, "ddp")[0].heading == "Median time per iteration"
+    assert split_columns(split_rows(comparison))[0].heading == "Mean step"
+    headings = [column.heading for column in rank_columns([rank for row in comparison.rows for rank in row.ranks])]
+    assert "Mean step" in headings
+    assert len(set(headings)) == len(headings), "none stands twice"
+
+
+def test_the_main_table_and_that_of_splits_show_the_same_shares(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", repeats=3, events=True)
+    for file in path.rglob("repeat-1/*/summary.json"):  # One repeat of three is another one.
+        summary = json.loads(file.read_text())
+        own = {"step_s": 1.0, "compute_s": 0.1, "overlapped_s": 0.0, "exposed_s": 0.8, "other_s": 0.1, "data_s": 0.0}
+        for rank in summary["ranks"]:
+            rank["split"] = own | {"stolen_s": 0.0}
+        file.write_text(json.dumps(summary))
+    comparison = read_comparison(path)
+    shares = {column.key: column.cells for column in comparison_columns(comparison.rows, "ddp")}
+    parts = {column.key: column.cells for column in split_columns(split_rows(comparison))}
+    for number, row in enumerate(comparison.rows):
+        if row.contender.role == "candidate":
+            assert f"{shares['exposed'][number].text}%" == parts["exposed"][number].interval
+            assert f"{shares['compute'][number].text}%" == parts["compute"][number].interval
 
 
 def test_what_was_not_tested_has_no_column(tmp_path: Path) -> None:

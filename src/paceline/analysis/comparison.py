@@ -264,7 +264,7 @@ def _row(
         step_s=of_times([time for time in times if time is not None]),
         samples_per_s=of_times([1 / cost for cost in own.values()]),
         ratio=paired_ratio(own, costs.get(reference or "", {})),
-        split=row_split(runs),
+        split=row_split(runs) if own else None,  # What has no time per iteration has no shares of it either.
         above_bound=_above_bound(contender, pool.contenders, costs),
         busiest_sent_bytes=max(sent, default=None),
         imbalance=imbalance(ranks),

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.analysis.resources import RankUsage, usage
 from paceline.analysis.summary import summarise_rank
 from paceline.analysis.timing import windows_of
 from paceline.records import RunRecord
@@ -25,6 +26,8 @@ RANK_FIGURES = (
     "update_s",
 )
 """What a rank's row has of its summaries."""
+USAGE_FIGURES = ("device_bytes", "device_used_bytes", "collections", "collection_s")
+"""What it has of what was sampled."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,24 @@ class RankRow:
     resident_bytes: float | None
     sent_bytes: int | None
     received_bytes: int | None
+    device_bytes: float | None
+    device_used_bytes: float | None
+    collections: float | None
+    """Garbage collections while it trained."""
+    collection_s: float | None
 
 
 def rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
     """A row per rank that trained in any of a contender's runs."""
     ranks = sorted({rank for run in runs for rank in run.steps})
-    return [_rank_row(rank, [run for run in runs if rank in run.steps]) for rank in ranks]
+    used = [own for run in runs for own in usage(run)]
+    return [
+        _rank_row(rank, [run for run in runs if rank in run.steps], [own for own in used if own.rank == rank])
+        for rank in ranks
+    ]
 
 
-def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
+def _rank_row(rank: int, runs: Sequence[RunRecord], used: Sequence[RankUsage]) -> RankRow:
     own = [summarise_rank(rank, run.steps[rank], windows_of(run)) for run in runs]
     kept = [run.summary for run in runs if run.summary is not None]
     figures = [own for summary in kept for own in summary.get("ranks") or [] if own.get("rank") == rank]
@@ -68,6 +80,7 @@ def _rank_row(rank: int, runs: Sequence[RunRecord]) -> RankRow:
         **{name: _median([own.get(name) for own in figures]) for name in ("peak_bytes", "cpu_share", "resident_bytes")},
         sent_bytes=_of_rank(traffic.get("sent_bytes"), rank),
         received_bytes=_of_rank(traffic.get("received_bytes"), rank),
+        **{name: _median([getattr(own, name) for own in used]) for name in USAGE_FIGURES},
     )
 
 

@@ -29,12 +29,10 @@ class RankUsage:
     """CPU time ÷ wall time, from the start of the first step to the end of the last: 1 is one core all the time."""
     resident_bytes: float | None
     """The median sample of its resident memory."""
-    peak_resident_bytes: float | None
-    """The largest sample; what came and went between two samples is not in it."""
     device_bytes: float | None
     """The median sample of what tensors took on its GPU."""
-    threads: int | None
-    """The most that it had."""
+    device_used_bytes: float | None
+    """The most that was taken of that GPU's memory in all, by whomever."""
     collections: int
     """Garbage collections of all objects, or longer than a millisecond."""
     collection_s: float
@@ -88,9 +86,8 @@ def rank_usage(
         host=host,
         cpu_share=_rate(samples, "cpu_s", first_s, last_s),
         resident_bytes=_of(np.median, samples["resident_bytes"][during]),
-        peak_resident_bytes=_of(np.max, samples["resident_bytes"][during]),
         device_bytes=_of(np.median, samples["device_bytes"][during]),
-        threads=None if not len(samples) else int(samples["threads"][during].max()),
+        device_used_bytes=_of(np.max, samples["device_used_bytes"][during]),
         collections=len(collections),
         collection_s=sum(mark.end_s - mark.start_s for mark in collections),
         sampler_share=_rate(samples, "sampler_s", first_s, last_s),

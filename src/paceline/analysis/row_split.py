@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from paceline.analysis.split import PARTS, Split, mean_split, split_of
-from paceline.analysis.statistics import Estimate, of_levels
+from paceline.analysis.statistics import Estimate, of_shares
 from paceline.analysis.timing import profiled_steps, windows_of
 from paceline.records import RunRecord
 
@@ -16,7 +16,7 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True)
 class RowSplit:
-    """Where a contender's step goes. Shares are of the step, means over the ranks, medians over the repeats."""
+    """Where a contender's step goes. Shares are of the step, means over ranks and repeats, so that they add up."""
 
     compute: Estimate
     overlapped: Estimate
@@ -42,19 +42,47 @@ def row_split(runs: Sequence[RunRecord]) -> RowSplit | None:
         return None
     overlaps = [split.overlap for split in means if split.overlap is not None]
     stolen = [split.stolen_s / split.step_s for split in means if split.stolen_s is not None]
-    shares = {part: _certain(of_levels([split.share(part) for split in means])) for part in (*PARTS, "data")}
+    whole = _certain(mean_split(means))
+    shares = {
+        part: _certain(_around(whole.share(part), [split.share(part) for split in means])) for part in (*PARTS, "data")
+    }
     by_rank = {rank: [ranks[rank] for ranks in found if rank in ranks] for rank in sorted(found[0])}
     return RowSplit(
         **shares,
-        stolen=of_levels(stolen),
-        overlap=of_levels(overlaps),
-        mean=_certain(mean_split(means)),
+        stolen=None if whole.stolen_s is None else _around(whole.stolen_s / whole.step_s, stolen),
+        overlap=None if whole.overlap is None else _around(whole.overlap, overlaps),
+        mean=whole,
         ranks={rank: _certain(mean_split(splits)) for rank, splits in by_rank.items()},
     )
 
 
+def _around(mean: float, values: Sequence[float]) -> Estimate | None:
+    """The mean of shares with the interval of the repeats, stretched to hold it."""
+    estimate = of_shares(values)
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return estimate and replace(estimate, value=mean)
+    return replace(estimate, value=mean, low=min(estimate.low, mean), high=max(estimate.high, mean))
+
+
 def splits_of(run: RunRecord) -> dict[int, Split]:
     """The mean split of each rank of a run: what it wrote itself, or, in a run cut short, what its events tell."""
+    splits = _splits_of(run)
+    alone = run.topology.get("world_size") == 1
+    return {rank: _alone(split) for rank, split in splits.items()} if alone else splits
+
+
+def _alone(split: Split) -> Split:
+    """Of one rank, whose operations put nothing on the wire: they are work of the strategy like any other."""
+    return replace(
+        split,
+        compute_s=split.compute_s + split.overlapped_s,
+        overlapped_s=0.0,
+        exposed_s=0.0,
+        other_s=split.other_s + split.exposed_s,
+    )
+
+
+def _splits_of(run: RunRecord) -> dict[int, Split]:
     kept = [rank for rank in (run.summary or {}).get("ranks") or [] if isinstance(rank.get("split"), dict)]
     if kept:
         return {int(rank["rank"]): _read(rank["split"]) for rank in kept}

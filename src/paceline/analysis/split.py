@@ -146,10 +146,16 @@ def mean_split(splits: Sequence[Split]) -> Split | None:
 
 
 def split_of(timeline: Timeline, without: Container[int] = ()) -> Split | None:
-    """The mean split of a rank's steps after the warm-up, but for some; of all where there are no others."""
+    """The mean split of a rank's steps after the warm-up, but for some.
+
+    Where there are no others, of all but the first; of the first where there is only that.
+    """
     steps = [step for step in split_steps(timeline) if step.step not in without]
-    later = [step.split for step in steps if step.step >= WARM_UP_STEPS]
-    return mean_split(later or [step.split for step in steps])
+    for first in (WARM_UP_STEPS, 1, 0):
+        later = [step.split for step in steps if step.step >= first]
+        if later:
+            return mean_split(later)
+    return None
 
 
 def _within(spans: Iterable[Span], start_s: float, end_s: float) -> list[Interval]:

@@ -41,13 +41,13 @@ class RankSummary:
     """Share of the samples trained that were predicted right at the time."""
     first_step_s: float | None
     step_s: float | None
-    """Mean time per iteration without the first."""
+    """Mean time per iteration after the warm-up; in a run that is too short for that, without the first."""
     median_step_s: float | None
     data_s: float | None
     forward_s: float | None
     backward_s: float | None
     update_s: float | None
-    """Mean time per phase, without the first step."""
+    """Mean time per phase, over the same steps."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""

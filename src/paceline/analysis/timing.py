@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from paceline.analysis.split import WARM_UP_STEPS
 from paceline.errors import RecordError
 from paceline.records.reader import RunRecord
 from paceline.records.schema import EVENTS_FILE
@@ -50,10 +51,21 @@ def profiled_steps(windows: Sequence[WindowTime]) -> frozenset[int]:
 
 
 def counted_steps(windows: Sequence[WindowTime], steps: int) -> npt.NDArray[np.bool_]:
-    """Which of a rank's steps have times that count: all but the first, and but those that were profiled."""
+    """Which of a rank's steps have times that count: those after the warm-up, but for those that were profiled.
+
+    Where there are no others, all but the first, as in the time split.
+    """
     counted = np.arange(steps) > 0
     counted[[step for step in profiled_steps(windows) if step < steps]] = False
-    return counted
+    later = counted & (np.arange(steps) >= WARM_UP_STEPS)
+    return later if later.any() else counted
+
+
+def warm_up_counts(record: RunRecord) -> bool:
+    """Whether a run was too short to leave the warm-up out of its means."""
+    windows = windows_of(record)
+    lengths = [len(steps) for steps in record.steps.values() if len(steps)]
+    return any(not counted_steps(windows, length)[WARM_UP_STEPS:].any() for length in lengths)
 
 
 def losses_of(record: RunRecord) -> list[float]:

@@ -28,6 +28,7 @@ def command(
     from paceline.analysis.summary import summarise
     from paceline.experiments.train import train
     from paceline.report.live import Live
+    from paceline.report.resource_tables import run_json
     from paceline.report.tables import print_run
     from paceline.report.trace import where_traces_are, write_traces
 
@@ -54,7 +55,7 @@ def command(
     traces = write_traces([record]) if run.trace else []
     if as_json:
         where = {"record": str(record.path), "trace": str(traces[0]) if traces else None}
-        typer.echo(json.dumps({**where, **summarise(record)}, indent=2))
+        typer.echo(json.dumps({**where, **summarise(record), **run_json(record)}, indent=2))
         return
     print_run(record, data_console())
     if traces:

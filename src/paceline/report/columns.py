@@ -116,7 +116,7 @@ def comparison_columns(rows: Sequence[Row], reference: str | None) -> list[Colum
 
 def _times(rows: Sequence[Row]) -> Column:
     """The time per iteration, whose bar shows the time split where that was measured."""
-    column = _estimates("step_s", "Time per iteration", rows, TIMES, bars=True)
+    column = _estimates("step_s", "Median time per iteration", rows, TIMES, bars=True)
     parts = [() if row.split is None else tuple(row.split.mean.share(part) for part in PARTS) for row in rows]
     cells = [replace(cell, parts=own) for cell, own in zip(column.cells, parts, strict=True)]
     return replace(column, cells=cells)
@@ -141,15 +141,18 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
         plain_column("average_loss", "Average loss", rows, PLAIN),
         plain_column("accuracy", "Train accuracy", rows, percent_unit(1)),
         plain_column("first_step_s", "First step", rows, phase),
-        plain_column("step_s", "Time per iteration", rows, phase, definition="rank_step_s"),
+        plain_column("step_s", "Mean step", rows, phase, definition="rank_step_s"),
         *[
             plain_column(key, DEFINITIONS[key].term, rows, phase)
             for key in ("data_s", "forward_s", "backward_s", "update_s")
         ],
         plain_column("cpu_share", "CPU", rows, percent_unit(0)),
         plain_column("resident_bytes", "Resident memory", rows, SIZES),
-        plain_column("cpu_share", "CPU", rows, percent_unit(0)),
         plain_column("peak_bytes", "Peak memory", rows, SIZES),
+        plain_column("device_bytes", "GPU memory", rows, SIZES),
+        plain_column("device_used_bytes", "GPU in use", rows, SIZES),
+        plain_column("collections", "Collections", rows, WHOLE),
+        plain_column("collection_s", "Collecting", rows, TIMES),
         plain_column("sent_bytes", "Sent", rows, SIZES),
         plain_column("received_bytes", "Received", rows, SIZES),
     ]

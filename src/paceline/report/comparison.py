@@ -14,6 +14,7 @@ from rich.table import Table
 
 from paceline.analysis.comparison import Comparison, Row
 from paceline.analysis.statistics import Estimate
+from paceline.report.resource_tables import first_runs, run_json, sampling_share, usage_json
 from paceline.report.verdict import next_command, sentences
 from paceline.report.why import why
 from paceline.report.words import factor, number, percent, seconds, size, time_range
@@ -62,6 +63,11 @@ class Column:
     """Those with a lower number go first where the screen is too narrow for all."""
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to show in it."""
+        return all(cell == "–" for cell in self.cells)
+
+    @property
     def width(self) -> int:
         """What it takes on the screen, with the gap before it."""
         return 2 + max(map(cell_len, [self.heading, *self.cells]))
@@ -100,11 +106,14 @@ def _share(value: float) -> str:
 
 
 def fitting(columns: list[Column], width: int) -> list[Column]:
-    """The columns that fit on a screen: the least needed go first. The page and the JSON have them all."""
-    while sum(column.width for column in columns) - 2 > width and len(columns) > 2:
-        least = min(column.needed for column in columns)
-        columns = [column for column in columns if column.needed != least]
-    return columns
+    """The columns that fit on a screen. The page and the JSON have them all.
+
+    One goes at a time: what has nothing to tell first, then the least needed, of equals the last.
+    """
+    kept = list(columns)
+    while sum(column.width for column in kept) - 2 > width and len(kept) > 2:
+        kept.remove(min(reversed(kept[1:]), key=lambda column: (not column.is_empty, column.needed)))
+    return kept
 
 
 def _name(row: Row) -> str:
@@ -133,7 +142,8 @@ def _by_strategy(comparison: Comparison) -> bool:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """The whole result, for scripts."""
+    """The whole result, for scripts; operators and resources are those of the first repeat."""
+    runs = first_runs(comparison)
     return {
         "records": comparison.pool.sources,
         "reference": comparison.reference,
@@ -146,6 +156,9 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "partings": [parting.to_dict() for parting in comparison.partings],
         "why": [reason.to_dict() for reason in why(comparison)],
         "wire": {name: asdict(wire) for name, wire in comparison.wires.items()},
+        "operators": {name: rows for name, run in runs.items() if (rows := run_json(run)["operators"])},
+        "resources": {name: usage_json(run) for name, run in runs.items()},
+        "sampling_share": sampling_share(comparison),
         "examination": comparison.examination and comparison.examination.to_dict(),
         "next": next_command(comparison),
     }

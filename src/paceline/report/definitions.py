@@ -20,7 +20,7 @@ DEFINITIONS = {
         "the ranks would be without communication. The baseline trains in one process. All others are candidates.",
     ),
     "step_s": Definition(
-        "Time per iteration",
+        "Median time per iteration",
         "Wall time of a window of steps, from the start of the first until nothing is in flight any more, on the "
         "slowest rank, ÷ the steps in it. The first window of a run is never counted. Per run the median over its "
         "windows, then the median over repeats.",
@@ -37,9 +37,10 @@ DEFINITIONS = {
         "iteration; less than 1 is faster.",
     ),
     "split_step_s": Definition(
-        "Step",
-        "Mean length of a rank's own steps after the warm-up, over ranks and repeats. The time split adds up to it. "
-        "What goes on between two steps is not in it, but is in the time per iteration.",
+        "Mean step",
+        "Mean length of a rank's own steps after the warm-up of five, over ranks and repeats. The time split adds up "
+        "to it. The time per iteration is a median of windows instead, which a few slow steps do not move, and has in "
+        "it what goes on between two steps.",
     ),
     "split_compute": Definition(
         "Compute",
@@ -70,7 +71,8 @@ DEFINITIONS = {
     ),
     "overlap": Definition(
         "Overlap",
-        "|C∩K| ÷ |K|: the share of communication that is hidden behind computing; undefined if nothing is sent.",
+        "|C∩K| ÷ |K|: the share of communication that is hidden behind computing; undefined if nothing is sent, as by "
+        "one rank alone.",
     ),
     "above_bound": Definition(
         "Above the bound",
@@ -167,9 +169,10 @@ DEFINITIONS = {
         "The first step of a run also allocates memory, builds buckets and picks kernels, so no average contains it.",
     ),
     "rank_step_s": Definition(
-        "Time per iteration of a rank",
-        "Mean time of the rank's own steps without the first; the median over repeats. It ends when the rank has "
-        "nothing left to do, where the time per iteration of a strategy ends when nothing is in flight on any rank.",
+        "Mean step of a rank",
+        "Mean time of the rank's own steps after the warm-up of five, those of the time split too; the median over "
+        "repeats. It ends when the rank has nothing left to do, where the time per iteration of a strategy, a median, "
+        "ends when nothing is in flight on any rank.",
     ),
     "data_s": Definition("Data", "Getting the batch: gathering, augmenting, moving it to the device."),
     "forward_s": Definition("Forward", "The forward pass, with counting right answers."),
@@ -205,15 +208,31 @@ DEFINITIONS = {
     "resident_bytes": Definition(
         "Resident memory", "What the rank's process has in RAM: the median of samples taken while it trained."
     ),
+    "device_bytes": Definition(
+        "GPU memory", "What tensors take on the rank's GPU: the median of samples taken while it trained."
+    ),
+    "device_used_bytes": Definition(
+        "GPU in use", "The most that was taken of that GPU's memory in all, by whomever, in any sample."
+    ),
+    "host": Definition("Host", "One of the machines that the ranks run on, numbered from 0."),
+    "host_cpu_share": Definition("CPU of its ranks", "The sum of CPU over the ranks of the host: 200% is two cores."),
+    "host_resident_bytes": Definition(
+        "Memory of its ranks", "The sum of resident memory over its ranks; what they share is counted once for each."
+    ),
+    "host_used_bytes": Definition("Memory in use", "The most of the host's memory that was in use, by whomever."),
+    "host_available_bytes": Definition(
+        "Memory left", "The least of the host's memory that could still be had without swapping."
+    ),
     "host_busy": Definition(
         "Host busy",
         "The share of its usable cores' time that was not idle, whoever used them: the mean while training.",
     ),
     "collections": Definition(
-        "Garbage collections",
-        "Python's own, which stop all of a rank's Python: those that look at every object, and others that take longer "
-        "than a millisecond.",
+        "Collections",
+        "Garbage collections of Python's own, which stop all of a rank's Python: those that look at every object, and "
+        "others that take longer than a millisecond, while it trained.",
     ),
+    "collection_s": Definition("Collecting", "The time that these garbage collections took, all together."),
     "sampler_share": Definition(
         "Cost of sampling",
         "CPU time of the thread that samples CPU and memory, ÷ wall time. It samples every half second, and less often "

@@ -83,9 +83,8 @@ def _line(curve: _Curve, unit: Unit) -> Json:
 def _layout(curves: Sequence[_Curve], levels: Sequence[tuple[str, float]], sizes: Sequence[int], unit: Unit) -> Json:
     marked = sizes[::MARKED_EVERY]
     top = max([value for _, value in levels] + [curve.measured.best.busbw_bytes_per_s for curve in curves])
-    several = len(curves) > 1  # Curves that end close to each other have no room for their names.
-    return base_layout(HEIGHT, left=64, top=40 if several else 24) | {
-        "showlegend": several,
+    return base_layout(HEIGHT, left=64, top=40) | {
+        "showlegend": True,  # There is no place beside a curve that it never passes.
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": "@ink"}},
         "hovermode": "closest",
         "xaxis": axis(
@@ -98,10 +97,7 @@ def _layout(curves: Sequence[_Curve], levels: Sequence[tuple[str, float]], sizes
         ),
         "yaxis": axis(f"busbw, {unit.name}/s", range=[0, 1.12 * top / unit.scale]),
         "shapes": [_level(value / unit.scale) for _, value in levels],
-        "annotations": [
-            *[_note(name, sizes[0], value / unit.scale, at_left=True) for name, value in levels],
-            *([] if several else [_label(curve, unit) for curve in curves]),
-        ],
+        "annotations": [_note(name, sizes[0], value / unit.scale) for name, value in levels],
     }
 
 
@@ -110,22 +106,15 @@ def _level(value: float) -> Json:
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": value, "y1": value, "line": line}
 
 
-def _label(curve: _Curve, unit: Unit) -> Json:
-    """At the curve's last point, which is never above the frame."""
-    last = curve.measured.points[-1]
-    return _note(curve.label, last.bytes, last.busbw_bytes_per_s / unit.scale, at_left=False)
-
-
-def _note(text: str, size: int, value: float, *, at_left: bool) -> Json:
+def _note(text: str, size: int, value: float) -> Json:
     return {
         "text": text,
         "xref": "x",
         "x": math.log10(size),
-        "xanchor": "left" if at_left else "right",
+        "xanchor": "left",
         "yref": "y",
         "y": value,
-        "yanchor": "bottom" if at_left else "top",
-        "yshift": 0 if at_left else -6,
+        "yanchor": "bottom",
         "showarrow": False,
-        "font": {"size": LABEL_SIZE, "color": "@muted" if at_left else "@ink"},
+        "font": {"size": LABEL_SIZE, "color": "@muted"},
     }

@@ -31,7 +31,8 @@ from paceline.report.words import percent, seconds
 
 LEDE = (
     "CPU time of every rank ÷ wall time (100% is one core all the time), and below it the memory that it has in RAM, "
-    "sampled over the first repeat. The figure at the right is how busy the host's cores were, whoever made them so."
+    "sampled over the first repeat. The figure at the right is how busy the cores of each host were, whoever made them "
+    "so."
 )
 CAPTION = (
     "Solid is the lowest rank, dotted are the others. Dotted uprights are ends of epochs, shaded is evaluation (light) "
@@ -42,6 +43,8 @@ CAPTION = (
 POINTS = 12_000
 """Of all curves together."""
 MOST_RANKS = 8
+MOST_HOSTS = 3
+"""That are named one by one."""
 MOST_EPOCHS = 40
 """More uprights than that would be a wall."""
 MOST_COLLECTIONS = 100
@@ -72,7 +75,8 @@ class _Contents:
     """Bytes, by rank."""
     marks: list[tuple[int, MarkRow]]
     """With the rank that each is of."""
-    busy: float | None
+    busy: list[float]
+    """Of each host, as far as it is known."""
 
     def spans(self) -> list[MarkRow]:
         """What the first rank did beside training."""
@@ -128,13 +132,12 @@ def _contents(comparison: Comparison, row: Row) -> _Contents | None:
         times, shares = cpu_shares(samples)
         cpu[rank] = _Curve([float(samples["time_s"][0]), *times.tolist()], _stepped((100 * shares).tolist()))
         memory[rank] = _Curve(samples["time_s"].tolist(), samples["resident_bytes"].tolist())
-    hosts = host_usage(run)
     return _Contents(
         row=row,
         cpu=cpu,
         memory=memory,
         marks=[(rank, mark) for rank in ranks for mark in run.marks.get(rank, [])],
-        busy=hosts[0].busy if len(hosts) == 1 else None,
+        busy=[host.busy for host in host_usage(run) if host.busy is not None],
     )
 
 
@@ -316,8 +319,17 @@ def _uprights(panel: _Contents, number: int) -> list[Json]:
 
 
 def _headings(panel: _Contents, place: Panel, name: str) -> list[Json]:
-    """The contender's name and, at the right, how busy its host was."""
+    """The contender's name and, at the right, how busy its hosts were."""
     found = [heading(plain(name), place, raised=4)]
-    if panel.busy is not None:
-        found.append(side_note(f"host {percent(panel.busy, 0)} busy", place, raised=4))
+    if panel.busy:
+        found.append(side_note(_busy(panel.busy), place, raised=4))
     return found
+
+
+def _busy(shares: Sequence[float]) -> str:
+    """Of many hosts, the least and the most busy."""
+    if len(shares) == 1:
+        return f"host {percent(shares[0], 0)} busy"
+    if len(shares) <= MOST_HOSTS:
+        return f"hosts {', '.join(percent(share, 0) for share in shares)} busy"
+    return f"hosts {percent(min(shares), 0)} to {percent(max(shares), 0)} busy"

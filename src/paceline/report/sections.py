@@ -9,13 +9,14 @@ from itertools import groupby
 from typing import Any
 
 from paceline.analysis.comparison import Comparison
-from paceline.analysis.resources import usage
+from paceline.analysis.timing import warm_up_counts
 from paceline.report import figure_resources
 from paceline.report.columns import Column
 from paceline.report.doctor import FindingRow, finding_rows
 from paceline.report.figure_split import NAMES
 from paceline.report.palette import PARTS as COLOURS
 from paceline.report.profile import ProfileRow, profile_columns, profile_rows, profile_sentences
+from paceline.report.resource_tables import host_columns, host_rows, sampling_share
 from paceline.report.scenes import MOST_RANKS
 from paceline.report.step_tables import (
     BytesRow,
@@ -28,7 +29,7 @@ from paceline.report.step_tables import (
     split_rows,
 )
 from paceline.report.why import PART, Reason, anchor, why
-from paceline.report.words import listed, percent, seconds
+from paceline.report.words import WARM_UP_COUNTS, listed, percent, seconds
 
 SPLIT_PART = {"stolen": "compute", "data": "other"}
 """Of the parts that have a colour, the one that another belongs to."""
@@ -67,6 +68,8 @@ def step_context(comparison: Comparison) -> dict[str, Any]:
         "split_names": list(NAMES.items()),
         "split_rows": splits,
         "split_columns": split_columns(splits),
+        "warm_up_counts": any(warm_up_counts(entry.run) for entry in comparison.pool.entries),
+        "warm_up_words": WARM_UP_COUNTS,
         "rank_split_rows": ranks,
         "rank_split_columns": split_columns(ranks),
         "many_ranks": any(len(row.ranks) > MOST_RANKS for row in comparison.rows),
@@ -81,12 +84,15 @@ def step_context(comparison: Comparison) -> dict[str, Any]:
 
 def machine_context(comparison: Comparison) -> dict[str, Any]:
     """The same for the machine, the link, resources and operators."""
+    hosts = host_rows(comparison)
     return {
         "findings": _findings(comparison),
         "measuring_cost": _measuring_cost(comparison),
         "link_caption": "busbw of all-reduces over all ranks, by size. Dashed is what one rank gets to another.",
         "resources_lede": figure_resources.LEDE,
         "resources_caption": figure_resources.CAPTION,
+        "host_rows": hosts,
+        "host_columns": host_columns(hosts),
         "profiles": _profiles(comparison),
     }
 
@@ -134,10 +140,9 @@ def _measuring_cost(comparison: Comparison) -> list[str]:
             f"Collecting events costs {percent(cost.share)} of the processor time of a step ({interval}), "
             f"measured on {cost.workload} under {cost.strategy}, {seconds(cost.step_cpu_s)} without them."
         )
-    used = [own.sampler_share for entry in comparison.pool.entries for own in usage(entry.run)]
-    shares = [share for share in used if share is not None]
-    if shares:
-        found.append(f"Sampling CPU and memory took {percent(max(shares), 2)} of a core at most.")
+    sampling = sampling_share(comparison)
+    if sampling is not None:
+        found.append(f"Sampling CPU and memory took {percent(sampling, 2)} of a core at most.")
     return found
 
 

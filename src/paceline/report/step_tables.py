@@ -105,7 +105,7 @@ def _split_row(contender: str, rank: int | None, split: Split, wire: Wire | None
 def split_columns(rows: Sequence[SplitRow]) -> list[Column]:
     """The parts of a step share a unit, since they add up; the small print is their share."""
     unit = unit_for([row.step_s for row in rows], TIMES)
-    columns = [plain_column("step_s", "Step", rows, unit, definition="split_step_s")]
+    columns = [plain_column("step_s", "Mean step", rows, unit, definition="split_step_s")]
     for part in SPLIT_PARTS:
         cells = [_part_cell(getattr(row, f"{part}_s"), row.step_s, unit) for row in rows]
         columns.append(Column(part, DEFINITIONS[f"split_{part}"].term, unit.name, f"split_{part}", cells))

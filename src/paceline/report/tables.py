@@ -11,15 +11,18 @@ from rich.table import Table
 from paceline.analysis.ranks import UNEVEN
 from paceline.analysis.resources import host_usage
 from paceline.analysis.row_split import splits_of
-from paceline.analysis.split import PARTS
+from paceline.analysis.split import PARTS, Split
 from paceline.analysis.summary import summarise
+from paceline.analysis.timing import warm_up_counts
 from paceline.records import RunRecord
 from paceline.report.profile import profile_sentences, profile_table
-from paceline.report.words import number, percent, plural, seconds, size
+from paceline.report.words import WARM_UP_COUNTS, number, percent, plural, seconds, size
 
 PHASES = {"first": "first_step_s", "forward": "forward_s", "backward": "backward_s", "update": "update_s"}
 WIDE = 112
 """Columns of a terminal that the phases of a step fit into too."""
+SPLIT_WIDE = 100
+"""The same of times beside the shares of a step."""
 
 
 def print_run(record: RunRecord, console: Console) -> None:
@@ -27,7 +30,7 @@ def print_run(record: RunRecord, console: Console) -> None:
     summary = summarise(record)
     phases = PHASES if console.width >= WIDE else {}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    headings = ("rank", "samples", "average loss", "train accuracy", "time/iteration", *phases, "CPU", "memory")
+    headings = ("rank", "samples", "average loss", "train accuracy", "mean time/step", *phases, "CPU", "memory")
     for heading in headings:
         table.add_column(heading, justify="right")
     for rank in summary["ranks"]:
@@ -42,9 +45,11 @@ def print_run(record: RunRecord, console: Console) -> None:
             size(rank.get("resident_bytes")),
         )
     console.print(table)
-    split = split_table(record)
+    split = split_table(record, console.width)
     if split is not None:
         console.print(split)
+    if warm_up_counts(record):
+        console.print(WARM_UP_COUNTS, markup=False, highlight=False, soft_wrap=True)
     profile = profile_table(record)
     if profile is not None:
         console.print(profile)
@@ -52,18 +57,25 @@ def print_run(record: RunRecord, console: Console) -> None:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def split_table(record: RunRecord) -> Table | None:
-    """Where a step's time went on each rank; None where events were not collected."""
+def split_table(record: RunRecord, width: int) -> Table | None:
+    """Where a step's time went on each rank, on a narrow screen in shares alone; None where nobody collected events."""
     splits = splits_of(record)
     if not splits:
         return None
-    table = Table(box=None, pad_edge=False, header_style="bold", title="where a step goes", title_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold", title="where the mean step goes", title_justify="left")
     for heading in ("rank", *PARTS, "(data)", "(stolen)", "overlap"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for rank, split in splits.items():
-        parts = [f"{seconds(getattr(split, f'{part}_s'))} {percent(split.share(part), 0):>4}" for part in PARTS]
-        table.add_row(str(rank), *parts, seconds(split.data_s), seconds(split.stolen_s), percent(split.overlap, 0))
+        table.add_row(str(rank), *_split_cells(split, shares_only=width < SPLIT_WIDE), percent(split.overlap, 0))
     return table
+
+
+def _split_cells(split: Split, *, shares_only: bool) -> list[str]:
+    stolen = None if split.stolen_s is None else split.share("stolen")
+    if shares_only:
+        return [percent(share, 0) for share in (*map(split.share, PARTS), split.share("data"), stolen)]
+    parts = [f"{seconds(getattr(split, f'{part}_s'))} {percent(split.share(part), 0):>4}" for part in PARTS]
+    return [*parts, seconds(split.data_s), seconds(split.stolen_s)]
 
 
 def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
@@ -85,7 +97,7 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         yield f"time per iteration differs by {apart} between ranks, which a synchronous run should not show"
     if "train_s" in summary:
         rate = summary["samples_per_s"]
-        speed = f", {rate:,.0f} samples/s" if rate else ""
+        speed = f", {rate:,.0f} samples/s in the median window" if rate else ""
         yield f"trained {plural(summary['steps'], 'step')} in {seconds(summary['train_s'])}{speed}"
     yield from _hosts(record)
     yield from profile_sentences(record)

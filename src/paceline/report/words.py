@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+WARM_UP_COUNTS = "warm-up steps included: fewer than 6 steps"
+"""What is said where a run was too short for means without them."""
+
 
 def number(value: float | None) -> str:
     """A loss or another plain figure."""
