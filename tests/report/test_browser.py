@@ -227,7 +227,7 @@ def test_a_bar_of_the_timeline_says_what_it_is(browser: Any, real_page: Path) ->
                 opened.page.wait_for_timeout(60)
                 said |= set(figure.locator(".hoverlayer .hovertext").all_text_contents())
         heard = " ".join(said)
-        assert re.search(r"rank 0: forward", heard)
+        assert re.search(r"rank 0: (forward|backward)", heard)
         assert re.search(r"rank 0: all_reduce of gradients, [\d.]+ k?B", heard)
 
 

@@ -7,9 +7,11 @@ import faulthandler
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from paceline.launch.failures import record_failure
 from paceline.launch.job import Job
@@ -34,12 +36,20 @@ def main() -> None:
             work_for_script(job)
     except BaseException as error:
         record_failure(error, rank, job.folder.error_file(rank), place.run)
-        raise
-    # A process that is done must not fail in the destructors of C++ libraries at exit ("terminate called without an
-    # active exception", about one run in thirty): everything is written, so leave without running them.
+        traceback.print_exc()
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process, without running the destructors of C++ libraries.
+
+    Now and then they abort it ("terminate called without an active exception"): one that is done would count as failed,
+    and one that has failed as ended by a signal, whatever it wrote down. Everything is written by now.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 @dataclass
