@@ -41,7 +41,8 @@ def test_what_is_printed_is_what_is_kept(examined: Examined) -> None:
 
 
 def test_progress_goes_to_stderr(examined: Examined) -> None:
-    assert [line.split()[0] for line in examined[3].splitlines()] == ["asking", *["measuring"] * 3, "training"]
+    stages = [line.split()[0] for line in examined[3].splitlines()]
+    assert stages == ["asking", *["measuring"] * 3, "training", "measuring"]
 
 
 def test_the_facts_are_those_of_this_machine(examined: Examined) -> None:
@@ -99,6 +100,15 @@ def test_measuring_takes_seconds(examined: Examined) -> None:
 def test_a_record_is_not_overwritten(examined: Examined) -> None:
     done = paceline("doctor", "--ranks", "2", "--out", str(examined[2]), expect=8)
     assert "already holds a record" in done.stderr
+
+
+def test_what_measuring_costs_is_measured(examined: Examined) -> None:
+    cost, needs = examined[0].measuring_cost, examined[0].workload
+    assert cost is not None
+    assert needs is not None
+    assert (cost.workload, cost.strategy) == (needs.name, needs.strategy)
+    assert cost.low <= cost.share <= cost.high
+    assert -0.2 < cost.share < 0.3
 
 
 def test_a_workload_that_fails_is_a_problem_found_and_the_rest_is_kept(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def measure(_: Comm, settings: dict[str, Any], slow: bool) -> tuple[MeasuringCos
     rank, groups = dist.get_rank(), len(dist.distributed_c10d._world.pg_map)
     config = RunConfig(**{"batch": 32, "lr": 0.001} | settings)
     if rank >= 2:
+        dist.all_reduce(torch.tensor(1), dist.ReduceOp.MIN)
         active = [0] if config.strategy == "single" else [0, 1]
         for events in (True, False):
             open_comm(active, device=CPU, backend="gloo", timeout_s=30, stopwatch=make_stopwatch(CPU, events=events))
@@ -115,3 +116,15 @@ def test_ranks_that_stay_idle_wait(pool: Pool) -> None:
 def test_data_that_can_be_gone_through_only_once_is_left_alone(pool: Pool) -> None:
     answers = pool.run(measure, SIZE, {"workload": f"{HERE}:once", "strategy": "allreduce"}, False)
     assert answers[:2] == [(None, 0)] * 2
+
+
+def measure_crowded(comm: Comm) -> MeasuringCost | None:
+    """The last run needed more on rank 1 than there is left."""
+    world = World(comm.rank, SIZE, local_rank=comm.rank, local_size=SIZE, interface="lo", store=dist.HashStore())
+    needed = 2**50 if comm.rank == 1 else 0
+    with patch("paceline.training.cost.peak_bytes", lambda _: needed):
+        return measure_cost(RunConfig(workload=f"{HERE}:middling"), world, threads=1)
+
+
+def test_without_room_for_two_nothing_is_tried(pool: Pool) -> None:
+    assert pool.run(measure_crowded, SIZE) == [None] * SIZE

@@ -13,12 +13,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import torch
+import torch.distributed as dist
 
 from paceline.analysis.cost import extra_share
 from paceline.comm import Comm, World
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
+from paceline.measure.capacity import available_memory_bytes, memory_limits
+from paceline.measure.memory import peak_bytes
 from paceline.records import RunFolder, StepWriter
 from paceline.records.examination import MeasuringCost
 from paceline.records.timeline import TimelineWriter
@@ -45,7 +49,14 @@ events cost nothing that could be seen."""
 def measure_cost(
     config: RunConfig, world: World, *, threads: int | None, number: int = 0, budget_s: float = BUDGET_S
 ) -> MeasuringCost | None:
-    """Measures it; called on all ranks. None on ranks that stay idle, and on all where it cannot be measured."""
+    """Measures it, after a run of the same workload; called on all ranks.
+
+    None on ranks that stay idle, and on all of them where it cannot be measured.
+    """
+    room = torch.tensor(int(_has_room(world.local_size)))
+    dist.all_reduce(room, dist.ReduceOp.MIN)
+    if not room:
+        return None
     stages = [set_stage(replace(config, events=events), world, threads, timed=True) for events in (True, False)]
     done = f"cost-{number}"
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder, ExitStack() as stack:
@@ -61,6 +72,19 @@ def measure_cost(
         if sides[0].comm.rank == 0:
             world.announce(done)
     return found
+
+
+def _has_room(local_ranks: int) -> bool:
+    """Whether there is memory for two trainings at once on every rank of the host, as far as the last run tells."""
+    host = torch.device("cpu")
+    grown = max(0, (peak_bytes(host) or 0) - psutil.Process().memory_info().rss)
+    free = available_memory_bytes(memory_limits(), psutil.virtual_memory().available)
+    if 2 * grown * local_ranks > free:
+        return False
+    if not torch.cuda.is_initialized():
+        return True
+    free_on_gpu, _ = torch.cuda.mem_get_info()
+    return 2 * torch.cuda.max_memory_allocated() < free_on_gpu
 
 
 class Side:
