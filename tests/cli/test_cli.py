@@ -17,11 +17,14 @@ from pathlib import Path
 import pytest
 import typer
 
+from examinations import examination
 from experiments_on_disk import write_experiment
 from paceline.cli import main
 from paceline.cli.main import run
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import BY_NAME, PacelineError
+from paceline.records import read_run
+from paceline.records.examination import write_examination
 from paceline.strategies.registry import ENTRIES
 
 ANSWER_S = 0.3
@@ -306,6 +309,88 @@ def test_report_makes_traces_of_records_made_before(capsys: pytest.CaptureFixtur
     assert len(result["traces"]) == 8
     assert run(["report", "experiment", "--trace"]) == 0
     assert "traces: 8 files trace.json in the runs' folders under experiment" in capsys.readouterr().out
+
+
+def test_where_there_is_nothing_to_trace_the_rest_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    write_experiment(Path("experiment"))
+    assert run(["report", "experiment", "--trace", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["traces"] == []
+    assert "there are no timelines to make a trace of." in captured.err
+    assert run(["report", "experiment", "--trace"]) == 0
+    captured = capsys.readouterr()
+    assert "wrote experiment/report.html" in captured.out
+    assert "there are no timelines to make a trace of." in captured.err
+
+
+def test_a_trace_that_cannot_be_written_comes_after_the_rest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_experiment(Path("experiment"), events=True) / "repeat-1" / "4"
+    (path / "trace.json").mkdir()
+    assert run(["report", str(path), "--trace", "--json"]) == 8
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["report"] == str(path / "report.html")
+    assert f"error: cannot write {path / 'trace.json'}: Is a directory.\nhint: " in captured.err
+
+    summary = path / "summary.json"
+    summary.unlink()
+    monkeypatch.setattr("paceline.experiments.train.train", lambda *_: read_run(path))
+    assert run(["train", "--trace"]) == 8
+    captured = capsys.readouterr()
+    assert f"record: {path}" in captured.out
+    assert f"paceline report {path} --trace" in captured.err
+
+
+def test_report_of_a_doctors_folder_shows_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_experiment(Path("examined"), repeats=1)
+    for file in ("experiment.json", "events.jsonl"):
+        (path / file).unlink()
+    (path / "repeat-1" / "4").rename(path / "workload")
+    write_examination(path, examination(measured_s=7.0))
+    assert run(["report", "examined"]) == 0
+    captured = capsys.readouterr()
+    assert "Nothing to mend" in captured.out
+    assert "ms per step" not in captured.out
+    assert not list(path.glob("*.html"))
+    assert run(["report", "examined", "--json", "--trace"]) == 0
+    captured = capsys.readouterr()
+    content = json.loads(captured.out)
+    assert (content["record"], content["problems"]) == ("examined/doctor.json", 0)
+    assert content["examination"]["measured_s"] == 7.0
+    assert "no run to make" in captured.err
+    write_experiment(Path("experiment"), repeats=1)
+    assert run(["report", "experiment", "examined"]) == 8
+    assert "examined holds what the doctor found, and no run to compare." in capsys.readouterr().err
+
+
+def test_a_damaged_examination_in_a_doctors_folder_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("doctor.json").write_text("[" * 100_000)
+    assert run(["report", "."]) == 8
+    assert capsys.readouterr().err == "error: doctor.json cannot be read: it is nested too deeply.\n"
+
+
+def test_the_doctor_refuses_a_file_in_the_place_of_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken").write_text("")
+    assert run(["doctor", "--ranks", "2", "--out", "taken"]) == 8
+    captured = capsys.readouterr()
+    assert captured.err.endswith(
+        "error: cannot write to taken: Not a directory.\nhint: name another folder with --out\n"
+    )
+
+
+def test_an_interrupted_examination_says_where_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def doctor(
+        _: RunConfig, __: LaunchConfig, out: Path, watch: Callable[[Path], AbstractContextManager[object]]
+    ) -> None:
+        with watch(out):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.experiments.doctor.doctor", doctor)
+    assert run(["doctor", "--out", "there"]) == 130
+    assert capsys.readouterr().err == "interrupted; what was done is in there\n"
 
 
 def test_help_answers_at_once() -> None:

@@ -12,7 +12,7 @@ import typer
 from paceline.cli.messages import data_console
 from paceline.cli.options import takes
 from paceline.config import EXAMINED_SETTINGS, LaunchConfig, RunConfig
-from paceline.errors import PROBLEM_EXIT_CODE
+from paceline.errors import INTERRUPTED_EXIT_CODE, PROBLEM_EXIT_CODE
 
 NOT_ASKED = frozenset(field.name for field in fields(RunConfig)) - frozenset(EXAMINED_SETTINGS)
 
@@ -36,23 +36,28 @@ def command(
     from paceline.experiments.doctor import doctor
     from paceline.records.schema import DOCTOR_FILE
     from paceline.records.writer import strict
-    from paceline.report.doctor import Following, print_examination
+    from paceline.report.doctor import Following, print_examination, to_json
 
     console = messages()
-    result = doctor(run, launch, out, lambda folder: Following(folder, console))
+    watched: list[Path] = []
+
+    def watch(folder: Path) -> Following:
+        watched.append(folder)
+        return Following(folder, console)
+
+    try:
+        result = doctor(run, launch, out, watch)
+    except KeyboardInterrupt:
+        if not watched:
+            raise
+        console.print(f"interrupted; what was done is in {watched[0]}", markup=False)
+        return INTERRUPTED_EXIT_CODE
     if result is None:
         return 0
     examination, folder = result
-    found = findings(examination)
     if as_json:
-        content = {
-            "record": str(folder / DOCTOR_FILE),
-            "problems": len(problems(found)),
-            "findings": [finding.to_dict() for finding in found],
-            "examination": examination.to_dict(),
-        }
-        typer.echo(json.dumps(strict(content), indent=2, allow_nan=False))
+        typer.echo(json.dumps(strict(to_json(examination, folder)), indent=2, allow_nan=False))
     else:
         print_examination(examination, data_console())
         typer.echo(f"record: {folder / DOCTOR_FILE}")
-    return PROBLEM_EXIT_CODE if problems(found) else 0
+    return PROBLEM_EXIT_CODE if problems(findings(examination)) else 0

@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.messages import data_console
+from paceline.cli.messages import data_console, messages
+from paceline.errors import PacelineError
 
 
 def command(
-    folders: Annotated[list[Path], typer.Argument(help="Experiments or runs, or folders that hold some.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Experiments, runs or the doctor's folders, or what holds some.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="The page [default: report.html in the folder; of several, in the current one].")
     ] = None,
@@ -27,28 +30,63 @@ def command(
     Several experiments, or runs that were made one by one, come into one comparison; records of different machines
     too, with a warning.
     """
+    from paceline.records.find import find_records, holds_examination
+
+    if all(map(holds_examination, folders)):
+        _show_examinations(folders, as_json=as_json, more=bool(out or csv or trace))
+        return
+
     from paceline.analysis.comparison import compare
     from paceline.analysis.pool import pool
-    from paceline.records.find import find_records
     from paceline.records.schema import REPORT_FILE
     from paceline.records.writer import strict
     from paceline.report.comparison import print_comparison, to_json
     from paceline.report.csv_tables import write_tables
     from paceline.report.page import write_page
-    from paceline.report.trace import where_traces_are, write_traces
+    from paceline.report.trace import NOTHING_TO_TRACE, where_traces_are, write_traces
 
     comparison = compare(pool(find_records(folders)))
     page = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
     tables = write_tables(comparison, csv) if csv else []
-    traces = write_traces(entry.run for entry in comparison.pool.entries) if trace else []
+    traces: list[Path] = []
+    failure: PacelineError | None = None
+    traceable = [entry.run for entry in comparison.pool.entries if trace and entry.run.timelines]
+    try:
+        traces = write_traces(traceable) if traceable else []
+    except PacelineError as error:
+        failure = error
     if not as_json:
         print_comparison(comparison, data_console())
     write_page(comparison, page)
     if as_json:
         files = {"report": str(page), "traces": [str(path) for path in traces]}
         typer.echo(json.dumps(strict(to_json(comparison) | files), indent=2, allow_nan=False))
-        return
-    for path in [page, *tables]:
-        typer.echo(f"wrote {path}")
-    if traces:
-        typer.echo(where_traces_are(traces))
+    else:
+        for path in [page, *tables]:
+            typer.echo(f"wrote {path}")
+        if traces:
+            typer.echo(where_traces_are(traces))
+    if trace and not traceable:
+        messages().print(NOTHING_TO_TRACE)
+    if failure is not None:  # After all that could be reported.
+        raise failure
+
+
+def _show_examinations(folders: list[Path], *, as_json: bool, more: bool) -> None:
+    """What the doctor found: in the terminal, or as JSON, which is a list where there are several."""
+    from paceline.records.examination import read_examination
+    from paceline.records.writer import strict
+    from paceline.report.doctor import print_examination, to_json
+
+    found = {folder: read_examination(folder) for folder in folders}
+    if as_json:
+        contents = [to_json(examination, folder) for folder, examination in found.items()]
+        content = strict(contents[0] if len(contents) == 1 else contents)
+        typer.echo(json.dumps(content, indent=2, allow_nan=False))
+    else:
+        for folder, examination in found.items():
+            if len(found) > 1:
+                typer.echo(f"{folder}:")
+            print_examination(examination, data_console())
+    if more:
+        messages().print("There is no run to make a page, tables or a trace of.")

@@ -11,6 +11,7 @@ import typer
 from paceline.cli.messages import data_console
 from paceline.cli.options import takes
 from paceline.config import LaunchConfig, RunConfig
+from paceline.errors import PacelineError
 
 
 @takes(RunConfig, LaunchConfig)
@@ -52,11 +53,18 @@ def command(
     unseen = unseen_traffic(run.strategy, record.summary)
     if unseen is not None:
         messages.print(f"warning: {unseen}", markup=False, highlight=False, soft_wrap=True)
-    traces = write_traces([record]) if run.trace else []
+    traces: list[Path] = []
+    failure: PacelineError | None = None
+    try:
+        traces = write_traces([record]) if run.trace else []
+    except PacelineError as error:
+        failure = error
     if as_json:
         where = {"record": str(record.path), "trace": str(traces[0]) if traces else None}
         typer.echo(json.dumps({**where, **summarise(record), **run_json(record)}, indent=2))
-        return
-    print_run(record, data_console())
-    if traces:
-        typer.echo(where_traces_are(traces))
+    else:
+        print_run(record, data_console())
+        if traces:
+            typer.echo(where_traces_are(traces))
+    if failure is not None:  # After the summary, which does not need the trace.
+        raise failure

@@ -317,4 +317,9 @@ def read_examination(folder: Path) -> Examination:
 
 def find_examination(folder: Path) -> Examination | None:
     """The examination in a folder, if there is one."""
-    return read_examination(folder) if (folder / DOCTOR_FILE).is_file() else None
+    return read_examination(folder) if has_examination(folder) else None
+
+
+def has_examination(folder: Path) -> bool:
+    """Whether the doctor has left something in a folder."""
+    return (folder / DOCTOR_FILE).is_file()

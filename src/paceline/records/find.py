@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import RecordError
+from paceline.records.examination import has_examination
 from paceline.records.experiment import ExperimentRecord, is_experiment, read_experiment
 from paceline.records.reader import RunRecord, read_run
 from paceline.records.schema import RUN_FILE
@@ -20,6 +21,11 @@ def find_records(folders: Sequence[Path]) -> list[Record]:
         if not folder.is_dir():
             raise RecordError(f"{folder} is not a folder.", hint="name the folder of a run or of an experiment")
         here = _record_in(folder)
+        if holds_examination(folder):
+            raise RecordError(
+                f"{folder} holds what the doctor found, and no run to compare.",
+                hint=f"`paceline report {folder}` shows it, without other folders",
+            )
         inside = [_record_in(path) for path in sorted(folder.iterdir()) if path.is_dir()] if here is None else [here]
         records = [record for record in inside if record is not None]
         if not records:
@@ -28,6 +34,11 @@ def find_records(folders: Sequence[Path]) -> list[Record]:
             )
         found |= {record.path.resolve(): record for record in records}
     return list(found.values())
+
+
+def holds_examination(folder: Path) -> bool:
+    """Whether a folder is the doctor's own: the steps that it trained to see what they need are no record."""
+    return has_examination(folder) and not is_experiment(folder) and not (folder / RUN_FILE).is_file()
 
 
 def _record_in(folder: Path) -> Record | None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,7 +17,7 @@ from rich.text import Text
 from paceline.analysis.finding import Finding, binary_size, duration, rate
 from paceline.analysis.findings import findings, problems
 from paceline.records.examination import AllReduce, Examination, Link, PairLink
-from paceline.records.schema import EVENTS_FILE
+from paceline.records.schema import DOCTOR_FILE, EVENTS_FILE
 from paceline.report.live import Tail
 from paceline.report.words import plural
 
@@ -69,6 +69,17 @@ def print_examination(examination: Examination, console: Console) -> None:
             console.print(_all_reduce(measured))
             console.print()
     console.print(verdict(found), markup=False, highlight=False, soft_wrap=True)
+
+
+def to_json(examination: Examination, folder: Path) -> dict[str, Any]:
+    """The findings, and all that was measured, for scripts."""
+    found = findings(examination)
+    return {
+        "record": str(folder / DOCTOR_FILE),
+        "problems": len(problems(found)),
+        "findings": [finding.to_dict() for finding in found],
+        "examination": examination.to_dict(),
+    }
 
 
 def verdict(found: Sequence[Finding]) -> str:

@@ -41,7 +41,7 @@ class Tail:
             with self._file.open("rb") as stream:
                 stream.seek(self._offset)
                 text = stream.read()
-        except FileNotFoundError:
+        except OSError:  # Not there yet; or never, and then whoever writes it says why.
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)

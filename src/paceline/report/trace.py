@@ -29,6 +29,8 @@ PARTS_OF_MICROSECOND = 8
 """Eighths are exact in binary: Perfetto cuts nanoseconds off, and slices that touch would come to overlap by one."""
 MESSAGES = (Kind.SEND, Kind.RECV)
 
+NOTHING_TO_TRACE = "there are no timelines to make a trace of."
+
 Event = dict[str, Any]
 Place = tuple[int, int]
 """A rank, and which of its operations."""
@@ -38,9 +40,7 @@ def write_traces(runs: Iterable[RunRecord]) -> list[Path]:
     """Writes a trace into the folder of every run that has timelines; returns the files."""
     found = [(run, run.path / TRACE_FILE) for run in runs if run.timelines]
     if not found:
-        raise RecordError(
-            "there are no timelines to make a trace of.", hint="they are kept unless --no-events is given"
-        )
+        raise RecordError(NOTHING_TO_TRACE, hint="runs keep them unless --no-events is given")
     for run, path in found:
         write_trace(run, path)
     return [path for _, path in found]
@@ -64,7 +64,8 @@ def write_trace(run: RunRecord, path: Path) -> None:
             file.write("\n]}\n")
         temporary.replace(path)
     except OSError as error:
-        raise RecordError(f"cannot write {path}: {error.strerror}.", hint="name another folder with --out") from None
+        hint = f"the record is there: mend that, then `paceline report {run.path} --trace`"
+        raise RecordError(f"cannot write {path}: {error.strerror}.", hint=hint) from None
     finally:
         temporary.unlink(missing_ok=True)
 
