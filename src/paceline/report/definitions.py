@@ -87,15 +87,18 @@ DEFINITIONS = {
     ),
     "wait": Definition(
         "Wait",
-        "What a rank spends in an operation beyond the transfer, since others have not come yet. Told of isolated "
-        "operations only; those of a step added up, or the mean of one of them.",
+        "From the moment at which a rank comes to an operation until those that it depends on have come, by the ranks' "
+        "common clock: of a step, as far as the rank computes nothing meanwhile; of a kind of operation, the mean of "
+        "isolated ones, where it is what a rank's own duration is beyond the transfer.",
     ),
     "waited_for": Definition(
-        "Is waited for", "The share of all such waiting of the other ranks that this rank caused by coming last."
+        "Is waited for",
+        "The share of all waiting of the other ranks that was for this one. While it waits itself, "
+        "the one that it waits for is to blame.",
     ),
     "isolated": Definition(
         "Isolated",
-        "The share of operations during which no other was under way. An asynchronous operation starts when it is "
+        "The share of operations during which none of their ranks had another under way. An asynchronous operation starts when it is "
         "enqueued, not when it is on the wire: what overlaps another says nothing about the link.",
     ),
     "operations": Definition("Operations", "How many a rank takes part in, in one step."),
