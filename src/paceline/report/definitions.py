@@ -98,8 +98,8 @@ DEFINITIONS = {
     ),
     "isolated": Definition(
         "Isolated",
-        "The share of operations during which none of their ranks had another under way. An asynchronous operation starts when it is "
-        "enqueued, not when it is on the wire: what overlaps another says nothing about the link.",
+        "The share of operations during which none of their ranks had another under way. An asynchronous operation "
+        "starts when it is enqueued, not when it is on the wire: what overlaps another says nothing about the link.",
     ),
     "operations": Definition("Operations", "How many a rank takes part in, in one step."),
     "operation_bytes": Definition(
