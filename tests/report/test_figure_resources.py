@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,21 @@ from paceline.records import RunFolder
 from paceline.records.experiment import Contender
 from paceline.records.schema import MarkRow, ResourceRow
 from paceline.records.writer import MarkWriter, ResourceWriter
+from paceline.report.columns import rank_columns
 from paceline.report.figure_resources import MOST_COLLECTIONS, resources
+from paceline.report.page import render
+from paceline.report.resource_tables import host_columns, host_rows
 
 NAMES = ("allreduce", "<b>ddp</b>")
 
 
-def sample(folder: RunFolder, rank: int, collections: int) -> None:
+def sample(folder: RunFolder, rank: int, collections: int, *, first: bool = False, **device: int) -> None:
     """Ten seconds: at first half a core, then one and a half; a test at the end."""
     writer = ResourceWriter(folder, rank)
-    host = {"host_busy": 0.5, "host_used_bytes": 1, "host_available_bytes": 1} if rank == 0 else {}
+    host = {"host_busy": 0.5, "host_used_bytes": 1, "host_available_bytes": 1} if rank == 0 or first else {}
     base = ResourceRow(0, 0, 100_000_000, 4, 0, None, None, None, None, None)
     for time_s, cpu_s in ((0, 7), (5, 9.5), (5.001, 9.5), (10, 17)):
-        writer.write([base._replace(time_s=time_s, cpu_s=cpu_s, **host)])
+        writer.write([base._replace(time_s=time_s, cpu_s=cpu_s, **host, **device)])
     writer.close()
     marks = MarkWriter(folder, rank)
     marks.write([MarkRow("epoch", t, t, str(n)) for n, t in enumerate((3, 6, 9))])
@@ -89,3 +93,48 @@ def test_names_are_only_text_and_hosts_say_how_busy_they_were(figure: dict[str, 
 
 def test_old_records_have_no_such_figure(tmp_path: Path) -> None:
     assert resources(read_comparison(write_experiment(tmp_path))) is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"), [(1, "host 50% busy"), (2, "hosts 50%, 50% busy"), (4, "hosts 50% to 50% busy")]
+)
+def test_every_host_has_its_figure(tmp_path: Path, hosts: int, said: str) -> None:
+    write_experiment(tmp_path, [Contender("ddp", "ddp")], repeats=1, ranks=hosts)
+    run = RunFolder(tmp_path / "repeat-1" / "1")
+    file = run.path / "run.json"
+    content = json.loads(file.read_text())
+    content["topology"]["ranks_per_host"] = 1
+    file.write_text(json.dumps(content))
+    for rank in range(hosts):
+        sample(run, rank, 0, first=True)
+    comparison = read_comparison(tmp_path)
+    found = resources(comparison)
+    assert found is not None
+    assert [annotation["text"] for annotation in found["layout"]["annotations"]] == ["ddp", said]
+    rows = host_rows(comparison)
+    assert [(row.host, row.busy) for row in rows] == [(host, 0.5) for host in range(hosts)]
+    columns = {column.heading: column for column in host_columns(rows)}
+    assert columns["Memory of its ranks"].cells[0].text == "100.0"
+    assert "Memory in use" in columns
+    assert "<h2>CPU and memory over the run</h2>" in (page := render(comparison))
+    assert 'id="hosts"' in page
+
+
+def test_ranks_have_memory_on_a_gpu_and_collections_where_there_were_any(tmp_path: Path) -> None:
+    write_experiment(tmp_path, [Contender("ddp", "ddp")], repeats=1)
+    run = RunFolder(tmp_path / "repeat-1" / "1")
+    sample(run, 0, 3, device_bytes=3_000_000_000, device_used_bytes=5_000_000_000)
+    sample(run, 1, 0)
+    columns = {column.heading: column for column in rank_columns(read_comparison(tmp_path).row("ddp").ranks)}
+    assert [cell.text for cell in columns["GPU memory"].cells] == ["3.00", "–"]
+    assert [cell.text for cell in columns["GPU in use"].cells] == ["5.00", "–"]
+    assert [cell.text for cell in columns["Collections"].cells] == ["3", "0"]
+    assert columns["Collecting"].cells[0].sort == pytest.approx(0.003)
+
+
+def test_without_collections_there_is_no_column_for_them(tmp_path: Path) -> None:
+    write_experiment(tmp_path, [Contender("ddp", "ddp")], repeats=1)
+    sample(RunFolder(tmp_path / "repeat-1" / "1"), 0, 0)
+    assert not {"Collections", "GPU memory"} & {
+        column.heading for column in rank_columns(read_comparison(tmp_path).row("ddp").ranks)
+    }

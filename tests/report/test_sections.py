@@ -20,6 +20,7 @@ from paceline.records.timeline import NEVER, Kind, Purpose, TimelineWriter
 from paceline.report.columns import comparison_columns
 from paceline.report.figure_split import split
 from paceline.report.figure_timeline import MOST_BARS, timeline
+from paceline.report.figures import figures
 from paceline.report.page import render
 from paceline.report.palette import OPERATIONS, PHASES, contrast
 from paceline.report.palette import PARTS as PART_COLOURS
@@ -221,6 +222,10 @@ def test_what_is_sent_and_how_fast(tmp_path: Path) -> None:
     assert "Gradients, and nothing else." in page.shown
     assert {"network", "machine"} <= page.ids.keys()
     assert "Utilisation" in page.shown
+    drawn = figures(examined)["link"]
+    assert drawn["layout"]["showlegend"]
+    labels = {note["text"] for note in drawn["layout"]["annotations"]}
+    assert labels.isdisjoint(trace["name"] for trace in drawn["data"]), "a name over its own curve cannot be read"
 
 
 def test_the_cost_of_measuring_is_said(tmp_path: Path) -> None:

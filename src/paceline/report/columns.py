@@ -151,12 +151,19 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
         plain_column("peak_bytes", "Peak memory", rows, SIZES),
         plain_column("device_bytes", "GPU memory", rows, SIZES),
         plain_column("device_used_bytes", "GPU in use", rows, SIZES),
-        plain_column("collections", "Collections", rows, WHOLE),
-        plain_column("collection_s", "Collecting", rows, TIMES),
+        *_collections(rows),
         plain_column("sent_bytes", "Sent", rows, SIZES),
         plain_column("received_bytes", "Received", rows, SIZES),
     ]
     return [column for column in columns if column.key == "samples" or not column.is_empty]
+
+
+def _collections(rows: Sequence[RankRow]) -> list[Column]:
+    """Garbage collections, where there were any."""
+    if not any(row.collections for row in rows):
+        return []
+    count = plain_column("collections", "Collections", rows, WHOLE)
+    return [count, plain_column("collection_s", "Collecting", rows, TIMES)]
 
 
 def _estimates(

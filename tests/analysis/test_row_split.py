@@ -1,0 +1,50 @@
+"""The split of a contender over its repeats: shares that can be, and that add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments_on_disk import CLASSIC, read_comparison, write_experiment
+from paceline.analysis.row_split import RowSplit
+from paceline.analysis.split import PARTS
+
+
+def split_over(path: Path, *exposed: float, **written: Any) -> RowSplit:
+    """That of ddp, whose exposed share in each repeat is given."""
+    write_experiment(path / "e", CLASSIC[3:], repeats=len(exposed), events=True, **written)
+    for repeat, share in enumerate(exposed):
+        file = path / "e" / f"repeat-{repeat + 1}" / "1" / "summary.json"
+        summary = json.loads(file.read_text())
+        parts = {"compute_s": 1 - share, "overlapped_s": 0.0, "exposed_s": share, "other_s": 0.0, "data_s": 0.0}
+        for rank in summary["ranks"]:
+            rank["split"] = parts | {"step_s": 1.0, "stolen_s": 0.0}
+        file.write_text(json.dumps(summary))
+    split = read_comparison(path / "e").row("ddp").split
+    assert split is not None
+    return split
+
+
+def test_intervals_of_shares_end_at_none_and_all(tmp_path: Path) -> None:
+    found = split_over(tmp_path, 0.01, 0.3)
+    assert found.exposed.low == 0, "Student's would begin far below"
+    assert found.compute.high == 1
+    assert found.overlap is not None
+    assert (found.overlap.value, found.overlap.low) == (0, 0)
+
+
+def test_shares_are_means_that_add_up_and_lie_in_their_intervals(tmp_path: Path) -> None:
+    found = split_over(tmp_path, 0.1, 0.1, 0.7)
+    assert found.exposed.value == pytest.approx(0.3) == found.mean.share("exposed")
+    assert sum(getattr(found, part).value for part in PARTS) == pytest.approx(1)
+    assert all(not getattr(found, part).spans(-0.01) and found.exposed.spans(0.3) for part in PARTS)
+
+
+def test_one_rank_has_nothing_to_hide(tmp_path: Path) -> None:
+    found = split_over(tmp_path, 0.2, 0.2, ranks=1)
+    assert found.overlap is None
+    assert found.exposed.value == 0
+    assert found.other.value == pytest.approx(0.2), "what its operations take is work like any other"
