@@ -168,6 +168,10 @@ def test_without_the_timelines_of_all_ranks_nothing_is_said() -> None:
     one = timeline(operation(Kind.ALL_REDUCE, 0.0, 1.0, MB))
     assert wire_of({}) is None
     assert wire_of({1: one}) is None
+    to_another_host = timeline(operation(Kind.SEND, 0.0, 1.0, MB, peer=2))
+    assert wire_of({0: to_another_host, 1: one}) is None
+    without_root = timeline(operation(Kind.BROADCAST, 0.0, 1.0, MB))
+    assert wire_of({0: without_root, 1: without_root}) is None
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,8 @@ def wire_of(
     if not steps:
         return None
     operations = [timelines[rank].operations for rank in range(ranks)]
+    if not all(_peers_are_here(own, ranks) for own in operations):
+        return None
     rows = [own[np.isin(own["step"], counted)] for own in operations]
     instances = [*_collectives(rows), *_messages(rows)]
     waits = waiting(timelines, counted)
@@ -143,6 +145,12 @@ class Instance:
     waits_s: Sequence[float]
     """Of those that may have to wait in it."""
     transfer_s: float
+
+
+def _peers_are_here(rows: Rows, ranks: int) -> bool:
+    """Whether these are all ranks: those of one host alone name peers that are not among them."""
+    rooted = np.isin(rows["kind"], (*FROM_ROOT, *TO_ROOT))
+    return bool((rows["peer"] < ranks).all() and (rows["peer"][rooted] >= 0).all())
 
 
 def _exposed_s(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) -> float:
