@@ -45,7 +45,8 @@ class StepProfiler:
             return
         on_gpu = self._device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-        self._running = profile(activities=activities, acc_events=True)  # Else torch 2.11 warns of cycles, of which this is one.
+        # Else torch 2.11 warns that it forgets the events of earlier cycles, of which there are none.
+        self._running = profile(activities=activities, acc_events=True)
         self._running.start()
         self._began_s = time.perf_counter()
 
