@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceline.config import LaunchConfig, RunConfig, launched
-from paceline.errors import PacelineError, RecordError, UsageError
+from paceline.errors import PacelineError, RecordError
+from paceline.experiments.as_rank import Watch, take_part
 from paceline.experiments.names import check_names, prepare_data
 from paceline.experiments.train import new_folder
 from paceline.records import RunFolder
 from paceline.records.examination import Examination, find_examination, read_examination, write_examination
 from paceline.records.provenance import command_line
 from paceline.records.schema import DOCTOR_FILE
-
-Watch = Callable[[Path], AbstractContextManager[Any]]
-"""Makes the display that follows an examination."""
 
 
 def doctor(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> tuple[Examination, Path] | None:
@@ -82,30 +76,10 @@ def _as_rank(
     config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch
 ) -> tuple[Examination, Path] | None:
     """As one of the ranks that torchrun started."""
-    from paceline.comm import join_world, leave_world
     from paceline.comm.reach import check_reach
-    from paceline.experiments.checks import check_strategy
-    from paceline.strategies.registry import create
     from paceline.training.examine import examine_run
 
-    size = int(os.environ["WORLD_SIZE"])
-    if launch.ranks not in (None, size):
-        raise UsageError(
-            f"--ranks {launch.ranks} was given, but the launcher started {size} ranks.",
-            hint="leave --ranks out under torchrun, or set its --nproc-per-node",
-        )
-    check_strategy(config, create(config.strategy), size)
-    prepare_data(config)
-    world = join_world(timeout_s=config.timeout, iface=launch.iface, meet=check_reach)
-    if world.rank == 0:
-        world.announce("folder", str(RunFolder.create(out or new_folder(config, "doctor")).path))
-    folder = RunFolder(Path(world.wait_for("folder")))
-    folder.path.mkdir(parents=True, exist_ok=True)  # On a host that does not share rank 0's disk.
-    if world.rank != 0:
-        examine_run(config, world, folder, threads=launch.threads)
-        leave_world()
-        return None
-    with watch(folder.path):
-        examine_run(config, world, folder, threads=launch.threads)
-    leave_world()
-    return read_examination(folder.path), folder.path
+    folder = take_part(
+        examine_run, config, launch, lambda: out or new_folder(config, "doctor"), watch, meet=check_reach
+    )
+    return None if folder is None else (read_examination(folder), folder)

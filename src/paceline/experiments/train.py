@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from paceline.config import LaunchConfig, RunConfig, launched
-from paceline.errors import RecordError, UsageError
+from paceline.errors import RecordError
+from paceline.experiments.as_rank import Watch, take_part
 from paceline.experiments.names import check_names, prepare_data
 from paceline.records import RunFolder, RunRecord, read_run
-
-Watch = Callable[[Path], AbstractContextManager[Any]]
-"""Makes the display that follows a run's record while it grows."""
 
 
 def train(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> RunRecord | None:
@@ -57,32 +51,10 @@ def new_folder(config: RunConfig, what: str | None = None) -> Path:
 
 
 def _as_rank(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> RunRecord | None:
-    from paceline.comm import join_world, leave_world
-    from paceline.experiments.checks import check_strategy
-    from paceline.strategies.registry import create
     from paceline.training.run import run
     from paceline.training.scalars import check_tensorboard
 
-    size = int(os.environ["WORLD_SIZE"])
-    if launch.ranks not in (None, size):
-        raise UsageError(
-            f"--ranks {launch.ranks} was given, but the launcher started {size} ranks.",
-            hint="leave --ranks out under torchrun, or set its --nproc-per-node",
-        )
-    check_strategy(config, create(config.strategy), size)
     if config.tensorboard:
         check_tensorboard()
-    prepare_data(config)
-    world = join_world(timeout_s=config.timeout, iface=launch.iface)
-    if world.rank == 0:
-        world.announce("folder", str(RunFolder.create(out or new_folder(config)).path))
-    folder = RunFolder(Path(world.wait_for("folder")))
-    folder.path.mkdir(parents=True, exist_ok=True)  # On a host that does not share rank 0's disk.
-    if world.rank != 0:
-        run(config, world, folder, threads=launch.threads)
-        leave_world()
-        return None
-    with watch(folder.path):
-        run(config, world, folder, threads=launch.threads)
-    leave_world()
-    return read_run(folder.path)
+    folder = take_part(run, config, launch, lambda: out or new_folder(config), watch)
+    return None if folder is None else read_run(folder)

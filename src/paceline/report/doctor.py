@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -18,10 +16,9 @@ from paceline.analysis.finding import Finding, binary_size, duration, rate
 from paceline.analysis.findings import findings, problems
 from paceline.records.examination import AllReduce, Examination, Link, PairLink
 from paceline.records.schema import DOCTOR_FILE, EVENTS_FILE
-from paceline.report.live import Tail
+from paceline.report.live import Follower, Tail
 from paceline.report.words import plural
 
-POLL_S = 0.1
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 STAGES = {
     "machines": "asking every rank about its machine",
@@ -140,40 +137,21 @@ def _all_reduce(measured: AllReduce) -> Table:
     return table
 
 
-class Following:
-    """Shows how far an examination is, for the length of a `with`, by following its events.
+class Following(Follower):
+    """Shows how far an examination is, by its events.
 
     On anything but a terminal it prints a line per stage, unless it is to be quiet there.
     """
 
     def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        super().__init__(Progress(*columns, console=console, transient=True, disable=not console.is_terminal))
         self._events = Tail(folder / EVENTS_FILE)
         self._console = console
         self._quiet = quiet
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("starting ranks", total=None)
 
-    def __enter__(self) -> Following:
-        self._progress.start()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._catch_up()
-        self._progress.stop()
-
-    def _follow(self) -> None:
-        while not self._stop.wait(POLL_S):
-            self._catch_up()
-
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         for event in map(json.loads, self._events.new_lines()):
             words = STAGES.get(event.get("stage", ""))
             if words is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -48,17 +49,45 @@ class Tail:
         return whole.decode().splitlines()
 
 
-class Live:
-    """Follows a run's folder in a thread of its own, for the length of a `with`."""
+class Follower(ABC):
+    """Shows what goes on in a folder, in a thread of its own, for the length of a `with`."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    @abstractmethod
+    def catch_up(self) -> None:
+        """Shows what is new."""
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.catch_up()
+        self._progress.stop()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(POLL_S):
+            self.catch_up()
+
+
+class Live(Follower):
+    """Follows a run."""
 
     def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet
         self._events = Tail(folder / EVENTS_FILE)
         self._steps = Tail(folder / steps_file(0))
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._progress = Progress(
+        progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
@@ -69,28 +98,12 @@ class Live:
             transient=True,
             disable=quiet or not console.is_terminal,
         )
+        super().__init__(progress)
         self._log_every = 1
         self._total: int | None = None
         self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="")
 
-    def __enter__(self) -> Live:
-        self._progress.start()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._catch_up()
-        self._progress.stop()
-
-    def _follow(self) -> None:
-        while not self._stop.wait(POLL_S):
-            self._catch_up()
-
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         for line in self._events.new_lines():
             event = json.loads(line)
             show = getattr(self, f"_on_{event['event']}", None)
