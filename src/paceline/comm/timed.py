@@ -70,24 +70,24 @@ class TimedGroup(dist.ProcessGroup):
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or GatherOptions()
-        size = _bytes(inputs) * self.size()
+        size = _bytes(inputs) * len(self._members)
         return self._timed(Kind.GATHER, size, opts.rootRank, opts, self.inner.gather, outputs, inputs)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work | None:
         opts = opts or ScatterOptions()
-        size = _bytes(outputs) * self.size()
+        size = _bytes(outputs) * len(self._members)
         return self._timed(Kind.SCATTER, size, opts.rootRank, opts, self.inner.scatter, outputs, inputs)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or AllgatherOptions()
-        size = _bytes(inputs) * self.size()
+        size = _bytes(inputs) * len(self._members)
         return self._timed(Kind.ALL_GATHER, size, NO_PEER, opts, self.inner.allgather, outputs, inputs)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work | None:
         opts = opts or AllgatherOptions()
-        size = _bytes(inputs) * self.size()
+        size = _bytes(inputs) * len(self._members)
         return self._timed(Kind.ALL_GATHER, size, NO_PEER, opts, self.inner.allgather_coalesced, outputs, inputs)
 
     def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work | None:
@@ -102,7 +102,7 @@ class TimedGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work | None:
         opts = opts or ReduceScatterOptions()
-        size = _bytes(outputs) * self.size()
+        size = _bytes(outputs) * len(self._members)
         return self._timed(Kind.REDUCE_SCATTER, size, NO_PEER, opts, self.inner.reduce_scatter, outputs, inputs)
 
     def _reduce_scatter_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work | None:
@@ -198,10 +198,12 @@ class TimedGroup(dist.ProcessGroup):
         work = call(*arguments, opts)
         if operation is None:
             return work
-        if work is None:  # NCCL's way to say that the stream is already waiting for it.
-            self.log.end(operation)
-            return None
-        return self._under_way(operation, work) if opts.asyncOp else TimedWork(work, operation, self.log)
+        if opts.asyncOp and work is not None:
+            return self._under_way(operation, work)
+        if work is not None:  # NCCL gives none: the stream is waiting for it already.
+            work.wait()  # As who asked for it would do now, and may do again. A handle to see that would cost more.
+        self.log.end(operation)
+        return work
 
     def _under_way(self, operation: Operation, work: dist.Work) -> dist.Work:
         future, log = work.get_future(), self.log
