@@ -20,7 +20,8 @@ from paceline.workloads.data.download import Remote, fetch_once
 from workloads.data.published import Server, SmallCifar, md5
 
 PREPARE = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Whoever runs the tests in the background has it ignored.
 from pathlib import Path
 from paceline.workloads import data
 from paceline.workloads.data import cifar10, download
