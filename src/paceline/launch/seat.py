@@ -1,4 +1,4 @@
-"""Where a process that starts ranks sits among those of its launch, and which shape a set of ranks has. Free of torch."""
+"""Where a process that starts ranks sits among those of its launch, and the shape of a set of ranks. Free of torch."""
 
 from __future__ import annotations
 
