@@ -114,10 +114,15 @@ def write_run(
     step_s: float,
     accuracy: float | None,
     provenance: Mapping[str, Any],
+    place: Mapping[str, Any] | None = None,
+    steps_per_epoch: int = 5,
 ) -> None:
-    """One run of an experiment: every step takes the same time but the first, which takes ten times as long."""
+    """One run of an experiment: every step takes the same time but the first, which takes ten times as long.
+
+    `place` is what its topology says otherwise than usual.
+    """
     folder = RunFolder.create(path)
-    topology = _topology(contender, config, workers)
+    topology = _topology(contender, config, workers) | dict(place or {})
     folder.write_run(config=asdict(config), topology=topology, provenance=dict(provenance))
     for rank in range(workers):
         writer = StepWriter(folder, rank)
@@ -125,10 +130,10 @@ def write_run(
         writer.close()
     events = EventWriter(folder)
     events.write("config", **topology)
-    events.write("start", steps=len(losses), steps_per_epoch=5, dropped=0)
+    events.write("start", steps=len(losses), steps_per_epoch=steps_per_epoch, dropped=0)
     for start in range(0, len(losses), WINDOW):
         window = list(losses[start : start + WINDOW])
-        samples = SAMPLES_PER_RANK * workers * len(window)
+        samples = topology["batch"] * len(window)
         wall_s = step_s * len(window)
         events.write("log", epoch=0, step=start + len(window), wall_s=wall_s, losses=window, samples=samples, correct=0)
     events.write("end")

@@ -14,8 +14,11 @@ Ranks that apply the same update end with the same bits, as with all our strateg
 each rank adds the same numbers up in an order of its own."""
 
 
-def caveats(pool: Pool, uneven: Mapping[str, float | None]) -> Iterator[str]:
-    """The sentences to show above the table; `uneven` says by how much a contender's ranks differ, best first."""
+def caveats(pool: Pool, uneven: Mapping[str, float | None], *, crowding: bool = True) -> Iterator[str]:
+    """The sentences to show above the table; `uneven` says by how much a contender's ranks differ, best first.
+
+    Without `crowding` nothing is said of ranks that share cores: who asks so has more to say of it.
+    """
     machines = {(p.get("host"), p.get("cpu")) for p in pool.provenances}
     if len(machines) > 1:
         names = ", ".join(sorted(f"{host} ({cpu})" for host, cpu in machines))
@@ -26,7 +29,7 @@ def caveats(pool: Pool, uneven: Mapping[str, float | None]) -> Iterator[str]:
     if len(pool.designs) > 1 or (not pool.designs and len(pool.entries) > 1):
         yield "These runs were not measured interleaved, so a busy moment of the machine may look like a difference."
     over = next((entry.run.topology for entry in pool.entries if over_subscribed(entry.run.topology)), None)
-    if over:
+    if over and crowding:
         yield (
             f"{over['workers']} ranks share {over['cores']:g} cores, so they wait for each other's turn: "
             "times compare strategies on this machine, and say nothing about more machines."

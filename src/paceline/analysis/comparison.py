@@ -88,7 +88,7 @@ class Row:
         """As JSON has it: null for what is not a number."""
         values = asdict(self) | {"exposed": self.exposed and self.exposed.to_dict()}
         del values["contender"]
-        found: dict[str, Any] = strict({"name": self.contender.name, **asdict(self.contender), **values})
+        found: dict[str, Any] = strict({"name": self.contender.name, **self.contender.to_dict(), **values})
         return found
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from paceline.errors import RecordError
 from paceline.records import schema
 from paceline.records.examination import Examination, find_examination
-from paceline.records.kinds import COUNT, DESIGN, FLAG, NUMBER, PROVENANCE, TEXT, check_kinds
+from paceline.records.kinds import COUNT, DESIGN, FLAG, NUMBER, POSITIVE, PROVENANCE, SOME, TEXT, Kind, check_kinds
 from paceline.records.reader import RunRecord, check_schema, read_events, read_json, read_run
 from paceline.records.writer import write_json
 
@@ -30,6 +30,16 @@ EVENT_KINDS = {
     "unproven": {"reason": TEXT},
 }
 """What a reader relies on in an event of an experiment."""
+MODES = ("strong", "weak", "both")
+POINT_KINDS = {
+    "mode": Kind(f"one of {', '.join(MODES)}", lambda value: value in MODES),
+    "ranks": SOME,
+    "hosts": SOME,
+    "ranks_per_host": SOME,
+    "batch": SOME,
+    "batch_per_rank": POSITIVE,
+}
+"""Where a contender stands in a scaling experiment."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,14 @@ class Contender:
     role: Role = "candidate"
     """A bound exchanges nothing, so it cannot be picked; a baseline trains in one process; the rest are candidates."""
     lossless: bool = True
+    point: dict[str, Any] | None = None
+    """In a scaling experiment: how it scales (`mode`, which is `both` for what strong and weak scaling share), on how
+    many `ranks` over how many `hosts`, `ranks_per_host`, and with which `batch` and `batch_per_rank`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a record has it: what is not a point of anything says nothing of one."""
+        values = asdict(self)
+        return values if self.point is not None else {key: value for key, value in values.items() if key != "point"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +80,7 @@ class ExperimentFolder:
                 )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            described = {"schema": schema.SCHEMA_VERSION, "kind": kind, "contenders": [asdict(c) for c in contenders]}
+            described = {"schema": schema.SCHEMA_VERSION, "kind": kind, "contenders": [c.to_dict() for c in contenders]}
             write_json(path / schema.EXPERIMENT_FILE, described | sections)
         except OSError as error:
             hint = "name another folder with --out"
@@ -170,7 +188,17 @@ def _contender(entry: Any, file: Path) -> Contender:
     texts = isinstance(contender.name, str) and isinstance(contender.strategy, str)
     if not texts or not isinstance(contender.settings, dict) or not isinstance(contender.lossless, bool):
         raise RecordError(f"{file} is damaged: a contender's name, strategy, settings or promise cannot be read.")
+    if contender.point is not None:
+        _check_point(contender.point, file)
     return contender
+
+
+def _check_point(point: Any, file: Path) -> None:
+    if not isinstance(point, dict):
+        raise RecordError(f"{file} is damaged: the point of a contender is not a JSON object.")
+    check_kinds(point, POINT_KINDS, "the point of a contender", file, needed=POINT_KINDS)
+    if point["ranks"] != point["hosts"] * point["ranks_per_host"] or point["batch"] < point["ranks"]:
+        raise RecordError(f"{file} is damaged: the ranks of a point do not fit its hosts, or its batch.")
 
 
 def _check_event(event: Mapping[str, Any], known: Mapping[str, Contender], file: Path) -> None:

@@ -73,7 +73,17 @@ TOPOLOGY = {
     "classes": COUNT.or_null,
 }
 PROVENANCE = {"host": TEXT.or_null, "cpu": TEXT.or_null, "versions": OBJECT}
-DESIGN = {"ranks": SOME.or_null, "repeats": COUNT, "max_repeats": COUNT, "looks": COUNT, "reference": TEXT.or_null}
+DESIGN = {
+    "ranks": SOME.or_null,
+    "repeats": COUNT,
+    "max_repeats": COUNT,
+    "looks": COUNT,
+    "reference": TEXT.or_null,
+    "one_machine": FLAG,
+    "machine_cores": POSITIVE.or_null,
+    "host_cpus": POSITIVE.or_null,
+    "emulated": TEXT.or_null,
+}
 LOG = {"losses": NUMBER.or_null.listed, "wall_s": TIME, "samples": NUMBER}
 """An event `log` of a run."""
 SUMMARY = {
