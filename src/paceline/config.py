@@ -16,10 +16,11 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from paceline.emulation import Place, parse_hosts
 from paceline.errors import UsageError, unknown_name, wrong_choice
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -158,9 +159,14 @@ class LaunchConfig:
     """Network interface of this host [default: the one that routes to the master]."""
     threads: int | None = None
     """CPU threads per rank [default: usable cores ÷ ranks on the host]."""
+    emulate: str = ""
+    """Emulate hosts on this machine, as 4, 4@200mbit, 4@200mbit+5ms or 2@1gbit,2@100mbit; needs root."""
+    host_cpus: float | None = None
+    """Cores that the ranks of each emulated host share, as 0.5 [default: no limit]."""
 
     def __post_init__(self) -> None:
         check_bounds(self, ("ranks", "ranks_per_host", "hosts", "threads"), lambda value: value > 0, "more than 0")
+        self._check_emulation()
         if self.hosts > 1 and self.master is None:
             raise UsageError(
                 f"--hosts {self.hosts} was given without --master.",
@@ -182,6 +188,29 @@ class LaunchConfig:
                 f"--ranks {self.ranks} is not {self.hosts} hosts × --ranks-per-host {self.ranks_per_host}.",
                 hint="give one of the two",
             )
+
+    def _check_emulation(self) -> None:
+        check_bounds(self, ("host_cpus",), lambda value: 0.01 <= value <= 1024, "from 0.01 to 1024 cores")
+        if self.host_cpus is not None and not self.emulate:
+            raise UsageError(
+                f"--host-cpus {self.host_cpus:g} was given without --emulate.",
+                hint="it is the share of an emulated host, as in --emulate 4 --host-cpus 0.5",
+            )
+        if not self.emulate:
+            return
+        hosts = len(parse_hosts(self.emulate))
+        other = {"hosts": self.hosts != 1, "node_rank": self.node_rank != 0, "master": self.master, "iface": self.iface}
+        given = [name for name, value in other.items() if value]
+        if given:
+            raise UsageError(
+                f"--emulate and --{given[0].replace('_', '-')} were both given.",
+                hint="emulated hosts are all started here, with addresses of their own: leave the other one out",
+            )
+        self.on_emulated_host(Place(spec=self.emulate, host=0, hosts=hosts, master="198.18.0.1:1"))
+
+    def on_emulated_host(self, place: Place) -> LaunchConfig:
+        """The same launch, as one of the hosts that were made for it sees it."""
+        return replace(self, emulate="", host_cpus=None, hosts=place.hosts, node_rank=place.host, master=place.master)
 
     def local_ranks(self, default: int) -> int:
         """Ranks on this host, given what one host takes when the user said nothing."""

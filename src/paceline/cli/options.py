@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from paceline.cli.emulated import on_hosts
 from paceline.config import ALTERNATIVES, TEXTS, field_docs, from_mapping, read_toml
 
 OTHER_WAY = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
@@ -68,7 +69,8 @@ def takes(
             settings = read_toml(file, *kinds, without=without) if file else {}
             settings = {name: value for name, value in settings.items() if OTHER_WAY.get(name) not in typed} | typed
             rest = {parameter.name: given[parameter.name] for parameter in own}
-            return command(*[from_mapping(kind, settings) for kind in kinds], **rest)
+            configs: list[Any] = [from_mapping(kind, settings) for kind in kinds]
+            return on_hosts(configs, lambda *here: command(*here, **rest))
 
         run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}

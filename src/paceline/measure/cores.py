@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from paceline.emulation import place_of
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP, cgroup_folders
 
 
 def usable_cores() -> float:
-    """Cores the scheduler lets us have; a container limited to half a core on a 64-core machine has 0.5."""
-    affinity = float(affine_cores())
-    quota = cgroup_quota(SELF_CGROUP, CGROUP_ROOT)
-    return affinity if quota is None else min(affinity, quota)
+    """Cores the scheduler lets us have; a container limited to half a core on a 64-core machine has 0.5.
+
+    On an emulated host with a share of the cores it is that share, also in the process that launches its ranks, which
+    the share does not hold for.
+    """
+    place = place_of(os.environ)
+    limits = [cgroup_quota(SELF_CGROUP, CGROUP_ROOT), None if place is None else place.host_cpus]
+    return min([float(affine_cores()), *[limit for limit in limits if limit is not None]])
 
 
 def affine_cores() -> int:
@@ -20,9 +25,9 @@ def affine_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads_per_rank(ranks_on_host: int) -> int:
-    """Threads each rank computes with, so that the ranks of a host do not fight over its cores."""
-    return max(1, int(usable_cores()) // ranks_on_host)
+def threads_per_rank(ranks_on_host: int, cores: float | None = None) -> int:
+    """Threads each rank computes with, so that the ranks of a host do not fight over its cores: those we may use."""
+    return max(1, int(usable_cores() if cores is None else cores) // ranks_on_host)
 
 
 def cgroup_quota(self_cgroup: Path, root: Path) -> float | None:

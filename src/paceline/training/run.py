@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import torch
 
 from paceline.comm import World
 from paceline.config import RunConfig
+from paceline.emulation import emulation_of
 from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.profiler import StepProfiler
 from paceline.measure.watch import Watch
@@ -120,4 +122,5 @@ def _topology(stage: Stage, batch: int | None) -> dict[str, Any]:
         "own_optimizer": workload.optimizer is not None,
         "lr": config.lr,
         "log_every": config.log_every,
+        "emulated": emulation_of(os.environ),
     }

@@ -1,0 +1,27 @@
+"""`--emulate`: the command that was typed makes the hosts, and runs again on each of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.cli.messages import messages
+from paceline.config import LaunchConfig
+from paceline.emulation import place_of
+
+
+def on_hosts(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
+    """Runs a command with its configs: here, or, where its launch asks for emulated hosts, on each of them."""
+    launch = next((config for config in configs if isinstance(config, LaunchConfig)), None)
+    if launch is None or not launch.emulate:
+        return command(*configs)
+    place = place_of(os.environ)
+    if place is not None:
+        here = launch.on_emulated_host(place)
+        return command(*[here if config is launch else config for config in configs])
+    from paceline.launch.emulate import run_emulated
+
+    console = messages()
+    return run_emulated(launch, sys.argv[1:], lambda text: console.print(text, markup=False))
