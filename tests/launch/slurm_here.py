@@ -1,0 +1,200 @@
+"""A real Slurm of two nodes on this host: started for the tests that need one, and stopped whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
+NODES = ("n1", "n2")
+"""Names that no resolver knows: their address is in Slurm's configuration alone."""
+CPUS = 8
+START_S = 20.0
+LIMIT_S = 60.0
+
+CONFIGURATION = """\
+ClusterName=here
+SlurmctldHost={host}({address})
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+CommunicationParameters={listening}
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
+KillWait=2
+ReturnToService=2
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=5 State=UP
+"""
+
+
+def missing_programs() -> list[str]:
+    """What has to be installed before there can be a Slurm: Debian's slurm-wlm and munge have it all."""
+    return [name for name in PROGRAMS if find_program(name) is None]
+
+
+def find_program(name: str) -> str | None:
+    """Daemons are in a folder that users do not look in."""
+    return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+
+
+@dataclass
+class Slurm:
+    """Two nodes, a controller, and the daemon that vouches for users."""
+
+    folder: Path
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What Slurm's commands need to find this one, and nothing of a Slurm that the tests themselves run under."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))}
+        return kept | {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def start(self) -> None:
+        """Starts the daemons, and waits until both nodes take jobs."""
+        self._configure()
+        key, socket_file = self.folder / "munge.key", self.folder / "munge.socket"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        files = [f"--{what}-file={self.folder / f'munge.{what}'}" for what in ("pid", "log", "seed")]
+        self._daemon("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={socket_file}", *files)
+        self._wait(socket_file.exists, "munged")
+        self._daemon("slurmctld", "-D", "-c")
+        for name in NODES:
+            self._daemon("slurmd", "-D", "-N", name)
+        self._wait(lambda: self.run("sinfo", "--noheader", "--format=%t %D").split() == ["idle", "2"], "two idle nodes")
+
+    def run(self, *command: str, cwd: Path | None = None, limit_s: float = LIMIT_S) -> str:
+        """Runs a command in this Slurm; what it printed, both ways."""
+        done = self.call(*command, cwd=cwd, limit_s=limit_s)
+        return done.stdout + done.stderr
+
+    def call(
+        self, *command: str, cwd: Path | None = None, limit_s: float = LIMIT_S, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command in this Slurm."""
+        return subprocess.run(
+            command,
+            cwd=cwd or self.folder,
+            env=self.environment | (env or {}),
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+
+    def stop(self) -> None:
+        """Ends all jobs, then the daemons, which have nothing to save."""
+        if len(self.daemons) > 1:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                self.run("scancel", f"--user={_user()}", limit_s=5)
+                deadline = time.monotonic() + 10
+                while self.run("squeue", "--noheader", limit_s=5).strip() and time.monotonic() < deadline:
+                    time.sleep(0.1)
+        for daemon in reversed(self.daemons):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(daemon.pid, signal.SIGKILL)
+            daemon.wait(5)
+
+    def _configure(self) -> None:
+        (self.folder / "state").mkdir()
+        port, *ports = _free_ports(1 + len(NODES))
+        listening, address = _listening()
+        nodes = [
+            f"NodeName={name} NodeHostname=localhost NodeAddr={address} Port={port} CPUs={CPUS} RealMemory=512"
+            for name, port in zip(NODES, ports, strict=True)
+        ]
+        text = CONFIGURATION.format(
+            host=socket.gethostname(),
+            address=address,
+            listening=listening,
+            port=port,
+            user=_user(),
+            folder=self.folder,
+            nodes="\n".join(nodes),
+        )
+        (self.folder / "slurm.conf").write_text(text)
+
+    def _daemon(self, name: str, *arguments: str) -> None:
+        program = find_program(name)
+        assert program is not None
+        log = self.folder / f"{name}-{len(self.daemons)}.said"
+        with log.open("wb") as said:
+            self.daemons.append(
+                subprocess.Popen(
+                    [program, *arguments], env=self.environment, stdout=said, stderr=said, start_new_session=True
+                )
+            )
+
+    def _wait(self, holds: object, what: str) -> None:
+        assert callable(holds)
+        deadline = time.monotonic() + START_S
+        while not holds():
+            gone = [daemon.args for daemon in self.daemons if daemon.poll() is not None]
+            if gone or time.monotonic() > deadline:
+                raise RuntimeError(f"no {what} within {START_S:g} s; ended: {gone}\n{self._said()}")
+            time.sleep(0.05)
+
+    def _said(self) -> str:
+        files = sorted([*self.folder.glob("*.said"), *self.folder.glob("*.log")])
+        return "\n".join(f"{file.name}:\n{file.read_text(errors='replace')[-2000:]}" for file in files)
+
+
+@contextmanager
+def slurm_here() -> Iterator[Slurm]:
+    """A Slurm for the length of a `with`. Its folder has a short name: sockets' are at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        slurm = Slurm(Path(folder))
+        try:
+            slurm.start()
+            yield slurm
+        finally:
+            slurm.stop()
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(server.getsockname()[1]) for server in servers]
+
+
+def _listening() -> tuple[str, str]:
+    """Slurm listens on the address of the host's name, or else on all: the first where that is a loopback one."""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        address = ""
+    return ("NoInAddrAny,NoCtldInAddrAny", address) if address.startswith("127.") else ("", "127.0.0.1")
+
+
+def _user() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_name
