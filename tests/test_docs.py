@@ -16,6 +16,7 @@ from paceline.errors import INTERRUPTED_EXIT_CODE
 from paceline.experiments import train as experiment
 from paceline.experiments.contenders import make_entrants
 from paceline.experiments.names import check_names
+from paceline.launch.seat import Shape
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,11 +45,11 @@ def test_there_are_commands_to_check() -> None:
 def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     asked: list[RunConfig] = []
 
-    def remember(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Any) -> None:  # noqa: ARG001
+    def remember(config: RunConfig, *_: Any) -> None:
         asked.append(config)
 
     def enter(config: RunConfig, launch: LaunchConfig, compare: CompareConfig, *_: Any) -> None:
-        make_entrants(config, compare, launch.local_ranks(default=2))
+        make_entrants(config, compare, Shape(1, launch.local_ranks(default=2)))
         raise KeyboardInterrupt  # Everything that can be known without starting a rank is known.
 
     def find(folders: list[Path]) -> None:

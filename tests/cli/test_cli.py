@@ -170,7 +170,7 @@ class Trained:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("paceline.experiments.train.train", self)
 
-    def __call__(self, config: RunConfig, launch: LaunchConfig, out: Path | None, _: object) -> None:
+    def __call__(self, config: RunConfig, launch: LaunchConfig, out: Path | None, *_: object) -> None:
         self.config, self.launch, self.out = config, launch, out
 
 
@@ -253,7 +253,11 @@ def test_an_interrupted_run_says_where_its_record_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(
-        _: RunConfig, __: LaunchConfig, out: Path, watch: Callable[[Path], AbstractContextManager[object]]
+        _: RunConfig,
+        __: LaunchConfig,
+        out: Path,
+        watch: Callable[[Path], AbstractContextManager[object]],
+        *_rest: object,
     ) -> None:
         with watch(out):
             raise KeyboardInterrupt
@@ -383,7 +387,11 @@ def test_an_interrupted_examination_says_where_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def doctor(
-        _: RunConfig, __: LaunchConfig, out: Path, watch: Callable[[Path], AbstractContextManager[object]]
+        _: RunConfig,
+        __: LaunchConfig,
+        out: Path,
+        watch: Callable[[Path], AbstractContextManager[object]],
+        *_rest: object,
     ) -> None:
         with watch(out):
             raise KeyboardInterrupt

@@ -9,13 +9,16 @@ import pytest
 
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import PacelineError, UsageError
-from paceline.experiments.checks import check_strategy, ranks_on_this_host
+from paceline.experiments.checks import check_strategy, choose_shape
 from paceline.experiments.names import check_names
+from paceline.launch.seat import Seat
 from paceline.strategies.allreduce import AllReduce
 
 
 def ranks(run: dict[str, Any], **launch: Any) -> int:
-    return ranks_on_this_host(RunConfig(device="cpu", **run), LaunchConfig(**launch))
+    config = LaunchConfig(**launch)
+    seat = Seat(number=config.node_rank, seats=config.hosts, node=config.node_rank, master=config.master)
+    return choose_shape(RunConfig(device="cpu", **run), config, seat).ranks_per_host
 
 
 def test_ranks_by_default() -> None:

@@ -7,10 +7,11 @@ import pytest
 from paceline.config import CompareConfig, RunConfig
 from paceline.errors import UsageError
 from paceline.experiments.contenders import make_entrants, reference_of
+from paceline.launch.seat import Shape
 
 
 def names(run: RunConfig | None = None, ranks: int = 2, **compare: object) -> list[str]:
-    entrants = make_entrants(run or RunConfig(), CompareConfig(**compare), ranks)  # type: ignore[arg-type]
+    entrants = make_entrants(run or RunConfig(), CompareConfig(**compare), Shape(1, ranks))  # type: ignore[arg-type]
     return [entrant.contender.name for entrant in entrants]
 
 
@@ -42,19 +43,19 @@ def test_strategies_and_settings_multiply() -> None:
 
 
 def test_values_have_the_types_of_their_setting() -> None:
-    entrants = make_entrants(RunConfig(), CompareConfig(vary=("clip-norm=1,none", "lr=0.1")), 2)
+    entrants = make_entrants(RunConfig(), CompareConfig(vary=("clip-norm=1,none", "lr=0.1")), Shape(1, 2))
     assert [entrant.config.clip_norm for entrant in entrants] == [1.0, None]
     assert entrants[0].config.lr == 0.1
 
 
 def test_single_gets_the_global_batch_too() -> None:
-    entrants = make_entrants(RunConfig(batch_per_rank=16), CompareConfig(strategies="single,ddp"), 4)
+    entrants = make_entrants(RunConfig(batch_per_rank=16), CompareConfig(strategies="single,ddp"), Shape(1, 4))
     assert [entrant.config.global_batch(workers) for entrant, workers in zip(entrants, (1, 4), strict=True)] == [64, 64]
 
 
 def test_the_reference_is_ddp_else_the_first_that_could_be_picked() -> None:
     def reference(**compare: object) -> str:
-        entrants = make_entrants(RunConfig(), CompareConfig(**compare), 2)  # type: ignore[arg-type]
+        entrants = make_entrants(RunConfig(), CompareConfig(**compare), Shape(1, 2))  # type: ignore[arg-type]
         return reference_of([entrant.contender for entrant in entrants])
 
     assert reference(strategies="single,allreduce,ddp:bucket_mb=1,ddp") == "ddp"

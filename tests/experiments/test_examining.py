@@ -13,10 +13,12 @@ from examinations import examination, facts
 from paceline.analysis.findings import Finding
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import LaunchError
-from paceline.experiments import compare
-from paceline.experiments.compare import Experiment
+from paceline.experiments import experiment as engine
+from paceline.experiments.compare import Race
 from paceline.experiments.contenders import make_entrants
 from paceline.experiments.subjects import Workloads
+from paceline.launch.fleet import Fleet
+from paceline.launch.seat import Seat, Shape
 from paceline.records.examination import Examination, read_examination
 from paceline.records.experiment import ExperimentFolder
 from paceline.records.reader import read_events
@@ -43,25 +45,24 @@ class Board:
 def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Examination | Exception) -> tuple[Any, Any]:
     """What the board was told, and what `examine` was asked, in an experiment that does nothing else."""
     asked: list[tuple[RunConfig, int, bool]] = []
+    fleet = Fleet(Seat(), LaunchConfig(ranks=2), [], None)
 
-    def examine(
-        config: RunConfig, launch: LaunchConfig, ranks: int, folder: Path, *, with_workload: bool
-    ) -> Examination:
-        assert launch == LaunchConfig(ranks=2)
+    def examine(config: RunConfig, given: Fleet, shape: Shape, folder: Path, *, with_workload: bool) -> Examination:
+        assert given is fleet
         assert folder == tmp_path / "e" / "doctor"
-        asked.append((config, ranks, with_workload))
+        asked.append((config, shape.ranks, with_workload))
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(compare, "examine", examine)
+    monkeypatch.setattr(engine, "examine", examine)
     config = CompareConfig(strategies="single,allreduce,ddp")
-    entrants = make_entrants(RunConfig(steps=20), config, 2)
+    entrants = make_entrants(RunConfig(steps=20), config, Shape(1, 2))
     contenders = [entrant.contender for entrant in entrants]
     sections: dict[str, Any] = {"config": {}, "design": {}, "provenance": {}}
     folder = ExperimentFolder.create(tmp_path / "e", kind="compare", contenders=contenders, **sections)
     board = Board()
-    experiment = Experiment(Workloads(), entrants, LaunchConfig(ranks=2), 2, config, folder, board)  # type: ignore[arg-type]
+    experiment = Race(Workloads(), entrants, fleet, config, folder, board)  # type: ignore[arg-type]
     experiment._examine()
     experiment.events.close()
     return board.told, asked

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.interrupts import held_back
-from paceline.cli.messages import data_console, show_error
+from paceline.cli.messages import data_console, sayer, show_error
 from paceline.cli.options import takes
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError
@@ -27,7 +27,7 @@ HELP = {
     CompareConfig,
     RunConfig,
     LaunchConfig,
-    without=frozenset({"strategy", "hosts", "node_rank", "master"}),
+    without=frozenset({"strategy"}),
     help_texts=HELP,
 )
 def command(
@@ -54,7 +54,7 @@ def command(
     failure: PacelineError | None = None
     interrupted = False
     try:
-        compare(run, launch, config, out, Board(messages), folders.append, context.args)
+        compare(run, launch, config, out, Board(messages), folders.append, sayer(messages), context.args)
     except KeyboardInterrupt:
         if not folders:
             raise
@@ -63,6 +63,8 @@ def command(
         if not folders:
             raise
         failure = error
+    if not folders:  # A host that took part, and has nothing to show.
+        return 0
     with held_back() as ctrl_c:
         if failure is None or _is_measured(folders[0]):
             _report(folders[0], messages, as_json=as_json, trace=run.trace)

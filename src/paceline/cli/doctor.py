@@ -32,7 +32,7 @@ def command(
     exit code 9 when something has to be mended.
     """
     from paceline.analysis.findings import findings, problems
-    from paceline.cli.messages import messages
+    from paceline.cli.messages import messages, sayer
     from paceline.experiments.doctor import doctor
     from paceline.records.schema import DOCTOR_FILE
     from paceline.records.writer import strict
@@ -46,7 +46,7 @@ def command(
         return Following(folder, console)
 
     try:
-        result = doctor(run, launch, out, watch)
+        result = doctor(run, launch, out, watch, sayer(console))
     except KeyboardInterrupt:
         if not watched:
             raise

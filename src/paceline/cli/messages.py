@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
@@ -24,6 +25,11 @@ def data_console() -> Console:
 
     console = Console(highlight=False)
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=150)
+
+
+def sayer(console: Console) -> Callable[[str], None]:
+    """Says one thing a line, as it is."""
+    return lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_error(error: PacelineError, console: Console) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.messages import data_console
+from paceline.cli.messages import data_console, sayer
 from paceline.cli.options import takes
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import PacelineError
@@ -41,7 +41,7 @@ def command(
         return Live(folder, messages)
 
     try:
-        record = train(run, launch, out, watch)
+        record = train(run, launch, out, watch, sayer(messages))
     except KeyboardInterrupt:
         if watched:
             messages.print(

@@ -15,6 +15,7 @@ from paceline.errors import LaunchError
 LOOPBACK = "127.0.0.1"
 _FAMILIES = {socket.AF_INET: 0, socket.AF_INET6: 1}
 """Those that Gloo speaks, in the order of its choice."""
+_FAR_AWAY = "192.0.2.1"  # Of a range that documentation may use: it is behind the default route.
 _ANY_PORT = 9  # Connecting a datagram socket sends nothing; it only asks the kernel for a route.
 
 
@@ -28,7 +29,7 @@ class Interface:
 
 def choose_interface(master: str, *, all_on_this_host: bool) -> Interface:
     """The interface that routes to the master; the loopback one when no rank is elsewhere."""
-    address = LOOPBACK if all_on_this_host else _source_address(master)
+    address = LOOPBACK if all_on_this_host else source_address(master)
     return Interface(name=_interface_with(address), address=address)
 
 
@@ -64,14 +65,25 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def reachable_addresses() -> list[str]:
+    """This host's addresses that others may reach: that on the default route, else all but the loopback ones."""
+    import psutil
+
+    try:
+        return [source_address(_FAR_AWAY)]
+    except LaunchError:
+        entries = [entry for entries in psutil.net_if_addrs().values() for entry in entries]
+        return [e.address for e in entries if e.family is socket.AF_INET and not is_loopback(e.address)]
+
+
 def listen(address: str) -> socket.socket:
     """A socket that listens on a free port of an address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family)
 
 
-def _source_address(master: str) -> str:
-    """This host's address on the route to the master."""
+def source_address(master: str) -> str:
+    """This host's address on the route to another, the master as a rule."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(master, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:

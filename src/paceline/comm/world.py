@@ -26,6 +26,8 @@ class World:
     local_size: int
     interface: str
     """The network interface Gloo uses."""
+    sharing: int
+    """Ranks that share this one's cores: all of its host, unless each is bound to cores of its own."""
     store: Store
     """Where ranks leave word for each other without a collective: idle ones wait here."""
 
@@ -56,7 +58,9 @@ def join_world(*, timeout_s: float, iface: str | None = None, meet: Meet | None 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", iface or "lo")
         store: Store = HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timeout)
-        return World(0, 1, local_rank=0, local_size=1, interface=os.environ["GLOO_SOCKET_IFNAME"], store=store)
+        return World(
+            0, 1, local_rank=0, local_size=1, interface=os.environ["GLOO_SOCKET_IFNAME"], sharing=1, store=store
+        )
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     master = os.environ.get("MASTER_ADDR", LOOPBACK)
@@ -78,6 +82,7 @@ def join_world(*, timeout_s: float, iface: str | None = None, meet: Meet | None 
         local_rank=int(os.environ.get("LOCAL_RANK", rank)),
         local_size=local_size,
         interface=interface,
+        sharing=int(os.environ.get("PACELINE_SHARING", local_size)),
         store=PrefixStore("paceline", store),
     )
 

@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import torch
 
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import UsageError
+from paceline.launch.seat import Seat, Shape
 from paceline.strategies.base import Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.scalars import check_tensorboard
 
 RANKS_ON_A_CPU = 2
 """How many ranks a host gets when the user says nothing: enough to see what synchronising costs."""
+OF_ONE_HOST = frozenset({"node_rank", "master", "iface", "threads", "data_dir"})
+"""Settings that may differ between the hosts of a launch."""
 
 
-def ranks_on_this_host(config: RunConfig, launch: LaunchConfig) -> int:
-    """Ranks to start on this host, once everything about them is known to fit."""
+def choose_shape(config: RunConfig, launch: LaunchConfig, seat: Seat) -> Shape:
+    """How many ranks to start on how many hosts, once everything about them is known to fit."""
     if config.tensorboard:
         check_tensorboard()
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     gpus = gpus_to_use(config)
     alone = strategy.roles(RANKS_ON_A_CPU).count(Role.WORKER) == 1
-    local_ranks = launch.local_ranks(default=1 if alone else gpus or RANKS_ON_A_CPU)
-    check_strategy(config, strategy, local_ranks * launch.hosts)
-    if config.backend == "nccl" and local_ranks > gpus:
+    local_ranks = (
+        launch.local_ranks(default=1 if alone else gpus or RANKS_ON_A_CPU) if seat.ranks is None else seat.local_size
+    )
+    shape = Shape(seat.hosts, local_ranks)
+    check_strategy(config, strategy, shape.ranks)
+    if config.backend == "nccl" and local_ranks > gpus and seat.ranks is None:
         raise UsageError(
             f"nccl needs a GPU of its own for each rank, but there are {gpus} for {local_ranks} ranks.",
             hint=f"use --ranks {gpus} or --backend gloo" if gpus else "use --backend gloo",
         )
-    return local_ranks
+    return shape
+
+
+def settings_of(command: str, launch: LaunchConfig, *configs: object) -> dict[str, Any]:
+    """What all hosts of a launch have to have in common, for them to compare."""
+    settings: dict[str, Any] = {"command": command}
+    for config in (*configs, launch):
+        settings |= {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(config).items()  # type: ignore[call-overload]
+            if name not in OF_ONE_HOST
+        }
+    return settings
 
 
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:

@@ -12,6 +12,7 @@ from paceline.config import CompareConfig, RunConfig
 from paceline.errors import UsageError, unknown_name
 from paceline.experiments.checks import check_strategy
 from paceline.experiments.names import check_names
+from paceline.launch.seat import Shape
 from paceline.records.experiment import Contender
 from paceline.records.experiment import Role as ContenderRole
 from paceline.specs import convert, split_list
@@ -65,10 +66,14 @@ class Entrant:
 
     contender: Contender
     config: RunConfig
+    shape: Shape
 
 
-def make_entrants(base: RunConfig, compare: CompareConfig, ranks: int, rules: Rules = WORKLOAD_RULES) -> list[Entrant]:
+def make_entrants(
+    base: RunConfig, compare: CompareConfig, shape: Shape, rules: Rules = WORKLOAD_RULES
+) -> list[Entrant]:
     """Every strategy under every combination of the settings that vary, checked, in the order they were named."""
+    ranks = shape.ranks
     text = compare.strategies or ("ddp" if compare.vary else "classic")
     strategies = parse_list(text)
     variations = list(_variations(compare.vary, rules.fixed))
@@ -91,8 +96,8 @@ def make_entrants(base: RunConfig, compare: CompareConfig, ranks: int, rules: Ru
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:
             name = f"{name} ({taken[name]})"
-        contender = Contender(name, strategy_text, settings, _role(strategy, ranks), strategy.lossless)
-        entrants.append(Entrant(contender, config))
+        contender = Contender(name, strategy_text, settings, role_of(strategy, ranks), strategy.lossless)
+        entrants.append(Entrant(contender, config, shape))
     if not entrants:
         raise UsageError(f"none of {text} fits these settings.", hint="`paceline strategies` lists what there is")
     return entrants
@@ -143,7 +148,8 @@ def _with_global_batch(config: RunConfig, ranks: int, varies: set[str]) -> RunCo
     return replace(config, batch=config.batch_per_rank * ranks, batch_per_rank=None)
 
 
-def _role(strategy: Strategy, ranks: int) -> ContenderRole:
+def role_of(strategy: Strategy, ranks: int) -> ContenderRole:
+    """What a strategy can be in an experiment."""
     if not strategy.exchanges:
         return "bound"
     alone = strategy.roles(max(2, ranks)).count(Role.WORKER) == 1

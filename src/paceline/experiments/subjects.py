@@ -21,6 +21,7 @@ from paceline.experiments.contenders import WORKLOAD_RULES, Entrant, Rules, shar
 from paceline.experiments.estimate import estimate_s
 from paceline.experiments.names import prepare_data
 from paceline.launch.job import Task
+from paceline.launch.seat import Shape
 from paceline.records.reader import read_json
 from paceline.records.schema import PARITY_FILE
 from paceline.strategies.base import Role, Strategy
@@ -70,11 +71,14 @@ class Subject(Protocol):
     def script_of(self, turn: Turn) -> Script | None:
         """The script that the turn's ranks run instead of our own training."""
 
-    def ranks_of(self, turn: Turn, ranks: int) -> int:
-        """How many processes a turn takes."""
+    def shape_of(self, turn: Turn) -> Shape:
+        """How many processes a turn takes, on how many hosts."""
 
     def together(self, turns: Sequence[Turn]) -> list[tuple[Path, list[Turn]]]:
-        """The turns that the same processes take one after the other, and the folder of their job."""
+        """The turns that the same processes take one after the other, and the folder of their job.
+
+        Turns whose folders stand together are of one shape.
+        """
 
     def prove(self, turns: Sequence[Turn], launcher: Launcher) -> None:
         """Leaves the parity of each turn in its folder; raises `Unproven` where that cannot be."""
@@ -101,11 +105,13 @@ class Workloads:
     def script_of(self, turn: Turn) -> Script | None:  # noqa: ARG002
         return None
 
-    def ranks_of(self, turn: Turn, ranks: int) -> int:  # noqa: ARG002
-        return ranks
+    def shape_of(self, turn: Turn) -> Shape:
+        return turn.entrant.shape
 
     def together(self, turns: Sequence[Turn]) -> list[tuple[Path, list[Turn]]]:
-        return [(turns[0].folder.parent, list(turns))] if turns else []
+        return [
+            (folder, list(alike)) for folder, alike in itertools.groupby(turns, key=lambda turn: turn.folder.parent)
+        ]
 
     def prove(self, turns: Sequence[Turn], launcher: Launcher) -> None:
         launcher.take_turns("prove", "proof", turns)
@@ -151,9 +157,11 @@ class OwnScript:
         named = {*self.script.settings, *turn.entrant.contender.settings}
         return replace(self.script, settings=tuple(sorted(named)))
 
-    def ranks_of(self, turn: Turn, ranks: int) -> int:
+    def shape_of(self, turn: Turn) -> Shape:
         """Idle ranks are left out: a script has no place for them."""
-        return sum(role is not Role.IDLE for role in create(turn.entrant.config.strategy).roles(ranks))
+        shape = turn.entrant.shape
+        busy = sum(role is not Role.IDLE for role in create(turn.entrant.config.strategy).roles(shape.ranks))
+        return shape if busy == shape.ranks else Shape(1, busy)
 
     def together(self, turns: Sequence[Turn]) -> list[tuple[Path, list[Turn]]]:
         return [(turn.folder, [turn]) for turn in turns]

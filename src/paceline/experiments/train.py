@@ -1,36 +1,48 @@
-"""One run: started through our launcher, or as one rank of somebody else's (torchrun)."""
+"""One run, on this host or on all of a launch."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
-from paceline.config import LaunchConfig, RunConfig, launched
+from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import RecordError
-from paceline.experiments.as_rank import Watch, take_part
 from paceline.experiments.names import check_names, prepare_data
 from paceline.records import RunFolder, RunRecord, read_run
 
+Watch = Callable[[Path], AbstractContextManager[Any]]
+"""Makes the display that follows a folder while what is in it grows."""
+Say = Callable[[str], None]
+"""Tells the user one thing."""
 
-def train(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> RunRecord | None:
-    """Trains and returns the record; None on a rank that has nothing to show (under torchrun, all but the first)."""
+
+def train(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch, say: Say) -> RunRecord | None:
+    """Trains and returns the record; None on a host or a process that has nothing to show: all but the first."""
     check_names(config)
-    if launched():
-        return _as_rank(config, launch, out, watch)
 
-    from paceline.experiments.checks import ranks_on_this_host
-    from paceline.launch.elastic import launch as launch_ranks
+    from paceline.experiments.checks import choose_shape, settings_of
+    from paceline.launch.fleet import join_fleet
     from paceline.launch.job import Job
+    from paceline.launch.seating import find_seat
 
-    local_ranks = ranks_on_this_host(config, launch)
+    seat = find_seat(launch, os.environ)
+    shape = choose_shape(config, launch, seat)
     prepare_data(config)
-    folder = RunFolder.create(out or new_folder(config))
-    job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
-    with watch(folder.path):
-        launch_ranks(job, launch, local_ranks)
-    return read_run(folder.path) if launch.node_rank == 0 else None
+    fleet = join_fleet(seat, launch, settings_of("train", launch, config), timeout_s=config.timeout, say=say)
+    if fleet is None:
+        return None
+    with fleet:
+        folder = RunFolder.create(out or new_folder(config))
+        job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
+        with watch(folder.path):
+            fleet.run(job, shape)
+    return read_run(folder.path)
 
 
 def new_folder(config: RunConfig, what: str | None = None) -> Path:
@@ -48,13 +60,3 @@ def new_folder(config: RunConfig, what: str | None = None) -> Path:
             raise RecordError(f"cannot write to {path}: {error.strerror}.", hint=hint) from None
         return path
     raise AssertionError("there are more names than runs")
-
-
-def _as_rank(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch) -> RunRecord | None:
-    from paceline.training.run import run
-    from paceline.training.scalars import check_tensorboard
-
-    if config.tensorboard:
-        check_tensorboard()
-    folder = take_part(run, config, launch, lambda: out or new_folder(config), watch)
-    return None if folder is None else read_run(folder)

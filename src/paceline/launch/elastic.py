@@ -1,4 +1,4 @@
-"""Starts the ranks of this host through torch's elastic launcher and waits for them."""
+"""Starts the ranks of one seat through torch's elastic launcher and waits for them."""
 
 from __future__ import annotations
 
@@ -6,67 +6,76 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
 from torch.distributed.launcher.api import elastic_launch
 
-from paceline.config import LaunchConfig
 from paceline.errors import LaunchError
 from paceline.launch import rendezvous
-from paceline.launch.failures import explain
-from paceline.launch.job import Job
+from paceline.launch.rank import LOCAL_RANK, LOCAL_SIZE, MODULE, SHARING
+from paceline.launch.rendezvous import Failed
+from paceline.launch.seat import Part
 from paceline.measure.cores import threads_per_rank
-from paceline.records.schema import FINISHED_FILE
+
+GRACE_S = 3.0
+"""How long ranks get to notice by themselves, and to say so, that ranks elsewhere have failed."""
+POLL_S = 0.2
 
 
-def launch(job: Job, config: LaunchConfig, local_ranks: int) -> None:
-    """Starts this host's ranks and returns when all of them are done; raises the reason of the first that failed."""
+def start_ranks(
+    job_file: Path,
+    part: Part,
+    endpoint: str,
+    *,
+    listener: socket.socket | None,
+    threads: int | None,
+    timeout_s: float,
+    failed_elsewhere: Failed,
+) -> dict[int, int]:
+    """Starts a seat's ranks, returns when all are done: how those that failed ended (negative: the signal), by rank.
+
+    The seat of rank 0 brings the socket that the others connect to.
+    """
     _silence_elastic()
-    listener = rendezvous.bind(config.master) if config.node_rank == 0 else None
-    if listener is not None:
-        endpoint = "{}:{}".format(*listener.getsockname()[:2])
-    else:
-        endpoint = "{}:{}".format(*rendezvous.parse_master(config.master or ""))
-    rendezvous.register(listener)
+    rendezvous.register(listener, failed_elsewhere)
     elastic = ElasticConfig(
-        min_nodes=config.hosts,
-        max_nodes=config.hosts,
-        nproc_per_node=local_ranks,
+        min_nodes=part.parts,
+        max_nodes=part.parts,
+        nproc_per_node=part.ranks,
         run_id="paceline",
         rdzv_backend=rendezvous.BACKEND,
         rdzv_endpoint=endpoint,
-        rdzv_configs={"rank": config.node_rank, "timeout": math.ceil(job.timeout)},
+        rdzv_configs={"rank": part.number, "timeout": math.ceil(timeout_s)},
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
-    environment = {"OMP_NUM_THREADS": str(job.threads or threads_per_rank(local_ranks))}
-    first_rank = config.node_rank * local_ranks
+    environment = {
+        "OMP_NUM_THREADS": str(threads or threads_per_rank(part.sharing)),
+        LOCAL_RANK: str(part.local_rank),
+        LOCAL_SIZE: str(part.local_size),
+        SHARING: str(part.sharing),
+    }
     try:
-        with _environment(environment), _own_signal_handlers():
-            elastic_launch(elastic, sys.executable)("-m", "paceline.launch.rank", str(job.write()))
+        with _environment(environment), _own_signal_handlers(), _ended_with_the_others(failed_elsewhere):
+            elastic_launch(elastic, sys.executable)("-m", MODULE, str(job_file))
     except ChildFailedError as error:
-        if not _all_finished(job):
-            codes = {first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
-            raise explain(codes, job.folder, range(first_rank, first_rank + local_ranks), hosts=config.hosts) from None
+        return {part.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
     except SignalException:
         raise KeyboardInterrupt from None
     except (RuntimeError, ConnectionError) as error:
-        found = str(error).splitlines()[0]
-        if config.hosts == 1:
-            raise LaunchError(f"the ranks could not be started: {found}") from error
-        raise LaunchError(
-            f"the hosts did not meet at {endpoint}: {found}",
-            hint=f"start the same command on all {config.hosts} hosts, each with its own --node-rank",
-        ) from error
+        raise LaunchError(f"the ranks could not be started: {str(error).splitlines()[0]}") from error
+    return {}
 
 
 def _silence_elastic() -> None:
@@ -76,9 +85,26 @@ def _silence_elastic() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _all_finished(job: Job) -> bool:
-    """Whether every run did all it set out to do: a process that dies after that has not failed."""
-    return all((Path(folder.path) / FINISHED_FILE).exists() for _, folder in job.runs)
+@contextmanager
+def _ended_with_the_others(failed_elsewhere: Failed) -> Iterator[None]:
+    """Ends our ranks a moment after some have failed elsewhere: they may wait for these, up to their time-out."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not failed_elsewhere():
+            if done.wait(POLL_S):
+                return
+        if not done.wait(GRACE_S):
+            for process in psutil.Process().children():
+                process.terminate()
+
+    watcher = threading.Thread(target=watch, daemon=True, name="paceline-watch")
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 @contextmanager

@@ -41,17 +41,35 @@ def record_failure(error: BaseException, rank: int, file: Path, run: int | None 
     write_json(file, reason)
 
 
-def explain(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Iterable[int], *, hosts: int = 1) -> PacelineError:
-    """The error to show for the ranks of this host, given how some ended (negative: the signal that ended it)."""
+def explain(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Iterable[int]) -> PacelineError:
+    """The error to show for the ranks of a job, given how some ended (negative: the signal that ended it)."""
     reasons = [json.loads(folder.error_file(rank).read_text()) for rank in ranks if folder.error_file(rank).exists()]
     reasons.sort(key=lambda reason: (reason["peer_lost"], reason["time_ns"]))
-    error = _error_to_show(exit_codes, reasons, folder, ranks, hosts)
+    error = _error_to_show(exit_codes, reasons, folder, ranks)
     error.run = reasons[0].get("run") if reasons else None
     return error
 
 
+def to_message(error: BaseException | None) -> dict[str, Any]:
+    """How an end, or a failure, crosses to another host."""
+    if error is None or isinstance(error, KeyboardInterrupt):
+        return {"kind": None, "interrupted": error is not None}
+    known = isinstance(error, PacelineError)
+    return {
+        "kind": type(error).__name__ if known else PacelineError.__name__,
+        "interrupted": False,
+        "message": str(error) or type(error).__name__,
+        "hint": error.hint if isinstance(error, PacelineError) else None,
+        "detail": error.detail if isinstance(error, PacelineError) else None,
+    }
+
+
+def from_message(farewell: Mapping[str, Any]) -> PacelineError:
+    return BY_NAME[farewell["kind"]](farewell["message"], hint=farewell["hint"], detail=farewell["detail"])
+
+
 def _error_to_show(
-    exit_codes: Mapping[int, int], reasons: list[dict[str, Any]], folder: RunFolder, ranks: Iterable[int], hosts: int
+    exit_codes: Mapping[int, int], reasons: list[dict[str, Any]], folder: RunFolder, ranks: Iterable[int]
 ) -> PacelineError:
     killed = [rank for rank, code in sorted(exit_codes.items()) if code < 0 and -code != signal.SIGTERM]
     if killed:
@@ -62,7 +80,7 @@ def _error_to_show(
     if not reasons[0]["peer_lost"]:
         return _reason(reasons[0], folder)
     failed = {reason["rank"] for reason in reasons}
-    return _peer_lost(reasons[0], [rank for rank in ranks if rank not in failed], folder, hosts)
+    return _peer_lost(reasons[0], [rank for rank in ranks if rank not in failed], folder)
 
 
 def _killed(rank: int, number: int, folder: RunFolder) -> RankError:
@@ -80,13 +98,11 @@ def _reason(reason: dict[str, Any], folder: RunFolder) -> PacelineError:
     return RankError(f"rank {rank} failed: {message}", detail=reason["detail"], hint=wrapped + _see_log(rank, folder))
 
 
-def _peer_lost(reason: dict[str, Any], silent: list[int], folder: RunFolder, hosts: int) -> RankError:
-    """For a rank that waited in vain: the ranks here that neither failed nor answered, and where they were."""
+def _peer_lost(reason: dict[str, Any], silent: list[int], folder: RunFolder) -> RankError:
+    """For a rank that waited in vain: the ranks that neither failed nor answered, and where they were."""
     rank, found = reason["rank"], reason["message"].splitlines()[0].rpartition("] ")[2]
     if not silent:
-        elsewhere = "look at the other hosts' output; " if hosts > 1 else ""
-        hint = elsewhere + _see_log(rank, folder)
-        return RankError(f"rank {rank} lost contact with another rank: {found}", hint=hint)
+        return RankError(f"rank {rank} lost contact with another rank: {found}", hint=_see_log(rank, folder))
     names = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, silent))
     return RankError(
         f"rank {rank} gave up waiting ({found}); {names} did not answer.",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +38,18 @@ class Job:
     threads: int | None = None
     command: str = ""
     """What the user typed."""
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """No two jobs have the same: hosts tell by it whether they see the same file."""
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where its ranks write."""
+        return [self.folder.path, *[folder.path for _, folder in self.runs]]
+
+    @property
+    def file(self) -> Path:
+        """Where its ranks read it."""
+        return self.folder.path / JOB_FILE
 
     @classmethod
     def single(cls, config: RunConfig, folder: RunFolder, *, iface: str | None, threads: int | None) -> Job:
@@ -49,24 +63,37 @@ class Job:
             command=command_line(),
         )
 
+    def moved(self, to: Callable[[Path], Path]) -> Job:
+        """The same with other folders."""
+        runs = tuple((config, RunFolder(to(folder.path))) for config, folder in self.runs)
+        return replace(self, folder=RunFolder(to(self.folder.path)), runs=runs)
+
     def write(self) -> Path:
         """Leaves the job where the ranks will read it."""
-        path = self.folder.path / JOB_FILE
+        self.file.write_text(self.to_json())
+        return self.file
+
+    def to_json(self) -> str:
+        """The job as a text."""
         content = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.name not in ("folder", "runs")
         }
         content["runs"] = [{"config": dataclasses.asdict(config), "folder": str(f.path)} for config, f in self.runs]
-        path.write_text(json.dumps(content, indent=2, default=dataclasses.asdict) + "\n")
-        return path
+        return json.dumps(content, indent=2, default=dataclasses.asdict) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Job:
         """Reads what `write` wrote."""
-        content = json.loads(path.read_text())
+        return cls.from_json(path.read_text(), path.parent)
+
+    @classmethod
+    def from_json(cls, text: str, folder: Path) -> Job:
+        """Reads what `to_json` gave, for a folder."""
+        content = json.loads(text)
         runs = tuple((RunConfig(**run["config"]), RunFolder(Path(run["folder"]))) for run in content.pop("runs"))
         script = content.pop("script")
         if script is not None:
             script = Script(path=script["path"], args=tuple(script["args"]), settings=tuple(script["settings"]))
-        return cls(folder=RunFolder(path.parent), runs=runs, script=script, **content)
+        return cls(folder=RunFolder(folder), runs=runs, script=script, **content)

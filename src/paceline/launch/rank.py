@@ -13,18 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from paceline.emulation import CGROUP_VARIABLE
+from paceline.launch.cgroup import enter
 from paceline.launch.failures import record_failure
 from paceline.launch.job import Job
 
+MODULE = "paceline.launch.rank"
+LOCAL_RANK, LOCAL_SIZE = "PACELINE_LOCAL_RANK", "PACELINE_LOCAL_SIZE"
+"""Where the launching process counts the ranks of a host that it does not start all of."""
+SHARING = "PACELINE_SHARING"
+"""How many ranks share this one's cores."""
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Does every run of the job, then leaves; a failure is written down for the launcher."""
     launcher = os.getppid()
+    _enter_host()
     job = Job.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
     _die_with(launcher)
+    _count_all_of_the_host()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends us at once; the launcher tells the user.
     _log_to(job.folder.log_file(rank))
     faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # A rank that hangs says where.
@@ -86,6 +95,20 @@ def work_for_script(job: Job) -> None:
     ((config, folder),) = job.runs
     kind = ASSIGNMENTS[job.task]
     run_script(kind(script=job.script, config=config, folder=folder, command=job.command, oracle=job.oracle), job.iface)
+
+
+def _count_all_of_the_host() -> None:
+    """Counts this rank among all of its host, and not among those of one launching process."""
+    first = int(os.environ.pop(LOCAL_RANK, 0))
+    os.environ["LOCAL_RANK"] = str(first + int(os.environ["LOCAL_RANK"]))
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ.pop(LOCAL_SIZE, os.environ["LOCAL_WORLD_SIZE"])
+
+
+def _enter_host() -> None:
+    """Takes this rank's part of an emulated host's cores, and no more, before anything is computed."""
+    folder = os.environ.get(CGROUP_VARIABLE)
+    if folder:
+        enter(Path(folder))
 
 
 def _die_with(launcher: int) -> None:

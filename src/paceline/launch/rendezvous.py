@@ -1,12 +1,19 @@
-"""Where hosts meet: a store that listens on the one address needed, and not on all of them as torch's own does."""
+"""Where hosts meet: a store that listens on the one address needed, and not on all of them as torch's own does.
+
+A host name may resolve to a loopback address on the host that has it (Debian writes 127.0.1.1 into /etc/hosts): what
+listens there hears nobody else (pytorch#15592).
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -17,21 +24,45 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from paceline.comm.network import LOOPBACK
+from paceline.comm.network import LOOPBACK, addresses_of_name, is_loopback, reachable_addresses
 from paceline.errors import LaunchError
 
 BACKEND = "paceline"
+POLL_S = 0.1
+
+Failed = Callable[[], bool]
+"""Whether a host has said that its ranks failed."""
+
+
+class WatchfulStore(PrefixStore):
+    """A store for torch's launcher that does not let it wait for the end of hosts that have failed."""
+
+    def __init__(self, prefix: str, store: Store, failed: Failed) -> None:
+        super().__init__(prefix, store)
+        self._failed = failed
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Waits until all keys are there, or a host has failed."""
+        patience: timedelta = timeout or self.timeout  # type: ignore[attr-defined]
+        deadline = time.monotonic() + patience.total_seconds()
+        while not self.check(keys):
+            if self._failed():
+                raise RuntimeError("another host has failed")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nobody has set {', '.join(keys)}")
+            time.sleep(POLL_S)
 
 
 class BoundRendezvous(StaticTCPRendezvous):
     """torch's static rendezvous, on a socket that host 0 has already bound."""
 
-    def __init__(self, params: RendezvousParameters, listener: socket.socket | None) -> None:
+    def __init__(self, params: RendezvousParameters, listener: socket.socket | None, failed: Failed) -> None:
         address, port = parse_rendezvous_endpoint(params.endpoint, -1)
         super().__init__(
             address, port, int(params.config["rank"]), params.max_nodes, params.run_id, int(params.config["timeout"])
         )
         self._listener = listener
+        self._failed = failed
 
     def get_backend(self) -> str:
         """The name it is registered under."""
@@ -40,25 +71,29 @@ class BoundRendezvous(StaticTCPRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         """Opens the store on host 0, connects to it on the others."""
         if self._store is None:
-            self._store = TCPStore(
-                self.master_addr,
-                self.master_port,
-                is_master=self._listener is not None,
-                timeout=self.timeout,
-                wait_for_workers=False,
-                multi_tenant=True,
-                # The store closes the descriptor it is given; ours is closed by Python.
-                master_listen_fd=None if self._listener is None else self._listener.detach(),
-            )
-        store = PrefixStore(self.run_id, self._store)
+            self._store = open_store(self.master_addr, self.master_port, self._listener, self.timeout)
+        store = WatchfulStore(self.run_id, self._store, self._failed)
         return RendezvousInfo(
             store, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, self.master_port)
         )
 
 
-def bind(master: str | None) -> socket.socket:
-    """Binds the address of `ADDRESS:PORT`, or a free port on the loopback address, before anything is started."""
-    address, port = parse_master(master) if master else (LOOPBACK, 0)
+def open_store(address: str, port: int, listener: socket.socket | None, timeout: timedelta) -> TCPStore:
+    """The store that listens on a socket, or, without one, a client of it."""
+    return TCPStore(
+        address,
+        port,
+        is_master=listener is not None,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+        # The store closes the descriptor it is given; ours is closed by Python.
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+
+
+def bind(address: str = LOOPBACK, port: int = 0) -> socket.socket:
+    """Binds an address, or a free port on the loopback one, before anything is started."""
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((address, port), family=family, backlog=512)
@@ -83,11 +118,24 @@ def parse_master(master: str) -> tuple[str, int]:
     return address.strip("[]"), int(port)
 
 
-def register(listener: socket.socket | None) -> None:
+def own_address(master: str) -> str:
+    """The address of this host that others reach when they look for the master, which this host is."""
+    addresses = addresses_of_name(master)
+    outer = [address for address in addresses if not is_loopback(address)]
+    if outer or not addresses or master in addresses:  # An address is taken at its word, loopback or not.
+        return outer[0] if outer else master
+    reachable = reachable_addresses()
+    if len(reachable) == 1:
+        return reachable[0]
+    choice = f"give the address itself, one of {', '.join(reachable)}" if reachable else "this host has no other"
+    raise LaunchError(f"--master {master} resolves to {addresses[0]} here, where no other host comes.", hint=choice)
+
+
+def register(listener: socket.socket | None, failed: Failed) -> None:
     """Makes `BACKEND` known to the elastic launcher, on this socket (host 0) or on none (the others)."""
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
-        return BoundRendezvous(params, listener)
+        return BoundRendezvous(params, listener, failed)
 
     rendezvous_handler_registry._registry.pop(BACKEND, None)
     rendezvous_handler_registry.register(BACKEND, create)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Launcher = Literal["paceline", "torchrun", "slurm"]
 
@@ -21,11 +21,41 @@ class Seat:
     """Ranks that a seat starts: 1 where a launcher starts a process per rank, None where the user says how many."""
     master: str | None = None
     """ADDRESS:PORT where seat 0 waits for the others; None on one host, and under torchrun, which has such a place."""
+    node: int = 0
+    """The host it is on, as its launcher counts them."""
     local_rank: int = 0
     """This seat among those of its host, where each is a rank."""
     local_size: int = 1
     """Seats of its host, where each is a rank."""
     launcher: Launcher = "paceline"
+
+    @property
+    def leads(self) -> bool:
+        """Whether it says what is to be done."""
+        return self.number == 0
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of the launch."""
+        return self.seats if self.ranks is None else self.seats // self.local_size
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a process that starts ranks says of itself."""
+
+    seat: int
+    node: int
+    local_rank: int
+    host: str
+    network: str
+    address: str
+    """Where the others reach its host."""
+    versions: dict[str, str]
+    cores: list[int]
+    """Those that it may use."""
+    settings: dict[str, Any]
+    """What it was asked to do."""
 
 
 @dataclass(frozen=True, order=True)
@@ -39,3 +69,29 @@ class Shape:
     def ranks(self) -> int:
         """The world size."""
         return self.hosts * self.ranks_per_host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one seat does of a job: the ranks that it starts."""
+
+    seat: int
+    number: int
+    """Among the parts of the job; ranks are counted in this order."""
+    parts: int
+    ranks: int
+    local_rank: int
+    """Of the first of its ranks, among all of its host."""
+    local_size: int
+    sharing: int
+    """Ranks that share its cores: all of its host, unless each is bound to cores of its own."""
+
+    @property
+    def first_rank(self) -> int:
+        """The first of the ranks it starts; all parts of a job start as many."""
+        return self.number * self.ranks
+
+    @property
+    def own_ranks(self) -> range:
+        """The ranks it starts."""
+        return range(self.first_rank, self.first_rank + self.ranks)

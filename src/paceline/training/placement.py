@@ -31,7 +31,7 @@ class Placement:
         backend = config.backend if config.backend != "auto" else "nccl" if one_gpu_each else "gloo"
         first = world.rank - world.local_rank
         busy = sum(role is not Role.IDLE for role in roles[first : first + world.local_size])
-        return cls(device, backend, threads or threads_per_rank(max(1, busy)))
+        return cls(device, backend, threads or threads_per_rank(max(1, min(busy, world.sharing))))
 
     @property
     def device_name(self) -> str:

@@ -1,0 +1,182 @@
+"""How hosts get to know each other before anything starts: who is there, and whether all have the same in mind.
+
+A host with another version of Paceline or torch, or another configuration, would hang the others or, worse, change what
+is measured: it is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+import paceline
+from paceline.comm.network import LOOPBACK, is_loopback, source_address
+from paceline.errors import LaunchError
+from paceline.launch import rendezvous
+from paceline.launch.mail import POLL_S, Mail
+from paceline.launch.seat import Hello, Seat
+from paceline.measure.host import network_id
+
+Say = Callable[[str], None]
+"""Where a host says what it waits for."""
+PATIENCE_S = 2.0
+"""How long a host waits before it says for whom."""
+
+
+def hello_of(seat: Seat, address: str, settings: Mapping[str, Any]) -> Hello:
+    """What this process says of itself."""
+    return Hello(
+        seat=seat.number,
+        node=seat.node,
+        local_rank=seat.local_rank,
+        host=platform.node(),
+        network=network_id(),
+        address=address,
+        versions={
+            "Paceline": f"{importlib.metadata.version('paceline')} (sources {_sources()})",
+            "torch": importlib.metadata.version("torch"),
+        },
+        cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        settings=dict(settings),
+    )
+
+
+def meet(mail: Mail, seat: Seat, own: Hello, timeout_s: float, say: Say) -> list[Hello]:
+    """Waits for all the others; all of them, in order, once they are known to fit. Raises, on every host, if not."""
+    if mail.count(f"taken-{seat.number}") > 1:
+        raise LaunchError(
+            f"another host was started with --node-rank {seat.number}.",
+            hint=f"each of the {seat.seats} hosts has a number of its own, from 0 to {seat.seats - 1}",
+        )
+    mail.post(f"hello-{seat.number}", asdict(own))
+    if not seat.leads:
+        return _hear_the_verdict(mail, seat, timeout_s)
+    hellos = _hear_all(mail, seat, own, timeout_s, say)
+    reason = misfit(hellos)
+    refusal = None if reason is None else {"message": reason.message, "hint": reason.hint}
+    mail.post("welcome", {"refusal": refusal, "hellos": [asdict(hello) for hello in hellos]})
+    if reason is not None:
+        raise reason
+    return hellos
+
+
+def misfit(hellos: Sequence[Hello]) -> LaunchError | None:
+    """Why these hosts cannot work together, if they cannot."""
+    first = hellos[0]
+    for other in hellos[1:]:
+        for what, version in other.versions.items():
+            if version != first.versions[what]:
+                return LaunchError(
+                    f"{_name(other)} runs {what} {version}, but {_name(first)} runs {first.versions[what]}.",
+                    hint="install the same on all hosts",
+                )
+        differing = [name for name in first.settings if other.settings.get(name) != first.settings[name]]
+        if differing:
+            name = differing[0]
+            return LaunchError(
+                f"{_name(other)} was started with {_shown(name, other.settings.get(name))}, but {_name(first)} with "
+                f"{_shown(name, first.settings[name])}.",
+                hint="start the same command on all hosts, each with its own --node-rank",
+            )
+    return None
+
+
+def _hear_all(mail: Mail, seat: Seat, own: Hello, timeout_s: float, say: Say) -> list[Hello]:
+    began = time.monotonic()
+    said = False
+    waiting = set(range(seat.seats)) - {seat.number}
+    found = {seat.number: own}
+    while waiting:
+        for number in sorted(waiting):
+            if mail.has(f"hello-{number}"):
+                found[number] = Hello(**mail.read(f"hello-{number}"))
+        waiting -= found.keys()
+        waited_s = time.monotonic() - began
+        if waiting and waited_s > timeout_s:
+            raise LaunchError(
+                f"{_listed(waiting)} of {seat.seats} did not come to {mail.where} within {timeout_s:g} s.",
+                hint=f"start the same command on all {seat.seats} hosts, each with its own --node-rank; "
+                "--timeout waits longer",
+            )
+        if waiting and waited_s > PATIENCE_S and not said:
+            say(f"waiting at {mail.where} for {_listed(waiting)} of {seat.seats} …")
+            said = True
+        time.sleep(POLL_S)
+    return [found[number] for number in sorted(found)]
+
+
+def _hear_the_verdict(mail: Mail, seat: Seat, timeout_s: float) -> list[Hello]:
+    if not mail.wait("welcome", within_s=timeout_s + 5):
+        raise LaunchError(f"host 0 at {mail.where} did not answer host {seat.number} within {timeout_s:g} s.")
+    verdict = mail.read("welcome")
+    if verdict["refusal"] is not None:
+        raise LaunchError(verdict["refusal"]["message"], hint=verdict["refusal"]["hint"])
+    return [Hello(**entry) for entry in verdict["hellos"]]
+
+
+def _name(hello: Hello) -> str:
+    return f"host {hello.node} ({hello.host})"
+
+
+def _listed(numbers: set[int]) -> str:
+    listed = ", ".join(map(str, sorted(numbers)))
+    return f"host {listed}" if len(numbers) == 1 else f"hosts {listed}"
+
+
+def _shown(name: str, value: Any) -> str:
+    return f"--{name.replace('_', '-')} {value}"
+
+
+def _sources() -> str:
+    """Tells our own sources apart where two of them have the same version, as in a checkout."""
+    digest = hashlib.sha256()
+    folder = Path(paceline.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def open_mail(seat: Seat, timeout_s: float) -> tuple[Mail, str]:
+    """The store that all seats meet at, and this host's address on the way to it."""
+    if seat.master is None:
+        return _torchruns_mail(timeout_s)
+    name, port = rendezvous.parse_master(seat.master)
+    timeout = timedelta(seconds=timeout_s)
+    if seat.leads:
+        address = rendezvous.own_address(name)
+        store: Store = rendezvous.open_store(address, port, rendezvous.bind(address, port), timeout)
+        return Mail(store, f"{address}:{port}"), address
+    address = source_address(name)
+    try:
+        return Mail(rendezvous.open_store(name, port, None, timeout), f"{name}:{port}"), address
+    except (RuntimeError, ConnectionError) as error:
+        loop = is_loopback(address) and not is_loopback(name)
+        raise LaunchError(
+            f"host {seat.number} cannot reach host 0 at {name}:{port}: {str(error).splitlines()[0]}",
+            hint=f"{name} leads to this host itself: give host 0's address in --master"
+            if loop
+            else f"start the same command on all {seat.seats} hosts, host 0 too, and open the port between them",
+        ) from None
+
+
+def _torchruns_mail(timeout_s: float) -> tuple[Mail, str]:
+    from torch.distributed.rendezvous import rendezvous as env_rendezvous
+
+    master, port = os.environ.get("MASTER_ADDR", LOOPBACK), os.environ.get("MASTER_PORT")
+    try:
+        store, _, _ = next(env_rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    except dist.DistNetworkError as error:
+        raise LaunchError(f"cannot reach the master at {master}:{port}: {error}") from None
+    return Mail(store, f"{master}:{port}"), source_address(master)

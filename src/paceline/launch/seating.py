@@ -1,0 +1,80 @@
+"""Who starts which ranks: where this process sits in its launch, and the parts of a job. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.config import LaunchConfig
+from paceline.errors import UsageError
+from paceline.launch.seat import Hello, Part, Seat, Shape
+from paceline.launch.slurm import seat_from_slurm
+
+
+def find_seat(launch: LaunchConfig, environment: Mapping[str, str]) -> Seat:
+    """Where this process sits: torchrun's or Slurm's word, or the user's."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return _seat_from_torchrun(launch, environment)
+    slurm = seat_from_slurm(environment, launch)
+    if slurm is not None:
+        return slurm
+    return Seat(number=launch.node_rank, seats=launch.hosts, node=launch.node_rank, master=launch.master)
+
+
+def parts_of(shape: Shape, seat: Seat, hellos: Sequence[Hello]) -> list[Part]:
+    """Who starts which ranks: those of one host stand together, whatever the order of the seats."""
+    nodes: dict[int, list[Hello]] = {}
+    for hello in hellos:
+        nodes.setdefault(hello.node, []).append(hello)
+    if shape.hosts > len(nodes):
+        raise UsageError(f"{shape.hosts} hosts are asked for, but there are {len(nodes)}.")
+    chosen = list(nodes.values())[: shape.hosts]
+    if seat.ranks is None:
+        starters = [(hellos[0], 0) for hellos in chosen]
+    else:
+        starters = [(hello, local) for hellos in chosen for local, hello in enumerate(hellos[: shape.ranks_per_host])]
+    if len(starters) * (seat.ranks or shape.ranks_per_host) != shape.ranks:
+        raise UsageError(
+            f"{shape.ranks_per_host} ranks on each of {shape.hosts} hosts are asked for, but there are not as many.",
+            hint="a run needs as many ranks on every host",
+        )
+    return [
+        Part(
+            seat=hello.seat,
+            number=number,
+            parts=len(starters),
+            ranks=seat.ranks or shape.ranks_per_host,
+            local_rank=local,
+            local_size=shape.ranks_per_host,
+            sharing=_sharing(hello, [other for other, _ in starters], seat.ranks or shape.ranks_per_host),
+        )
+        for number, (hello, local) in enumerate(starters)
+    ]
+
+
+def _sharing(hello: Hello, starters: Sequence[Hello], ranks: int) -> int:
+    """Ranks on the same cores: Slurm may bind each to its own, torchrun leaves all to all."""
+    return ranks * sum(other.node == hello.node and other.cores == hello.cores for other in starters)
+
+
+def _seat_from_torchrun(launch: LaunchConfig, environment: Mapping[str, str]) -> Seat:
+    size = int(environment["WORLD_SIZE"])
+    local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
+    if launch.hosts > 1 or launch.ranks not in (None, size) or launch.ranks_per_host not in (None, local_size):
+        asked = next(
+            f"--{name.replace('_', '-')} {getattr(launch, name)}"
+            for name in ("hosts", "ranks", "ranks_per_host")
+            if getattr(launch, name) not in (None, 1)
+        )
+        raise UsageError(
+            f"{asked} was given, but the launcher started {size} ranks, {local_size} on this host.",
+            hint="leave it out under torchrun, and set its --nnodes and --nproc-per-node",
+        )
+    return Seat(
+        number=int(environment["RANK"]),
+        seats=size,
+        ranks=1,
+        node=int(environment.get("GROUP_RANK", 0)),
+        local_rank=int(environment.get("LOCAL_RANK", environment["RANK"])),
+        local_size=local_size,
+        launcher="torchrun",
+    )
