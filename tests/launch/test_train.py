@@ -18,6 +18,7 @@ from launch import commands
 from launch.commands import HERE, LIMIT_S, paceline, wait_until
 from paceline.measure.cores import threads_per_rank
 from paceline.records import RunRecord, read_run
+from paceline.records.experiment import read_experiment
 
 
 def train(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
@@ -92,35 +93,60 @@ def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
     assert "step     40" in done.stderr
 
 
-def test_json_steps_and_estimate(tmp_path: Path) -> None:
-    out = str(tmp_path / "run")
-    done = train("own:plain", "--steps", "6", "--epochs", "10", "--batch", "16", "--json", "--out", out)
-    summary = json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A few steps of a longer training, of a model with a head that it does not use: the record, what was printed."""
+    out = tmp_path_factory.mktemp("estimated") / "run"
+    options = ("--allow-unused", "--steps", "6", "--epochs", "10", "--batch", "16", "--json", "--out", str(out))
+    return out, train("own:unused", *options).stdout
+
+
+def test_json_steps_and_estimate(estimated: tuple[Path, str]) -> None:
+    summary = json.loads(estimated[1])
     assert summary["steps"] == 6
     step_s = summary["step_s"]
     assert summary["estimate"] == {"epochs": 10, "seconds": pytest.approx(step_s * 4 * 10)}
 
 
-def test_idle_ranks_and_one_process_give_the_same_losses(tmp_path: Path) -> None:
-    records = []
-    for strategy, ranks in (("single", "3"), ("allreduce", "3"), ("ddp", "2")):
-        out = tmp_path / strategy
-        options = ("--strategy", strategy, "--ranks", ranks, "--batch", "31", "--steps", "12", "--deterministic")
-        train("cnn", *options, "--lr", "0.02", "--out", str(out))
-        records.append(read_run(out))
-    assert list(records[0].steps) == [0]
-    for record in records[1:]:
-        assert losses(record) == pytest.approx(losses(records[0]), rel=1e-4)
+def test_unused_parameters_where_allowed(estimated: tuple[Path, str]) -> None:
+    assert read_run(estimated[0]).finished
+
+
+def test_a_record_is_never_overwritten(estimated: tuple[Path, str]) -> None:
+    out, _ = estimated
+    before = (out / "run.json").read_text()
+    done = train("own:plain", "--ranks", "1", "--out", str(out), expect=8)
+    assert "already holds a record" in done.stderr
+    assert (out / "run.json").read_text() == before
+
+
+@pytest.fixture(scope="module")
+def normalised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
+    """A model with BatchNorm, trained in one launch of three ranks in every way that its losses could depend on."""
+    out = tmp_path_factory.mktemp("normalised") / "out"
+    what = ("own:normalised", "--strategies", "single,allreduce,ddp", "--vary", "bn=sync,local", "--ranks", "3")
+    how = ("--batch", "20", "--epochs", "2", "--deterministic", "--repeats", "1", "--max-repeats", "1")
+    paceline("compare", *what, *how, "--no-proof", "--no-doctor", "--out", str(out))
+    return {measured.contender.name: measured.run for measured in read_experiment(out).runs}
+
+
+def test_idle_ranks_and_one_process_give_the_same_losses(normalised: dict[str, RunRecord], tmp_path: Path) -> None:
+    alone = normalised["single bn=sync"]
+    assert list(alone.steps) == [0]
+    assert len(losses(alone)) == 10
+    for strategy in ("allreduce", "ddp"):
+        assert losses(normalised[f"{strategy} bn=sync"]) == pytest.approx(losses(alone), rel=1e-4)
+    options = ("--strategy", "single", "--ranks", "2", "--batch", "20", "--epochs", "2", "--deterministic")
+    train("own:normalised", *options, "--out", str(tmp_path / "run"))
+    record = read_run(tmp_path / "run")
+    assert list(record.steps) == [0]
+    assert losses(record) == pytest.approx(losses(alone), rel=1e-4)
 
 
 @pytest.mark.parametrize("bn", ["sync", "local"])
-def test_batchnorm_losses_do_not_depend_on_the_world_size_if_synced(tmp_path: Path, bn: str) -> None:
-    found = []
-    for ranks in ("1", "3"):
-        out = tmp_path / ranks
-        train("own:normalised", "--bn", bn, "--ranks", ranks, "--batch", "20", "--epochs", "2", "--out", str(out))
-        found.append(losses(read_run(out)))
-    assert (found[1] == pytest.approx(found[0], rel=1e-4)) == (bn == "sync")
+def test_batchnorm_losses_do_not_depend_on_the_world_size_if_synced(normalised: dict[str, RunRecord], bn: str) -> None:
+    alone, together = (losses(normalised[f"{strategy} bn={bn}"]) for strategy in ("single", "ddp"))
+    assert (together == pytest.approx(alone, rel=1e-4)) == (bn == "sync")
 
 
 def test_ranks_with_unlike_numbers_of_batches_agree(tmp_path: Path) -> None:
@@ -160,10 +186,6 @@ def test_unused_parameters_are_named_before_training(tmp_path: Path) -> None:
     assert "2 parameters got no gradient on rank" in done.stderr
     assert "aux.weight, aux.bias" in done.stderr
     assert "--allow-unused" in done.stderr
-
-
-def test_unused_parameters_where_allowed(tmp_path: Path) -> None:
-    train("own:unused", "--allow-unused", "--out", str(tmp_path / "run"))
 
 
 def test_a_step_that_goes_past_the_model_is_told_so(tmp_path: Path) -> None:
@@ -233,28 +255,23 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
     assert len(record.steps[0]) >= 30
 
 
-def test_ranks_die_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    process = start("own:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
-    wait_until(lambda: (out / "rank-0.csv").exists() and (out / "rank-1.csv").exists(), "the first step")
-    ranks = ranks_of(out)
-    assert len(ranks) == 2
-    process.kill()
-    process.communicate()
-    _, alive = psutil.wait_procs(ranks, timeout=10)
-    assert not alive
-    assert not read_run(out).finished
-
-
-def test_nothing_listens_beyond_the_loopback_address(tmp_path: Path) -> None:
+def test_nothing_listens_beyond_the_loopback_address_and_ranks_die_with_a_launcher_that_is_killed(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "run"
     process = start("own:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
     try:
         wait_until(lambda: (out / "rank-0.csv").exists() and (out / "rank-1.csv").exists(), "the first step")
-        everyone = [psutil.Process(process.pid), *ranks_of(out)]
+        ranks = ranks_of(out)
+        assert len(ranks) == 2
+        everyone = [psutil.Process(process.pid), *ranks]
         listening = [c.laddr.ip for p in everyone for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
         assert listening
         assert set(listening) == {"127.0.0.1"}
+        process.kill()
+        _, alive = psutil.wait_procs(ranks, timeout=10)
+        assert not alive
+        assert not read_run(out).finished
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -284,7 +301,7 @@ def test_two_hosts(tmp_path: Path) -> None:
 
 
 def test_a_host_that_nobody_answers_gives_up(tmp_path: Path) -> None:
-    options = ("--hosts", "2", "--ranks", "2", "--master", "127.0.0.1:9", "--timeout", "3", "--node-rank", "1")
+    options = ("--hosts", "2", "--ranks", "2", "--master", "127.0.0.1:9", "--timeout", "1", "--node-rank", "1")
     done = train("own:plain", *options, "--out", str(tmp_path / "run"), expect=5)
     assert "the hosts did not meet at 127.0.0.1:9" in done.stderr
     assert "start the same command on all 2 hosts" in done.stderr
@@ -300,12 +317,3 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_run(out).finished
     assert done.stdout.count("unique samples") == 1
-
-
-def test_a_record_is_never_overwritten(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    train("own:plain", "--ranks", "1", "--out", str(out))
-    before = (out / "run.json").read_text()
-    done = train("own:plain", "--ranks", "1", "--out", str(out), expect=8)
-    assert "already holds a record" in done.stderr
-    assert (out / "run.json").read_text() == before
