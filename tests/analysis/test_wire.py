@@ -195,14 +195,21 @@ def test_bus_bandwidth_has_the_factors_of_the_definitions(kind: Kind, factor: fl
 @pytest.mark.parametrize(
     ("kind", "size", "root", "sent"),
     [
-        ("all_reduce", 400, -1, [600, 600, 600, 600]),
+        ("all_reduce", 400, -1, [608, 592, 592, 608]),  # In segments of 52 bytes, the last one of 36.
+        ("all_reduce", 1600, -1, [2400, 2400, 2400, 2400]),
         ("gather", 400, 0, [0, 100, 100, 100]),
         ("gather", 400, 2, [100, 100, 0, 100]),
         ("scatter", 400, 0, [300, 0, 0, 0]),
         ("broadcast", 100, 0, [200, 100, 0, 0]),
         ("broadcast", 100, 1, [0, 200, 100, 0]),
         ("all_gather", 400, -1, [300, 300, 300, 300]),
-        ("reduce_scatter", 400, -1, [600, 600, 600, 600]),
+        ("reduce_scatter", 1600, -1, [2400, 2400, 2400, 2400]),
+        ("reduce", 1600, 0, [1200, 1600, 1600, 1600]),
+        ("reduce", 1600, 2, [1600, 1600, 1200, 1600]),
+        ("all_to_all", 400, -1, [300, 300, 300, 300]),
+        ("send", 100, 2, [100, 100, 100, 100]),
+        ("recv", 100, 2, [0, 0, 0, 0]),
+        ("another", 100, 0, [0, 100, 100, 100]),
         ("barrier", 0, -1, [0, 0, 0, 0]),
     ],
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.comm.timed import TimedGroup, carrying, end_group, timed_group
 from paceline.errors import UsageError
 from paceline.measure.operations import OperationLog
+from paceline.measure.sockets import SocketName, open_sockets
 from paceline.measure.steps import Stopwatch
 from paceline.records.timeline import NO_PEER, Kind, Purpose
 
@@ -36,6 +37,8 @@ class Comm:
     timeout_s: float = 120.0
     subgroups: list[dist.ProcessGroup] = field(default_factory=list)
     """What `subgroup` has made, on this rank."""
+    sockets: set[SocketName] = field(default_factory=set)
+    """Those that were opened for `group` and the subgroups: what goes over them is the strategy's. Gloo's alone."""
 
     def subgroup(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """A group of some of the run's ranks, whose operations are timed as those of `group`; `close_comm` ends it.
@@ -50,9 +53,11 @@ class Comm:
             )
         members = sorted(ranks)
         in_world = [dist.get_global_rank(self.group, rank) for rank in members]
+        before = open_sockets()
         group = _make_group(in_world, self.backend, self.timeout_s, self._log, members)
         if self.rank in members:
             self.subgroups.append(group)
+            self.sockets.update(_sockets_since(before, self.backend))
         return group
 
     def agreed(self) -> None:
@@ -133,7 +138,9 @@ def open_comm(
 
     With a stopwatch that has a log of operations, what the strategy sends is noted there.
     """
+    before = open_sockets()
     group = _make_group(ranks, backend, timeout_s, None if stopwatch is None else stopwatch.operations)
+    sockets = _sockets_since(before, backend)
     control = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=timeout_s))
     if dist.get_rank() not in ranks:
         return None
@@ -146,7 +153,13 @@ def open_comm(
         backend=backend,
         stopwatch=stopwatch,
         timeout_s=timeout_s,
+        sockets=sockets,
     )
+
+
+def _sockets_since(before: frozenset[SocketName], backend: str) -> set[SocketName]:
+    """The sockets of a group that was just made: Gloo connects all ranks at once, NCCL when it first needs to."""
+    return set(open_sockets() - before) if backend == "gloo" else set()
 
 
 def _make_group(

@@ -3,6 +3,6 @@
 One function per strategy, `(gradients, ranks, **options) -> Plan`, named in the strategy registry.
 """
 
-from paceline.plans.plan import Gradient, Operation, Plan, Transfer, all_reduce_lower_bound
+from paceline.plans.plan import Gradient, Link, Operation, Plan, Transfer, all_reduce_lower_bound
 
-__all__ = ["Gradient", "Operation", "Plan", "Transfer", "all_reduce_lower_bound"]
+__all__ = ["Gradient", "Link", "Operation", "Plan", "Transfer", "all_reduce_lower_bound"]

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
+from paceline.plans.framing import LARGEST_SEGMENT_BYTES, ring_segments
 from paceline.plans.plan import Gradient, Operation, Transfer
 
 
 def all_reduce(items: int, item_bytes: int, ranks: int, earliest_s: float) -> Operation:
-    """A ring: every rank passes n−1 chunks on while reducing and n−1 while gathering, each 1/n of the tensor."""
-    # In 2(n−1) rounds a rank sends, of the n chunks, every one twice but for two that it sends once.
-    chunks = [items // ranks + (chunk < items % ranks) for chunk in range(ranks)]
-    transfers = tuple(
-        Transfer(rank, (rank - 1) % ranks, (2 * items - chunks[rank] - chunks[(rank + 1) % ranks]) * item_bytes)
-        for rank in range(ranks)
-        if ranks > 1
-    )
-    return Operation("all_reduce", "ring", items * item_bytes, transfers, earliest_s)
+    """A ring: every rank passes n−1 chunks on while reducing and n−1 while gathering, each about 1/n of the tensor."""
+    transfers = [] if ranks == 1 else _ring(ring_segments(items, item_bytes, ranks))
+    return Operation("all_reduce", "ring", items * item_bytes, tuple(transfers), earliest_s)
+
+
+def _ring(chunks: Sequence[Sequence[int]]) -> Iterator[Transfer]:
+    """Chunks, as messages, that go round to lower ranks: in 2(n−1) rounds a rank sends each twice but for two."""
+    ranks, size, messages = len(chunks), sum(map(sum, chunks)), sum(map(len, chunks))
+    for rank in range(ranks):
+        # Its own comes to it reduced last, that of the rank below it has been there before it came here.
+        once = [*chunks[rank], *chunks[rank - 1]]
+        if 2 * messages > len(once):
+            yield Transfer(rank, (rank - 1) % ranks, 2 * size - sum(once), 2 * messages - len(once))
 
 
 def gather(gradient: Gradient, ranks: int, earliest_s: float, kind: str = "gather") -> Operation:
@@ -40,25 +48,89 @@ def broadcast(size: int, ranks: int, earliest_s: float = 0.0) -> Operation:
     return Operation("broadcast", "tree", size, tuple(transfers), earliest_s)
 
 
+def reduce(items: int, item_bytes: int, ranks: int, root: int) -> Operation:
+    """The first half of a ring, after which every other rank sends the chunk that it has summed up to the root.
+
+    With more than two segments a rank, Gloo goes round further than it has to.
+    """
+    each = item_bytes * -(-min(items, max(1, LARGEST_SEGMENT_BYTES // item_bytes) * 2 * ranks) // (2 * ranks))
+    size = items * item_bytes
+    per_rank = -(-max(-(-size // each), 2 * ranks) // ranks) if size else 2
+    segments = [max(0, min(each, size - number * each)) for number in range(per_rank * ranks)]
+    transfers = []
+    for rank in range(ranks if ranks > 1 else 0):
+        first = (rank + 1) * per_rank
+        passed = [segments[(first + turn) % len(segments)] for turn in range(len(segments) - 2)]
+        transfers.append(Transfer(rank, (rank - 1) % ranks, sum(passed), sum(map(bool, passed))))
+        chunk = sum(segments[rank * per_rank : first])
+        transfers += [Transfer(rank, root, chunk)] if rank != root else []
+    return Operation("reduce", "ring", size, tuple(t for t in transfers if t.bytes), 0.0)
+
+
+def all_gather(size: int, ranks: int) -> Operation:
+    """A ring to higher ranks: each passes on, in two messages, what every other has but the one that it goes to."""
+    each = size // ranks
+    transfers = tuple(Transfer(r, (r + 1) % ranks, each * (ranks - 1), 2 * (ranks - 1)) for r in range(ranks))
+    return Operation("all_gather", "ring", size, transfers if ranks > 1 else (), 0.0)
+
+
+def all_to_all(size: int, ranks: int) -> Operation:
+    """Every rank sends every other its own part; `size` is that of all parts of one rank."""
+    pairs = itertools.permutations(range(ranks), 2)
+    return Operation("all_to_all", "direct", size, tuple(Transfer(a, b, size // ranks) for a, b in pairs), 0.0)
+
+
+def barrier(ranks: int) -> Operation:
+    """Empty messages to the ranks 1, 2, 4, … further on: after ⌈lg n⌉ rounds everyone has heard of everyone."""
+    rounds = range((ranks - 1).bit_length())
+    transfers = tuple(Transfer(rank, (rank + 2**k) % ranks, 0) for k in rounds for rank in range(ranks))
+    return Operation("barrier", "dissemination", 0, transfers, 0.0)
+
+
 @lru_cache(maxsize=4096)
+def as_carried_out(kind: str, size: int, ranks: int, root: int) -> Operation | None:
+    """A collective operation that was seen, as Gloo carries it out; None for one that is not known.
+
+    `size` counts as in bandwidths: the tensor's, or that over all ranks for gather, scatter, all_gather and
+    reduce_scatter. Items are taken to be of four bytes: it decides where a ring is cut, by a few bytes.
+    """
+    item_bytes = 4 if size % 4 == 0 else 1
+    items, each = size // item_bytes, Gradient("", size // ranks, 1)
+    known: dict[str, Callable[[], Operation]] = {
+        "all_reduce": lambda: all_reduce(items, item_bytes, ranks, 0.0),
+        "reduce_scatter": lambda: all_reduce(items, item_bytes, ranks, 0.0),  # Gloo makes it of an all_reduce.
+        "broadcast": lambda: broadcast(size, ranks),
+        "reduce": lambda: reduce(items, item_bytes, ranks, root),
+        "gather": lambda: gather(each, ranks, 0.0),
+        "scatter": lambda: scatter(each, ranks, 0.0),
+        "all_gather": lambda: all_gather(size, ranks),
+        "all_to_all": lambda: all_to_all(size, ranks),
+        "barrier": lambda: barrier(ranks),
+    }
+    if kind not in known:
+        return None
+    operation = known[kind]()
+    return operation if root <= 0 or kind == "reduce" else _from(root, operation, ranks)
+
+
 def sent_by_rank(kind: str, size: int, ranks: int, root: int, rank: int) -> int:
     """The bytes that one rank sends in an operation that was seen, as Gloo carries it out.
 
-    `size` counts as in bandwidths: the tensor's, or that over all ranks for gather, scatter, all_gather and
-    reduce_scatter. What is not known by a formula counts as sent in full by every rank but the root.
+    What is not known by a formula counts as sent in full by every rank but the root.
     """
-    place = (rank - root) % ranks if root >= 0 else rank
-    if kind in ("all_reduce", "reduce_scatter"):  # Gloo's reduce_scatter moves as much as an all_reduce.
-        item_bytes = 4 if size % 4 == 0 else 1
-        return _sent_in(all_reduce(size // item_bytes, item_bytes, ranks, 0.0), rank)
-    if kind == "broadcast":
-        return _sent_in(broadcast(size, ranks), place)
-    if kind in ("gather", "scatter"):
-        each = size // ranks
-        return each * (ranks - 1) * (place == 0) if kind == "scatter" else each * (place != 0)
-    if kind in ("all_gather", "all_to_all"):
-        return size // ranks * (ranks - 1)
-    return {"send": size, "recv": 0, "barrier": 0}.get(kind, size * (place != 0))
+    if kind in ("send", "recv"):
+        return size if kind == "send" else 0
+    operation = as_carried_out(kind, size, ranks, root)
+    return size * (rank != root) if operation is None else _sent_in(operation, rank)
+
+
+def _from(root: int, operation: Operation, ranks: int) -> Operation:
+    """The same operation with another rank in the place of rank 0, and all others as far from it as before."""
+    moved = [
+        replace(transfer, source=(transfer.source + root) % ranks, target=(transfer.target + root) % ranks)
+        for transfer in operation.transfers
+    ]
+    return replace(operation, transfers=tuple(moved))
 
 
 def _sent_in(operation: Operation, rank: int) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+
+from paceline.plans.framing import TO_RECEIVE_BYTES, TO_SEND_BYTES
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,20 @@ class Transfer:
     source: int
     target: int
     bytes: int
+    messages: int = 1
+    """In how many messages; each has its framing (`framing.py`)."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """All that goes from one rank to another."""
+
+    source: int
+    target: int
+    payload_bytes: int
+    """Of tensors."""
+    framing_bytes: int
+    """What Gloo adds to them, and to those that go the other way."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +76,16 @@ class Plan:
     def received_bytes(self, rank: int) -> int:
         """What one rank receives."""
         return sum(t.bytes for operation in self.operations for t in operation.transfers if t.target == rank)
+
+    def links(self) -> list[Link]:
+        """What goes from one rank to another, in the order of ranks; what receivers send back among it."""
+        payload, framing = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+        for transfer in (t for operation in self.operations for t in operation.transfers):
+            there, back = (transfer.source, transfer.target), (transfer.target, transfer.source)
+            payload[there] += transfer.bytes
+            framing[there] += TO_SEND_BYTES * transfer.messages
+            framing[back] += TO_RECEIVE_BYTES * transfer.messages
+        return [Link(*pair, payload[pair], framing[pair]) for pair in sorted(payload.keys() | framing.keys())]
 
     def busiest_rank_bytes(self, ranks: int) -> int:
         """The most that any rank sends or receives, whichever is more: what a full-duplex link has to carry."""

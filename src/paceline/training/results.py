@@ -93,6 +93,7 @@ def summarise(
         "train_accuracy": _weighted([(rank["accuracy"], rank["samples"]) for rank in ranks]),
         "ranks": ranks,
         "traffic": planned_traffic(strategy, sync),
+        "sockets": None if sync.payload is None else sync.payload.result(),
         "unseen": sync.unseen(),
         "clock": drift(sync.comm),
         "buffer_divergence": sync.buffers.divergence(),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from paceline.comm.group import Comm, close_comm
 from paceline.comm.lookout import Lookout
+from paceline.comm.payload import PayloadCount
 from paceline.config import BatchNormMode
 from paceline.strategies.base import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.batchnorm import LiveBuffers, synced
@@ -39,6 +40,8 @@ class Sync:
         if self.normalises_together:
             self._undo.enter_context(synced(model, comm))
         self._lookout = Lookout()
+        self.payload = PayloadCount(comm) if comm.is_timed else None
+        """What the sockets carry, by the kernel's count; None where nothing is noted."""
         self.model: nn.Module = strategy.attach(model, self._noting_its_start(make_optimizer), comm)
         """The module to call."""
         if comm.stopwatch is not None:
@@ -113,6 +116,8 @@ class Sync:
     @contextmanager
     def agreed(self) -> Iterator[nn.Module]:
         """The model with the weights and buffers that the run would ship, on every rank."""
+        if self.payload is not None:
+            self.payload.disturb()
         with self.strategy.agreed() as model, self.buffers.shipped():
             yield model
 

@@ -24,6 +24,7 @@ def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
     buffers = Plan((broadcast(sync.broadcast_bytes, sync.ranks),) if sync.broadcast_bytes else ())
     whole = plan + buffers
     return {
+        "links": [dataclasses.asdict(link) for link in whole.links()],
         "sent_bytes": [whole.sent_bytes(rank) for rank in range(sync.ranks)],
         "received_bytes": [whole.received_bytes(rank) for rank in range(sync.ranks)],
         "operations": len(whole.operations),

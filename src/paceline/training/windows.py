@@ -70,8 +70,11 @@ class Windows:
         wall_s = time.perf_counter() - self._began_s
         if self._sync.comm.stopwatch is not None:
             self._sync.comm.stopwatch.clock.anchor()
+        start = self._step
         profiled = self._close_profile(step)
         window = self._ledger.close_window(wall_s, self._sync.comm)
+        if self._sync.payload is not None:
+            self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up)
         self.times.append(WindowTime(len(window.losses), window.wall_s, profiled))
         if not profiled:
             log_s = window.wall_s * self._log_every / len(window.losses)

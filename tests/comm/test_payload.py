@@ -1,0 +1,175 @@
+"""What the kernel counts between ranks is what the operation's plan says, framing included: to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.comm import Comm
+from paceline.comm.payload import PayloadCount, match_ends
+from paceline.plans import Operation, Plan, Transfer
+from paceline.plans.operations import as_carried_out
+from ranks import Pool
+
+MIB_ITEMS = 2**18
+"""Of four bytes."""
+WHOLE = {"all_reduce", "broadcast", "reduce", "reduce_scatter", "all_to_all"}
+"""Their size is that of one rank's tensor; that of the others is of all ranks' together."""
+
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""It has another name since torch 2.13."""
+
+Matrix = list[tuple[int, int, int]]
+
+
+def operations(comm: Comm, items: int, root: int) -> dict[str, Callable[[], Any]]:
+    """Every collective on a tensor of so many items."""
+    ranks, group, own = comm.world_size, comm.group, torch.ones(items)
+    everyone = [torch.empty(items) for _ in range(ranks)]
+    at_root = everyone if comm.rank == root else None
+    return {
+        "all_reduce": lambda: dist.all_reduce(own, group=group),
+        "broadcast": lambda: dist.broadcast(own, group_src=root, group=group),
+        "reduce": lambda: dist.reduce(own, group_dst=root, group=group),
+        "gather": lambda: dist.gather(own, at_root, group_dst=root, group=group),
+        "scatter": lambda: dist.scatter(own, at_root, group_src=root, group=group),
+        "all_gather": lambda: dist.all_gather(everyone, own, group=group),
+        "reduce_scatter": lambda: reduce_scatter(torch.empty(items // ranks), own, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty(items), own, group=group),
+        "barrier": lambda: dist.barrier(group=group),
+    }
+
+
+def counted(comm: Comm, action: Callable[[], Any], *, also: Callable[[], Any] = lambda: None) -> dict[str, Any] | None:
+    """What the count of one window with an action in it is."""
+    payload = PayloadCount(comm)
+    comm.sum(torch.zeros(1))
+    payload.close_window(1, counts=False)
+    action()
+    comm.sum(torch.zeros(1))
+    also()
+    payload.close_window(1, counts=True)
+    return payload.result()
+
+
+def matrix_of(result: dict[str, Any] | None) -> Matrix:
+    assert result is not None
+    links = result["links"]
+    assert all(link["sent_bytes"] == link["received_bytes"] for link in links), "both ends have the same figure"
+    return [(link["source"], link["target"], link["received_bytes"]) for link in links if link["received_bytes"]]
+
+
+def count_collectives(comm: Comm, items: int, root: int) -> dict[str, Matrix]:
+    return {
+        kind: matrix_of(counted(comm, action))
+        for kind, action in operations(comm, items, root).items()
+        if items % comm.world_size == 0 or kind not in ("reduce_scatter", "all_to_all")
+    }
+
+
+def planned(operation: Operation | None) -> Matrix:
+    assert operation is not None
+    links = Plan((operation,)).links()
+    return [(link.source, link.target, link.payload_bytes + link.framing_bytes) for link in links]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("items", "root"), [(1, 0), (12, 1), (100, 0), (3001, 1), (12 * MIB_ITEMS // 5, 0), (9 * MIB_ITEMS, 1)]
+)
+def test_collectives_move_what_their_plan_says(pool: Pool, ranks: int, items: int, root: int) -> None:
+    everywhere = pool.run(count_collectives, ranks, items, root)
+    assert all(seen == everywhere[0] for seen in everywhere), "ranks know the same"
+    rooted = {"broadcast", "reduce", "gather", "scatter"}
+    for kind, seen in everywhere[0].items():
+        size = 0 if kind == "barrier" else items * 4 * (1 if kind in WHOLE else ranks)
+        assert seen == planned(as_carried_out(kind, size, ranks, root if kind in rooted else -1)), kind
+
+
+def count_message(comm: Comm, items: int) -> Matrix:
+    tensor = torch.ones(items)
+
+    def action() -> None:
+        if comm.rank == 2:
+            dist.send(tensor, group_dst=1, group=comm.group)
+        elif comm.rank == 1:
+            dist.recv(tensor, group_src=2, group=comm.group)
+
+    return matrix_of(counted(comm, action))
+
+
+@pytest.mark.parametrize("items", [1, 1000])
+def test_a_message_has_its_framing(pool: Pool, items: int) -> None:
+    message = Operation("send", "direct", items * 4, (Transfer(2, 1, items * 4),), 0.0)
+    assert pool.run(count_message, 3, items)[0] == planned(message) == [(1, 2, 48), (2, 1, items * 4 + 96)]
+
+
+def count_beside(comm: Comm) -> dict[str, Any]:
+    """What goes over other groups, and what is not part of a window that counts."""
+    half: Tensor = torch.ones(500)
+    subgroup = comm.subgroup([0, 1]) if comm.world_size == dist.get_world_size() else None
+
+    def in_subgroup() -> None:
+        if comm.rank < 2:
+            dist.all_reduce(half, group=subgroup)
+
+    return {
+        "control": matrix_of(counted(comm, lambda: comm.sum(torch.ones(1000)))),
+        "subgroup": matrix_of(counted(comm, in_subgroup)),
+        "disturbed": counted_disturbed(comm),
+    }
+
+
+def counted_disturbed(comm: Comm) -> dict[str, Any] | None:
+    payload = PayloadCount(comm)
+    payload.close_window(1, counts=False)
+    if comm.rank == 1:
+        payload.disturb()
+    payload.close_window(1, counts=True)
+    return payload.result()
+
+
+def test_only_the_groups_of_the_strategy_are_counted(pool: Pool) -> None:
+    seen = pool.run(count_beside, 4)[0]
+    assert seen["control"] == [], "the loop's own group is not among them"
+    assert seen["subgroup"] == planned(as_carried_out("all_reduce", 2000, 2, -1))
+    assert seen["disturbed"] is None, "one rank is enough to spoil a window for all"
+
+
+def count_alone(comm: Comm) -> dict[str, Any] | None:
+    return counted(comm, lambda: dist.all_reduce(torch.ones(10), group=comm.group))
+
+
+def test_a_rank_alone_sends_nothing(pool: Pool) -> None:
+    (result,) = pool.run(count_alone, 1)
+    assert result["links"] == []
+    assert result["steps"] == 1
+
+
+def count_on_interface(comm: Comm) -> dict[str, Any] | None:
+    return counted(comm, lambda: dist.all_reduce(torch.ones(MIB_ITEMS), group=comm.group))
+
+
+def test_the_interface_carries_it_too(pool: Pool) -> None:
+    result = pool.run(count_on_interface, 3)[0]
+    payload = sum(link["received_bytes"] for link in result["links"])
+    (interface,) = result["interfaces"]  # One host, one entry.
+    assert interface["name"] == "lo"
+    assert interface["ranks"] == [0, 1, 2]
+    assert interface["sent_bytes"] >= payload, "headers come on top"
+    assert interface["received_bytes"] >= payload
+
+
+def test_a_connection_without_its_other_end_is_nobodys() -> None:
+    first = ["10.0.0.1:1", "10.0.0.2:2", 10, 20, 1]
+    second = ["10.0.0.2:2", "10.0.0.1:1", 20, 10, 0]
+    stranger = ["10.0.0.1:3", "10.9.9.9:9", 1000, 1000, 0]
+    assert match_ends([[first, stranger], [second]]) == [
+        {"source": 0, "target": 1, "sent_bytes": 10, "resent_bytes": 1, "received_bytes": 10},
+        {"source": 1, "target": 0, "received_bytes": 20, "sent_bytes": 20, "resent_bytes": 0},
+    ]
