@@ -339,9 +339,9 @@ def test_relative_differences() -> None:
 def test_a_missing_library_is_said_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    from paceline.report import page
+    from paceline.report import document
 
-    page._plotly_js.cache_clear()
+    document._plotly_js.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)

@@ -125,6 +125,7 @@ class Peak:
     best: Point
     before: Estimate | None
     """The time per sample on the next fewer ranks ÷ the best's."""
+    before_ranks: int | None
     beyond: Estimate | None
     """The same on the next more ranks; None where there are none that count."""
     beyond_ranks: int | None
@@ -200,6 +201,7 @@ class Scaling:
             curve=curve,
             best=best,
             before=None if fewer is None else self.ratio(fewer, best),
+            before_ranks=None if fewer is None else fewer.ranks,
             beyond=None if more is None else self.ratio(more, best),
             beyond_ranks=None if more is None else more.ranks,
         )
@@ -227,7 +229,7 @@ def scaling(pool: Pool) -> Scaling:
     measured = _Measured(compare(pool))
     curves = [curve for mode in MODES for curve in _curves(measured.points(mode))]
     uneven = {row.contender.name: row.uneven for row in measured.comparison.rows}
-    warnings = [*_crowding(curves), *caveats(pool, uneven, crowding=False)]
+    warnings = [*_crowding(curves), *_unclaimed(curves), *caveats(pool, uneven, crowding=False)]
     return Scaling(measured.comparison, curves, warnings, measured.design)
 
 
@@ -276,7 +278,8 @@ class _Measured:
             return None
         own, given = (processor(self._topology(one), self.design) for one in (contender, base))
         if abs(own - given) > SAME_PROCESSOR * given:
-            return Gain(base.name, speed_up, None, f"{base.strategy} had {_cores(given)}, a rank has {_cores(own)}")
+            who = base.strategy if base.role == "baseline" else "one rank alone"
+            return Gain(base.name, speed_up, None, f"{who} had {_cores(given)}, a rank has {_cores(own)}")
         return Gain(base.name, speed_up, _scaled(speed_up, 1 / _point_of(contender)["ranks"]))
 
     def _topology(self, contender: Contender) -> Mapping[str, Any]:
@@ -351,6 +354,13 @@ def _crowding(curves: Sequence[Curve]) -> Iterator[str]:
             f"{reason}, so no speed-up or efficiency is claimed there: --emulate with --host-cpus gives every host its "
             "share of the machine."
         )
+
+
+def _unclaimed(curves: Sequence[Curve]) -> Iterator[str]:
+    """The same where a speed-up counts, but says nothing about what was added."""
+    gains = [gain for curve in curves for point in curve.points for gain in point.gains.values() if gain is not None]
+    for reason in dict.fromkeys(gain.unclaimed for gain in gains if gain.unclaimed):
+        yield f"{reason}: the speed-up over it counts, but no efficiency is claimed."
 
 
 def _scaled(estimate: Estimate, by: float) -> Estimate:

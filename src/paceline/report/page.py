@@ -2,120 +2,38 @@
 
 from __future__ import annotations
 
-import base64
-import dataclasses
-import hashlib
-import json
-import os
-import re
-import shlex
-from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from paceline.analysis.comparison import Comparison, Row
-from paceline.config import RunConfig
-from paceline.errors import PacelineError
 from paceline.report.columns import comparison_columns, rank_columns
 from paceline.report.definitions import DEFINITIONS
-from paceline.report.drawing import LONGEST_LABEL, short_names, shortened
+from paceline.report.document import (
+    date_in_words,
+    origin_context,
+    render_document,
+    split_headline,
+    workload_in_words,
+    write_document,
+)
+from paceline.report.drawing import short_names, shortened
 from paceline.report.evidence import parting_sentences, parting_words, proof_verdict, scientific
 from paceline.report.figures import figures
 from paceline.report.palette import colours
 from paceline.report.sections import machine_context, step_context
 from paceline.report.verdict import next_command, sentences
-from paceline.report.words import plural, size
-
-ASSETS = Path(__file__).parent / "assets"
-SCRIPTS = ("theme.js", "tables.js", "figures.js")
-LONGEST_HEADLINE = 90
+from paceline.report.words import plural
 
 
 def write_page(comparison: Comparison, path: Path) -> None:
     """Writes the page; it is there in full or not at all."""
-    text = render(comparison)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise PacelineError(f"cannot write {path}: {error.strerror}.", hint="name another folder") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_document(render(comparison), path)
 
 
 def render(comparison: Comparison) -> str:
     """The whole page as text."""
-    plotly, script = _plotly_js(), _own_js()
-    drawn = figures(comparison)
-    page = _template().render(
-        **_context(comparison),
-        **step_context(comparison),
-        **machine_context(comparison),
-        figures={name: figure["title"] for name, figure in drawn.items()},
-        style=(ASSETS / "page.css").read_text(encoding="utf-8"),
-        plotly=plotly,
-        script=script,
-        policy=_policy([plotly, script]),
-        data=_json_for_script({"figures": drawn, "contenders": _legend(comparison)}),
-    )
-    return str(page)
-
-
-def _template() -> Any:
-    try:
-        import jinja2
-    except ModuleNotFoundError:
-        raise _missing("jinja2") from None
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(ASSETS),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["breakable"] = _breakable
-    return environment.get_template("page.html")
-
-
-def _breakable(name: str) -> Any:
-    """A name that may go over several lines where its parts meet, if it is a long one."""
-    from markupsafe import Markup, escape
-
-    parts = re.split(r"(?<=[,=:_])", name) if len(name) > LONGEST_LABEL else [name]
-    return Markup("<wbr>").join(escape(part) for part in parts)
-
-
-@lru_cache(maxsize=1)
-def _plotly_js() -> str:
-    try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-    except ModuleNotFoundError:
-        raise _missing("plotly") from None
-    return str(get_plotlyjs()).strip()
-
-
-def _missing(package: str) -> PacelineError:
-    hint = f"pip install {package}, then `paceline report FOLDER`: the records are kept"
-    return PacelineError(f"the page needs {package}, which is not installed.", hint=hint)
-
-
-def _own_js() -> str:
-    return "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
-
-
-def _policy(scripts: list[str]) -> str:
-    """What the browser may do with the page: run our scripts, known by their hashes, and fetch nothing at all.
-
-    Styles may be inline since plotly writes them; images may be made on the spot since figures are saved as such.
-    """
-    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    context = {**_context(comparison), **step_context(comparison), **machine_context(comparison)}
+    return render_document("page.html", context, figures(comparison), _legend(comparison))
 
 
 def _legend(comparison: Comparison) -> list[dict[str, str]]:
@@ -125,20 +43,14 @@ def _legend(comparison: Comparison) -> list[dict[str, str]]:
     return [{"name": name, "label": labels[name], "colour": tint} for name, tint in tints.items()]
 
 
-def _json_for_script(content: Any) -> str:
-    """JSON that cannot end the element it stands in, whatever strings it holds."""
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
 def _context(comparison: Comparison) -> dict[str, Any]:
     """Everything the template shows, as text."""
     pool = comparison.pool
     verdict = sentences(comparison)
-    headline, lead = _headline(verdict[0])
+    headline, lead = split_headline(verdict[0])
     return {
         "comparison": comparison,
-        "title": _workload(comparison),
+        "title": workload_in_words(pool),
         "facts": _facts(comparison),
         "headline": headline,
         "lead": lead,
@@ -157,33 +69,13 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "scientific": scientific,
         "partings": [parting_words(parting) for parting in comparison.partings],
         "parting_sentences": list(parting_sentences(comparison)),
-        "settings": _settings(pool.config),
-        "machines": [_machine(provenance) for provenance in _distinct(pool.provenances)],
-        "commands": list(dict.fromkeys(_again(p["command"]) for p in pool.provenances if p.get("command"))),
+        **origin_context(pool),
         "definitions": DEFINITIONS,
         "repeats": max((row.repeats for row in comparison.rows), default=0),
         "has_pale": bool(comparison.with_role("bound") or comparison.with_role("baseline")),
         "has_small_batches": _has_small_batches(comparison),
         "shortened": shortened,
     }
-
-
-def _headline(sentence: str) -> tuple[str, str]:
-    """A sentence's claim and its reasons: "Pick ddp", then what makes it so."""
-    claim, colon, reasons = sentence.partition(": ")
-    if not colon or len(claim) > LONGEST_HEADLINE:
-        return sentence.removesuffix("."), ""
-    return claim, reasons
-
-
-def _workload(comparison: Comparison) -> str:
-    names = {entry.run.topology.get("workload") for entry in comparison.pool.entries}
-    if len(names) == 1:
-        return str(names.pop())
-    workload, data = comparison.pool.config.get("workload"), comparison.pool.config.get("data")
-    if workload is None:
-        return "several workloads"
-    return str(workload) if ":" in workload or data is None else f"{workload} on {data}"
 
 
 def _facts(comparison: Comparison) -> list[str]:
@@ -202,20 +94,12 @@ def _facts(comparison: Comparison) -> list[str]:
         *([devices.pop()] if len(devices) == 1 else []),
         *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),
         plural(repeats, "repeat"),
-        *[when for p in pool.provenances[:1] if (when := _date(p.get("time")))],
+        *[when for p in pool.provenances[:1] if (when := date_in_words(p.get("time")))],
     ]
 
 
 def _several(count: int, noun: str) -> str:
     return f"{count} strategies" if noun == "strategy" and count != 1 else plural(count, noun)
-
-
-def _date(text: str | None) -> str | None:
-    try:
-        when = datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%S%z")
-    except ValueError:
-        return text
-    return f"{when.day} {when:%B %Y, %H:%M} {'UTC' if not when.utcoffset() else when.strftime('%z')}"
 
 
 def _by_strategy(comparison: Comparison) -> bool:
@@ -241,57 +125,3 @@ def _has_small_batches(comparison: Comparison) -> bool:
         steps["samples"] for entry in comparison.pool.entries for steps in entry.run.steps.values() if len(steps)
     ]
     return any(float(column.min()) < 0.9 * float(column.max()) for column in samples)
-
-
-def _settings(config: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    """Name, value, and whether it was set: what differs from the defaults comes first."""
-    defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
-    known = [(key, _shown(value), key not in defaults or value != defaults[key]) for key, value in config.items()]
-    return sorted(known, key=lambda setting: not setting[2])
-
-
-def _shown(value: Any) -> str:
-    if value in (None, "", []):
-        return "default"
-    if isinstance(value, list):
-        return shlex.join(map(str, value))
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-
-
-def _again(command: str) -> str:
-    """A command that can be typed again: without the folder that now holds its records."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        return command
-    kept = [word for place, word in enumerate(words) if not _names_folder(words, place)]
-    return shlex.join(kept)
-
-
-def _names_folder(words: list[str], place: int) -> bool:
-    before_script_args = "--" not in words[:place]
-    named = words[place] == "--out" or words[place].startswith("--out=")
-    return before_script_args and (named or (place > 0 and words[place - 1] == "--out"))
-
-
-def _distinct(provenances: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One provenance per machine and version: runs of one experiment repeat it."""
-    own = ("host", "system", "cpu", "cpu_count", "memory_bytes", "python", "versions", "commit")
-    by_identity = {json.dumps([p.get(key) for key in own], sort_keys=True): p for p in reversed(provenances)}
-    return list(reversed(by_identity.values()))
-
-
-def _machine(provenance: dict[str, Any]) -> list[tuple[str, str]]:
-    """A provenance as names and values."""
-    versions = [f"{name} {version}" for name, version in provenance.get("versions", {}).items() if version]
-    cores = provenance.get("cpu_count")
-    facts = {
-        "host": provenance.get("host"),
-        "processor": provenance.get("cpu") and f"{provenance['cpu']}, {plural(cores or 1, 'core')}",
-        "memory": provenance.get("memory_bytes") and size(provenance["memory_bytes"]),
-        "system": provenance.get("system"),
-        "versions": ", ".join([f"Python {provenance.get('python')}", *versions]),
-        "commit": provenance.get("commit"),
-        "measured": _date(provenance.get("time")),
-    }
-    return [(name, str(value)) for name, value in facts.items() if value]

@@ -1,0 +1,162 @@
+"""A scaling experiment in the terminal and as JSON: a table per kind of scaling, then what it comes down to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from paceline.analysis.scaling import Gain, Mode, Point, Scaling
+from paceline.analysis.split import PARTS
+from paceline.analysis.statistics import Estimate
+from paceline.report.comparison import Column, fitting
+from paceline.report.scaling_words import NOT_SCALED, TITLES, kind_in_words, sentences
+from paceline.report.words import factor, percent, seconds
+
+NOTHING = "–"
+
+
+def print_scaling(scaling: Scaling, console: Console) -> None:
+    """The tables, the sentences, and what to know before believing them."""
+    for mode in scaling.modes:
+        _say(console, f"{TITLES[mode]}: {kind_in_words(scaling, mode)}")
+        console.print(_table(scaling, mode, console.width))
+        console.print()
+    for row in scaling.comparison.rows:
+        if row.failure:
+            _say(console, f"{row.contender.name} failed: {row.failure}")
+    for sentence in sentences(scaling):
+        _say(console, sentence)
+    for warning in scaling.warnings:
+        _say(console, f"note: {warning}")
+    if _repeats(scaling) == 1:
+        _say(console, "note: one repeat gives no interval.")
+    _say(console, f"note: {NOT_SCALED}")
+
+
+def print_report(report: Path | None, console: Console) -> None:
+    """Where the page is."""
+    if report:
+        _say(console, f"report: {report}")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(scaling: Scaling, mode: Mode, width: int) -> Table:
+    points = scaling.points(mode)
+    columns = fitting(_columns(points), width)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    names, *figures = columns
+    table.add_column(escape(names.heading), no_wrap=True)
+    for column in figures:
+        table.add_column(escape(column.heading), justify="right", no_wrap=True)
+    for place, point in enumerate(points):
+        style = None if point.contender.role == "candidate" and point.counts else "dim"
+        table.add_row(*[escape(column.cells[place]) for column in columns], style=style)
+    return table
+
+
+def _columns(points: list[Point]) -> list[Column]:
+    """Of the shares the two that say most; the page and the JSON have all four."""
+    several = any(point.hosts > 1 for point in points)
+    return [
+        Column("strategy", [_name(points, place) for place in range(len(points))], 10),
+        Column("ranks (hosts)" if several else "ranks", [_ranks(point, several=several) for point in points], 10),
+        Column("batch", [f"{point.batch:,}" for point in points], 7),
+        Column("time/step", [_value(point.row.step_s) for point in points], 10),
+        Column("95%", [_around(point.row.step_s) for point in points], 4),
+        Column("epoch", [_value(point.epoch_s) for point in points], 3),
+        Column("vs single", [_gain(point, point.over_single) for point in points], 9),
+        Column("vs itself", [_gain(point, point.over_itself) for point in points], 8),
+        Column("compute", [_part(point, "compute") for point in points], 5),
+        Column("exposed", [_part(point, "exposed") for point in points], 6),
+    ]
+
+
+def _name(points: list[Point], place: int) -> str:
+    """A strategy's name beside the first of its points."""
+    point = points[place]
+    repeated = place > 0 and points[place - 1].strategy == point.strategy
+    return "" if repeated else point.strategy
+
+
+def _ranks(point: Point, *, several: bool) -> str:
+    mark = " failed" if point.row.failure else " *" if point.crowded else ""
+    return (f"{point.ranks} ({point.hosts})" if several else str(point.ranks)) + mark
+
+
+def _value(estimate: Estimate | None) -> str:
+    return NOTHING if estimate is None else seconds(estimate.value)
+
+
+def _around(estimate: Estimate | None) -> str:
+    """Half of the interval, as a share of the value."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return NOTHING
+    return f"±{50 * (estimate.high - estimate.low) / estimate.value:.0f}%"
+
+
+def _gain(point: Point, gain: Gain | None) -> str:
+    """Speed-up and efficiency; a dash where none is claimed."""
+    if gain is None or point.crowded:
+        return NOTHING
+    efficiency = NOTHING if gain.efficiency is None else percent(gain.efficiency.value, 0)
+    return f"{factor(gain.speed_up.value)} {efficiency:>4}"
+
+
+def _part(point: Point, part: str) -> str:
+    split = point.row.split
+    return NOTHING if split is None else percent(getattr(split, part).value, 0)
+
+
+def _repeats(scaling: Scaling) -> int:
+    return max((row.repeats for row in scaling.comparison.rows), default=0)
+
+
+def to_json(scaling: Scaling) -> dict[str, Any]:
+    """The whole result, for scripts."""
+    comparison = scaling.comparison
+    return {
+        "records": scaling.pool.sources,
+        "kind": "scale",
+        "modes": {mode: _mode_json(scaling, mode) for mode in scaling.modes},
+        "verdict": sentences(scaling),
+        "interrupted": comparison.interrupted,
+        "warnings": scaling.warnings,
+        "proofs": [proof.to_dict() for proof in comparison.proofs],
+        "failures": [event for event in scaling.pool.events if event["event"] == "failure"],
+        "design": dict(scaling.design),
+        "examination": comparison.examination and comparison.examination.to_dict(),
+    }
+
+
+def _mode_json(scaling: Scaling, mode: Mode) -> dict[str, Any]:
+    best = scaling.best(mode)
+    peaks = [peak for curve in scaling.candidates(mode) if (peak := scaling.peak(curve)) is not None]
+    return {
+        "kind": kind_in_words(scaling, mode),
+        "points": [point.to_dict() | {"split_s": _split_json(point)} for point in scaling.points(mode)],
+        "best": best and best.contender.name,
+        "fastest": {
+            peak.best.contender.name: {
+                "strategy": peak.curve.strategy,
+                "ranks": peak.best.ranks,
+                "before_ranks": peak.before_ranks,
+                "before": peak.before and peak.before.to_dict(),
+                "beyond": peak.beyond and peak.beyond.to_dict(),
+                "beyond_ranks": peak.beyond_ranks,
+            }
+            for peak in peaks
+        },
+    }
+
+
+def _split_json(point: Point) -> dict[str, float] | None:
+    """Seconds of a step by where they go, on average over ranks and repeats."""
+    split = point.row.split
+    return None if split is None else {part: getattr(split.mean, f"{part}_s") for part in PARTS}
