@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -37,17 +37,17 @@ def start_ranks(
     part: Part,
     endpoint: str,
     *,
-    listener: socket.socket | None,
+    store: Store | None,
     threads: int | None,
     timeout_s: float,
     failed_elsewhere: Failed,
 ) -> dict[int, int]:
     """Starts a seat's ranks, returns when all are done: how those that failed ended (negative: the signal), by rank.
 
-    The seat of rank 0 brings the socket that the others connect to.
+    The seat of rank 0 brings the store that the others connect to, and keeps it until they are done.
     """
     _silence_elastic()
-    rendezvous.register(listener, failed_elsewhere)
+    rendezvous.register(store, failed_elsewhere)
     elastic = ElasticConfig(
         min_nodes=part.parts,
         max_nodes=part.parts,

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -52,11 +53,13 @@ class Fleet:
             job = job.moved(lambda path: path.resolve())  # Other hosts may have started in another folder.
         job.write()
         listener = rendezvous.bind(self._address(parts))
-        endpoint = "{}:{}".format(*listener.getsockname()[:2])
+        address, port = listener.getsockname()[:2]
+        endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        store = rendezvous.open_store(address, port, listener, timedelta(seconds=job.timeout))
         if self.mail is not None:
             order = {"parts": [asdict(part) for part in parts], "endpoint": endpoint}
             self.mail.post(f"job-{self.jobs}", order | {"file": str(job.file), "job": job.to_json()})
-        codes = start_part(job, parts[0], endpoint, listener, self.mail, self.jobs, self.launch.threads)
+        codes = start_part(job, parts[0], endpoint, store, self.mail, self.jobs, self.launch.threads)
         lost: list[Part] = []
         for part in parts[1:]:
             outcome = self._outcome(part, job, failed=bool(codes))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline.config import LaunchConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, LaunchError, PacelineError
@@ -95,7 +96,7 @@ def start_part(
     job: Job,
     part: Part,
     endpoint: str,
-    listener: socket.socket | None,
+    store: Store | None,
     mail: Mail | None,
     number: int,
     threads: int | None,
@@ -109,7 +110,7 @@ def start_part(
         job.file,
         part,
         endpoint,
-        listener=listener,
+        store=store,
         threads=threads,
         timeout_s=job.timeout,
         failed_elsewhere=failed_elsewhere,

@@ -54,14 +54,14 @@ class WatchfulStore(PrefixStore):
 
 
 class BoundRendezvous(StaticTCPRendezvous):
-    """torch's static rendezvous, on a socket that host 0 has already bound."""
+    """torch's static rendezvous, at a store that host 0 has already opened."""
 
-    def __init__(self, params: RendezvousParameters, listener: socket.socket | None, failed: Failed) -> None:
+    def __init__(self, params: RendezvousParameters, store: Store | None, failed: Failed) -> None:
         address, port = parse_rendezvous_endpoint(params.endpoint, -1)
         super().__init__(
             address, port, int(params.config["rank"]), params.max_nodes, params.run_id, int(params.config["timeout"])
         )
-        self._listener = listener
+        self._store = store
         self._failed = failed
 
     def get_backend(self) -> str:
@@ -69,9 +69,9 @@ class BoundRendezvous(StaticTCPRendezvous):
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Opens the store on host 0, connects to it on the others."""
+        """Connects to the store, but on host 0, which has it."""
         if self._store is None:
-            self._store = open_store(self.master_addr, self.master_port, self._listener, self.timeout)
+            self._store = open_store(self.master_addr, self.master_port, None, self.timeout)
         store = WatchfulStore(self.run_id, self._store, self._failed)
         return RendezvousInfo(
             store, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, self.master_port)
@@ -131,11 +131,11 @@ def own_address(master: str) -> str:
     raise LaunchError(f"--master {master} resolves to {addresses[0]} here, where no other host comes.", hint=choice)
 
 
-def register(listener: socket.socket | None, failed: Failed) -> None:
-    """Makes `BACKEND` known to the elastic launcher, on this socket (host 0) or on none (the others)."""
+def register(store: Store | None, failed: Failed) -> None:
+    """Makes `BACKEND` known to the elastic launcher, with the store that host 0 has opened, or none on the others."""
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
-        return BoundRendezvous(params, listener, failed)
+        return BoundRendezvous(params, store, failed)
 
     rendezvous_handler_registry._registry.pop(BACKEND, None)
     rendezvous_handler_registry.register(BACKEND, create)
