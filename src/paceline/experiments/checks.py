@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import torch
 
 from paceline.config import LaunchConfig, RunConfig
+from paceline.emulation import place_of
 from paceline.errors import UsageError
 from paceline.launch.seat import Seat, Shape
 from paceline.strategies.base import Role, Strategy
@@ -50,6 +52,12 @@ def settings_of(command: str, launch: LaunchConfig, *configs: object) -> dict[st
             if name not in OF_ONE_HOST
         }
     return settings
+
+
+def place_settings() -> dict[str, Any]:
+    """What an experiment says of the emulation it is made in; nothing but nulls on real hosts."""
+    place = place_of(os.environ)
+    return {"emulated": place and place.spec, "host_cpus": place and place.host_cpus}
 
 
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:

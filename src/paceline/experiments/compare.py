@@ -10,9 +10,8 @@ from pathlib import Path
 from paceline.analysis.comparison import compare as compare_records
 from paceline.analysis.pool import pool
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
-from paceline.emulation import emulation_of
 from paceline.errors import UsageError
-from paceline.experiments.checks import choose_shape, settings_of
+from paceline.experiments.checks import choose_shape, place_settings, settings_of
 from paceline.experiments.contenders import make_entrants, reference_of, varied_keys
 from paceline.experiments.experiment import Board, Experiment
 from paceline.experiments.subjects import choose_subject
@@ -75,7 +74,7 @@ def compare(
         "ranks": shape.ranks,
         "hosts": shape.hosts,
         "ranks_per_host": shape.ranks_per_host,
-        "emulated": emulation_of(os.environ),
+        **place_settings(),
         "threads": launch.threads or threads_per_rank(shape.ranks_per_host),
         "threads_asked": launch.threads,
         "repeats": config.repeats,
