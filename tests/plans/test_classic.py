@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.comm import Comm
 from paceline.plans import Gradient, Operation, Plan, Transfer, all_reduce_lower_bound, classic, operations
-from paceline.plans.framing import ring_segments
+from paceline.plans.framing import Cut
 from paceline.strategies.registry import create
 from paceline.workloads.models import MODELS
 from ranks import Pool
@@ -82,7 +82,7 @@ def carry_out_ring(chunks: list[int]) -> list[int]:
 @pytest.mark.parametrize("items", ITEMS)
 def test_all_reduce_sends_what_a_ring_does_when_carried_out(ranks: int, items: int) -> None:
     plan = Plan((operations.all_reduce(items, 1, ranks, 0.0),))
-    chunks = [sum(segments) for segments in ring_segments(items, 1, ranks)]
+    chunks = [Cut.evenly(items, 1, ranks).chunk(rank)[0] for rank in range(ranks)]
     assert sum(chunks) == items
     assert [plan.sent_bytes(rank) for rank in range(ranks)] == carry_out_ring(chunks)
 

@@ -110,7 +110,7 @@ def wire_of(
     ranks = len(timelines)
     if not ranks or sorted(timelines) != list(range(ranks)):
         return None
-    counted = _counted_steps(timelines[0], without)
+    counted = counted_steps(timelines[0], without)
     steps = len(counted)
     if not steps:
         return None
@@ -160,7 +160,7 @@ def _exposed_s(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32])
     return 0.0 if mean is None else mean.exposed_s
 
 
-def _counted_steps(timeline: Timeline, without: Collection[int]) -> npt.NDArray[np.uint32]:
+def counted_steps(timeline: Timeline, without: Collection[int]) -> npt.NDArray[np.uint32]:
     """The steps that count: those after the warm-up, if there are any, and no more than are needed."""
     steps: npt.NDArray[np.uint32] = timeline.steps["step"]
     steps = steps[~np.isin(steps, list(without))]

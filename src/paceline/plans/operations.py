@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from paceline.plans.framing import LARGEST_SEGMENT_BYTES, ring_segments
+from paceline.plans.framing import Cut
 from paceline.plans.plan import Gradient, Operation, Transfer
 
 
 def all_reduce(items: int, item_bytes: int, ranks: int, earliest_s: float) -> Operation:
     """A ring: every rank passes n−1 chunks on while reducing and n−1 while gathering, each about 1/n of the tensor."""
-    transfers = [] if ranks == 1 else _ring(ring_segments(items, item_bytes, ranks))
+    transfers = [] if ranks == 1 else list(_ring(Cut.evenly(items, item_bytes, ranks), ranks))
     return Operation("all_reduce", "ring", items * item_bytes, tuple(transfers), earliest_s)
 
 
-def _ring(chunks: Sequence[Sequence[int]]) -> Iterator[Transfer]:
-    """Chunks, as messages, that go round to lower ranks: in 2(n−1) rounds a rank sends each twice but for two."""
-    ranks, size, messages = len(chunks), sum(map(sum, chunks)), sum(map(len, chunks))
+def _ring(cut: Cut, ranks: int) -> Iterator[Transfer]:
+    """Chunks go round to lower ranks: in 2(n−1) rounds a rank sends each of them twice, but for two."""
+    _, all_messages = cut.of(0, ranks * cut.segments_per_rank)
     for rank in range(ranks):
-        # Its own comes to it reduced last, that of the rank below it has been there before it came here.
-        once = [*chunks[rank], *chunks[rank - 1]]
-        if 2 * messages > len(once):
-            yield Transfer(rank, (rank - 1) % ranks, 2 * size - sum(once), 2 * messages - len(once))
+        # Its own, which comes to it to be summed up last, and that of the rank which it sends to, for the same reason.
+        (own, own_messages), (next_one, next_messages) = cut.chunk(rank), cut.chunk((rank - 1) % ranks)
+        messages = 2 * all_messages - own_messages - next_messages
+        if messages:
+            yield Transfer(rank, (rank - 1) % ranks, 2 * cut.bytes - own - next_one, messages)
 
 
 def gather(gradient: Gradient, ranks: int, earliest_s: float, kind: str = "gather") -> Operation:
@@ -51,20 +52,15 @@ def broadcast(size: int, ranks: int, earliest_s: float = 0.0) -> Operation:
 def reduce(items: int, item_bytes: int, ranks: int, root: int) -> Operation:
     """The first half of a ring, after which every other rank sends the chunk that it has summed up to the root.
 
-    With more than two segments a rank, Gloo goes round further than it has to.
+    With more than two segments a rank, Gloo goes round further than it has to: all but two segments.
     """
-    each = item_bytes * -(-min(items, max(1, LARGEST_SEGMENT_BYTES // item_bytes) * 2 * ranks) // (2 * ranks))
-    size = items * item_bytes
-    per_rank = -(-max(-(-size // each), 2 * ranks) // ranks) if size else 2
-    segments = [max(0, min(each, size - number * each)) for number in range(per_rank * ranks)]
-    transfers = []
+    cut, transfers = Cut.by_limit(items, item_bytes, ranks), list[Transfer]()
+    _, all_messages = cut.of(0, ranks * cut.segments_per_rank)
     for rank in range(ranks if ranks > 1 else 0):
-        first = (rank + 1) * per_rank
-        passed = [segments[(first + turn) % len(segments)] for turn in range(len(segments) - 2)]
-        transfers.append(Transfer(rank, (rank - 1) % ranks, sum(passed), sum(map(bool, passed))))
-        chunk = sum(segments[rank * per_rank : first])
-        transfers += [Transfer(rank, root, chunk)] if rank != root else []
-    return Operation("reduce", "ring", size, tuple(t for t in transfers if t.bytes), 0.0)
+        kept, kept_messages = cut.of((rank + 1) * cut.segments_per_rank - 2, 2)
+        transfers.append(Transfer(rank, (rank - 1) % ranks, cut.bytes - kept, all_messages - kept_messages))
+        transfers += [Transfer(rank, root, cut.chunk(rank)[0])] if rank != root else []
+    return Operation("reduce", "ring", items * item_bytes, tuple(t for t in transfers if t.bytes), 0.0)
 
 
 def all_gather(size: int, ranks: int) -> Operation:

@@ -95,6 +95,7 @@ SUMMARY = {
     "weight_divergence": NUMBER.or_null,
     "ranks": OBJECT.listed.or_null,
     "traffic": OBJECT.or_null,
+    "sockets": OBJECT.or_null,
     "clock": OBJECT.or_null,
     "unseen": OBJECT.or_null,
     "test": OBJECT.or_null,
@@ -116,7 +117,13 @@ SPLIT = {
     "data_s": NUMBER,
     "stolen_s": NUMBER.or_null,
 }
-TRAFFIC = {"sent_bytes": NUMBER.listed, "received_bytes": NUMBER.listed}
+TRAFFIC = {"sent_bytes": NUMBER.listed, "received_bytes": NUMBER.listed, "links": OBJECT.listed}
+PLANNED_LINK = {"source": COUNT, "target": COUNT, "payload_bytes": COUNT, "framing_bytes": COUNT}
+"""What a plan has from one rank to another, in one step."""
+SOCKETS = {"steps": SOME, "links": OBJECT.listed, "interfaces": OBJECT.listed}
+SOCKET_LINK = {"source": COUNT, "target": COUNT, "sent_bytes": COUNT, "received_bytes": COUNT, "resent_bytes": COUNT}
+"""What the kernel counted from one rank to another, over all steps that count."""
+INTERFACE = {"name": TEXT, "ranks": COUNT.listed, "sent_bytes": COUNT, "received_bytes": COUNT}
 TEST = {
     "loss": NUMBER.or_null,
     "accuracy": NUMBER.or_null,
@@ -162,7 +169,7 @@ def check_summary(summary: Mapping[str, Any], file: Path) -> None:
         check_kinds(rank, RANK, "a rank", file, needed={"rank"} if "split" in rank else ())
         if "split" in rank:
             check_kinds(rank["split"], SPLIT, "a rank's split", file, needed=SPLIT.keys() - {"stolen_s"})
-    check_kinds(summary.get("traffic") or {}, TRAFFIC, "its traffic", file)
+    _check_bytes(summary, len(summary.get("ranks") or []), file)
     check_kinds(summary.get("test") or {}, TEST, "its test", file)
     check_kinds(summary.get("unseen") or {}, UNSEEN, "what it says of unseen traffic", file)
     clock = summary.get("clock") or {}
@@ -170,3 +177,20 @@ def check_summary(summary: Mapping[str, Any], file: Path) -> None:
     at_s = clock.get("at_s") or 0.0
     if at_s < 0 or any(abs(drift_s) >= at_s for drift_s in clock.get("drift_s", []) if drift_s and at_s):
         raise RecordError(f"{file} is damaged: a clock cannot drift by as much as the time that has passed.")
+
+
+def _check_bytes(summary: Mapping[str, Any], ranks: int, file: Path) -> None:
+    """The same of what was planned and of what was counted between ranks."""
+    traffic, sockets = summary.get("traffic") or {}, summary.get("sockets") or {}
+    check_kinds(traffic, TRAFFIC, "its traffic", file)
+    check_kinds(sockets, SOCKETS, "its sockets", file, needed=SOCKETS if sockets else ())
+    for links, kinds, what in (
+        (traffic.get("links", []), PLANNED_LINK, "a link of its traffic"),
+        (sockets.get("links", []), SOCKET_LINK, "a link of its sockets"),
+    ):
+        for link in links:
+            check_kinds(link, kinds, what, file, needed=kinds)
+            if max(link["source"], link["target"]) >= ranks:
+                raise RecordError(f"{file} is damaged: {what} is of a rank that the run did not have.")
+    for interface in sockets.get("interfaces", []):
+        check_kinds(interface, INTERFACE, "an interface of its sockets", file, needed=INTERFACE)
