@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.analysis.curves import loss_curve
+from paceline.analysis.payload import payload_of
 from paceline.analysis.pool import Pool
+from paceline.records import RunRecord
 
 DRIFT = 1e-6
 """How far apart, relative to their norm, the ranks' weights may be after a run that promises the same gradient on all.
@@ -43,6 +46,7 @@ def caveats(pool: Pool, uneven: Mapping[str, float | None], *, crowding: bool = 
                 "which a synchronous run should not show."
             )
     yield from _unseen(pool)
+    yield from _unplanned(pool)
     yield from _drifts(pool)
     yield from _divergences(pool, uneven)
 
@@ -63,6 +67,25 @@ def unseen_traffic(name: str, summary: Mapping[str, Any] | None) -> str | None:
             "they are not in the time split. Send through comm.group."
         )
     return None
+
+
+def unplanned_bytes(name: str, run: RunRecord) -> str | None:
+    """What to say of a run whose sockets carried something else than was expected; None where they did not."""
+    payload = payload_of(run)
+    pair = None if payload is None or payload.holds is not False else payload.furthest
+    if payload is None or pair is None:
+        return None
+    return (
+        f"{name}: rank {pair.source} sent rank {pair.target} {pair.bytes:,.0f} bytes per step by the kernel's count, "
+        f"but {payload.against} and its framing come to {pair.expected_bytes:,.0f}: something else was sent, or in "
+        "another way."
+    )
+
+
+def _unplanned(pool: Pool) -> Iterator[str]:
+    for contender in pool.contenders:
+        said = (unplanned_bytes(contender.name, run) for run in pool.runs_of(contender.name).values())
+        yield from list(filter(None, said))[:1]
 
 
 def _unseen(pool: Pool) -> Iterator[str]:
@@ -106,6 +129,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def over_subscribed(topology: Mapping[str, Any]) -> bool:
-    """Whether the ranks of a host compute with more threads than it has cores."""
+    """Whether the ranks of a host compute with more threads than it has cores; one thread may have a part of one."""
     threads = min(topology["workers"], topology["ranks_per_host"]) * topology["threads"]
-    return bool(topology["device"] == "cpu" and threads > topology["cores"])
+    return bool(topology["device"] == "cpu" and threads > math.ceil(topology["cores"]))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
-from paceline.cli import compare, doctor, report, strategies, train
+from paceline.cli import compare, doctor, report, strategies, submit, train
 from paceline.cli.messages import messages, show_error
 from paceline.cli.options import PassesOn
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
@@ -25,6 +26,7 @@ app.command("train")(train.command)
 app.command("doctor")(doctor.command)
 app.command("report")(report.command)
 app.command("strategies")(strategies.command)
+app.command("submit", cls=submit.TakesOthersOptions)(submit.command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -46,6 +48,7 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and leaves with an exit code that tells the kind of failure."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Its warnings are for those who build it; we tell errors.
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

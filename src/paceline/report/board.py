@@ -23,7 +23,7 @@ from paceline.errors import PacelineError
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
 from paceline.report.doctor import Following
 from paceline.report.live import Tail
-from paceline.report.words import factor, percent, plural, roughly, seconds
+from paceline.report.words import factor, on_hosts, percent, plural, roughly, seconds
 
 POLL_S = 0.2
 
@@ -174,7 +174,7 @@ def plan_in_words(design: dict[str, Any], config: RunConfig, repeats: str) -> st
     expected = design["estimate_s"]
     parts = [
         f"{design['subject']}: {', '.join(names)}",
-        f"{plural(design['ranks'], 'rank')} × {plural(design['threads'], 'thread')}{batch}",
+        f"{plural(design['ranks'], 'rank')} × {plural(design['threads'], 'thread')}{on_hosts(design)}{batch}",
         f"{length} × {repeats} repeat" + ("" if repeats == "1" else "s"),
         *([] if expected is None else [f"about {roughly(expected)}" + (", more if it is close" * ("–" in repeats))]),
     ]

@@ -22,7 +22,7 @@ from paceline.report.figures import figures
 from paceline.report.palette import colours
 from paceline.report.sections import machine_context, step_context
 from paceline.report.verdict import next_command, sentences
-from paceline.report.words import plural
+from paceline.report.words import on_hosts, plural
 
 
 def write_page(comparison: Comparison, path: Path) -> None:
@@ -89,7 +89,7 @@ def _facts(comparison: Comparison) -> list[str]:
     steps = {(entry.run.summary or {}).get("steps") for entry in pool.entries} - {None}
     return [
         _several(len(comparison.rows), "strategy" if _by_strategy(comparison) else "setting"),
-        *[plural(n, "rank") for n in sorted(ranks)][:1],
+        *[plural(n, "rank") + on_hosts(pool.designs[0] if pool.designs else {}) for n in sorted(ranks)][:1],
         *([f"global batch {batches.pop():,}"] if len(batches) == 1 else []),
         *([devices.pop()] if len(devices) == 1 else []),
         *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),

@@ -206,7 +206,8 @@ def next_command(comparison: Comparison) -> str | None:
     decision, pool = comparison.decision, comparison.pool
     if decision.first is None or len(pool.designs) != 1:  # Of several experiments none says how to go on.
         return None
-    ranks, threads = pool.designs[0]["ranks"], pool.designs[0].get("threads_asked")
+    ranks = pool.designs[0]["ranks"]
+    start_with = _launch_settings(pool.designs[0])
     if comparison.pick is None and decision.outcome == "open":
         config = dict(pool.config) | _longer(pool.config)
         leaders = [comparison.row(name).contender for name in _leaders(comparison)]
@@ -215,8 +216,7 @@ def next_command(comparison: Comparison) -> str | None:
         names = ",".join(dict.fromkeys(strategies) if apart else strategies)
         extra = {
             "strategies": names,
-            "ranks": ranks,
-            "threads": threads,
+            **start_with,
             "max_repeats": 2 * pool.designs[0]["max_repeats"],
         }
         return _command("compare", config, extra, _varied(comparison))
@@ -227,7 +227,17 @@ def next_command(comparison: Comparison) -> str | None:
         command = shlex.join([*start, pool.config["script"], *pool.config["args"]])
         return f'{command}  # with paceline.attach(model, make_optimizer, "{winner.strategy}")'
     config = dict(pool.config) | winner.settings | {"steps": None, "epochs": max(3, pool.config.get("epochs") or 0)}
-    return _command("train", config, {"strategy": winner.strategy, "ranks": ranks, "threads": threads})
+    return _command("train", config, {"strategy": winner.strategy, **start_with})
+
+
+def _launch_settings(design: dict[str, Any]) -> dict[str, Any]:
+    """What starts the same ranks on the same hosts; of real ones each is started with its own number."""
+    settings = {"ranks": design["ranks"], "threads": design.get("threads_asked")}
+    if design.get("emulated"):
+        return settings | {"emulate": design["emulated"], "host_cpus": design.get("host_cpus")}
+    if (design.get("hosts") or 1) > 1:
+        return settings | {"hosts": design["hosts"], "node_rank": "R", "master": "ADDRESS:PORT"}
+    return settings
 
 
 def _longer(config: dict[str, Any]) -> dict[str, int]:

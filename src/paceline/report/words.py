@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.emulation import hosts_in_words, parse_hosts
+from paceline.errors import UsageError
+
 WARM_UP_COUNTS = "warm-up steps included: fewer than 6 steps"
 """What is said where a run was too short for means without them."""
 
@@ -45,6 +51,18 @@ def count(value: int) -> str:
 def plural(value: int, noun: str) -> str:
     """A count with its noun."""
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
+
+
+def on_hosts(design: Mapping[str, Any]) -> str:
+    """The hosts of an experiment, to put behind its ranks; nothing for a single one."""
+    hosts, spec, share = design.get("hosts") or 1, design.get("emulated"), design.get("host_cpus")
+    if spec is None:
+        return f" on {plural(hosts, 'host')}" if hosts > 1 else ""
+    try:
+        what = hosts_in_words(parse_hosts(spec))
+    except UsageError:  # Of a record that was tampered with, or is newer than we are.
+        what = plural(hosts, "emulated host")
+    return f" on {what}" + ("" if share is None else f", {share:g} cores each")
 
 
 def size(value: float | None) -> str:
