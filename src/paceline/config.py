@@ -167,11 +167,6 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         check_bounds(self, ("ranks", "ranks_per_host", "hosts", "threads"), lambda value: value > 0, "more than 0")
         self._check_emulation()
-        if self.hosts > 1 and self.master is None:
-            raise UsageError(
-                f"--hosts {self.hosts} was given without --master.",
-                hint="name host 0 and a free port on it, as --master 198.18.0.1:29500",
-            )
         if not 0 <= self.node_rank < self.hosts:
             raise UsageError(
                 f"--node-rank {self.node_rank} is not one of {self.hosts} hosts.",

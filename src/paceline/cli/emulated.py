@@ -22,6 +22,8 @@ def on_hosts(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
         here = launch.on_emulated_host(place)
         return command(*[here if config is launch else config for config in configs])
     from paceline.launch.emulate import run_emulated
+    from paceline.launch.slurm import seat_from_slurm
 
+    seat_from_slurm(os.environ, launch)  # Refuses tasks that would all make hosts of their own.
     console = messages()
     return run_emulated(launch, sys.argv[1:], lambda text: console.print(text, markup=False))

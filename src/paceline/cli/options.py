@@ -6,8 +6,10 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +39,29 @@ class PassesOn(TyperCommand):
         super().parse_args(ctx, args[:end])
         ctx.args = args[end + 1 :]
         return args[end + 1 :]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command was asked to do."""
+
+    configs: tuple[Any, ...]
+    rest: Mapping[str, Any]
+    """Its own options, which belong to no config."""
+
+
+_heard: ContextVar[list[Asked] | None] = ContextVar("heard", default=None)
+
+
+@contextmanager
+def only_asked() -> Iterator[list[Asked]]:
+    """Commands that are called meanwhile check what they are asked to do, as always, but do not do it."""
+    heard: list[Asked] = []
+    token = _heard.set(heard)
+    try:
+        yield heard
+    finally:
+        _heard.reset(token)
 
 
 def takes(
@@ -70,10 +95,15 @@ def takes(
             settings = {name: value for name, value in settings.items() if OTHER_WAY.get(name) not in typed} | typed
             rest = {parameter.name: given[parameter.name] for parameter in own}
             configs: list[Any] = [from_mapping(kind, settings) for kind in kinds]
+            heard = _heard.get()
+            if heard is not None:
+                heard.append(Asked(tuple(configs), rest))
+                return None
             return on_hosts(configs, lambda *here: command(*here, **rest))
 
         run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
+        run.kinds = kinds  # type: ignore[attr-defined]
         return run
 
     return decorate

@@ -17,6 +17,11 @@ def find_seat(launch: LaunchConfig, environment: Mapping[str, str]) -> Seat:
     slurm = seat_from_slurm(environment, launch)
     if slurm is not None:
         return slurm
+    if launch.hosts > 1 and launch.master is None:
+        raise UsageError(
+            f"--hosts {launch.hosts} was given without --master.",
+            hint="name host 0 and a free port on it, as --master 198.18.0.1:29500",
+        )
     return Seat(number=launch.node_rank, seats=launch.hosts, node=launch.node_rank, master=launch.master)
 
 

@@ -85,7 +85,7 @@ def seat_from_slurm(environment: Mapping[str, str], launch: LaunchConfig) -> Sea
     own_launch = launch.master is not None and launch.hosts > 1
     step = None if own_launch else Step.read(environment)
     if step is None:
-        if not own_launch and not launch.emulate:
+        if not launch.master and not launch.emulate:
             _refuse_batch_script(environment)
         return None
     if step.tasks == 1 and (launch.emulate or launch.master or "SLURM_PTY_PORT" in environment):  # `srun --pty bash`

@@ -89,6 +89,15 @@ def create(text: str, *, allow_unused: bool = False) -> Strategy:
     return strategy
 
 
+def check_options(text: str) -> None:
+    """Refuses an option that a known strategy does not have, read from its file without running it."""
+    spec = Spec.parse(text)
+    known = {option.name for option in lesson(spec.name).options} if spec.name in ENTRIES else set(spec.options)
+    for key in spec.options:
+        if key not in known:
+            raise unknown_name(f"{spec.name} option", key, known)
+
+
 def parse_list(text: str) -> list[str]:
     """The strategies of `a,b:x=1` or of a named set, as they were written."""
     names = [member for item in split_list(text) for member in SETS.get(item, (item,))]

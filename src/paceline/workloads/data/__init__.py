@@ -23,7 +23,7 @@ from paceline.workloads.data.synthetic import Synthetic
 if TYPE_CHECKING:  # torch takes a second to import, and `prepare` does not need it
     from paceline.workloads.data.images import ImageSet
 
-__all__ = ["REGISTRY", "DataSet", "default_data_dir", "load", "prepare"]
+__all__ = ["REGISTRY", "DataSet", "check", "default_data_dir", "load", "prepare"]
 
 
 class DataSet(Protocol):
@@ -44,6 +44,11 @@ REGISTRY: dict[str, type[DataSet]] = {
     "synthetic": Synthetic,
 }
 """Every data set by the name a user writes; the first line of its docstring describes it."""
+
+
+def check(spec: str, *, svhn_extra: bool = False) -> None:
+    """Refuses a name or an option that no data set has; files are not looked at."""
+    _parse(spec, svhn_extra)
 
 
 def prepare(spec: str, *, data_dir: Path, svhn_extra: bool = False, progress: bool = True) -> None:
