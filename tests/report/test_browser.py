@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 from examinations import examination, facts
 from experiments_on_disk import read_comparison, write_experiment
+from launch.commands import paceline
 from paceline.records.examination import write_examination
 from paceline.records.experiment import Contender
 from paceline.report.page import write_page
@@ -54,7 +53,7 @@ def real_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("real")
     what = ["compare", "cnn", "--strategies", "single,none,allreduce,ddp", "--ranks", "2", "--steps", "8"]
     how = ["--repeats", "2", "--max-repeats", "2", "--lr", "0.01", "--no-doctor", "--out", str(folder / "experiment")]
-    subprocess.run([sys.executable, "-m", "paceline", *what, *how], check=True, capture_output=True, timeout=150)
+    paceline(*what, *how)
     write_examination(folder / "experiment", examination(facts(0, busy_cores=1.5), facts(1)))
     write_page(read_comparison(folder / "experiment"), folder / "report.html")
     return folder / "report.html"
@@ -105,6 +104,21 @@ class Opened:
         return found
 
 
+@pytest.fixture(scope="module")
+def shared(browser: Any, real_page: Path) -> Iterator[Opened]:
+    """A page for all tests of which each has a part of it to itself: drawing it takes more than a second."""
+    with Opened(browser, real_page, permissions=["clipboard-read", "clipboard-write"]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(shared: Opened) -> Opened:
+    """The shared page, with nothing pointed at."""
+    shared.page.mouse.move(5, 5)
+    shared.page.evaluate("document.activeElement.blur()")
+    return shared
+
+
 def until(page: Any, expression: str) -> None:
     """Waits for something to become true; playwright's own waiting evaluates text, which the page's policy forbids."""
     for _ in range(100):
@@ -142,47 +156,45 @@ def test_every_figure_is_drawn(browser: Any, real_page: Path) -> None:
         assert page.locator(".modebar").count() == 0
 
 
-def test_sorting_by_click_and_by_key(browser: Any, real_page: Path) -> None:
-    with Opened(browser, real_page) as opened:
-        page = opened.page
-        best_first = opened.names()
-        page.get_by_role("button", name="Strategy").first.click()
-        assert opened.names() == sorted(best_first)
-        page.get_by_role("button", name="Strategy").first.press("Enter")
-        assert opened.names() == sorted(best_first, reverse=True)
-        exposed = page.locator("#comparison button[data-define=split_exposed]")
-        for way in ("ascending", "descending"):
-            exposed.click()
-            assert page.locator("#comparison [aria-sort]:not([aria-sort=none])").get_attribute("aria-sort") == way
-            assert set(opened.names()[2:]) == {"single", "none"}, "what has no figure stays last"
-        time = page.locator("#comparison button[data-define=step_s]")
-        time.click()
-        cells = page.locator("#comparison tbody tr td:nth-of-type(1)").evaluate_all(
-            "cells => cells.map(c => +c.dataset.sort)"
-        )
-        assert cells == sorted(cells)
+def test_sorting_by_click_and_by_key(opened: Opened) -> None:
+    page = opened.page
+    best_first = opened.names()
+    page.get_by_role("button", name="Strategy").first.click()
+    assert opened.names() == sorted(best_first)
+    page.get_by_role("button", name="Strategy").first.press("Enter")
+    assert opened.names() == sorted(best_first, reverse=True)
+    exposed = page.locator("#comparison button[data-define=split_exposed]")
+    for way in ("ascending", "descending"):
+        exposed.click()
+        assert page.locator("#comparison [aria-sort]:not([aria-sort=none])").get_attribute("aria-sort") == way
+        assert set(opened.names()[2:]) == {"single", "none"}, "what has no figure stays last"
+    time = page.locator("#comparison button[data-define=step_s]")
+    time.click()
+    cells = page.locator("#comparison tbody tr td:nth-of-type(1)").evaluate_all(
+        "cells => cells.map(c => +c.dataset.sort)"
+    )
+    assert cells == sorted(cells)
 
 
-def test_definitions_are_reached_by_mouse_and_keyboard(browser: Any, real_page: Path) -> None:
-    with Opened(browser, real_page) as opened:
-        page = opened.page
-        tip = page.locator("#tip")
-        assert not tip.is_visible()
-        page.locator("#comparison button[data-define=split_exposed]").hover()
-        assert tip.is_visible()
-        assert "communicating while nothing is computed" in tip.inner_text()
-        page.mouse.move(5, 5)
-        assert not tip.is_visible()
-        page.locator("#comparison button[data-define=step_s]").focus()
-        page.keyboard.press("Tab")
-        assert tip.is_visible()
-        assert "paired by repeat" in tip.inner_text()
-        page.keyboard.press("Escape")
-        assert not tip.is_visible()
-        described = page.locator("[aria-describedby]").evaluate_all(
-            "elements => elements.filter(e => !document.getElementById(e.getAttribute('aria-describedby'))).length"
-        )
-        assert described == 0
+def test_definitions_are_reached_by_mouse_and_keyboard(opened: Opened) -> None:
+    page = opened.page
+    tip = page.locator("#tip")
+    assert not tip.is_visible()
+    page.locator("#comparison button[data-define=split_exposed]").hover()
+    assert tip.is_visible()
+    assert "communicating while nothing is computed" in tip.inner_text()
+    page.mouse.move(5, 5)
+    assert not tip.is_visible()
+    page.locator("#comparison button[data-define=step_s]").focus()
+    page.keyboard.press("Tab")
+    assert tip.is_visible()
+    assert "paired by repeat" in tip.inner_text()
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    described = page.locator("[aria-describedby]").evaluate_all(
+        "elements => elements.filter(e => !document.getElementById(e.getAttribute('aria-describedby'))).length"
+    )
+    assert described == 0
 
 
 def test_steps_on_a_timeline_can_be_chosen_zoomed_and_asked(browser: Any, real_page: Path) -> None:
@@ -214,36 +226,34 @@ def test_steps_on_a_timeline_can_be_chosen_zoomed_and_asked(browser: Any, real_p
         until(page, "[...document.querySelectorAll('[data-figure=timeline] .xtick')].some(t => t.textContent === '0')")
 
 
-def test_a_bar_of_the_timeline_says_what_it_is(browser: Any, real_page: Path) -> None:
-    with Opened(browser, real_page) as opened:
-        figure = opened.page.locator("[data-figure=timeline]")
-        figure.get_by_role("button", name="allreduce").click()
-        figure.scroll_into_view_if_needed()
-        place = figure.locator(".nsewdrag").bounding_box()
-        said = set()
-        for across in range(8, 100, 12):
-            for down in (0.14, 0.36):  # What rank 0 computes, and what it has on the wire.
-                opened.page.mouse.move(place["x"] + across / 100 * place["width"], place["y"] + down * place["height"])
-                opened.page.wait_for_timeout(60)
-                said |= set(figure.locator(".hoverlayer .hovertext").all_text_contents())
-        heard = " ".join(said)
-        assert re.search(r"rank 0: (forward|backward)", heard)
-        assert re.search(r"rank 0: all_reduce of gradients, [\d.]+ k?B", heard)
+def test_a_bar_of_the_timeline_says_what_it_is(opened: Opened) -> None:
+    figure = opened.page.locator("[data-figure=timeline]")
+    figure.get_by_role("button", name="allreduce").click()
+    figure.scroll_into_view_if_needed()
+    place = figure.locator(".nsewdrag").bounding_box()
+    said = set()
+    for across in range(8, 100, 12):
+        for down in (0.14, 0.36):  # What rank 0 computes, and what it has on the wire.
+            opened.page.mouse.move(place["x"] + across / 100 * place["width"], place["y"] + down * place["height"])
+            opened.page.wait_for_timeout(60)
+            said |= set(figure.locator(".hoverlayer .hovertext").all_text_contents())
+    heard = " ".join(said)
+    assert re.search(r"rank 0: (forward|backward)", heard)
+    assert re.search(r"rank 0: all_reduce of gradients, [\d.]+ k?B", heard)
 
 
-def test_the_split_of_strategies_and_of_ranks(browser: Any, real_page: Path) -> None:
-    with Opened(browser, real_page) as opened:
-        figure = opened.page.locator("[data-figure=split]")
-        assert figure.locator(".ytick").count() == 4
-        assert figure.locator(".keys span").count() == 4
-        figure.get_by_role("button", name="By rank").click()
-        assert figure.locator(".ytick").count() == 1 + 3 * 2
-        opened.page.locator(".reasons a").first.click()
-        target = opened.page.locator("td:target")
-        assert target.count() == 1
-        assert target.is_visible()
-        opened.page.get_by_text("The same for every rank").click()
-        assert len(opened.names("#splits-by-rank")) == 7
+def test_the_split_of_strategies_and_of_ranks(opened: Opened) -> None:
+    figure = opened.page.locator("[data-figure=split]")
+    assert figure.locator(".ytick").count() == 4
+    assert figure.locator(".keys span").count() == 4
+    figure.get_by_role("button", name="By rank").click()
+    assert figure.locator(".ytick").count() == 1 + 3 * 2
+    opened.page.locator(".reasons a").first.click()
+    target = opened.page.locator("td:target")
+    assert target.count() == 1
+    assert target.is_visible()
+    opened.page.get_by_text("The same for every rank").click()
+    assert len(opened.names("#splits-by-rank")) == 7
 
 
 def marks(figure: Any) -> list[str]:
@@ -263,24 +273,23 @@ def drag(page: Any, area: Any, start: float, end: float) -> None:
     page.wait_for_timeout(200)
 
 
-def test_choosing_what_the_loss_figure_shows(browser: Any, real_page: Path) -> None:
-    with Opened(browser, real_page) as opened:
-        page = opened.page
-        figure = page.locator("[data-figure=losses]")
-        before = opened.paths("losses")
-        assert len(set(before)) < len(before), "equal losses lie on each other"
-        figure.get_by_role("button", name="Wall time").click()
-        assert figure.locator(".xtitle").text_content() == "wall time, s"
-        after = opened.paths("losses")
-        assert len(set(after)) == len(after), "but not against time"
-        figure.get_by_role("button", name="Epoch").click()
-        assert figure.locator(".xtitle").text_content() == "epoch"
-        figure.locator("select").select_option("1")
-        assert opened.paths("losses") != before
-        figure.locator("select").select_option("all")
-        assert len(opened.paths("losses")) == 8
-        figure.get_by_role("button", name="ddp").click()
-        assert len(opened.paths("losses")) == 6
+def test_choosing_what_the_loss_figure_shows(opened: Opened) -> None:
+    page = opened.page
+    figure = page.locator("[data-figure=losses]")
+    before = opened.paths("losses")
+    assert len(set(before)) < len(before), "equal losses lie on each other"
+    figure.get_by_role("button", name="Wall time").click()
+    assert figure.locator(".xtitle").text_content() == "wall time, s"
+    after = opened.paths("losses")
+    assert len(set(after)) == len(after), "but not against time"
+    figure.get_by_role("button", name="Epoch").click()
+    assert figure.locator(".xtitle").text_content() == "epoch"
+    figure.locator("select").select_option("1")
+    assert opened.paths("losses") != before
+    figure.locator("select").select_option("all")
+    assert len(opened.paths("losses")) == 8
+    figure.get_by_role("button", name="ddp").click()
+    assert len(opened.paths("losses")) == 6
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -359,12 +368,11 @@ def test_figures_can_be_saved(browser: Any, real_page: Path, tmp_path: Path) -> 
     assert 5 <= steps.count("legendtext") <= 8, "phases, waiting, and what was on the wire"
 
 
-def test_a_command_can_be_copied(browser: Any, real_page: Path) -> None:
-    with Opened(browser, real_page, permissions=["clipboard-read", "clipboard-write"]) as opened:
-        opened.page.locator(".copy").first.click()
-        opened.page.get_by_text("Copied").wait_for()
-        copied = opened.page.evaluate("navigator.clipboard.readText()")
-        assert copied.startswith("paceline compare cnn --strategies single,none,allreduce,ddp")
+def test_a_command_can_be_copied(opened: Opened) -> None:
+    opened.page.locator(".copy").first.click()
+    opened.page.get_by_text("Copied").wait_for()
+    copied = opened.page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("paceline compare cnn --strategies single,none,allreduce,ddp")
 
 
 def test_what_users_name_things_runs_nowhere(browser: Any, tmp_path: Path) -> None:
