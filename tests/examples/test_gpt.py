@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from gpt import GPT, make_optimizer, make_workload
 
-from examples import FOLDER, TIMEOUT_S
+from examples import FOLDER
+from launch.commands import paceline
 from paceline.comm import Comm
 from paceline.config import RunConfig
 from paceline.records import read_run
@@ -24,10 +23,7 @@ from ranks import Pool
 def test_it_learns_through_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = "--strategy ddp --ranks 2 --batch 32 --accumulate 2 --clip-norm 1.0 --steps 60 --json --out"
-    command = [sys.executable, "-m", "paceline", "train", "gpt:make_workload", *options.split(), str(out)]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    summary = json.loads(paceline("train", "gpt:make_workload", *options.split(), str(out), cwd=FOLDER).stdout)
     assert summary["test"]["samples"] == summary["test"]["available"] > 100
     assert summary["weight_divergence"] == 0
     losses = [loss for window in read_run(out).events_of("log") for loss in window["losses"]]

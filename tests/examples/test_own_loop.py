@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from examples import FOLDER, TIMEOUT_S
+from launch.commands import paceline
 
 OPTIONS = ["--steps", "30", "--batch", "7"]
 """A batch that two ranks, and the micro-batches of one of them, cannot share evenly."""
@@ -46,8 +47,6 @@ def test_two_ranks_end_where_one_process_does(alone: float, strategy: str) -> No
 def test_strategies_are_compared_in_it(tmp_path: Path) -> None:
     options = "--script own_loop.py --strategies ddp,single --ranks 2 --steps 8 --repeats 1 --max-repeats 1 --no-proof"
     out = ["--no-doctor", "--json", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "paceline", "compare", *options.split(), *out, "--", "--batch", "7"]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr
+    done = paceline("compare", *options.split(), *out, "--", "--batch", "7", cwd=FOLDER)
     losses = {row["name"]: row["train_loss"]["value"] for row in json.loads(done.stdout)["rows"]}
     assert losses["ddp"] == pytest.approx(losses["single"], rel=1e-5)
