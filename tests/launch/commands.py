@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-LIMIT_S = 90
+LIMIT_S = 150
 
 _server = mp.get_context("forkserver")
 _server.set_forkserver_preload(
