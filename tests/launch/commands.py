@@ -32,9 +32,11 @@ def paceline(*arguments: str, expect: int = 0, cwd: Path = HERE) -> subprocess.C
         said = Path(folder) / "stdout", Path(folder) / "stderr"
         process = _server.Process(target=_run, args=(arguments, cwd, dict(os.environ), *said))
         process.start()
-        process.join(LIMIT_S)
-        if process.exitcode is None:
-            process.kill()
+        try:
+            process.join(LIMIT_S)
+        finally:
+            process.kill()  # And with it its ranks, if it has not ended by itself.
+        process.join()
         stdout, stderr = (file.read_text() for file in said)
     assert process.exitcode == expect, stdout + stderr
     return subprocess.CompletedProcess(arguments, expect, stdout, stderr)
