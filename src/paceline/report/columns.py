@@ -128,7 +128,7 @@ def _split(rows: Sequence[Row]) -> list[Column]:
         return [_estimates("above_bound", "Above the bound", rows, percent_unit(0))]
     computing = [None if row.split is None else row.split.compute for row in rows]
     return [
-        _estimate_column("compute", "Compute", computing, percent_unit(0), definition="split_compute"),
+        estimate_column("compute", "Compute", computing, percent_unit(0), definition="split_compute"),
         _estimates("exposed", "Exposed", rows, percent_unit(0), definition="split_exposed"),
     ]
 
@@ -177,10 +177,10 @@ def _estimates(
 ) -> Column:
     """A column of figures with intervals."""
     estimates = [getattr(row, key) for row in rows]
-    return _estimate_column(key, heading, estimates, how, bars=bars, definition=definition)
+    return estimate_column(key, heading, estimates, how, bars=bars, definition=definition)
 
 
-def _estimate_column(
+def estimate_column(
     key: str,
     heading: str,
     estimates: Sequence[Estimate | None],
@@ -189,6 +189,7 @@ def _estimate_column(
     bars: bool = False,
     definition: str | None = None,
 ) -> Column:
+    """A column of these figures, with their intervals."""
     values = [estimate.value for estimate in estimates if estimate is not None]
     unit = how if isinstance(how, Unit) else unit_for(values, how)
     longest = max(values, default=0) if bars else 0

@@ -24,7 +24,7 @@ PLAIN = ("busiest_sent_bytes", "imbalance", "peak_bytes", "workers", "batch", "f
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     """Writes every table into a folder; returns the files."""
-    tables = {
+    tables: dict[str, list[dict[str, Any]]] = {
         "comparison.csv": [_row(row) for row in comparison.rows],
         "ranks.csv": [
             {"contender": row.contender.name, **asdict(rank)} for row in comparison.rows for rank in row.ranks
@@ -38,6 +38,11 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         "partings.csv": [asdict(parting) for parting in comparison.partings],
         "losses.csv": list(_losses(comparison)),
     }
+    return save_tables(tables, folder)
+
+
+def save_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> list[Path]:
+    """Writes those tables that have rows into a folder, by the names of their files; returns the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_write(folder / name, rows) for name, rows in tables.items() if rows]

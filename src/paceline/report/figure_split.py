@@ -27,8 +27,8 @@ LABEL_ROOM, NARROW_LABEL_ROOM = 1.12, 1.3
 
 
 @dataclass(frozen=True)
-class _Bar:
-    """One stacked bar."""
+class Bar:
+    """One stacked bar: what stands beside it, what it is about, and how far down it is."""
 
     label: str
     about: str
@@ -47,14 +47,14 @@ def split(comparison: Comparison) -> Json | None:
     return {
         "title": "Where the time of a step goes",
         "data": [],
-        "sets": [_traces(bars, unit) for _, bars, _ in views],
+        "sets": [bar_traces(bars, unit) for _, bars, _ in views],
         "views": [
             {
                 "group": "",
                 "label": label,
                 "sets": [[number, "y"]],
-                "layout": _layout(bars, unit, height, LABEL_ROOM),
-                "narrow": _layout(bars, unit, height, NARROW_LABEL_ROOM),
+                "layout": bar_layout(bars, unit, height, LABEL_ROOM),
+                "narrow": bar_layout(bars, unit, height, NARROW_LABEL_ROOM),
             }
             for number, (label, bars, height) in enumerate(views)
         ],
@@ -64,30 +64,30 @@ def split(comparison: Comparison) -> Json | None:
     }
 
 
-def _means(rows: Sequence[Row], names: dict[str, str]) -> list[_Bar]:
+def _means(rows: Sequence[Row], names: dict[str, str]) -> list[Bar]:
     return [
-        _Bar(names[row.contender.name], row.contender.name, place, row.split.mean)
+        Bar(names[row.contender.name], row.contender.name, place, row.split.mean)
         for place, row in enumerate(rows)
         if row.split is not None
     ]
 
 
-def _ranks(rows: Sequence[Row], names: dict[str, str]) -> list[_Bar]:
+def _ranks(rows: Sequence[Row], names: dict[str, str]) -> list[Bar]:
     """A bar per rank; the first of a contender also has its name."""
-    bars: list[_Bar] = []
+    bars: list[Bar] = []
     place = 0.0
     for row in rows:
         assert row.split is not None
         for number, (rank, own) in enumerate(row.split.ranks.items()):
             name = row.contender.name
             label = f"{names[name]}  {rank}" if number == 0 else str(rank)
-            bars.append(_Bar(label, f"{name}, rank {rank}", place, own))
+            bars.append(Bar(label, f"{name}, rank {rank}", place, own))
             place += 1
         place += GAP
     return bars
 
 
-def _traces(bars: Sequence[_Bar], unit: Unit) -> list[Json]:
+def bar_traces(bars: Sequence[Bar], unit: Unit) -> list[Json]:
     """A trace per part, and the whole step behind the bars."""
     traces: list[Json] = []
     for part in PARTS:
@@ -126,7 +126,7 @@ def _more(part: str, own: Split) -> str:
     return f"<br>{seconds(own.data_s)} of it to get the batch" if part == "other" else ""
 
 
-def _totals(bars: Sequence[_Bar], unit: Unit) -> Json:
+def _totals(bars: Sequence[Bar], unit: Unit) -> Json:
     return {
         "type": "scatter",
         "mode": "text",
@@ -140,7 +140,8 @@ def _totals(bars: Sequence[_Bar], unit: Unit) -> Json:
     }
 
 
-def _layout(bars: Sequence[_Bar], unit: Unit, height: int, label_room: float) -> Json:
+def bar_layout(bars: Sequence[Bar], unit: Unit, height: int, label_room: float) -> Json:
+    """Room for bars of a height, their labels, and the figures behind them."""
     last = bars[-1].place
     longest = max(bar.split.step_s for bar in bars) / unit.scale
     return {

@@ -13,7 +13,15 @@ from paceline.analysis.scaling import Gain, Mode, Point, Scaling
 from paceline.analysis.split import PARTS
 from paceline.analysis.statistics import Estimate
 from paceline.report.comparison import Column, fitting
-from paceline.report.scaling_words import NOT_SCALED, TITLES, kind_in_words, sentences
+from paceline.report.scaling_words import (
+    NOT_SCALED,
+    TITLES,
+    closing,
+    headline_of,
+    kind_in_words,
+    mode_sentences,
+    sentences,
+)
 from paceline.report.words import factor, percent, seconds
 
 NOTHING = "–"
@@ -24,11 +32,13 @@ def print_scaling(scaling: Scaling, console: Console) -> None:
     for mode in scaling.modes:
         _say(console, f"{TITLES[mode]}: {kind_in_words(scaling, mode)}")
         console.print(_table(scaling, mode, console.width))
+        for sentence in mode_sentences(scaling, mode):
+            _say(console, sentence)
         console.print()
     for row in scaling.comparison.rows:
         if row.failure:
             _say(console, f"{row.contender.name} failed: {row.failure}")
-    for sentence in sentences(scaling):
+    for sentence in (headline_of(scaling), *closing(scaling)):
         _say(console, sentence)
     for warning in scaling.warnings:
         _say(console, f"note: {warning}")

@@ -10,21 +10,25 @@ from paceline.report.words import factor, listed, percent, plural, seconds
 
 TITLES: dict[Mode, str] = {"strong": "Strong scaling", "weak": "Weak scaling"}
 NOT_SCALED = "The learning rate is the same for all of them: this is about time, not about what is learnt."
-BASELINES = (
-    "Both baselines are named: `single` is one process with what one host has, without any strategy; `itself` is the "
-    "same strategy on one rank."
-)
 
 
 def sentences(scaling: Scaling) -> list[str]:
     """What is fastest, what each strategy gains, where adding ranks stops paying, and what else stands out."""
-    found = [*_headline(scaling)]
-    for mode in scaling.modes:
-        found += [*_of_mode(scaling, mode)]
-    found += [*_alone(scaling), *_spread(scaling)]
-    if scaling.comparison.interrupted:
-        found.append("This experiment was interrupted: it tells what was measured until then.")
-    return list(dict.fromkeys(found))
+    told = [f"{TITLES[mode]}: {sentence}" for mode in scaling.modes for sentence in mode_sentences(scaling, mode)]
+    return [headline_of(scaling), *told, *closing(scaling)]
+
+
+def mode_sentences(scaling: Scaling, mode: Mode) -> list[str]:
+    """What one kind of scaling shows."""
+    curves = scaling.candidates(mode)
+    told = _weak if mode == "weak" else _strong
+    return [*[sentence for curve in curves for sentence in told(scaling, curve)], *_spread(scaling, mode)]
+
+
+def closing(scaling: Scaling) -> list[str]:
+    """What holds for all of it."""
+    cut = "This experiment was interrupted: it tells what was measured until then."
+    return [*_alone(scaling), *([cut] if scaling.comparison.interrupted else [])]
 
 
 def kind_in_words(scaling: Scaling, mode: Mode) -> str:
@@ -61,29 +65,21 @@ def where(point: Point, scaling: Scaling) -> str:
     return plural(point.ranks, "rank") + (f" over {plural(point.hosts, 'host')}" if placed else "")
 
 
-def _headline(scaling: Scaling) -> Iterator[str]:
+def headline_of(scaling: Scaling) -> str:
     """The fastest of all, against one process."""
-    mode = next(iter(scaling.modes), None)
-    best = None if mode is None else scaling.best(mode)
+    best = next((point for mode in scaling.modes if (point := scaling.best(mode)) is not None), None)
     if best is None or best.row.step_s is None:
-        yield "Nothing that speed could be told of was measured."
-        return
+        return "Nothing that speed could be told of was measured."
     gain = best.over_single or best.over_itself
     what, time = f"{best.strategy} on {where(best, scaling)}", f"{seconds(best.row.step_s.value)} per step"
     if gain is None:
-        yield f"{what} is the fastest: {time}; there is no baseline to hold it against."
-    elif gain.speed_up.high is not None and gain.speed_up.high < 1:
+        return f"{what} is the fastest: {time}; there is no baseline to hold it against."
+    if gain.speed_up.high is not None and gain.speed_up.high < 1:
         slower = f"{_times(gain.speed_up)} as fast as {_base(best, gain)}"
-        yield f"Train in one process: {what}, the best that shares the work, is {slower}."
-    elif gain.speed_up.low is not None and gain.speed_up.spans(1):
-        yield f"{what} cannot be told from {_base(best, gain)} in speed: {_times(gain.speed_up)} as fast, {time}."
-    else:
-        yield f"{what} is {factor(gain.speed_up.value)} as fast as {_base(best, gain)}: {time}{_efficient(gain)}."
-
-
-def _of_mode(scaling: Scaling, mode: Mode) -> Iterator[str]:
-    for curve in scaling.candidates(mode):
-        yield from _weak(scaling, curve) if mode == "weak" else _strong(scaling, curve)
+        return f"Train in one process: {what}, the best that shares the work, is {slower}."
+    if gain.speed_up.low is not None and gain.speed_up.spans(1):
+        return f"{what} cannot be told from {_base(best, gain)} in speed: {_times(gain.speed_up)} as fast, {time}."
+    return f"{what} is {factor(gain.speed_up.value)} as fast as {_base(best, gain)}: {time}{_efficient(gain)}."
 
 
 def _strong(scaling: Scaling, curve: Curve) -> Iterator[str]:
@@ -97,7 +93,7 @@ def _strong(scaling: Scaling, curve: Curve) -> Iterator[str]:
     gains = [gain for gain in (over, itself) if gain is not None]
     if point.ranks > 1 and gains:
         told = [f"{factor(gain.speed_up.value)} as fast as {_base(point, gain)}{_efficient(gain)}" for gain in gains]
-        yield f"{TITLES[curve.mode]}: {curve.strategy} on {where(point, scaling)} is {'; '.join(told)}."
+        yield f"{curve.strategy} on {where(point, scaling)} is {'; '.join(told)}."
     peak = scaling.peak(curve)
     if peak is not None:
         yield _peak(scaling, peak)
@@ -112,7 +108,7 @@ def _weak(scaling: Scaling, curve: Curve) -> Iterator[str]:
             f"{factor(point.ranks / gain.speed_up.value)} as long as with {_base(point, gain)}{_efficient(gain)}"
             for gain in gains
         ]
-        yield f"{TITLES[curve.mode]}: a step of {curve.strategy} on {where(point, scaling)} takes {'; '.join(told)}."
+        yield f"A step of {curve.strategy} on {where(point, scaling)} takes {'; '.join(told)}."
 
 
 def _peak(scaling: Scaling, peak: Peak) -> str:
@@ -126,7 +122,7 @@ def _peak(scaling: Scaling, peak: Peak) -> str:
     gained = "" if peak.before is None else f"{peak.before_ranks} to {best.ranks} ranks: {_times(peak.before)} as fast"
     if peak.before is not None and peak.before.low is not None and peak.before.spans(1):
         return f"{name}: whether the last ranks that were added pay cannot be told ({gained})."
-    most = "the most that were tried" if best is peak.curve.points[-1] else "the most that something is claimed from"
+    most = "the most that were tried" if best is peak.curve.points[-1] else "the most that count"
     return f"{name}: adding ranks pays up to {where(best, scaling)}, {most} ({gained})."
 
 
@@ -139,16 +135,15 @@ def _alone(scaling: Scaling) -> Iterator[str]:
             yield f"On one rank, where nothing is sent, against single: {each} the time."
 
 
-def _spread(scaling: Scaling) -> Iterator[str]:
+def _spread(scaling: Scaling, mode: Mode) -> Iterator[str]:
     """Several processes on a host against several hosts."""
-    for mode in scaling.modes:
-        groups: dict[tuple[int, int, int], list[Spread]] = {}
-        for spread in scaling.spreads(mode):
-            if spread.fewer.contender.role == "candidate":
-                groups.setdefault((spread.fewer.ranks, spread.fewer.hosts, spread.more.hosts), []).append(spread)
-        for (ranks, fewer, more), own in groups.items():
-            times = listed([f"{_times(spread.ratio)} for {spread.fewer.strategy}" for spread in own])
-            yield f"{TITLES[mode]}: {ranks} ranks over {plural(fewer, 'host')} instead of {more}: {times} the time."
+    groups: dict[tuple[int, int, int], list[Spread]] = {}
+    for spread in scaling.spreads(mode):
+        if spread.fewer.contender.role == "candidate":
+            groups.setdefault((spread.fewer.ranks, spread.fewer.hosts, spread.more.hosts), []).append(spread)
+    for (ranks, fewer, more), own in groups.items():
+        times = listed([f"{_times(spread.ratio)} for {spread.fewer.strategy}" for spread in own])
+        yield f"{ranks} ranks over {plural(fewer, 'host')} instead of {more}: {times} the time."
 
 
 def _base(point: Point, gain: Gain) -> str:

@@ -2,6 +2,7 @@
 
 const NARROW = 560;
 const MEDIUM = 860;
+const SIZES = ["layout", "medium", "narrow"]; // Of a view; the smaller changes what it has to of the larger.
 const SAVED_WIDTH = 1100;
 const MOST_BUTTONS = 8;
 const PAPER_WIDTH = 690; // Fits between the margins of A4 and of Letter; the paper is laid out too late to ask it.
@@ -32,7 +33,7 @@ class Figure {
     const { narrow, medium, layout: wide } = this.spec;
     const layout = structuredClone((width < NARROW && narrow) || (width < MEDIUM && medium) || wide);
     const data = structuredClone(this.traces()).map((trace, index) => this.shown(trace, index));
-    if (this.view) Object.assign(layout, structuredClone(this.view.layout), width < NARROW && structuredClone(this.view.narrow));
+    if (this.view) Object.assign(layout, ...[true, width < MEDIUM, width < NARROW].map((fits, place) => fits && structuredClone(this.view[SIZES[place]])));
     if (this.spec.zoom) layout.dragmode = width < NARROW ? false : "zoom"; // A finger has to be able to scroll past it.
     if (this.range) layout.xaxis.range = [...this.range];
     if (this.axis) layout.xaxis.title.text = this.axis.title;
