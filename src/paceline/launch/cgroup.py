@@ -15,6 +15,10 @@ from paceline.errors import LaunchError
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 
 PERIOD_US = 10_000
+"""The shortest that keeps a share exact with a scheduler's tick of 4 ms. Half a core, by period: 2 ms 0.35 cores, 5 ms
+0.46, 10 ms 0.501, 20 ms 0.501, 100 ms 0.509. A piece of work of 9 ms then takes (10th to 90th of 100) 13 to 23 ms with
+10 ms, 9 to 22 with 20, 9 to 37 with 50, and 9 to 58 with 100 ms: long ones make steps that never wait, and others that
+do little else."""
 _LEAST_QUOTA_US = 1_000
 """The kernel takes no smaller one."""
 _LONGEST_PERIOD_US = 1_000_000

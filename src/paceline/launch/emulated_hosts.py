@@ -65,8 +65,9 @@ def emulated_hosts(spec: str, host_cpus: float | None = None) -> Iterator[Sequen
     lines = parse_hosts(spec)
     with ExitStack() as stack:
         namespaces = []
-        for name in ("switch", *[f"host{number}" for number in range(len(lines))]):
-            namespaces.append(new_namespace(name))
+        addresses = {f"host{number}": address_of(number) for number in range(len(lines))}
+        for name in ("switch", *addresses):
+            namespaces.append(new_namespace(name, addresses))
             stack.callback(namespaces[-1].close)
         switch, *networks = namespaces
         connect(switch, networks, lines)

@@ -19,10 +19,12 @@ def main() -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # It died before we asked.
         sys.exit(1)
+    here = os.getcwd()  # noqa: PTH109
     for descriptor in map(int, descriptors.split(",")):
         if libc.setns(descriptor, 0) != 0:
             sys.exit(f"cannot enter an emulated host: {os.strerror(ctypes.get_errno())}")
         os.close(descriptor)
+    os.chdir(here)  # A view of the file system begins at its root.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The parent waits for signals, and has them blocked.
     try:
         os.execvp(program[0], program)

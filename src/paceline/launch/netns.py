@@ -1,4 +1,4 @@
-"""Network namespaces without names: they live as long as someone has them open, so none can be left behind."""
+"""Namespaces without a name that could be left behind: they last as long as the process that made them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,26 +18,36 @@ from typing import Any
 
 from paceline.errors import LaunchError
 
-_CLONE_NEWUTS, _CLONE_NEWNET = 0x04000000, 0x40000000
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
+_MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 _ENTER = Path(__file__).with_name("enter.py")
+_HOST_NAMES = Path("/etc/hosts")
 _NO_IPV6 = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
+_KINDS = ("net", "uts", "mnt")
 
 
 @dataclass(frozen=True)
 class Namespace:
-    """A network of its own and a host name of its own, held open by two descriptors of this process.
+    """A network, a host name, and a view of the file system in which hosts are known by name.
 
-    When this process ends, however it ends, and all that it started in here with it, the kernel takes the network away.
+    Descriptors of this process hold them. When it ends, however it ends, and all that it started in here with it, the
+    kernel takes the network away.
     """
 
     name: str
-    net: int
-    uts: int
+    descriptors: Mapping[str, int]
+    """By the kind of namespace, as /proc names it."""
+
+    @property
+    def net(self) -> int:
+        """The descriptor of the network."""
+        return self.descriptors["net"]
 
     def popen(self, *command: str, pass_fds: Sequence[int] = (), **options: Any) -> subprocess.Popen[Any]:
         """Starts a program in here, which ends with this process (to be exact, with the thread that calls this)."""
-        enter = [sys.executable, "-I", "-S", str(_ENTER), str(os.getpid()), f"{self.net},{self.uts}", "--"]
-        return subprocess.Popen([*enter, *command], pass_fds=(self.net, self.uts, *pass_fds), **options)
+        held = list(self.descriptors.values())
+        enter = [sys.executable, "-I", "-S", str(_ENTER), str(os.getpid()), ",".join(map(str, held)), "--"]
+        return subprocess.Popen([*enter, *command], pass_fds=(*held, *pass_fds), **options)
 
     def run(self, *command: str, input: str | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a program in here to its end, and returns what it printed."""
@@ -52,12 +63,12 @@ class Namespace:
 
     def close(self) -> None:
         """Lets go of it."""
-        os.close(self.net)
-        os.close(self.uts)
+        for descriptor in self.descriptors.values():
+            os.close(descriptor)
 
 
-def new_namespace(name: str) -> Namespace:
-    """Makes a network namespace whose host is called `name`.
+def new_namespace(name: str, addresses: Mapping[str, str]) -> Namespace:
+    """Makes the namespaces of a host called `name`, which knows the addresses of others by their names.
 
     Namespaces belong to threads: one that ends at once makes it, and nothing changes for the rest of this process.
     """
@@ -65,7 +76,7 @@ def new_namespace(name: str) -> Namespace:
 
     def make() -> None:
         try:
-            made.append(_make(name))
+            made.append(_make(name, addresses))
         except OSError as error:
             made.append(error)
 
@@ -83,13 +94,28 @@ def new_namespace(name: str) -> Namespace:
     raise LaunchError(f"the kernel cannot make a network for an emulated host: {result.strerror}.")
 
 
-def _make(name: str) -> Namespace:
+def _make(name: str, addresses: Mapping[str, str]) -> Namespace:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNET | _CLONE_NEWUTS) != 0:
+    if libc.unshare(_CLONE_NEWNET | _CLONE_NEWUTS | _CLONE_NEWNS) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     socket.sethostname(name)
     with suppress(OSError):  # Where the kernel has no IPv6. Its chatter would count as traffic.
         _NO_IPV6.write_text("1")
-    net = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    return Namespace(name, net, os.open("/proc/thread-self/ns/uts", os.O_RDONLY | os.O_CLOEXEC))
+    _know(libc, addresses)
+    opened = {kind: os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS}
+    return Namespace(name, opened)
+
+
+def _know(libc: ctypes.CDLL, addresses: Mapping[str, str]) -> None:
+    """Has names of hosts found without asking the outside, which is out of reach; where it cannot be, they are not.
+
+    What others mount later is seen in here too, and what is mounted in here is not seen outside.
+    """
+    lines = ["127.0.0.1 localhost", "::1 localhost", *[f"{address} {name}" for name, address in addresses.items()]]
+    with tempfile.NamedTemporaryFile("w", prefix="paceline-") as file:
+        file.write("\n".join(lines) + "\n")
+        file.flush()
+        os.fchmod(file.fileno(), 0o644)
+        if libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None) == 0:
+            libc.mount(os.fsencode(file.name), os.fsencode(_HOST_NAMES), None, _MS_BIND, None)
