@@ -20,7 +20,7 @@ NODES = ("n1", "n2")
 """Names that no resolver knows: their address is in Slurm's configuration alone."""
 CPUS = 8
 START_S = 20.0
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 CONFIGURATION = """\
 ClusterName=here

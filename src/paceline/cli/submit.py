@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.core import TyperCommand
 from paceline.cli.options import Asked, only_asked
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import UsageError
+from paceline.launch.sbatch import JOB, BatchJob, hand_in
 
 SHORT = {"-A": "--account", "-c": "--cpus-per-task", "-N": "--nodes", "-n": "--ntasks", "-o": "--output"}
 SHORT |= {"-p": "--partition", "-t": "--time"}
@@ -80,7 +82,6 @@ def command(
     """
     del slurm
     from paceline.cli.messages import messages
-    from paceline.launch.sbatch import BatchJob, hand_in
 
     words = _command_of(context)
     asked = _ask(words)
@@ -110,20 +111,24 @@ def command(
     if not as_json:  # Before it is submitted: what sbatch says of it can then be understood.
         typer.echo(text, nl=not dry_run)
     number = None if dry_run else hand_in(text, script)
-    told = {"job": number, "script": text, "log": job.log_file(number), "records": job.records_folder(number)}
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
-        return
-    if number is None:
+        where = {"log": job.log_file(number), "records": job.records_folder(number)}
+        typer.echo(json.dumps({"job": number, "script": text, **where}, indent=2))
+    elif number is None:
         messages().print("A dry run: nothing was submitted.")
-        return
-    typer.echo(
-        f"job {number}: {hosts} {'host' if hosts == 1 else 'hosts'} × {ranks_per_host} "
-        f"{'rank' if ranks_per_host == 1 else 'ranks'}\n"
+    else:
+        typer.echo(_how_to_follow(job, number))
+
+
+def _how_to_follow(job: BatchJob, number: int) -> str:
+    hosts = f"{job.hosts} {'host' if job.hosts == 1 else 'hosts'}"
+    ranks = f"{job.ranks_per_host} {'rank' if job.ranks_per_host == 1 else 'ranks'}"
+    return (
+        f"job {number}: {hosts} × {ranks}\n"
         f"  where it stands:  squeue --job={number}\n"
-        f"  what it prints:   tail -F {told['log']}\n"
+        f"  what it prints:   tail -F {shlex.quote(job.log_file(number))}\n"
         f"  to end it:        scancel {number}\n"
-        f"  its records:      {told['records']}"
+        f"  its records:      {job.records_folder(number)}"
     )
 
 
@@ -232,8 +237,6 @@ def _for_sbatch(words: Sequence[str]) -> list[tuple[str, ...]]:
 
 def _folder_name(name: str, asked: Asked) -> str:
     """Where the records go if the user does not say: told apart by the job, whose number Slurm gives."""
-    from paceline.launch.sbatch import JOB
-
     run = _config(asked, RunConfig)
     words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{run.workload}-{name}" if run is not None else name)
     return f"runs/slurm-{JOB}-{words}"

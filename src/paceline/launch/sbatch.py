@@ -89,7 +89,7 @@ def hand_in(script: str, file: Path | None) -> int:
     command = [sbatch, "--parsable", *([] if file is None else [str(file)])]
     done = subprocess.run(command, input=None if file else script, capture_output=True, text=True, check=False)
     job = re.match(r"\d+", done.stdout)
-    if done.returncode != 0 or job is None:
+    if job is None:  # With --wait the exit code is the job's.
         said = (done.stderr + done.stdout).strip()
         raise LaunchError("sbatch did not take the job.", hint="what it says stands above", detail=said or None)
     return int(job[0])

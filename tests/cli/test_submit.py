@@ -1,0 +1,283 @@
+"""`paceline submit`: the script it writes, what it refuses before anything waits in a queue, and what it tells."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import run
+
+SHAPE = ("--hosts", "2", "--ranks-per-host", "4")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a name that a shell would take apart, and no Slurm."""
+    folder = tmp_path / "it's $HOME 100%"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", str(programs(tmp_path)))
+
+
+def programs(tmp_path: Path) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def install(tmp_path: Path, name: str, text: str) -> None:
+    """Puts a program of our own in the place of one of Slurm's."""
+    file = programs(tmp_path) / name
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+
+
+def script_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a dry run shows."""
+    assert run(["submit", "--slurm", "--dry-run", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    assert run(["submit", "--slurm", *arguments]) == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def options(script: str) -> list[str]:
+    """The options of sbatch in a script."""
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+
+
+def test_the_script(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = ["--account", "us", "--partition", "gpu", "--gres", "gpu:4", "--time", "1:00:00", "--cpus-per-rank", "8"]
+    passed_on = ["--qos=high", "--mem", "32G", "--exclusive", "--constraint", "fast"]
+    assert script_of(capsys, *SHAPE, *named, *passed_on, "--", "compare", "vgg11", "--steps", "40") == (
+        "#!/bin/bash\n"
+        "#SBATCH --job-name=paceline-compare\n"
+        f"#SBATCH --output={tmp_path}/slurm-%j.out\n"
+        "#SBATCH --no-requeue\n"
+        "#SBATCH --nodes=2\n"
+        "#SBATCH --ntasks-per-node=4\n"
+        "#SBATCH --cpus-per-task=8\n"
+        "#SBATCH --account=us\n"
+        "#SBATCH --partition=gpu\n"
+        "#SBATCH --gres=gpu:4\n"
+        "#SBATCH --time=1:00:00\n"
+        "#SBATCH --qos=high\n"
+        "#SBATCH --mem 32G\n"
+        "#SBATCH --exclusive\n"
+        "#SBATCH --constraint fast\n"
+        "set -euo pipefail\n"
+        f"cd {tmp_path}\n"
+        f"srun --nodes=2 --ntasks-per-node=4 --cpus-per-task=8 {sys.executable} -m paceline compare "
+        '--out "runs/slurm-${SLURM_JOB_ID}-vgg11-compare" vgg11 --steps 40\n'
+    )
+
+
+def test_sbatchs_names_for_our_options_and_its_short_ones_are_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    long = script_of(
+        capsys, *SHAPE, "--account", "us", "--partition", "p", "--time", "5", "--cpus-per-rank", "2", "--", "train"
+    )
+    short = ["-N2", "--ntasks-per-node=4", "-A", "us", "-pp", "-t=5", "-c2", "--", "train"]
+    assert script_of(capsys, *short) == long
+    assert script_of(capsys, "-n", "8", "--nodes", "2", *short[2:]) == long
+
+
+def test_every_word_arrives_as_it_was_typed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The script is run, with a program in the place of srun that tells its arguments and where it is."""
+    words = ["--tag", "it's", 'a "b"', "$HOME `id` $(id) \\ ; & * #", "é", ""]
+    Path("train me.py").touch()
+    script = script_of(capsys, *SHAPE, "--", "compare", "--script", "train me.py", "--steps", "20", "--", *words)
+    install(
+        tmp_path,
+        "srun",
+        f'exec {sys.executable} -c "import json, os, sys; print(json.dumps([os.getcwd(), *sys.argv]))" "$@"',
+    )
+    environment = {"SLURM_JOB_ID": "7", "PATH": str(programs(tmp_path))}
+    bash = shutil.which("bash", path="/usr/bin:/bin")
+    assert bash is not None
+    done = subprocess.run([bash], input=script, cwd="/", env=environment, capture_output=True, text=True, check=True)
+    folder, _, *arguments = json.loads(done.stdout)
+    assert folder == str(Path.cwd())
+    start = [sys.executable, "-m", "paceline", "compare", "--out", "runs/slurm-7-cnn-compare"]
+    assert arguments == [
+        "--nodes=2",
+        "--ntasks-per-node=4",
+        *start,
+        "--script",
+        "train me.py",
+        "--steps",
+        "20",
+        "--",
+        *words,
+    ]
+
+
+def test_options_are_quoted_as_sbatch_reads_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no shell: `tests/launch/test_slurm.py` has a real one read such a line."""
+    shown = options(script_of(capsys, "--comment", 'it\'s "b" \\ #1', "-Jname", "--mail-user=a@b", "--", "train"))
+    assert shown[-3:] == ['--comment "it\'s \\"b\\" \\\\ #1"', "-Jname", "--mail-user=a@b"]
+    assert f'"--output={Path.cwd()}%/slurm-%j.out"' in shown  # A % in the folder's name is not one of Slurm's signs.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shape"),
+    [
+        (["--", "train"], (1, 2)),
+        (["--", "train", "--strategy", "single"], (1, 1)),
+        (["--", "train", "--ranks", "4"], (1, 4)),
+        (["--", "train", "--hosts", "2", "--ranks", "4"], (2, 2)),
+        (["--hosts", "2", "--", "train", "--ranks", "4"], (2, 2)),
+        (["--hosts", "2", "--", "train", "--ranks-per-host", "3"], (2, 3)),
+        (["--hosts", "2", "--", "train"], (2, 2)),
+        (["--ranks", "6", "--ranks-per-host", "2", "--", "train"], (3, 2)),
+        (["--ranks", "6", "--hosts", "2", "--", "train", "--ranks", "6"], (2, 3)),
+        (["--gres", "gpu:4", "--", "train"], (1, 4)),
+        (["--gres=license:9,gpu:a100:8(S:0-1)", "--hosts", "2", "--", "train"], (2, 8)),
+        (["--gres", "gpu", "--", "train"], (1, 1)),
+        (["--gres", "gpu:4", "--ranks-per-host", "2", "--", "train"], (1, 2)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_task_for_each_rank(capsys: pytest.CaptureFixture[str], arguments: list[str], shape: tuple[int, int]) -> None:
+    shown = options(script_of(capsys, *arguments))
+    assert (f"--nodes={shape[0]}", f"--ntasks-per-node={shape[1]}") == tuple(o for o in shown if o.startswith("--n"))[
+        -2:
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["--", "trian"], "error: No such command 'trian'.", "--help"),
+        (["--", "train", "--bacth", "3"], "error: No such option: --bacth", "--help"),
+        (["--", "train", "--batch", "many"], "error: Invalid value for '--batch'", "--help"),
+        (["--", "train", "cmn"], "error: there is no workload 'cmn'.", "did you mean 'cnn'?"),
+        (["--", "train", "gone:make"], "error: there is no module 'gone' in", "run from the folder"),
+        (["--", "train", "--data", "digts"], "error: there is no data set 'digts'.", "did you mean 'digits'?"),
+        (["--", "train", "--strategy", "dpd"], "error: there is no strategy 'dpd'.", "did you mean 'ddp'?"),
+        (["--", "compare", "--strategies", "ddp,dpd"], "error: there is no strategy 'dpd'.", "did you mean 'ddp'?"),
+        (
+            ["--", "compare", "--strategies", "ddp:bucket=1,p2p"],
+            "error: there is no ddp option 'bucket'.",
+            "did you mean 'bucket_mb'?",
+        ),
+        (["--", "compare", "--script", "gone.py"], "error: there is no script gone.py.", "file"),
+        (["--", "train", "--lr", "-1"], "error: --lr is -1.0.", "0 or more"),
+        (
+            ["--", "report", "runs/x"],
+            "error: `paceline report` starts no ranks.",
+            "run it here; what can be submitted:",
+        ),
+        (["--", "submit", "--", "train"], "error: `paceline submit` starts no ranks.", "compare, train"),
+        (["--"], "error: there is no command to submit.", "it follows `--`"),
+        (["--qos=high"], "error: there is no command to submit.", "it follows `--`"),
+        (["--mem", "3G", "stray", "--", "train"], "error: 'stray' is not an option of sbatch.", "follows `--`"),
+        (["--hosts", "0", "--", "train"], "error: Invalid value for '--hosts'", "--help"),
+        (["--ranks", "3", "--hosts", "2", "--", "train"], "error: 3 ranks do not divide over 2 hosts.", "--ranks"),
+        (
+            [*SHAPE, "--", "train", "--ranks", "4"],
+            "error: the job has 2 × 4 ranks, but its command asks for 4 ranks.",
+            "say it once",
+        ),
+        (
+            [*SHAPE, "--", "train", "--hosts", "3", "--ranks", "6"],
+            "error: the job has 2 × 4 ranks, but its command asks for 3 hosts.",
+            "say it once",
+        ),
+        (
+            ["--", "train", "--hosts", "2", "--master", "n1:29500"],
+            "error: --master n1:29500 was given in a command for Slurm.",
+            "leave it out",
+        ),
+        (["--", "compare", "--emulate", "4"], "error: --emulate 4 was given in a command for Slurm.", "leave it out"),
+        (["--comment", "a\nb", "--", "train"], "error: 'a\\nb' has a line break in it.", "one line"),
+        (["--", "train", "--out", "a\nb"], "error: 'a\\nb' has a line break in it.", "one line"),
+        (["--account", "a\n#SBATCH --uid=0", "--", "train"], "error: '--account=a\\n#SBATCH", "one line"),
+        (["--script", "no/folder", "--", "train"], "error: cannot write no/folder: No such file", "--script"),
+    ],
+    ids=lambda value: " ".join(value).replace("\n", " ") if isinstance(value, list) else "",
+)
+def test_mistakes_cost_no_time_in_a_queue(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], error: str, hint: str
+) -> None:
+    install(tmp_path, "sbatch", f"touch {tmp_path}/submitted; echo 7")
+    lines = refused(capsys, *arguments).splitlines()
+    assert lines[0].startswith(error)
+    assert hint in lines[1]
+    assert not (tmp_path / "submitted").exists()
+    assert not list(Path.cwd().iterdir())
+
+
+def test_the_name_of_the_program_may_be_typed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script_of(capsys, "--", "paceline", "train") == script_of(capsys, "--", "train")
+
+
+def test_help_of_a_command_is_not_submitted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["submit", "--", "train", "--help"]) == 0
+    assert "--batch-per-rank" in capsys.readouterr().out
+    assert run(["submit", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in ("--hosts", "--ranks-per-host", "--account", "--partition", "--gres", "--time", "--cpus-per-rank"):
+        assert option in shown
+
+
+def test_what_is_submitted_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    install(tmp_path, "sbatch", f'echo "$@" > "{tmp_path}/given"; cat > "{tmp_path}/script"; echo "41;somewhere"')
+    (programs(tmp_path) / "cat").symlink_to(shutil.which("cat", path="/usr/bin:/bin") or "")
+    assert run(["submit", *SHAPE, "--", "compare"]) == 0
+    captured = capsys.readouterr()
+    script = (tmp_path / "script").read_text()
+    assert (tmp_path / "given").read_text() == "--parsable\n"
+    assert captured.out == (
+        f"{script}\n"
+        "job 41: 2 hosts × 4 ranks\n"
+        "  where it stands:  squeue --job=41\n"
+        f"  what it prints:   tail -F '{quoted(Path.cwd() / 'slurm-41.out')}'\n"
+        "  to end it:        scancel 41\n"
+        f"  its records:      {Path.cwd()}/runs/slurm-41-cnn-compare\n"
+    )
+    assert captured.err == ""
+
+
+def quoted(path: Path) -> str:
+    return str(path).replace("'", "'\"'\"'")
+
+
+def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    install(tmp_path, "sbatch", 'echo 41; [ "$2" = keep.sh ]')
+    arguments = ["--json", "--output", "log-%j", "--script", "keep.sh", "--", "train", "--out", "there"]
+    assert run(["submit", *arguments]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {
+        "job": 41,
+        "script": Path("keep.sh").read_text(),
+        "log": str(Path("log-41").resolve()),
+        "records": str(Path("there").resolve()),
+    }
+    assert "#SBATCH --output=log-%j\n" in told["script"]
+    assert told["script"].endswith("-m paceline train --out there\n")
+    assert run(["submit", "--dry-run", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out) == told | {"job": None, "log": str(Path("log-%j").resolve())}
+
+
+def test_without_sbatch(capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, "--", "train", code=5)
+    assert error.startswith("error: there is no sbatch on this machine.\nhint: ")
+    assert "login node" in error
+    assert "--dry-run" in error
+
+
+def test_sbatchs_refusal_is_shown_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    install(tmp_path, "sbatch", "echo 'sbatch: error: [your] account has expired' >&2; exit 1")
+    assert refused(capsys, "--", "train", code=5).startswith(
+        "sbatch: error: [your] account has expired\nerror: sbatch did not take the job.\n"
+    )
