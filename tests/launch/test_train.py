@@ -284,29 +284,6 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert f"cannot listen on {master}: Address already in use" in done.stderr
 
 
-def test_two_hosts(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        master = f"127.0.0.1:{free.getsockname()[1]}"
-    options = ("own:plain", "--hosts", "2", "--ranks", "2", "--master", master, "--batch", "16", "--epochs", "2")
-    other = start(*options, "--node-rank", "1", "--out", str(tmp_path / "1"))
-    train(*options, "--node-rank", "0", "--out", str(tmp_path / "0"))
-    output, _ = other.communicate(timeout=LIMIT_S)
-    assert other.returncode == 0, output
-    record = read_run(tmp_path / "0")
-    assert record.summary is not None
-    assert [rank["samples"] for rank in record.summary["ranks"]] == [64, 64]
-    elsewhere = read_run(tmp_path / "1")
-    assert list(elsewhere.steps) == [1]
-    assert len(elsewhere.steps[1]) == 8
-
-
-def test_a_host_that_nobody_answers_gives_up(tmp_path: Path) -> None:
-    options = ("--hosts", "2", "--ranks", "2", "--master", "127.0.0.1:9", "--timeout", "1", "--node-rank", "1")
-    done = train("own:plain", *options, "--out", str(tmp_path / "run"), expect=5)
-    assert "the hosts did not meet at 127.0.0.1:9" in done.stderr
-    assert "start the same command on all 2 hosts" in done.stderr
-
-
 def test_under_torchrun(tmp_path: Path) -> None:
     out = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]

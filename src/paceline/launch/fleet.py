@@ -29,7 +29,7 @@ from paceline.launch.seat import Hello, Part, Seat, Shape
 from paceline.launch.seating import parts_of
 from paceline.records.schema import FINISHED_FILE
 
-ANSWER_S = 20.0
+ANSWER_S = 10.0
 """How long a host may take to say how its ranks ended, once it is clear that they did."""
 FAREWELL_S = 3.0
 
@@ -52,7 +52,7 @@ class Fleet:
         if self.mail is not None:
             job = job.moved(lambda path: path.resolve())  # Other hosts may have started in another folder.
         job.write()
-        listener = rendezvous.bind(self._address(parts))
+        listener = rendezvous.bind(*self._where_to_listen(parts))
         address, port = listener.getsockname()[:2]
         endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         store = rendezvous.open_store(address, port, listener, timedelta(seconds=job.timeout))
@@ -85,12 +85,14 @@ class Fleet:
             for hello in self.hellos[1:]:
                 self.mail.wait(f"bye-{hello.seat}", within_s=deadline - time.monotonic())
 
-    def _address(self, parts: Sequence[Part]) -> str:
-        """Our address on the way to the first host that takes part beside us; loopback where none does."""
+    def _where_to_listen(self, parts: Sequence[Part]) -> tuple[str, int]:
+        """Our address on the way to the first other host that takes part; loopback, or the user's, where none does."""
+        if self.mail is None:
+            return rendezvous.parse_master(self.seat.master) if self.seat.master else (LOOPBACK, 0)
         others = [self.hellos[part.seat] for part in parts if self.hellos[part.seat].network != self.hellos[0].network]
         if others:
-            return source_address(others[0].address)
-        return self.hellos[0].address if len(parts) > 1 else LOOPBACK
+            return source_address(others[0].address), 0
+        return self.hellos[0].address if len(parts) > 1 else LOOPBACK, 0
 
     def _outcome(self, part: Part, job: Job, *, failed: bool) -> dict[int, int] | None:
         """How the ranks of another seat ended; None where it does not say so any more."""

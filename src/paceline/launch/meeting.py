@@ -32,6 +32,7 @@ Say = Callable[[str], None]
 """Where a host says what it waits for."""
 PATIENCE_S = 2.0
 """How long a host waits before it says for whom."""
+HEARING_S = 3.0
 
 
 def hello_of(seat: Seat, address: str, settings: Mapping[str, Any]) -> Hello:
@@ -67,6 +68,8 @@ def meet(mail: Mail, seat: Seat, own: Hello, timeout_s: float, say: Say) -> list
     refusal = None if reason is None else {"message": reason.message, "hint": reason.hint}
     mail.post("welcome", {"refusal": refusal, "hellos": [asdict(hello) for hello in hellos]})
     if reason is not None:
+        for hello in hellos[1:]:  # With us goes the store: they have to have heard it.
+            mail.wait(f"heard-{hello.seat}", within_s=HEARING_S)
         raise reason
     return hellos
 
@@ -120,6 +123,7 @@ def _hear_the_verdict(mail: Mail, seat: Seat, timeout_s: float) -> list[Hello]:
     if not mail.wait("welcome", within_s=timeout_s + 5):
         raise LaunchError(f"host 0 at {mail.where} did not answer host {seat.number} within {timeout_s:g} s.")
     verdict = mail.read("welcome")
+    mail.post(f"heard-{seat.number}", None)
     if verdict["refusal"] is not None:
         raise LaunchError(verdict["refusal"]["message"], hint=verdict["refusal"]["hint"])
     return [Hello(**entry) for entry in verdict["hellos"]]
