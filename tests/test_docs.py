@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import paceline
-from paceline.cli.main import run
+from paceline.cli.main import app, run
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE
 from paceline.experiments import train as experiment
@@ -60,6 +61,7 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("paceline.experiments.doctor.doctor", remember)
     monkeypatch.setattr("paceline.experiments.compare.compare", enter)
     monkeypatch.setattr("paceline.records.find.find_records", find)
+    monkeypatch.setattr("paceline.cli.submit.hand_in", lambda *_: 1)
     words = [PLACES.get(word, word) for word in shlex.split(command)[1:]]
     assert run(words) in (0, INTERRUPTED_EXIT_CODE), f"{page}: {command}: {capsys.readouterr().err}"
     own = [config for config in asked if ":" in config.workload or "my_" in config.strategy]
@@ -78,6 +80,17 @@ def test_options_named_in_the_text_exist() -> None:
     known = {f"--{name.replace('_', '-')}" for kind in KINDS for name in kind.__dataclass_fields__}
     known |= {f"--no-{name.removeprefix('--')}" for name in known}
     known |= {"--out", "--json", "--csv", "--config", "--help", "--no-reshuffle", "--nproc-per-node", "--logdir"}
+    known |= {option for parameter in get_command(app).commands["submit"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    known |= {
+        "--job",
+        "--job-name",
+        "--no-requeue",
+        "--qos",
+        "--mem",
+        "--constraint",
+        "--distribution",
+        "--pty",
+    }  # Slurm's own.
     named = {option for page in PAGES for option in re.findall(r"--[a-z][a-z-]+", page.read_text())}
     assert named - known == set()
 
