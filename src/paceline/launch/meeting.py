@@ -7,7 +7,6 @@ is measured: it is refused by name.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import time
@@ -27,6 +26,7 @@ from paceline.launch import rendezvous
 from paceline.launch.mail import POLL_S, Mail
 from paceline.launch.seat import Hello, Seat
 from paceline.measure.host import network_id
+from paceline.records.provenance import version_of
 
 Say = Callable[[str], None]
 """Where a host says what it waits for."""
@@ -45,8 +45,8 @@ def hello_of(seat: Seat, address: str, settings: Mapping[str, Any]) -> Hello:
         network=network_id(),
         address=address,
         versions={
-            "Paceline": f"{importlib.metadata.version('paceline')} (sources {_sources()})",
-            "torch": importlib.metadata.version("torch"),
+            "Paceline": f"{version_of('paceline') or 'from sources'} ({_sources()})",
+            "torch": version_of("torch") or "unknown",
         },
         cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         settings=dict(settings),

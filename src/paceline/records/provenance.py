@@ -29,12 +29,13 @@ def provenance(command: str | None = None) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "memory_bytes": _memory_bytes(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("paceline", "torch", "numpy")},
+        "versions": {name: version_of(name) for name in ("paceline", "torch", "numpy")},
         "commit": _commit(),
     }
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Its version; None where it is not installed, as sources on the path of modules are not."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
