@@ -11,6 +11,7 @@ from typing import Any
 from paceline.analysis.caveats import caveats
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
 from paceline.analysis.parting import Parting, partings
+from paceline.analysis.payload import Payload, payload_of
 from paceline.analysis.pool import Pool
 from paceline.analysis.ranks import RankRow, imbalance, rank_rows, uneven
 from paceline.analysis.row_split import RowSplit, row_split
@@ -135,6 +136,12 @@ class Comparison:
         found = {row.contender.name: _wire(self.pool, row.contender.name) for row in self.rows}
         return {name: wire for name, wire in found.items() if wire is not None}
 
+    @cached_property
+    def payloads(self) -> dict[str, Payload]:
+        """By contender: what was counted at its sockets, in the run that is furthest from what was expected."""
+        found = {row.contender.name: _payload(self.pool, row.contender.name) for row in self.rows}
+        return {name: payload for name, payload in found.items() if payload is not None}
+
     @property
     def examination(self) -> Examination | None:
         """What the doctor found on the machine, if it was asked."""
@@ -205,6 +212,11 @@ def _wire(pool: Pool, name: str) -> Wire | None:
         return None
     run = pool.entries_of(name)[measured[(len(measured) - 1) // 2][1]].run
     return wire_of(run.timelines, run.topology.get("gradient_bytes"), without=profiled_steps(windows_of(run)))
+
+
+def _payload(pool: Pool, name: str) -> Payload | None:
+    counted = [payload for run in pool.runs_of(name).values() if (payload := payload_of(run)) is not None]
+    return max(counted, key=lambda payload: payload.deviation or 0.0, default=None)
 
 
 def _reference(pool: Pool, costs: Costs, failed: Collection[str]) -> str | None:

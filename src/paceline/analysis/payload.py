@@ -18,6 +18,7 @@ from paceline.plans import Link, Operation, Plan, Transfer
 from paceline.plans.operations import as_carried_out
 from paceline.records import RunRecord
 from paceline.records.timeline import Kind, Purpose, Timeline
+from paceline.records.writer import strict
 
 TOLERANCE = 0.01
 PLAN = "the plan"
@@ -117,9 +118,10 @@ class Payload:
         return table
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """As JSON has it: null for what is infinitely far off."""
         derived = {"matrix": self.matrix, "deviation": self.deviation, "holds": self.holds, "tolerance": TOLERANCE}
-        return asdict(self) | derived
+        found: dict[str, Any] = strict(asdict(self) | derived)
+        return found
 
 
 def payload_of(run: RunRecord) -> Payload | None:

@@ -25,7 +25,8 @@ def command(
     """Train a workload under one strategy, and leave a record of it."""
     from rich.console import Console
 
-    from paceline.analysis.caveats import unseen_traffic
+    from paceline.analysis.caveats import unplanned_bytes, unseen_traffic
+    from paceline.analysis.payload import payload_of
     from paceline.analysis.summary import summarise
     from paceline.experiments.train import train
     from paceline.report.live import Live
@@ -50,9 +51,9 @@ def command(
         raise
     if record is None:
         return
-    unseen = unseen_traffic(run.strategy, record.summary)
-    if unseen is not None:
-        messages.print(f"warning: {unseen}", markup=False, highlight=False, soft_wrap=True)
+    for warning in (unseen_traffic(run.strategy, record.summary), unplanned_bytes(run.strategy, record)):
+        if warning is not None:
+            messages.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     traces: list[Path] = []
     failure: PacelineError | None = None
     try:
@@ -61,7 +62,9 @@ def command(
         failure = error
     if as_json:
         where = {"record": str(record.path), "trace": str(traces[0]) if traces else None}
-        typer.echo(json.dumps({**where, **summarise(record), **run_json(record)}, indent=2))
+        payload = payload_of(record)
+        counted = {"payload": None if payload is None else payload.to_dict()}
+        typer.echo(json.dumps({**where, **summarise(record), **run_json(record), **counted}, indent=2))
     else:
         print_run(record, data_console())
         if traces:

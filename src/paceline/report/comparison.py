@@ -156,6 +156,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "partings": [parting.to_dict() for parting in comparison.partings],
         "why": [reason.to_dict() for reason in why(comparison)],
         "wire": {name: asdict(wire) for name, wire in comparison.wires.items()},
+        "payload": {name: payload.to_dict() for name, payload in comparison.payloads.items()},
         "operators": {name: rows for name, run in runs.items() if (rows := run_json(run)["operators"])},
         "resources": {name: usage_json(run) for name, run in runs.items()},
         "sampling_share": sampling_share(comparison),

@@ -125,6 +125,32 @@ DEFINITIONS = {
         "Bytes that the rank that sends most puts on the wire in one step, by what they carry: the operations that "
         "were seen, and how Gloo carries them out.",
     ),
+    "socket_bytes": Definition(
+        "Bytes at the sockets",
+        "Payload of TCP, as the kernel counts it on the connections of the strategy's own groups (what `ss -ti` "
+        "prints), over whole windows of steps after the warm-up ÷ their number. Headers of TCP and what had to be sent "
+        "again are not in it.",
+    ),
+    "socket_plan": Definition(
+        "Tensors by the plan",
+        "What the strategy's plan says that tensors take; without a plan, what the operations that were seen take, as "
+        "Gloo carries them out.",
+    ),
+    "framing_bytes": Definition(
+        "Framing",
+        "What Gloo adds: 96 bytes for each message on the side that sends, 48 on the side that receives. Collectives "
+        "are made of many messages, so small tensors carry much of it.",
+    ),
+    "socket_proof": Definition(
+        "Proof of bytes",
+        "Bytes at the sockets ÷ (plan + framing). It holds where that is within 1% of one for every pair of ranks.",
+    ),
+    "resent_bytes": Definition("Sent again", "Payload that the kernel had to send again, as after a loss."),
+    "interface_bytes": Definition(
+        "On the interface",
+        "What the network interface of the rank's host carried meanwhile, per step: headers, acknowledgements, and "
+        "whatever else used it; for all ranks of that host.",
+    ),
     "lower_bound": Definition(
         "Least for gradients",
         "An all-reduce of X numbers on n ranks must move at least ⌈2(n−1)/n·X⌉ × their size through the busiest rank.",

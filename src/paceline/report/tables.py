@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paceline.analysis.payload import payload_of
 from paceline.analysis.ranks import UNEVEN
 from paceline.analysis.resources import host_usage
 from paceline.analysis.row_split import splits_of
@@ -15,6 +16,7 @@ from paceline.analysis.split import PARTS, Split
 from paceline.analysis.summary import summarise
 from paceline.analysis.timing import warm_up_counts
 from paceline.records import RunRecord
+from paceline.report.payload_tables import payload_sentence
 from paceline.report.profile import profile_sentences, profile_table
 from paceline.report.words import WARM_UP_COUNTS, number, percent, plural, seconds, size
 
@@ -87,6 +89,9 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         yield f"test loss {number(test['loss'])}{accuracy}: evaluated {test['samples']}{available} unique samples"
     for rank, replica in enumerate(summary.get("test_ranks", [])):
         yield f"  replica of rank {rank}: loss {number(replica['loss'])}, accuracy {percent(replica['accuracy'])}"
+    payload = payload_of(record)
+    if payload is not None and len(payload.ranks) > 1:
+        yield payload_sentence(payload)
     divergence = summary.get("buffer_divergence")
     if divergence is not None:
         apart = f"apart by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.payload import Payload, RankBytes
+from paceline.analysis.ranks import RankRow
 from paceline.analysis.statistics import Estimate
 from paceline.config import RunConfig
 from paceline.report.words import factor, listed, percent, plural, seconds, size
@@ -128,7 +130,7 @@ def _price(row: Row) -> tuple[str, str] | None:
 def _burden(comparison: Comparison) -> Iterator[str]:
     """Ranks that carry more than others; else who is last, and by how much."""
     candidates = comparison.with_role("candidate")
-    for burden, names in _burdens(candidates).items():
+    for burden, names in _burdens(candidates, comparison.payloads).items():
         yield f"{listed(names)}: {burden}."
     if len(candidates) < 3:
         return
@@ -141,14 +143,20 @@ def _burden(comparison: Comparison) -> Iterator[str]:
         yield f"{last.contender.name} is the slowest: {apart}{sends}."
 
 
-def _burdens(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Ranks that move notably more bytes than any other, in words, and the contenders that have one."""
+def _burdens(rows: Sequence[Row], payloads: Mapping[str, Payload]) -> dict[str, list[str]]:
+    """Ranks that move notably more bytes than any other, in words, and the contenders that have one.
+
+    By the kernel's count where there is one, else by the plan.
+    """
     found: dict[str, list[str]] = {}
     for row in rows:
-        moved = sorted(((r.sent_bytes or 0) + (r.received_bytes or 0), r.rank) for r in row.ranks)
+        payload = payloads.get(row.contender.name)
+        ranks: Sequence[RankRow | RankBytes] = row.ranks if payload is None else payload.ranks
+        moved = sorted(((r.sent_bytes or 0) + (r.received_bytes or 0), r.rank) for r in ranks)
         if len(moved) > 1 and moved[-2][0] and moved[-1][0] >= NOTABLE_IMBALANCE * moved[-2][0]:
             (next_most, _), (most, rank) = moved[-2:]
-            words = f"rank {rank} moves {most / next_most:.1f}× the bytes of any other rank"
+            counted = "" if payload is None else f": {size(most)} per step, measured at its sockets"
+            words = f"rank {rank} moves {most / next_most:.1f}× the bytes of any other rank{counted}"
             found.setdefault(words, []).append(row.contender.name)
     return found
 
