@@ -104,8 +104,32 @@ def seat_from_slurm(environment: Mapping[str, str], launch: LaunchConfig) -> Sea
     )
 
 
-def mismatch(*, tasks: int, nodes: int, launch: LaunchConfig) -> UsageError | None:
+def _check(step: Step, launch: LaunchConfig) -> None:
+    if launch.emulate:
+        raise UsageError(
+            f"--emulate {launch.emulate} was given, but Slurm started {step.tasks} tasks.",
+            hint="emulated hosts are started by one process: srun --ntasks=1",
+        )
+    if launch.node_rank:
+        raise UsageError(
+            f"--node-rank {launch.node_rank} was given, but Slurm has numbered its {step.tasks} tasks.",
+            hint="leave it out under srun; with --hosts and --master it is a launch without Slurm's help",
+        )
+    if len(set(step.tasks_of_nodes)) > 1:
+        found = ", ".join(map(str, step.tasks_of_nodes))
+        most = max(step.tasks_of_nodes)
+        raise UsageError(
+            f"Slurm gave its {len(step.nodes)} nodes {found} tasks, but a run needs as many ranks on every host.",
+            hint=f"run with --nodes={len(step.nodes)} --ntasks-per-node={most}",
+        )
+    reason = _mismatch(step, launch)
+    if reason is not None:
+        raise reason
+
+
+def _mismatch(step: Step, launch: LaunchConfig) -> UsageError | None:
     """What the user asked for beside what Slurm gives, and how to ask Slurm for it; None where they are the same."""
+    tasks, nodes = step.tasks, len(step.nodes)
     if launch.hosts not in (1, nodes):
         per_host = launch.local_ranks(default=max(1, tasks // nodes))
         return UsageError(
@@ -126,29 +150,6 @@ def mismatch(*, tasks: int, nodes: int, launch: LaunchConfig) -> UsageError | No
         f"SLURM_NTASKS={tasks}{where} but {asked} asked: run with --ntasks={ranks}.",
         hint=f"srun starts a task per rank: srun --nodes={nodes} --ntasks-per-node={ranks // nodes}",
     )
-
-
-def _check(step: Step, launch: LaunchConfig) -> None:
-    if launch.emulate:
-        raise UsageError(
-            f"--emulate {launch.emulate} was given, but Slurm started {step.tasks} tasks.",
-            hint="emulated hosts are started by one process: srun --ntasks=1",
-        )
-    if launch.node_rank:
-        raise UsageError(
-            f"--node-rank {launch.node_rank} was given, but Slurm has numbered its {step.tasks} tasks.",
-            hint="leave it out under srun; with --hosts and --master it is a launch without Slurm's help",
-        )
-    if len(set(step.tasks_of_nodes)) > 1:
-        found = ", ".join(map(str, step.tasks_of_nodes))
-        most = max(step.tasks_of_nodes)
-        raise UsageError(
-            f"Slurm gave its {len(step.nodes)} nodes {found} tasks, but a run needs as many ranks on every host.",
-            hint=f"run with --nodes={len(step.nodes)} --ntasks-per-node={most}",
-        )
-    reason = mismatch(tasks=step.tasks, nodes=len(step.nodes), launch=launch)
-    if reason is not None:
-        raise reason
 
 
 def _refuse_batch_script(environment: Mapping[str, str]) -> None:
