@@ -244,6 +244,73 @@ class CompareConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleConfig:
+    """Over which ranks a workload is scaled, how, and how often that is measured."""
+
+    strategies: str = ""
+    """Strategies to scale, as ddp,p2p; `single` is always measured too, `none` as the bound when it is named [default:
+    gather_scatter,p2p,allreduce,ddp]."""
+    ranks: str = ""
+    """World sizes, as 1,2,4; 1 is always measured [default: powers of two up to what there is]."""
+    ranks_per_host: str = ""
+    """Ranks on a host, as 1,2 to measure the same ranks on more and on fewer hosts [default: as few as possible]."""
+    mode: str = "strong"
+    """strong keeps the global batch, weak the batch per rank; strong,weak measures both."""
+    batch: int | None = None
+    """Global batch of strong scaling [default: 256; with --batch-per-rank: that × the most ranks]."""
+    batch_per_rank: int | None = None
+    """Batch per rank of weak scaling [default: --batch ÷ the most ranks]."""
+    repeats: int = 3
+    """How often everything is measured, interleaved; each repeat has its own seed."""
+    proof: bool = True
+    """Prove first that every strategy computes the same mean gradient, on the most ranks."""
+    doctor: bool = True
+    """Examine the machine and the link first, as `paceline doctor` does, on the most ranks."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, ("repeats", "batch", "batch_per_rank"), lambda value: value > 0, "more than 0")
+        for mode in self.modes:
+            if mode not in SCALING_MODES:
+                raise wrong_choice("--mode", mode, SCALING_MODES)
+        if not self.modes:
+            raise UsageError("--mode names no kind of scaling.", hint="use strong, weak, or strong,weak")
+        _ = self.rank_counts, self.per_host
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The kinds of scaling, strong first."""
+        given = [mode.strip() for mode in self.mode.split(",") if mode.strip()]
+        return tuple(sorted(dict.fromkeys(given)))
+
+    @property
+    def rank_counts(self) -> tuple[int, ...]:
+        """The world sizes that were named, in order."""
+        return _counts(self.ranks, "--ranks")
+
+    @property
+    def per_host(self) -> tuple[int, ...]:
+        """The numbers of ranks on a host that were named, in order."""
+        return _counts(self.ranks_per_host, "--ranks-per-host")
+
+    @property
+    def max_repeats(self) -> int:
+        """No more than that: there is no winner to wait for."""
+        return self.repeats
+
+
+SCALING_MODES = ("strong", "weak")
+
+
+def _counts(text: str, option: str) -> tuple[int, ...]:
+    """The numbers in a text as 1,2,4, each once, least first."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    wrong = next((word for word in words if not word.isdecimal() or int(word) < 1), None)
+    if wrong is not None:
+        raise UsageError(f"{option} {text} is not a list of numbers from 1 on: {wrong!r}.", hint="write it as 1,2,4")
+    return tuple(sorted({int(word) for word in words}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
     """A training script of the user's own, which calls `paceline.attach` in a loop of its own."""
 
@@ -369,6 +436,15 @@ def field_docs_of_source(definition: ast.ClassDef) -> dict[str, str]:
     return docs
 
 
+def owners(*kinds: type) -> dict[str, type]:
+    """By name of a field, the config that it belongs to: the first of those that have it."""
+    found: dict[str, type] = {}
+    for kind in kinds:
+        for field in fields(kind):
+            found.setdefault(field.name, kind)
+    return found
+
+
 def read_toml(path: Path, *kinds: type, without: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The settings of a TOML file, flat, each checked to be a field of one of `kinds`."""
     try:
@@ -377,7 +453,7 @@ def read_toml(path: Path, *kinds: type, without: frozenset[str] = frozenset()) -
         raise UsageError(f"cannot read {path}: {error.strerror}.", hint="--config takes a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
-    known = {field.name: kind for kind in kinds for field in fields(kind) if field.name not in without}
+    known = {name: kind for name, kind in owners(*kinds).items() if name not in without}
     settings: dict[str, Any] = {}
     for written, value in values.items():
         key = written.replace("-", "_")

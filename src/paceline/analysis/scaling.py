@@ -24,6 +24,8 @@ from paceline.records.writer import strict
 
 Mode = Literal["strong", "weak"]
 MODES: tuple[Mode, ...] = ("strong", "weak")
+BEYOND = 1.05
+"""Efficiencies that are higher, for certain, are worth a word."""
 KIND = "scale"
 """What the record of such an experiment says it is."""
 SAME_PROCESSOR = 0.01
@@ -229,7 +231,7 @@ def scaling(pool: Pool) -> Scaling:
     measured = _Measured(compare(pool))
     curves = [curve for mode in MODES for curve in _curves(measured.points(mode))]
     uneven = {row.contender.name: row.uneven for row in measured.comparison.rows}
-    warnings = [*_crowding(curves), *_unclaimed(curves), *caveats(pool, uneven, crowding=False)]
+    warnings = [*_crowding(curves), *_unclaimed(curves), *_beyond(curves), *caveats(pool, uneven, crowding=False)]
     return Scaling(measured.comparison, curves, warnings, measured.design)
 
 
@@ -361,6 +363,20 @@ def _unclaimed(curves: Sequence[Curve]) -> Iterator[str]:
     gains = [gain for curve in curves for point in curve.points for gain in point.gains.values() if gain is not None]
     for reason in dict.fromkeys(gain.unclaimed for gain in gains if gain.unclaimed):
         yield f"{reason}: the speed-up over it counts, but no efficiency is claimed."
+
+
+def _beyond(curves: Sequence[Curve]) -> Iterator[str]:
+    """Points that are faster than adding ranks explains."""
+    names = []
+    for point in {point.contender.name: point for curve in curves for point in curve.points}.values():
+        known = [gain.efficiency for gain in point.gains.values() if gain is not None and gain.efficiency is not None]
+        if any((own.value if own.low is None else own.low) > BEYOND for own in known):
+            names.append(point.contender.name)
+    if names:
+        yield (
+            f"More than ideal: {'; '.join(names)}. A smaller share may fit into a cache, or the machine was busier "
+            "while the baseline ran."
+        )
 
 
 def _scaled(estimate: Estimate, by: float) -> Estimate:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import compare, doctor, report, strategies, submit, train
+from paceline.cli import compare, doctor, report, scale, strategies, submit, train
 from paceline.cli.messages import messages, show_error
 from paceline.cli.options import PassesOn
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("compare", cls=PassesOn)(compare.command)
 app.command("train")(train.command)
+app.command("scale")(scale.command)
 app.command("doctor")(doctor.command)
 app.command("report")(report.command)
 app.command("strategies")(strategies.command)

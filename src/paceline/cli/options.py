@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceline.cli.emulated import on_hosts
-from paceline.config import ALTERNATIVES, TEXTS, field_docs, from_mapping, read_toml
+from paceline.config import ALTERNATIVES, TEXTS, field_docs, from_mapping, owners, read_toml
 
 OTHER_WAY = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
 POSITIONAL = frozenset({"workload"})
@@ -72,18 +72,20 @@ def takes(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command an option per field of `kinds`; it is called with the configs built from them, in that order.
 
+    A field that several have belongs to the first of them; the others keep its default.
     Fields named in `without` keep their defaults. Those in `hidden` mean nothing to this command, but are taken, so
     that it can be given another's settings. `help_texts` say what a field means to this command, where that is not
     what its docstring says.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        owner = owners(*kinds)
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
         added = [
             _option(kind, field, help_texts or {}, hidden=field.name in hidden)
             for kind in kinds
             for field in fields(kind)
-            if field.name not in without
+            if field.name not in without and owner[field.name] is kind
         ]
         added.append(CONFIG_FILE)
 
@@ -94,7 +96,10 @@ def takes(
             settings = read_toml(file, *kinds, without=without) if file else {}
             settings = {name: value for name, value in settings.items() if OTHER_WAY.get(name) not in typed} | typed
             rest = {parameter.name: given[parameter.name] for parameter in own}
-            configs: list[Any] = [from_mapping(kind, settings) for kind in kinds]
+            configs: list[Any] = [
+                from_mapping(kind, {name: value for name, value in settings.items() if owner.get(name) is kind})
+                for kind in kinds
+            ]
             heard = _heard.get()
             if heard is not None:
                 heard.append(Asked(tuple(configs), rest))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,6 +30,18 @@ SYNCHRONISING = 1.3
 """What a step takes more than its computation, as a guess for all strategies together."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What a few samples, trained in this process, tell of a run."""
+
+    sample_s: float
+    """Seconds per sample on as many threads as this host has cores."""
+    steps_per_epoch: int
+    tested: int
+    """Samples that a run is tested on."""
+    gradient_bytes: int
+
+
 def estimate_s(entrants: Sequence[Entrant], ranks: int, repeats: int, *, proof: bool, doctor: bool) -> float | None:
     """Seconds that the examination, the proofs and `repeats` repeats will take.
 
@@ -38,23 +50,23 @@ def estimate_s(entrants: Sequence[Entrant], ranks: int, repeats: int, *, proof: 
     if gpus_to_use(entrants[0].config):
         return None
     launch_s = LAUNCH_S * max(1.0, ranks / usable_cores())
-    sample_s: dict[RunConfig, tuple[float, int, int]] = {}
+    trials: dict[RunConfig, Trial] = {}
     runs_s = proofs_s = 0.0
     for entrant in entrants:
         alike = replace(entrant.config, strategy="")
-        if alike not in sample_s:
-            sample_s[alike] = _try_out(entrant.config)
-        each_s, steps_per_epoch, tested = sample_s[alike]
+        if alike not in trials:
+            trials[alike] = try_out(entrant.config)
+        trial = trials[alike]
         batch = entrant.config.global_batch(ranks)
-        steps = entrant.config.steps or steps_per_epoch * (entrant.config.epochs or 1)
-        runs_s += RUN_S + (steps * batch * SYNCHRONISING + tested / 3) * each_s
-        proofs_s += RUN_S + PROOF_STEPS * min(batch, 8 * ranks) * each_s
+        steps = entrant.config.steps or trial.steps_per_epoch * (entrant.config.epochs or 1)
+        runs_s += RUN_S + (steps * batch * SYNCHRONISING + trial.tested / 3) * trial.sample_s
+        proofs_s += RUN_S + PROOF_STEPS * min(batch, 8 * ranks) * trial.sample_s
     before_s = (launch_s + proofs_s if proof else 0.0) + (launch_s + DOCTOR_S if doctor else 0.0)
     return before_s + repeats * (launch_s + runs_s)
 
 
-def _try_out(config: RunConfig) -> tuple[float, int, int]:
-    """Seconds per sample on all cores of this machine, steps in an epoch, and samples that a run is tested on."""
+def try_out(config: RunConfig) -> Trial:
+    """Trains a few samples on all cores of this machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, int(usable_cores())))
     try:
@@ -75,6 +87,7 @@ def _try_out(config: RunConfig) -> tuple[float, int, int]:
             outcome.loss.backward()
             times.append(time.perf_counter() - began)
         tested = len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0
-        return min(times, default=0.0) / samples, source.expected_steps or 1, tested
+        gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        return Trial(min(times, default=0.0) / samples, source.expected_steps or 1, tested, gradient_bytes)
     finally:
         torch.set_num_threads(before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,6 +105,14 @@ class Experiment(ABC):
         """The entrants whose strategies are proven."""
         return self._still_in()
 
+    def threads_of(self, turn: Turn) -> int | None:  # noqa: ARG002
+        """Threads that a turn's ranks compute with, the same for all that start together; None for the usual rule."""
+        return self.fleet.launch.threads
+
+    def place_of(self, entrant: Entrant) -> str:
+        """The name of the folder of all entrants whose ranks start together."""
+        return f"{entrant.shape.hosts}x{entrant.shape.ranks_per_host}"
+
     def run(self) -> None:
         """Proves, then measures until the answer is clear; an interrupt ends it with what there is."""
         try:
@@ -172,7 +180,7 @@ class Experiment(ABC):
     def _repeat(self, repeat: int) -> None:
         """Every contender once, in rotated order, from the same seed."""
         turns = []
-        for entrant in in_rotated_order(self._still_in(), repeat):
+        for entrant in in_rotated_order(self._still_in(), repeat, self.place_of):
             seeded = replace(entrant, config=replace(entrant.config, seed=entrant.config.seed + repeat))
             turns.append(self._turn(seeded, f"repeat-{repeat + 1}"))
         for turn in turns:
@@ -214,7 +222,7 @@ class Experiment(ABC):
             oracle=oracle,
             timeout=config.timeout,
             iface=self.fleet.launch.iface,
-            threads=self.fleet.launch.threads,
+            threads=self.threads_of(turns[0]),
             command=command_line(),
         )
         with self.board.launch(stage, turns, config.steps):
@@ -232,8 +240,8 @@ class Experiment(ABC):
     def _turn(self, entrant: Entrant, stage: str) -> Turn:
         """Turns of one shape have folders side by side: their ranks start together."""
         folder = self.folder.path / stage
-        if len({other.shape for other in self.entrants}) > 1:
-            folder /= f"{entrant.shape.hosts}x{entrant.shape.ranks_per_host}"
+        if len({self.place_of(other) for other in self.entrants}) > 1:
+            folder /= self.place_of(entrant)
         return Turn(entrant.contender.name, entrant, folder / self._slug(entrant))
 
     def _slug(self, entrant: Entrant) -> str:
@@ -257,10 +265,12 @@ def _failed(error: PacelineError, turns: Sequence[Turn]) -> int:
     return done.index(False) if False in done else len(turns) - 1
 
 
-def in_rotated_order(entrants: Sequence[Entrant], repeat: int) -> list[Entrant]:
-    """Those of one shape together; in each repeat another shape is first, and in it another entrant."""
-    shapes = _rotated(list(dict.fromkeys(entrant.shape for entrant in entrants)), repeat)
-    return [e for shape in shapes for e in _rotated([e for e in entrants if e.shape == shape], repeat)]
+def in_rotated_order(
+    entrants: Sequence[Entrant], repeat: int, place_of: Callable[[Entrant], Hashable]
+) -> list[Entrant]:
+    """Those of one place together; in each repeat another place is first, and in it another entrant."""
+    places = _rotated(list(dict.fromkeys(map(place_of, entrants))), repeat)
+    return [e for place in places for e in _rotated([e for e in entrants if place_of(e) == place], repeat)]
 
 
 def _rotated(items: list[Item], by: int) -> list[Item]:

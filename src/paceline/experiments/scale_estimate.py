@@ -1,0 +1,69 @@
+"""How long a scaling experiment will take: what a few samples cost here, on the cores and links that each point has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.config import ScaleConfig
+from paceline.emulation import parse_hosts
+from paceline.experiments.checks import gpus_to_use
+from paceline.experiments.contenders import Entrant
+from paceline.experiments.estimate import DOCTOR_S, LAUNCH_S, PROOF_STEPS, RUN_S, SYNCHRONISING, Trial, try_out
+from paceline.measure.cores import usable_cores
+
+THROUGH_ONE_RANK = frozenset({"gather_scatter", "p2p"})
+"""Strategies whose traffic passes through rank 0, so that its link carries the more, the more ranks there are."""
+BITS = 8 * 1514 / 1448
+"""On the wire for each byte of payload."""
+
+
+def estimate_s(entrants: Sequence[Entrant], config: ScaleConfig, place: Mapping[str, Any]) -> float | None:
+    """Seconds until all is measured; None on a GPU, which is left alone until ranks start.
+
+    A workload that cannot be trained is found out here.
+    """
+    if gpus_to_use(entrants[0].config):
+        return None
+    trial = try_out(min((entrant.config for entrant in entrants), key=lambda own: own.global_batch(1)))
+    core_s = trial.sample_s * max(1, int(usable_cores()))
+    runs_s = sum(_run_s(entrant, trial, core_s, place) for entrant in entrants)
+    shapes = {entrant.shape for entrant in entrants}
+    launches_s = sum(_launch_s(shape.ranks, place) for shape in shapes)
+    largest = max(shape.ranks for shape in shapes)
+    strategies = len({entrant.contender.strategy for entrant in entrants}) - 1
+    proof_s = strategies * (RUN_S + PROOF_STEPS * 8 * largest * core_s / _cores(largest, 1, place))
+    before_s = (_launch_s(largest, place) + proof_s) * config.proof
+    before_s += (_launch_s(largest, place) + DOCTOR_S) * config.doctor
+    return before_s + config.repeats * (launches_s + runs_s)
+
+
+def _launch_s(ranks: int, place: Mapping[str, Any]) -> float:
+    """Starting ranks imports torch in each of them, on whatever cores they have."""
+    return LAUNCH_S * float(max(1.0, ranks / place["machine_cores"], 1 / (place["host_cpus"] or 1.0)))
+
+
+def _run_s(entrant: Entrant, trial: Trial, core_s: float, place: Mapping[str, Any]) -> float:
+    shape, config = entrant.shape, entrant.config
+    batch = config.global_batch(shape.ranks)
+    steps = config.steps or trial.steps_per_epoch * (config.epochs or 1)
+    computing_s = batch * core_s * SYNCHRONISING / _cores(shape.ranks, shape.hosts, place)
+    return RUN_S + steps * (computing_s + _wire_s(entrant, trial, place))
+
+
+def _cores(ranks: int, hosts: int, place: Mapping[str, Any]) -> float:
+    """Cores that a point has: no more than its ranks, its hosts' shares, and the machine, where that is one."""
+    share = place["host_cpus"]
+    limits = [float(ranks), *([share * hosts] if share is not None else [])]
+    return float(min([*limits, place["machine_cores"]] if place["one_machine"] else limits))
+
+
+def _wire_s(entrant: Entrant, trial: Trial, place: Mapping[str, Any]) -> float:
+    """What gradients take on emulated links of a known rate."""
+    rates = [host.rate_bit_s for host in parse_hosts(place["emulated"])] if place["emulated"] else []
+    known = [rate for rate in rates if rate is not None]
+    hosts, ranks = entrant.shape.hosts, entrant.shape.ranks
+    if not known or hosts == 1 or entrant.contender.role != "candidate":
+        return 0.0
+    times = 2 * (ranks - 1) if entrant.contender.strategy in THROUGH_ONE_RANK else 2 * (ranks - 1) / ranks
+    return times * trial.gradient_bytes * BITS / min(known)

@@ -1,0 +1,140 @@
+"""What `scale` measures: strategies on shapes of ranks, with the batches that a kind of scaling gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.config import RunConfig, ScaleConfig
+from paceline.errors import UsageError
+from paceline.experiments.checks import check_strategy
+from paceline.experiments.contenders import Entrant, role_of
+from paceline.experiments.names import check_names
+from paceline.launch.seat import Seat, Shape
+from paceline.records.experiment import Contender
+from paceline.strategies.registry import create, in_a_set, parse_list
+
+DEFAULT_STRATEGIES = "gather_scatter,p2p,allreduce,ddp"
+BASELINE = "single"
+ALONE = Shape(1, 1)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of an experiment."""
+
+    whole: int
+    """Of strong scaling, over all ranks."""
+    share: int
+    """Of weak scaling, on each rank."""
+
+    @classmethod
+    def of(cls, config: ScaleConfig, most_ranks: int) -> Batches:
+        """Where only one was named, the other is such that both kinds of scaling meet on the most ranks."""
+        whole = config.batch or (config.batch_per_rank or 0) * most_ranks or 256
+        return cls(whole, config.batch_per_rank or max(1, whole // most_ranks))
+
+    def in_mode(self, mode: str, ranks: int) -> int:
+        """The global batch on so many ranks."""
+        return self.whole if mode == "strong" else self.share * ranks
+
+
+def choose_shapes(config: ScaleConfig, seat: Seat, on_one_host: int) -> list[Shape]:
+    """The shapes to measure, fewest ranks first, most hosts first; one rank is always among them.
+
+    `on_one_host` is what a host takes where the user does not say how many ranks there are: its GPUs or cores.
+    """
+    hosts = seat.hosts
+    room = seat.local_size if seat.ranks is not None else None
+    counts = config.rank_counts or _powers(
+        hosts * max(config.per_host, default=room or (on_one_host if hosts == 1 else 1))
+    )
+    shapes = {ALONE}
+    for ranks in counts:
+        ways = [number for number in config.per_host or _fewest(ranks, hosts) if ranks % number == 0]
+        fitting = [Shape(ranks // number, number) for number in ways if ranks // number <= hosts]
+        fitting = [shape for shape in fitting if room is None or shape.ranks_per_host <= room]
+        if not fitting and ranks > 1:
+            raise _does_not_fit(ranks, hosts, config, room)
+        shapes |= set(fitting)
+    return sorted(shapes, key=lambda shape: (shape.ranks, -shape.hosts))
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two up to what there is, and all there is."""
+    powers = [2**exponent for exponent in range(most.bit_length()) if 2**exponent <= most]
+    return sorted({*powers, most})
+
+
+def _fewest(ranks: int, hosts: int) -> list[int]:
+    """The fewest ranks on a host that so many ranks can do with."""
+    return [number for number in range(1, ranks + 1) if ranks % number == 0 and ranks // number <= hosts][:1]
+
+
+def _does_not_fit(ranks: int, hosts: int, config: ScaleConfig, room: int | None) -> UsageError:
+    there = f"{hosts} host{'s' if hosts > 1 else ''}" + (f" with {room} ranks each" if room is not None else "")
+    if config.per_host:
+        named = " or ".join(map(str, config.per_host))
+        return UsageError(
+            f"{ranks} ranks cannot be put on {there} with {named} on each.",
+            hint="leave out --ranks-per-host, or name --ranks that it divides",
+        )
+    return UsageError(f"{ranks} ranks cannot be put evenly on {there}.", hint="name other --ranks, or more hosts")
+
+
+def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -> list[Entrant]:
+    """Every strategy at every point, checked; `single` on one rank. What two kinds of scaling share is there once."""
+    text = config.strategies or DEFAULT_STRATEGIES
+    strategies = [BASELINE, *[name for name in dict.fromkeys(parse_list(text)) if name != BASELINE]]
+    batches = Batches.of(config, max(shape.ranks for shape in shapes))
+    entrants = []
+    for shape in shapes:
+        wholes = {mode: batches.in_mode(mode, shape.ranks) for mode in config.modes}
+        for batch in dict.fromkeys(wholes.values()):
+            mode = "both" if len(set(wholes.values())) < len(wholes) else next(m for m in wholes if wholes[m] == batch)
+            for strategy in strategies:
+                entrant = _entrant(replace(base, strategy=strategy, batch=batch), shape, mode)
+                if entrant is not None and _fits(entrant, text):
+                    entrants.append(entrant)
+    if not any(entrant.contender.role != "baseline" for entrant in entrants):
+        raise UsageError(f"there is nothing to scale in {text}.", hint="name a strategy that shares the work, as ddp")
+    return entrants
+
+
+def _entrant(config: RunConfig, shape: Shape, mode: str) -> Entrant | None:
+    """A strategy at a point; None where it has no part: what trains in one process takes one rank."""
+    check_names(config)
+    strategy = create(config.strategy, allow_unused=config.allow_unused)
+    role = role_of(strategy, shape.ranks)
+    if role == "baseline" and shape != ALONE:
+        return None
+    batch = config.global_batch(1)
+    share = batch // shape.ranks if batch % shape.ranks == 0 else batch / shape.ranks
+    point = {"mode": mode, "ranks": shape.ranks, "hosts": shape.hosts, "ranks_per_host": shape.ranks_per_host}
+    point |= {"batch": batch, "batch_per_rank": share}
+    name = f"{config.strategy} on {_in_words(shape)}, batch {batch}"
+    contender = Contender(name, config.strategy, role=role, lossless=strategy.lossless, point=point)
+    return Entrant(contender, config, shape)
+
+
+def _fits(entrant: Entrant, text: str) -> bool:
+    """Whether the settings suit the strategy; one that was meant by a set alone is left out where they do not."""
+    entrant.config.global_batch(entrant.shape.ranks)  # A batch that is too small is refused, whoever has it.
+    try:
+        check_strategy(entrant.config, create(entrant.config.strategy), entrant.shape.ranks)
+    except UsageError:
+        if entrant.contender.role != "baseline" and in_a_set(text, entrant.config.strategy):
+            return False
+        raise
+    return True
+
+
+def _in_words(shape: Shape) -> str:
+    ranks = "1 rank" if shape.ranks == 1 else f"{shape.ranks} ranks"
+    return ranks if shape.hosts == 1 else f"{ranks} over {shape.hosts} hosts"
+
+
+def shared_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Of one entrant's settings those that all have, for the record."""
+    return {key: value for key, value in settings.items() if key not in ("strategy", "batch", "batch_per_rank")}

@@ -1,0 +1,44 @@
+"""Shows a scaling experiment while it goes on, as a comparison is shown; it has a point per strategy and shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.analysis.comparison import Comparison
+from paceline.config import RunConfig
+from paceline.report.board import Board
+from paceline.report.words import listed, plural, roughly
+
+
+class ScaleBoard(Board):
+    """What the user sees of it; a line per repeat where there is no terminal."""
+
+    def plan(self, design: dict[str, Any], config: RunConfig) -> None:
+        """What will be done, and how long it will take."""
+        self._least = design["repeats"]
+        self._repeats = str(self._least)
+        self._print(plan_in_words(design, config))
+
+    def look(self, comparison: Comparison, repeats: int) -> None:
+        """A repeat is done, and this is what is known; every point in one line would be too much."""
+        self._comparison = comparison
+        self._left = self._what_is_left(repeats)
+        if not self._console.is_terminal:
+            measured = sum(row.step_s is not None for row in comparison.rows)
+            self._print(f"after {plural(repeats, 'repeat')}{self._left}: {plural(measured, 'point')} measured")
+
+
+def plan_in_words(design: dict[str, Any], config: RunConfig) -> str:
+    """What the experiment will do, in one line: the batches are part of it."""
+    length = plural(config.steps, "step") if config.steps else plural(config.epochs or 1, "epoch")
+    counts = sorted({shape["hosts"] * shape["ranks_per_host"] for shape in design["shapes"]})
+    batches = {"strong": f"global batch {design['batch']:,}", "weak": f"batch {design['batch_per_rank']:,} per rank"}
+    modes = [f"{mode} ({batches[mode]})" for mode in design["modes"]]
+    parts = [
+        f"{design['subject']}: {', '.join(design['strategies'])}",
+        f"{' and '.join(modes)} scaling",
+        f"{listed([str(number) for number in counts])} ranks × {plural(design['threads'], 'thread')}",
+        f"{length} × {plural(design['repeats'], 'repeat')}",
+        *([] if design["estimate_s"] is None else [f"about {roughly(design['estimate_s'])}"]),
+    ]
+    return " · ".join(parts)
