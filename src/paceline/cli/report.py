@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.messages import data_console, messages
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from paceline.analysis.pool import Pool
+    from paceline.records.find import Record
 
 
 def command(
@@ -36,31 +44,26 @@ def command(
         _show_examinations(folders, as_json=as_json, more=bool(out or csv or trace))
         return
 
-    from paceline.analysis.comparison import compare
-    from paceline.analysis.pool import pool
     from paceline.records.schema import REPORT_FILE
     from paceline.records.writer import strict
-    from paceline.report.comparison import print_comparison, to_json
-    from paceline.report.csv_tables import write_tables
-    from paceline.report.page import write_page
     from paceline.report.trace import NOTHING_TO_TRACE, where_traces_are, write_traces
 
-    comparison = compare(pool(find_records(folders)))
+    report = _reporting(find_records(folders))
     page = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
-    tables = write_tables(comparison, csv) if csv else []
+    tables = report.write_tables(csv) if csv else []
     traces: list[Path] = []
     failure: PacelineError | None = None
-    traceable = [entry.run for entry in comparison.pool.entries if trace and entry.run.timelines]
+    traceable = [entry.run for entry in report.pool.entries if trace and entry.run.timelines]
     try:
         traces = write_traces(traceable) if traceable else []
     except PacelineError as error:
         failure = error
     if not as_json:
-        print_comparison(comparison, data_console())
-    write_page(comparison, page)
+        report.print(data_console())
+    report.write_page(page)
     if as_json:
         files = {"report": str(page), "traces": [str(path) for path in traces]}
-        typer.echo(json.dumps(strict(to_json(comparison) | files), indent=2, allow_nan=False))
+        typer.echo(json.dumps(strict(report.to_json() | files), indent=2, allow_nan=False))
     else:
         for path in [page, *tables]:
             typer.echo(f"wrote {path}")
@@ -70,6 +73,63 @@ def command(
         messages().print(NOTHING_TO_TRACE)
     if failure is not None:  # After all that could be reported.
         raise failure
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What can be made of records."""
+
+    pool: Pool
+    print: Callable[[Console], None]
+    write_page: Callable[[Path], None]
+    write_tables: Callable[[Path], list[Path]]
+    to_json: Callable[[], dict[str, Any]]
+
+
+def _reporting(records: Sequence[Record]) -> _Report:
+    """A scaling experiment has a report of its own; all else is compared."""
+    from paceline.analysis.pool import pool
+    from paceline.analysis.scaling import KIND
+
+    of_scaling = [getattr(record, "kind", None) == KIND for record in records]
+    if any(of_scaling) and len(records) > 1:
+        raise UsageError(
+            "a scaling experiment cannot be compared with other records.",
+            hint="name the folder of one `paceline scale`",
+        )
+    return _of_scaling(pool(records)) if any(of_scaling) else _of_comparison(pool(records))
+
+
+def _of_comparison(pooled: Pool) -> _Report:
+    from paceline.analysis.comparison import compare
+    from paceline.report.comparison import print_comparison, to_json
+    from paceline.report.csv_tables import write_tables
+    from paceline.report.page import write_page
+
+    found = compare(pooled)
+    return _Report(
+        pooled,
+        print=lambda console: print_comparison(found, console),
+        write_page=lambda path: write_page(found, path),
+        write_tables=lambda folder: write_tables(found, folder),
+        to_json=lambda: to_json(found),
+    )
+
+
+def _of_scaling(pooled: Pool) -> _Report:
+    from paceline.analysis.scaling import scaling
+    from paceline.report.scaling import print_scaling, to_json
+    from paceline.report.scaling_page import write_scaling_page
+    from paceline.report.scaling_tables import write_scaling_tables
+
+    found = scaling(pooled)
+    return _Report(
+        pooled,
+        print=lambda console: print_scaling(found, console),
+        write_page=lambda path: write_scaling_page(found, path),
+        write_tables=lambda folder: write_scaling_tables(found, folder),
+        to_json=lambda: to_json(found),
+    )
 
 
 def _show_examinations(folders: list[Path], *, as_json: bool, more: bool) -> None:
