@@ -29,7 +29,6 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Does every run of the job, then leaves; a failure is written down for the launcher."""
     launcher = os.getppid()
-    _enter_host()
     job = Job.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
     _die_with(launcher)
@@ -81,6 +80,7 @@ def work(job: Job, place: Place) -> None:
     task = (examining | {"train": run, "prove": prove_run})[job.task]
     meet = check_reach if job.task in examining else None
     world = join_world(timeout_s=job.timeout, iface=job.iface, meet=meet)
+    _enter_host()
     for number, (config, folder) in enumerate(job.runs):
         place.run = number
         task(config, world, folder, threads=job.threads, number=number, command=job.command)
@@ -92,6 +92,7 @@ def work_for_script(job: Job) -> None:
     from paceline.training.script import ASSIGNMENTS, run_script
 
     assert job.script is not None
+    _enter_host()
     ((config, folder),) = job.runs
     kind = ASSIGNMENTS[job.task]
     run_script(kind(script=job.script, config=config, folder=folder, command=job.command, oracle=job.oracle), job.iface)
@@ -105,7 +106,10 @@ def _count_all_of_the_host() -> None:
 
 
 def _enter_host() -> None:
-    """Takes this rank's part of an emulated host's cores, and no more, before anything is computed."""
+    """Takes this rank's part of an emulated host's cores, and no more, before anything is computed.
+
+    Importing torch and finding the others comes before it: nobody wants to wait for these on half a core.
+    """
     folder = os.environ.get(CGROUP_VARIABLE)
     if folder:
         enter(Path(folder))

@@ -78,6 +78,21 @@ class StepProfiler:
         temporary.replace(final)
 
 
+OVERHEADS = frozenset(
+    {
+        "Activity Buffer Request",
+        "Buffer Flush",
+        "Command Buffer Full",
+        "Driver Compiler",
+        "Instrumentation",
+        "Lazy Function Loading",
+        "Resource",
+        "Runtime Triggered Module Loading",
+    }
+)
+"""What CUPTI says of its own work and the driver's. The kernel that waited for it is charged to these too."""
+
+
 def by_operator(profiled: profile, steps: int) -> list[Operator]:
     """What each operator took, per step. Work on a GPU is charged to the operator that asked for it."""
     return [
@@ -91,7 +106,7 @@ def by_operator(profiled: profile, steps: int) -> list[Operator]:
         )
         for entry in profiled.key_averages()
         # Kernels have entries of their own beside the operators that launched them: they would count twice.
-        if entry.device_type == DeviceType.CPU
+        if entry.device_type == DeviceType.CPU and entry.key not in OVERHEADS
     ]
 
 
