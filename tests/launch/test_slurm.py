@@ -157,6 +157,7 @@ def test_one_task_is_one_rank(one_task: Environment, asked: dict[str, int], foun
         ({"ranks": 2}, "SLURM_NTASKS=4 on 2 nodes but 2 ranks asked: run with --ntasks=2."),
         ({"ranks": 3}, "SLURM_NTASKS=4 on 2 nodes but 3 ranks asked, which do not divide over 2 nodes."),
         ({"hosts": 3}, "SLURM_NNODES=2 but 3 hosts asked: run with --nodes=3."),
+        ({"hosts": 2, "node_rank": 1}, "--node-rank 1 was given, but Slurm has numbered its 4 tasks."),
         ({"emulate": "2"}, "--emulate 2 was given, but Slurm started 4 tasks."),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceline.cli.options import Asked, only_asked
-from paceline.config import CompareConfig, LaunchConfig, RunConfig
+from paceline.config import CompareConfig, LaunchConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
 from paceline.launch.sbatch import JOB, BatchJob, hand_in
 
@@ -198,16 +199,25 @@ def _shape(
     if hosts is None and launch.hosts == 1 and ranks and ranks_per_host and ranks % ranks_per_host == 0:
         hosts = ranks // ranks_per_host
     given = LaunchConfig(hosts=hosts or launch.hosts, ranks=ranks, ranks_per_host=ranks_per_host)
-    default = launch.ranks // given.hosts if launch.ranks is not None else launch.ranks_per_host
-    per_host = given.local_ranks(default or _default_ranks(asked, gres))
-    wanted = launch.ranks if launch.ranks is not None else (launch.ranks_per_host or per_host) * given.hosts
-    if launch.hosts not in (1, given.hosts) or wanted != per_host * given.hosts:
+    wanted, wanted_per_host, exactly = _ranks_of_command(asked, launch)
+    default = wanted_per_host or (math.ceil(wanted / given.hosts) if wanted else _default_ranks(asked, gres))
+    per_host = given.local_ranks(default)
+    there, wanted = given.hosts * per_host, max(wanted, given.hosts * wanted_per_host)
+    if launch.hosts not in (1, given.hosts) or wanted > there or (exactly and wanted not in (0, there)):
         told = f"{launch.hosts} hosts" if launch.hosts not in (1, given.hosts) else f"{wanted} ranks"
         raise UsageError(
             f"the job has {given.hosts} × {per_host} ranks, but its command asks for {told}.",
             hint="say it once: before `--`, with --hosts and --ranks-per-host",
         )
     return given.hosts, per_host
+
+
+def _ranks_of_command(asked: Asked, launch: LaunchConfig) -> tuple[int, int, bool]:
+    """Ranks on all hosts and on each that the command names, or 0; whether it takes no more than that."""
+    scale = _config(asked, ScaleConfig)
+    if scale is not None:
+        return max(scale.rank_counts, default=0), max(scale.per_host, default=0), False
+    return launch.ranks or 0, launch.ranks_per_host or 0, True
 
 
 def _default_ranks(asked: Asked, gres: str | None) -> int:
