@@ -51,7 +51,8 @@ def run_script(assignment: Assignment, iface: str | None) -> None:
 
 def _choose_interface(iface: str | None) -> None:
     """Has the script's own process group, if it makes one, use the interface that ours would."""
-    chosen = iface or choose_interface(os.environ.get("MASTER_ADDR", LOOPBACK), all_on_this_host=True).name
+    here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    chosen = iface or choose_interface(os.environ.get("MASTER_ADDR", LOOPBACK), all_on_this_host=here).name
     os.environ.setdefault("GLOO_SOCKET_IFNAME", chosen)
 
 
