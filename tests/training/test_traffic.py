@@ -1,0 +1,97 @@
+"""The proof of bytes for every strategy: what the kernel counts in real steps is the plan and its framing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from paceline.analysis.payload import TOLERANCE
+from paceline.comm import Comm
+from paceline.comm.payload import PayloadCount
+from paceline.strategies.registry import ENTRIES, create
+from paceline.training.sync import Sync
+from paceline.training.traffic import planned_traffic
+from paceline.workloads.models import MODELS
+from ranks import Pool
+
+STRATEGIES = [
+    *ENTRIES,
+    "ddp:bucket_mb=1",
+    "ddp:bucket_mb=0.02",
+    "ddp:overlap=false",
+    "ddp:bucket_view=true",
+    "ddp:static_graph=true",
+]
+WARM_UP, COUNTED = 3, 2
+Links = dict[tuple[int, int], float]
+
+
+def with_batch_norm() -> nn.Module:
+    """Small layers, whose framing counts, one large one, and buffers that are broadcast."""
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(128, 1500), nn.ReLU(), nn.Linear(1500, 10))
+
+
+def models() -> dict[str, nn.Module]:
+    return {"cnn": MODELS["cnn"]((3, 32, 32), 10), "batch norm": with_batch_norm(), "tiny": tiny()}
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
+
+
+def train_and_count(comm: Comm, strategy: str, dtype: torch.dtype = torch.float32) -> dict[str, tuple[Links, Links]]:
+    """What a step of each model sends from rank to rank, and what it should."""
+    return {name: _count(comm, strategy, model.to(dtype)) for name, model in models().items()}
+
+
+def _count(comm: Comm, strategy: str, model: nn.Module) -> tuple[Links, Links]:
+    own = Comm(comm.rank, comm.world_size, comm.device, comm.group, comm.control, sockets=comm.sockets)
+    sync = Sync(model, lambda named: torch.optim.SGD([p for _, p in named], lr=0.1), create(strategy), own, "broadcast")
+    payload = PayloadCount(own)
+    for steps, counts in ((WARM_UP, False), (COUNTED, True)):
+        for _ in range(steps):
+            x = torch.randn(2, 3, 32, 32, dtype=next(model.parameters()).dtype)
+            F.cross_entropy(sync.model(x), torch.zeros(2, dtype=torch.int64)).backward()
+            sync.step()
+        sync.strategy.finish()
+        own.sum(torch.zeros(1))
+        payload.close_window(steps, counts=counts)
+    counted, planned = payload.result(), planned_traffic(strategy, sync)
+    sync.detach()
+    assert counted is not None
+    assert planned is not None
+    return _by_pair(counted["links"], "received_bytes", by=COUNTED), _by_pair(
+        planned["links"], "payload_bytes", "framing_bytes"
+    )
+
+
+def _by_pair(links: list[dict[str, Any]], *names: str, by: int = 1) -> Links:
+    sizes = {(link["source"], link["target"]): sum(link[name] for name in names) / by for link in links}
+    return {pair: size for pair, size in sizes.items() if size}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sockets_carry_what_the_plan_says(pool: Pool, strategy: str, ranks: int) -> None:
+    active = len([role for role in create(strategy).roles(ranks) if role.name != "IDLE"])
+    for name, (counted, planned) in pool.run(train_and_count, active, strategy)[0].items():
+        assert counted.keys() == planned.keys(), name
+        for pair, size in planned.items():
+            assert counted[pair] == pytest.approx(size, rel=TOLERANCE), (name, pair)
+
+
+def test_items_of_another_size_are_planned_too(pool: Pool) -> None:
+    for name, (counted, planned) in pool.run(train_and_count, 3, "allreduce", torch.float64)[0].items():
+        assert counted == planned, name
+
+
+def test_the_root_carries_the_burden(pool: Pool) -> None:
+    counted, _ = pool.run(train_and_count, 4, "gather_scatter")[0]["cnn"]
+    sent = [sum(size for (source, _), size in counted.items() if source == rank) for rank in range(4)]
+    assert sent[0] == 3 * sent[1] == 3 * sent[2] == 3 * sent[3]
+    assert {pair for pair in counted if 0 not in pair} == set(), "the others do not speak to each other"
