@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.emulation import Place
 from paceline.measure import cores
 from paceline.measure.cores import cgroup_quota, threads_per_rank, usable_cores
 
@@ -143,4 +144,22 @@ def test_without_affinity_all_cores_count(eight_cores: Tree, monkeypatch: pytest
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert usable_cores() == 6
+    assert eight_cores.own.is_file()
+
+
+def test_an_emulated_host_has_its_share(eight_cores: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(spec="4", host=0, hosts=4, master="198.18.0.1:1", host_cpus=2.5)
+    monkeypatch.setenv("PACELINE_EMULATED", place.variables()["PACELINE_EMULATED"])
+    assert usable_cores() == 2.5
+    assert (threads_per_rank(1), threads_per_rank(2)) == (2, 1)
+    eight_cores.v2("job", "50000 100000")
+    assert usable_cores() == 0.5
+
+
+def test_emulated_hosts_without_shares_divide_the_cores(eight_cores: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(spec="3", host=0, hosts=3, master="198.18.0.1:1")
+    monkeypatch.setenv("PACELINE_EMULATED", place.variables()["PACELINE_EMULATED"])
+    assert usable_cores() == 8
+    assert (threads_per_rank(1), threads_per_rank(2), threads_per_rank(4)) == (2, 1, 1)
+    assert threads_per_rank(2, cores=8) == 4
     assert eight_cores.own.is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import re
@@ -23,7 +24,8 @@ _LEAST_QUOTA_US = 1_000
 """The kernel takes no smaller one."""
 _LONGEST_PERIOD_US = 1_000_000
 _EMPTIES_S = 3.0
-_NAME = re.compile(r"paceline-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)-host\d+")
+_NAME = re.compile(r"paceline-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)-\d+-host\d+")
+_emulation = itertools.count()
 
 
 @contextmanager
@@ -38,9 +40,10 @@ def cpu_shares(
     parent = _parent(self_cgroup, root)
     remove_stale(parent)
     folders: list[Path] = []
+    name = f"paceline-{_owner(os.getpid())}-{next(_emulation)}"
     try:
         for host in range(hosts):
-            folder = parent / f"paceline-{_owner(os.getpid())}-host{host}"
+            folder = parent / f"{name}-host{host}"
             folder.mkdir()
             folders.append(folder)
             _limit(folder, cpus)

@@ -44,14 +44,22 @@ def run_emulated(launch: LaunchConfig, arguments: Sequence[str], say: Say) -> in
         others = f"–{address_of(len(lines) - 1).rpartition('.')[2]}" if len(lines) > 1 else ""
         say(f"{hosts_in_words(lines)}{shares}, {address_of(0)}{others}")
         _warn_of_shares(launch, len(lines), say)
-        with _signals_held():
-            running = _Running([_start(host, arguments) for host in hosts])
-            try:
-                code = running.wait()
-            finally:
-                running.kill()
+        return run_on_all(hosts, (sys.executable, "-m", "paceline", *arguments), say)
+
+
+def run_on_all(hosts: Sequence[Host], command: Sequence[str], say: Say) -> int:
+    """Runs a program on every host until all have ended, in order if it can be; returns host 0's exit code."""
+    processes: list[_Process] = []
+    with _signals_held():
+        try:
+            processes += [_start(host, command) for host in hosts]
+            running = _Running(processes)
+            code = running.wait()
             running.show_unexplained(say)
-            return code
+        finally:
+            for process in processes:
+                process.close()
+    return code
 
 
 def _warn_of_shares(launch: LaunchConfig, hosts: int, say: Say) -> None:
@@ -79,12 +87,20 @@ class _Process:
         code = self.process.returncode
         return 128 - code if code < 0 else code
 
+    def close(self) -> None:
+        """Ends it at once if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.output is not None:
+            self.output.close()
 
-def _start(host: Host, arguments: Sequence[str]) -> _Process:
+
+def _start(host: Host, command: Sequence[str]) -> _Process:
     # Nameless, so that none is left behind.
     output = None if host.place.host == 0 else tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
     process = host.popen(
-        *(sys.executable, "-m", "paceline", *arguments),
+        *command,
         stdin=None if output is None else subprocess.DEVNULL,
         stdout=output,
         stderr=output,
@@ -110,13 +126,6 @@ class _Running:
                 self._interrupt(signal.Signals(came.si_signo))
             self._hurry(time.monotonic())
         return self.leader.code
-
-    def kill(self) -> None:
-        """Ends all that still run, at once."""
-        for process in self._living():
-            process.process.kill()
-        for process in self.processes:
-            process.process.wait()
 
     def show_unexplained(self, say: Say) -> None:
         """What a host printed that failed by itself, unless host 0 failed in the same way, and has said so."""

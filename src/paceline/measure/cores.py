@@ -26,8 +26,15 @@ def affine_cores() -> int:
 
 
 def threads_per_rank(ranks_on_host: int, cores: float | None = None) -> int:
-    """Threads each rank computes with, so that the ranks of a host do not fight over its cores: those we may use."""
-    return max(1, int(usable_cores() if cores is None else cores) // ranks_on_host)
+    """Threads each rank computes with, so that the ranks of a host do not fight over its cores: those we may use.
+
+    Emulated hosts without a share of their own have the cores of one machine together, whether all of them take part or
+    not: one of them gets what one gets when they all do.
+    """
+    if cores is None:
+        place = place_of(os.environ)
+        cores = usable_cores() / (place.hosts if place is not None and place.host_cpus is None else 1)
+    return max(1, int(cores) // ranks_on_host)
 
 
 def cgroup_quota(self_cgroup: Path, root: Path) -> float | None:
