@@ -122,11 +122,20 @@ def test_seats_of_a_host_stand_together_however_tasks_are_dealt_out(slurm: Slurm
 
 
 def test_uneven_tasks_are_refused(slurm: Slurm) -> None:
-    for environment in tasks(slurm, "srun", "--nodes=2", "--ntasks=3"):
-        with pytest.raises(
-            UsageError, match=r"gave its 2 nodes 2, 1 tasks, but a run needs as many ranks on every host"
-        ):
-            seat(environment)
+    first, *others = tasks(slurm, "srun", "--nodes=2", "--ntasks=3")
+    assert "gave its 2 nodes 2, 1 tasks, but a run needs as many ranks on every host" in refusal(first, others).message
+
+
+def refusal(first: Environment, others: Sequence[Environment], **asked: object) -> UsageError:
+    """Why a step is refused: one task says it, all of them leave."""
+    for environment in others:
+        with pytest.raises(SystemExit) as left:
+            seat(environment, **asked)
+        assert left.value.code == UsageError.exit_code
+    with pytest.raises(UsageError) as refused:
+        seat(first, **asked)
+    assert refused.value.hint
+    return refused.value
 
 
 @pytest.mark.parametrize(
@@ -141,10 +150,9 @@ def test_uneven_tasks_are_refused(slurm: Slurm) -> None:
     ],
 )
 def test_one_task_is_one_rank(one_task: Environment, asked: dict[str, int], found: str, fix: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        seat(one_task, **asked)
-    assert refused.value.message == found
-    assert fix in (refused.value.hint or "")
+    refused = refusal(one_task, [], **asked)
+    assert refused.message == found
+    assert fix in (refused.hint or "")
     alone = seat(one_task)
     assert alone is not None
     assert (alone.seats, alone.ranks, (alone.master or "").partition(":")[0]) == (1, 1, "127.0.0.1")
@@ -164,11 +172,7 @@ def test_one_task_is_one_rank(one_task: Environment, asked: dict[str, int], foun
 def test_what_slurm_does_not_give_is_refused(
     four_tasks: list[Environment], asked: dict[str, object], found: str
 ) -> None:
-    for environment in four_tasks:
-        with pytest.raises(UsageError) as refused:
-            seat(environment, **asked)
-        assert refused.value.message == found
-        assert refused.value.hint
+    assert refusal(four_tasks[0], four_tasks[1:], **asked).message == found
 
 
 def test_the_users_own_words_win(four_tasks: list[Environment], one_task: Environment) -> None:

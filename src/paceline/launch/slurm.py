@@ -90,7 +90,11 @@ def seat_from_slurm(environment: Mapping[str, str], launch: LaunchConfig) -> Sea
         return None
     if step.tasks == 1 and (launch.emulate or launch.master or "SLURM_PTY_PORT" in environment):  # `srun --pty bash`
         return None
-    _check(step, launch)
+    reason = _misfit(step, launch)
+    if reason is not None and step.node == step.local_task == 0:
+        raise reason
+    if reason is not None:
+        raise SystemExit(reason.exit_code)  # On one terminal once is enough.
     ranks_per_host = step.tasks_of_nodes[0]
     return Seat(
         number=step.node * ranks_per_host + step.local_task,
@@ -104,27 +108,26 @@ def seat_from_slurm(environment: Mapping[str, str], launch: LaunchConfig) -> Sea
     )
 
 
-def _check(step: Step, launch: LaunchConfig) -> None:
+def _misfit(step: Step, launch: LaunchConfig) -> UsageError | None:
+    """Why the step cannot be the launch that is asked for, the same on all tasks; None where it can."""
     if launch.emulate:
-        raise UsageError(
+        return UsageError(
             f"--emulate {launch.emulate} was given, but Slurm started {step.tasks} tasks.",
             hint="emulated hosts are started by one process: srun --ntasks=1",
         )
     if launch.node_rank:
-        raise UsageError(
+        return UsageError(
             f"--node-rank {launch.node_rank} was given, but Slurm has numbered its {step.tasks} tasks.",
             hint="leave it out under srun; with --hosts and --master it is a launch without Slurm's help",
         )
     if len(set(step.tasks_of_nodes)) > 1:
         found = ", ".join(map(str, step.tasks_of_nodes))
         most = max(step.tasks_of_nodes)
-        raise UsageError(
+        return UsageError(
             f"Slurm gave its {len(step.nodes)} nodes {found} tasks, but a run needs as many ranks on every host.",
             hint=f"run with --nodes={len(step.nodes)} --ntasks-per-node={most}",
         )
-    reason = _mismatch(step, launch)
-    if reason is not None:
-        raise reason
+    return _mismatch(step, launch)
 
 
 def _mismatch(step: Step, launch: LaunchConfig) -> UsageError | None:
