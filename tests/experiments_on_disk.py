@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -11,8 +12,11 @@ from typing import Any
 from paceline.analysis.comparison import Comparison, compare
 from paceline.analysis.pool import pool
 from paceline.config import RunConfig
+from paceline.plans import Plan
+from paceline.plans.operations import all_reduce
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
 from paceline.records.experiment import Contender, ExperimentFolder, read_experiment
+from paceline.records.schema import SUMMARY_FILE
 from paceline.records.timeline import NEVER, NO_PEER, Kind, Purpose, TimelineWriter
 
 CLASSIC = (
@@ -65,7 +69,7 @@ def write_experiment(
 ) -> Path:
     """An experiment as `paceline compare` leaves it. Contenders that fail have no runs; the others finish them all.
 
-    With `events` runs have timelines as well: see `_phases`.
+    With `events` runs have timelines as well (see `_phases`), and counts of what went over their sockets.
     """
     config = RunConfig(**{"steps": steps, **(settings or {})})
     candidates = [contender.name for contender in contenders if contender.role == "candidate"]
@@ -100,6 +104,7 @@ def write_experiment(
             write_run(path / where, contender, run_config, workers, curve, time_s, accuracy, about)
             if events:
                 write_timelines(path / where, contender, workers, steps, time_s)
+                write_counts(path / where, contender, workers, steps)
     account.write("interrupted" if interrupted else "end")
     account.close()
     return path
@@ -152,6 +157,22 @@ def write_timelines(path: Path, contender: Contender, workers: int, steps: int, 
             writer.write([(step, *row) for row in _phases(contender, rank / workers, start_s, length_s)])
             start_s += length_s
         writer.close()
+
+
+def write_counts(path: Path, contender: Contender, workers: int, steps: int, *, off: float = 0.0) -> None:
+    """What the plan of an all-reduce of the gradients sends, and that the kernel has counted that, or more of it."""
+    sends = contender.role == "candidate" and workers > 1
+    links = Plan((all_reduce(1000, 4, workers, 0.0),)).links() if sends else []
+    sockets = [
+        {"source": link.source, "target": link.target, "sent_bytes": size, "received_bytes": size, "resent_bytes": 0}
+        for link in links
+        if (size := round((link.payload_bytes + link.framing_bytes) * steps * (1 + off)))
+    ]
+    host = {"name": "lo", "ranks": list(range(workers)), "sent_bytes": 10**6, "received_bytes": 10**6}
+    summary = json.loads((path / SUMMARY_FILE).read_text())
+    summary["traffic"]["links"] = [asdict(link) for link in links]
+    summary["sockets"] = {"steps": steps, "links": sockets, "interfaces": [host]}
+    RunFolder(path).write_summary(summary)
 
 
 def _phases(contender: Contender, lateness: float, start_s: float, length_s: float) -> list[tuple[Any, ...]]:
