@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -70,6 +71,7 @@ class Place:
 
 def work(job: Job, place: Place) -> None:
     """Joins the others, does every run of the job, leaves."""
+    _import_torch()
     from paceline.comm import join_world, leave_world
     from paceline.comm.reach import check_reach
     from paceline.training.examine import examine_machines, examine_run
@@ -89,6 +91,7 @@ def work(job: Job, place: Place) -> None:
 
 def work_for_script(job: Job) -> None:
     """Runs the user's script, whose `attach` joins the others."""
+    _import_torch()
     from paceline.training.script import ASSIGNMENTS, run_script
 
     assert job.script is not None
@@ -96,6 +99,15 @@ def work_for_script(job: Job) -> None:
     ((config, folder),) = job.runs
     kind = ASSIGNMENTS[job.task]
     run_script(kind(script=job.script, config=config, folder=folder, command=job.command, oracle=job.oracle), job.iface)
+
+
+def _import_torch() -> None:
+    """Imports it without looking for garbage among the millions of objects that makes: 0.8 s of nothing found."""
+    gc.disable()
+    import torch._dynamo  # noqa: F401  (optimisers import it when first used: a second that would fall into a run)
+
+    gc.freeze()
+    gc.enable()
 
 
 def _count_all_of_the_host() -> None:
