@@ -101,3 +101,30 @@ def test_a_section_of_another_kind_is_an_error(tmp_path: Path, section: str) -> 
     file.write_text(json.dumps(json.loads(file.read_text()) | {section: "text"}))
     with pytest.raises(RecordError, match=rf"its {section} (is|are) not a"):
         read_experiment(path)
+
+
+POINT = {"mode": "strong", "ranks": 4, "hosts": 2, "ranks_per_host": 2, "batch": 256, "batch_per_rank": 64}
+
+
+def test_a_contender_may_be_a_point_of_a_scaling_experiment(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", repeats=0)
+    assert "point" not in json.loads((path / "experiment.json").read_text())["contenders"][0], "as it always was"
+    assert read_experiment(with_contender(path, point=POINT)).contenders[0].point == POINT
+
+
+@pytest.mark.parametrize(
+    ("point", "message"),
+    [
+        ("4 ranks", "the point of a contender is not a JSON object"),
+        ({"ranks": 4}, "the point of a contender has no batch, batch_per_rank, hosts, mode, ranks_per_host"),
+        (POINT | {"mode": "stronger"}, "mode of the point of a contender is not one of strong, weak, both"),
+        (POINT | {"mode": ["strong"]}, "mode of the point of a contender is not one of"),
+        (POINT | {"ranks": True}, "ranks of the point of a contender is not a whole number"),
+        (POINT | {"batch_per_rank": 0}, "batch_per_rank of the point of a contender is not a number above 0"),
+        (POINT | {"hosts": 3}, "the ranks of a point do not fit its hosts"),
+        (POINT | {"batch": 3}, "do not fit its hosts, or its batch"),
+    ],
+)
+def test_a_damaged_point_is_refused(tmp_path: Path, point: Any, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        read_experiment(with_contender(write_experiment(tmp_path / "e", repeats=0), point=point))

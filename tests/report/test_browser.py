@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from paceline.records.examination import write_examination
 from paceline.records.experiment import Contender
 from paceline.report.page import write_page
 from paceline.report.palette import contrast
+from paceline.report.scaling_page import write_scaling_page
+from scaling_on_disk import read_scaling, write_scaling
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(
@@ -393,3 +396,47 @@ def test_what_users_name_things_runs_nowhere(browser: Any, tmp_path: Path) -> No
         page.locator("[data-figure=losses] .nsewdrag").hover()
         assert page.title() != "run"
         assert page.locator("img").count() == 0
+
+
+@pytest.fixture(scope="module")
+def scaling_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a scaling experiment, with one and with two ranks on a host."""
+    folder = tmp_path_factory.mktemp("scaling")
+    shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
+    strategies = ["single", "none", "ddp", "allreduce", "p2p", "gather_scatter"]
+    write_scaling_page(
+        read_scaling(write_scaling(folder / "e", strategies, shapes, events=True)), folder / "report.html"
+    )
+    return folder / "report.html"
+
+
+def test_scaling_is_drawn_without_labels_on_each_other(browser: Any, scaling_page: Path) -> None:
+    with Opened(browser, scaling_page) as opened:
+        page = opened.page
+        assert "ddp on 4 ranks over 4 hosts" in page.locator("h1").inner_text()
+        for name in ("strong-curves", "weak-curves"):
+            figure = page.locator(f"[data-figure={name}]")
+            boxes = figure.locator(".textpoint text").evaluate_all(
+                "texts => texts.map(t => t.getBoundingClientRect()).map(b => [b.x, b.y + 2, b.right, b.bottom - 2])"
+            )
+            assert len(boxes) == 11 + 11 + 6
+            assert all(right > left for left, _, right, _ in boxes), "plotly hides what is out of range"
+            for (left, top, right, bottom), other in itertools.combinations(boxes, 2):
+                apart = right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
+                assert apart, "labels lie on each other"
+        before = opened.paths("strong-curves")
+        page.locator("[data-figure=strong-curves]").get_by_role("button", name="Against itself on 1 rank").click()
+        assert opened.paths("strong-curves") != before
+        assert page.locator("[data-figure=strong-split] .ytick").count() == 1 + 5 * 5
+        page.locator("#strong-points button[data-define=efficiency]").first.hover()
+        assert "T₁/(N·T_N)" in page.locator("#tip").inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_scaling_can_be_read_on_a_phone_too(browser: Any, scaling_page: Path, scheme: str) -> None:
+    with Opened(browser, scaling_page, color_scheme=scheme, viewport=PHONE) as opened:
+        page = opened.page
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        until(page, FITS)
+        assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
+        assert least_contrast(page, "h1, h2, p, li, thead th, td, th, .interval, button, figcaption") >= READABLE

@@ -186,9 +186,10 @@ class Scaling:
         return [curve for curve in self.in_mode(mode) if curve.role == "candidate"]
 
     def best(self, mode: Mode) -> Point | None:
-        """The point of a candidate that trains most samples per second, of those that count."""
+        """The point of a candidate that trains most samples per second, of those that count and share the work."""
         counted = [point for curve in self.candidates(mode) for point in curve.points if point.counts]
-        return min(counted, key=lambda point: median_time(self._costs(point).values()), default=None)
+        sharing = [point for point in counted if point.ranks > 1]
+        return min(sharing or counted, key=lambda point: median_time(self._costs(point).values()), default=None)
 
     def peak(self, curve: Curve) -> Peak | None:
         """Where a curve is fastest; None where it has not two points that count."""

@@ -26,13 +26,12 @@ from paceline.report.drawing import (
     short_names,
     ticks,
 )
+from paceline.report.end_labels import Scale, apart, named_end
 from paceline.report.palette import colours
 from paceline.report.scaling_words import TITLES, where
 
 HEIGHT, GAP_HEIGHT, TOP, BOTTOM, LEFT = 250, 74, 34, 48, 52
 """Of a panel, between two that are below each other, and around them."""
-LABEL_HEIGHT = 16
-"""What a label takes, so that no two lie on each other."""
 WIDE = 960
 """The width that panels beside each other are laid out for."""
 MANY_TIMES = 6.0
@@ -66,28 +65,6 @@ class _Line:
         return [value.value / self.unit.scale for value in self.values]
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """An axis: from where to where, and how far a value is up, in its own terms."""
-
-    low: float
-    high: float
-    logarithmic: bool
-
-    def place(self, value: float) -> float:
-        """Where a value is, as plotly counts on this axis."""
-        return math.log10(value) if self.logarithmic else value
-
-    def value(self, place: float) -> float:
-        """And back."""
-        return 10**place if self.logarithmic else place
-
-    @property
-    def ends(self) -> list[float]:
-        """Both ends, as plotly counts."""
-        return [self.place(self.low), self.place(self.high)]
-
-
 def strategy_colours(scaling: Scaling) -> dict[str, str]:
     """A colour per strategy, the same in all figures and tables."""
     roles = {contender.strategy: contender.role for contender in scaling.pool.contenders}
@@ -111,7 +88,7 @@ def curves_figure(scaling: Scaling, mode: Mode) -> Json | None:
     if not measured:
         return None
     ranks = sorted({point.ranks for curve in measured for point in curve.points})
-    across = _Scale(*_reach(ranks), logarithmic=ranks[-1] / ranks[0] >= MANY_RANKS)
+    across = Scale(*_reach(ranks), logarithmic=ranks[-1] / ranks[0] >= MANY_RANKS)
     times = _times(scaling, measured)
     views, sets = [], [_on_panel(0, _panel_traces(times, _time_scale(times), across, ranks))]
     for key, baseline in _order(measured).items():
@@ -211,29 +188,29 @@ def _reach(ranks: Sequence[int]) -> tuple[float, float]:
     return ranks[0] - 0.06 * span, ranks[-1] + 0.14 * span
 
 
-def _label_place(across: _Scale) -> float:
+def _label_place(across: Scale) -> float:
     """Where labels begin."""
     low, high = across.ends
     return across.value(high - 0.03 * (high - low))
 
 
-def _time_scale(lines: Sequence[_Line]) -> _Scale:
+def _time_scale(lines: Sequence[_Line]) -> Scale:
     values = [value for line in lines for value in line.ys]
     tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
     if max(values) / min(values) >= MANY_TIMES:
-        return _Scale(min(values) / 1.25, max([*values, *tops]) * 1.15, logarithmic=True)
-    return _Scale(0.0, 1.08 * max([*values, *tops]), logarithmic=False)
+        return Scale(min(values) / 1.25, max([*values, *tops]) * 1.15, logarithmic=True)
+    return Scale(0.0, 1.08 * max([*values, *tops]), logarithmic=False)
 
 
-def _speed_scale(lines: Sequence[_Line], ranks: Sequence[int]) -> _Scale:
+def _speed_scale(lines: Sequence[_Line], ranks: Sequence[int]) -> Scale:
     """The ideal line is always in it."""
     tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
-    return _Scale(0.0, 1.06 * max([float(ranks[-1]), *tops]), logarithmic=False)
+    return Scale(0.0, 1.06 * max([float(ranks[-1]), *tops]), logarithmic=False)
 
 
-def _share_scale(lines: Sequence[_Line]) -> _Scale:
+def _share_scale(lines: Sequence[_Line]) -> Scale:
     tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
-    return _Scale(0.0, max([110.0, *[1.05 * top for top in tops]]), logarithmic=False)
+    return Scale(0.0, max([110.0, *[1.05 * top for top in tops]]), logarithmic=False)
 
 
 def _high(line: _Line, place: int) -> float:
@@ -244,11 +221,13 @@ def _high(line: _Line, place: int) -> float:
 
 
 def _panel_traces(
-    lines: Sequence[_Line], scale: _Scale, across: _Scale, ranks: Sequence[int], taken: Sequence[float] = ()
+    lines: Sequence[_Line], scale: Scale, across: Scale, ranks: Sequence[int], taken: Sequence[float] = ()
 ) -> list[Json]:
     """Lines with their intervals, then their names; at heights that are `taken` there are labels already."""
     drawn = [_drawn(line, ranks) for line in lines]
-    places = _apart([scale.place(line.ys[-1]) for line in lines], scale, [scale.place(own) for own in taken])
+    places = apart(
+        [scale.place(line.ys[-1]) for line in lines], scale, [scale.place(own) for own in taken], height=HEIGHT
+    )
     labels = [_label(line, scale.value(place), across, ranks) for line, place in zip(lines, places, strict=True)]
     return [*drawn, *labels]
 
@@ -298,51 +277,18 @@ def _about(line: _Line, place: int) -> str:
     return f"{what}<br>{unit.write(value.value)} {unit.name}{interval}{crowded}"
 
 
-def _label(line: _Line, height: float, across: _Scale, ranks: Sequence[int]) -> Json:
+def _label(line: _Line, height: float, across: Scale, ranks: Sequence[int]) -> Json:
     """A curve's name behind its end, and a thin line between the two."""
     level = line.places[0].contender.role == "baseline"
     end = ranks[-1] if level else line.xs[-1]
-    return _named(line.label, line.colour, (end, line.ys[-1]), (_label_place(across), height))
+    return named_end(line.label, line.colour, (end, line.ys[-1]), (_label_place(across), height))
 
 
-def _named(text: str, colour: str, end: tuple[float, float], place: tuple[float, float]) -> Json:
-    return {
-        "type": "scatter",
-        "mode": "lines+text",
-        "x": rounded([end[0], place[0]]),
-        "y": rounded([end[1], place[1]]),
-        "text": ["", f" {plain(text)}"],
-        "textposition": "middle right",
-        "textfont": {"color": "@ink", "size": LABEL_SIZE},
-        "line": {"color": colour, "width": 0.8},
-        "cliponaxis": False,
-        "hoverinfo": "skip",
-    }
-
-
-def _apart(wanted: Sequence[float], scale: _Scale, taken: Sequence[float]) -> list[float]:
-    """Places for labels, in the order of the curves' ends, that are a label's height apart, from those taken too."""
-    low, high = scale.ends
-    gap = LABEL_HEIGHT / HEIGHT * (high - low)
-    fixed = {-1 - number: place for number, place in enumerate(taken)}
-    order = sorted([*fixed, *range(len(wanted))], key=lambda n: (fixed[n] if n in fixed else wanted[n], n >= 0))
-    places = [fixed[n] if n in fixed else wanted[n] for n in order]
-    for number in range(1, len(places)):  # Upwards first, then back down from where the panel ends.
-        places[number] = max(places[number], places[number - 1] + gap)
-    top = max(high - 0.02 * (high - low), *taken, low)  # Beyond the end of an axis plotly shows nothing.
-    for number in range(len(places) - 1, -1, -1):
-        bound = top if number == len(places) - 1 else places[number + 1] - gap
-        own = order[number]
-        places[number] = fixed[own] if own in fixed else min(places[number], bound)
-    by_curve = dict(zip(order, places, strict=True))
-    return [by_curve[number] for number in range(len(wanted))]
-
-
-def _ideal(ranks: Sequence[int], values: Sequence[float], across: _Scale) -> list[Json]:
+def _ideal(ranks: Sequence[int], values: Sequence[float], across: Scale) -> list[Json]:
     """What adding ranks would give at best: N times as fast on N ranks, with nothing lost."""
     line = {"color": "@muted", "width": 1.2, "dash": "dash"}
     ideal = {"type": "scatter", "mode": "lines", "x": list(ranks), "y": list(values), "line": line, "hoverinfo": "skip"}
-    return [ideal, _named("ideal", "@muted", (ranks[-1], values[-1]), (_label_place(across), values[-1]))]
+    return [ideal, named_end("ideal", "@muted", (ranks[-1], values[-1]), (_label_place(across), values[-1]))]
 
 
 def _label_px(scaling: Scaling) -> int:
@@ -352,8 +298,8 @@ def _label_px(scaling: Scaling) -> int:
 def _layout(
     titles: Sequence[str],
     notes: Sequence[str],
-    scales: Sequence[_Scale],
-    across: _Scale,
+    scales: Sequence[Scale],
+    across: Scale,
     ranks: Sequence[int],
     label_px: int,
     columns: int,
@@ -389,7 +335,7 @@ def _layout(
     return layout
 
 
-def _vertical(scale: _Scale, *, share: bool) -> Json:
+def _vertical(scale: Scale, *, share: bool) -> Json:
     if scale.logarithmic:
         marks = ticks(scale.low, scale.high)
         return axis(type="log", range=scale.ends, tickvals=marks, ticktext=[power(mark) for mark in marks])

@@ -108,7 +108,8 @@ def _around(estimate: Estimate | None) -> str:
     """Half of the interval, as a share of the value."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return NOTHING
-    return f"±{50 * (estimate.high - estimate.low) / estimate.value:.0f}%"
+    half = (estimate.high - estimate.low) / 2 / estimate.value
+    return f"±{percent(half, 0)}" if half < 1 else ">±100%"
 
 
 def _gain(point: Point, gain: Gain | None) -> str:

@@ -61,7 +61,7 @@ def hosts_in_words(scaling: Scaling) -> str:
 
 def where(point: Point, scaling: Scaling) -> str:
     """The ranks of a point, and over how many hosts where there are several ways to place them."""
-    placed = any(curve.ranks_per_host is not None for curve in scaling.curves)
+    placed = point.ranks > 1 and any(curve.ranks_per_host is not None for curve in scaling.curves)
     return plural(point.ranks, "rank") + (f" over {plural(point.hosts, 'host')}" if placed else "")
 
 
@@ -116,9 +116,10 @@ def _peak(scaling: Scaling, peak: Peak) -> str:
     name, best = peak.curve.strategy, peak.best
     if peak.beyond is not None:
         sure = peak.beyond.low is None or not peak.beyond.spans(1)
-        stops = "adding ranks stops paying" if sure else "adding ranks gains nothing that could be told"
         more = f"on {peak.beyond_ranks} a step takes {_times(peak.beyond)} as long"
-        return f"{name}: {stops} at {where(best, scaling)}; {more}."
+        if sure:
+            return f"{name}: adding ranks stops paying at {where(best, scaling)}; {more}."
+        return f"{name}: whether ranks beyond {where(best, scaling)} pay cannot be told; {more}."
     gained = "" if peak.before is None else f"{peak.before_ranks} to {best.ranks} ranks: {_times(peak.before)} as fast"
     if peak.before is not None and peak.before.low is not None and peak.before.spans(1):
         return f"{name}: whether the last ranks that were added pay cannot be told ({gained})."
@@ -132,7 +133,7 @@ def _alone(scaling: Scaling) -> Iterator[str]:
         costs = scaling.alone(mode)
         if costs:
             each = listed([f"{_times(ratio)} for {point.strategy}" for point, ratio in costs])
-            yield f"On one rank, where nothing is sent, against single: {each} the time."
+            yield f"On one rank, where nothing is sent, the time against single is {each}."
 
 
 def _spread(scaling: Scaling, mode: Mode) -> Iterator[str]:
@@ -143,7 +144,7 @@ def _spread(scaling: Scaling, mode: Mode) -> Iterator[str]:
             groups.setdefault((spread.fewer.ranks, spread.fewer.hosts, spread.more.hosts), []).append(spread)
     for (ranks, fewer, more), own in groups.items():
         times = listed([f"{_times(spread.ratio)} for {spread.fewer.strategy}" for spread in own])
-        yield f"{ranks} ranks over {plural(fewer, 'host')} instead of {more}: {times} the time."
+        yield f"{ranks} ranks over {plural(fewer, 'host')} instead of {more}: the time is {times}."
 
 
 def _base(point: Point, gain: Gain) -> str:
