@@ -31,7 +31,7 @@ SlurmdUser={user}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
-CommunicationParameters={listening}
+{listening}
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -191,7 +191,8 @@ def _listening() -> tuple[str, str]:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
         address = ""
-    return ("NoInAddrAny,NoCtldInAddrAny", address) if address.startswith("127.") else ("", "127.0.0.1")
+    only_there = "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny"
+    return (only_there, address) if address.startswith("127.") else ("", "127.0.0.1")
 
 
 def _user() -> str:
