@@ -16,6 +16,7 @@ import pytest
 
 from launch import commands
 from launch.commands import HERE, LIMIT_S, paceline, wait_until
+from paceline.analysis.payload import PLAN, SEEN, payload_of
 from paceline.measure.cores import threads_per_rank
 from paceline.records import RunRecord, read_run
 from paceline.records.experiment import read_experiment
@@ -128,6 +129,17 @@ def normalised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]
     how = ("--batch", "20", "--epochs", "2", "--deterministic", "--repeats", "1", "--max-repeats", "1")
     paceline("compare", *what, *how, "--no-proof", "--no-doctor", "--out", str(out))
     return {measured.contender.name: measured.run for measured in read_experiment(out).runs}
+
+
+def test_without_a_plan_the_operations_seen_are_what_the_sockets_carry(normalised: dict[str, RunRecord]) -> None:
+    for strategy in ("allreduce", "ddp"):
+        payload = payload_of(normalised[f"{strategy} bn=sync"])  # Its statistics are not in the strategy's plan.
+        assert payload is not None
+        assert (payload.against, payload.holds) == (SEEN, True)
+        assert min(rank.sent_bytes for rank in payload.ranks) > 0
+    planned = payload_of(normalised["ddp bn=local"])
+    assert planned is not None
+    assert (planned.against, planned.deviation) == (PLAN, 0.0)
 
 
 def test_idle_ranks_and_one_process_give_the_same_losses(normalised: dict[str, RunRecord], tmp_path: Path) -> None:
