@@ -13,6 +13,7 @@ from typer.main import get_command
 import paceline
 from paceline.cli.main import app, run
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
+from paceline.emulation import Place
 from paceline.errors import INTERRUPTED_EXIT_CODE
 from paceline.experiments import train as experiment
 from paceline.experiments.contenders import make_entrants
@@ -24,6 +25,7 @@ PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "d
 KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig)
 PLACES = {"ADDRESS:PORT": "198.18.0.1:29500", "R": "1", "FILE": "settings.toml"}
 """What stands for something else in a command."""
+EMULATED = Place(spec="4", host=0, hosts=4, master="198.18.0.1:29500")
 
 
 def commands() -> list[tuple[str, str]]:
@@ -62,6 +64,8 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("paceline.experiments.compare.compare", enter)
     monkeypatch.setattr("paceline.records.find.find_records", find)
     monkeypatch.setattr("paceline.cli.submit.hand_in", lambda *_: 1)
+    if "--emulate" in command:  # As on a host that was made for it.
+        monkeypatch.setenv("PACELINE_EMULATED", EMULATED.variables()["PACELINE_EMULATED"])
     words = [PLACES.get(word, word) for word in shlex.split(command)[1:]]
     assert run(words) in (0, INTERRUPTED_EXIT_CODE), f"{page}: {command}: {capsys.readouterr().err}"
     own = [config for config in asked if ":" in config.workload or "my_" in config.strategy]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from paceline.cli.messages import messages
 from paceline.config import LaunchConfig
 from paceline.emulation import place_of
+
+TYPED: ContextVar[Sequence[str]] = ContextVar("typed")
+"""The whole command line, which hosts are to run again."""
 
 
 def on_hosts(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
@@ -26,4 +29,4 @@ def on_hosts(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
 
     seat_from_slurm(os.environ, launch)  # Refuses tasks that would all make hosts of their own.
     console = messages()
-    return run_emulated(launch, sys.argv[1:], lambda text: console.print(text, markup=False))
+    return run_emulated(launch, TYPED.get(), lambda text: console.print(text, markup=False))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import compare, doctor, report, scale, strategies, submit, train
+from paceline.cli.emulated import TYPED
 from paceline.cli.messages import messages, show_error
 from paceline.cli.options import PassesOn
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs one command; returns its exit code. Errors of ours that a user cannot mend keep their traceback."""
+    TYPED.set(arguments)
     try:
         result = app(arguments or ["--help"], standalone_mode=False)
     except PacelineError as error:
