@@ -2,7 +2,7 @@
 
 Most of what a command costs is to import torch. `paceline` therefore forks each command from a server that has it
 already; the ranks that the command starts are new processes, as they always are. `start` starts commands from nothing:
-those that are signalled, and those on several hosts.
+those whose whole process group is signalled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,47 @@ _server.set_forkserver_preload(
 
 def paceline(*arguments: str, expect: int = 0, cwd: Path = HERE) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
+    with forked(*arguments, cwd=cwd) as started:
+        done = started.end()
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+class Forked:
+    """A command that runs."""
+
+    def __init__(self, folder: Path, cwd: Path, arguments: tuple[str, ...]) -> None:
+        self._arguments = arguments
+        self._said = folder / "stdout", folder / "stderr"
+        self.process = _server.Process(target=_run, args=(arguments, cwd, dict(os.environ), *self._said))
+        self.process.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs it."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def end(self) -> subprocess.CompletedProcess[str]:
+        """What it left, once it has come to its end."""
+        self.process.join(LIMIT_S)
+        self.process.kill()  # And with it its ranks, if it has not ended by itself.
+        self.process.join()
+        assert self.process.exitcode is not None
+        stdout, stderr = (file.read_text() for file in self._said)
+        return subprocess.CompletedProcess(self._arguments, self.process.exitcode, stdout, stderr)
+
+
+@contextmanager
+def forked(*arguments: str, cwd: Path = HERE) -> Iterator[Forked]:
+    """Starts a command, and kills it at the end if it still runs then."""
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "stdout", Path(folder) / "stderr"
-        process = _server.Process(target=_run, args=(arguments, cwd, dict(os.environ), *said))
-        process.start()
+        started = Forked(Path(folder), cwd, arguments)
         try:
-            process.join(LIMIT_S)
+            yield started
         finally:
-            process.kill()  # And with it its ranks, if it has not ended by itself.
-        process.join()
-        stdout, stderr = (file.read_text() for file in said)
-    assert process.exitcode == expect, stdout + stderr
-    return subprocess.CompletedProcess(arguments, expect, stdout, stderr)
+            started.process.kill()
+            started.process.join()
 
 
 def _run(arguments: tuple[str, ...], cwd: Path, environment: dict[str, str], stdout: Path, stderr: Path) -> None:

@@ -7,13 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from launch.commands import HERE, LIMIT_S, command, paceline, start, wait_until
+from launch.commands import HERE, LIMIT_S, Forked, command, forked, paceline, wait_until
 from paceline.launch.emulated_hosts import emulated_hosts
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
@@ -131,41 +133,34 @@ def test_a_host_that_nobody_answers_gives_up(tmp_path: Path) -> None:
     assert "start the same command on all 2 hosts" in done.stderr
 
 
+@contextmanager
+def two_that_train(out: Path) -> Iterator[list[Forked]]:
+    """Two hosts in the middle of a run that would take days."""
+    options = ("own:plain", "--hosts", "2", "--ranks", "2", "--master", free_master(), "--epochs", "100000000")
+    commands = [("train", *options, "--node-rank", str(number), "--out", str(out)) for number in range(2)]
+    with forked(*commands[0]) as leader, forked(*commands[1]) as other:
+        wait_until(lambda: all((out / f"rank-{rank}.csv").exists() for rank in range(2)), "both ranks train")
+        yield [leader, other]
+
+
 @pytest.mark.parametrize(
     ("killed", "other"), [(1, "is gone: its ranks ended"), (0, "lost contact with the first host")]
 )
 def test_a_host_that_dies_is_named_by_the_others(tmp_path: Path, killed: int, other: str) -> None:
-    out = tmp_path / "run"
-    options = ("own:plain", "--hosts", "2", "--ranks", "2", "--master", free_master(), "--epochs", "100000")
-    hosts = [start("train", *options, "--node-rank", str(number), "--out", str(out)) for number in range(2)]
-    try:
-        wait_until(lambda: all((out / f"rank-{rank}.csv").exists() for rank in range(2)), "both ranks train")
+    with two_that_train(tmp_path / "run") as hosts:
         ranks = [rank for host in hosts for rank in psutil.Process(host.pid).children(recursive=True)]
-        hosts[killed].kill()
-        said, _ = hosts[1 - killed].communicate(timeout=LIMIT_S)
-        assert hosts[1 - killed].returncode in (5, 6)
-        assert other in said
+        os.kill(hosts[killed].pid, signal.SIGKILL)
+        left = hosts[1 - killed].end()
+        assert left.returncode in (5, 6)
+        assert other in left.stderr
         _, alive = psutil.wait_procs(ranks, timeout=10)
         assert not alive
-    finally:
-        for host in hosts:
-            host.kill()
-            host.communicate()
 
 
 def test_ctrl_c_on_the_leader_lets_the_others_go(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    options = ("own:plain", "--hosts", "2", "--ranks", "2", "--master", free_master(), "--epochs", "100000")
-    hosts = [start("train", *options, "--node-rank", str(number), "--out", str(out)) for number in range(2)]
-    try:
-        wait_until(lambda: all((out / f"rank-{rank}.csv").exists() for rank in range(2)), "both ranks train")
-        os.killpg(hosts[0].pid, signal.SIGINT)
-        said = [host.communicate(timeout=LIMIT_S)[0] for host in hosts]
-        assert [host.returncode for host in hosts] == [130, 130], said
-    finally:
-        for host in hosts:
-            host.kill()
-            host.communicate()
+    with two_that_train(tmp_path / "run") as hosts:
+        os.kill(hosts[0].pid, signal.SIGINT)
+        assert [host.end().returncode for host in hosts] == [130, 130]
 
 
 def test_compare_under_torchrun(tmp_path: Path) -> None:
@@ -199,7 +194,7 @@ def test_a_name_that_leads_home_does_not_keep_hosts_apart(tmp_path: Path) -> Non
             own.write_text(f"127.0.0.1 localhost\n{address} n0\n")
             arguments = ("train", "own:plain", "--batch", "16", "--hosts", "2", "--node-rank", str(host.place.host))
             program = command(*arguments, "--ranks", "2", "--master", "n0:29511", "--out", str(tmp_path / "run"))
-            hostile = f'mount --bind {own} /etc/hosts && exec "$@"'
+            hostile = f'umount /etc/hosts; mount --bind {own} /etc/hosts && exec "$@"'
             processes.append(
                 host.popen(
                     *["unshare", "--mount", "sh", "-c", hostile, "sh", *program],
