@@ -136,9 +136,9 @@ def choose_threads(
     """
     if launch.threads is not None or gpus or not place["one_machine"] or place["host_cpus"] is not None:
         return Threads(launch.threads, launch.threads)
-    cores = int(place["machine_cores"])
-    most = max((shape.ranks for shape in shapes if shape.ranks <= max(1, cores)), default=1)
-    return Threads(max(1, cores // most), max(1, cores // seat.hosts))
+    cores = max(1, int(place["machine_cores"]))
+    most = min(cores, max(shape.ranks for shape in shapes))
+    return Threads(cores // most, max(1, cores // seat.hosts))
 
 
 def _on_one_machine(seat: Seat) -> bool:

@@ -26,7 +26,13 @@ def estimate_s(entrants: Sequence[Entrant], config: ScaleConfig, place: Mapping[
     if gpus_to_use(entrants[0].config):
         return None
     trial = try_out(min((entrant.config for entrant in entrants), key=lambda own: own.global_batch(1)))
-    core_s = trial.sample_s * max(1, int(usable_cores()))
+    return foreseen_s(entrants, config, place, trial, trial.sample_s * max(1, int(usable_cores())))
+
+
+def foreseen_s(
+    entrants: Sequence[Entrant], config: ScaleConfig, place: Mapping[str, Any], trial: Trial, core_s: float
+) -> float:
+    """The same, given what a trial found and the seconds that a core needs for a sample."""
     runs_s = sum(_run_s(entrant, trial, core_s, place) for entrant in entrants)
     shapes = {entrant.shape for entrant in entrants}
     launches_s = sum(_launch_s(shape.ranks, place) for shape in shapes)

@@ -1,0 +1,144 @@
+"""What `scale` measures is settled, and checked, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.config import LaunchConfig, RunConfig, ScaleConfig
+from paceline.errors import UsageError
+from paceline.experiments.estimate import LAUNCH_S, RUN_S, SYNCHRONISING, Trial
+from paceline.experiments.scale import Threads, choose_threads
+from paceline.experiments.scale_estimate import foreseen_s
+from paceline.experiments.scale_points import Batches, choose_shapes, make_points
+from paceline.launch.seat import Seat, Shape
+
+ONE_HOST = Seat()
+FOUR_HOSTS = Seat(seats=4)
+TORCHRUN = Seat(seats=4, ranks=1, local_size=2, launcher="torchrun")
+ON_ONE_MACHINE: dict[str, Any] = {"one_machine": True, "machine_cores": 4.0, "host_cpus": None, "emulated": None}
+
+
+def shapes(seat: Seat, cores: int = 4, **settings: Any) -> list[tuple[int, int]]:
+    found = choose_shapes(ScaleConfig(**settings), seat, on_one_host=cores)
+    return [(shape.hosts, shape.ranks_per_host) for shape in found]
+
+
+def test_ranks_of_one_host_are_on_it() -> None:
+    assert shapes(ONE_HOST, ranks="2,4") == [(1, 1), (1, 2), (1, 4)], "one rank is always measured"
+    assert shapes(ONE_HOST) == [(1, 1), (1, 2), (1, 4)]
+    assert shapes(ONE_HOST, cores=6) == [(1, 1), (1, 2), (1, 4), (1, 6)]
+
+
+def test_ranks_are_spread_over_hosts_first() -> None:
+    assert shapes(FOUR_HOSTS) == [(1, 1), (2, 1), (4, 1)]
+    assert shapes(FOUR_HOSTS, ranks="1,3,5,6,8") == [(1, 1), (3, 1), (1, 5), (3, 2), (4, 2)]
+
+
+def test_the_same_ranks_can_be_put_on_fewer_hosts_too() -> None:
+    assert shapes(FOUR_HOSTS, ranks="1,2,4", ranks_per_host="1,2") == [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)]
+    assert shapes(FOUR_HOSTS, ranks_per_host="2") == [(1, 1), (1, 2), (2, 2), (4, 2)]
+
+
+def test_a_launcher_that_started_a_process_per_rank_sets_the_limit() -> None:
+    assert shapes(TORCHRUN) == [(1, 1), (2, 1), (2, 2)]
+    with pytest.raises(UsageError, match="8 ranks cannot be put evenly on 2 hosts with 2 ranks each"):
+        shapes(TORCHRUN, ranks="8")
+
+
+def test_ranks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UsageError, match="4 ranks cannot be put on 4 hosts with 3 on each"):
+        shapes(FOUR_HOSTS, ranks="4", ranks_per_host="3")
+    with pytest.raises(UsageError, match="7 ranks cannot be put on 4 hosts with 1 on each"):
+        shapes(FOUR_HOSTS, ranks="7", ranks_per_host="1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [
+        ({}, (256, 64)),
+        ({"batch": 128}, (128, 32)),
+        ({"batch_per_rank": 16}, (64, 16)),
+        ({"batch": 100, "batch_per_rank": 8}, (100, 8)),
+        ({"batch": 2}, (2, 1)),
+    ],
+)
+def test_where_one_batch_is_named_the_other_meets_it_on_the_most_ranks(
+    settings: dict[str, int], batches: tuple[int, int]
+) -> None:
+    found = Batches.of(ScaleConfig(**settings), most_ranks=4)
+    assert (found.whole, found.share) == batches
+
+
+def test_points_have_the_batches_of_their_kind_and_share_what_is_the_same() -> None:
+    config = ScaleConfig(strategies="ddp", mode="weak,strong", ranks="1,2,4")
+    entrants = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1), Shape(4, 1)])
+    points = [(e.contender.strategy, e.contender.point, e.config.batch, e.shape) for e in entrants]
+    assert all(point is not None and point["batch"] == batch for _, point, batch, _ in points)
+    told = [(name, point["mode"], point["ranks"], point["batch"]) for name, point, _, _ in points if point]
+    assert told == [
+        ("single", "strong", 1, 256),
+        ("ddp", "strong", 1, 256),
+        ("single", "weak", 1, 64),
+        ("ddp", "weak", 1, 64),
+        ("ddp", "strong", 2, 256),
+        ("ddp", "weak", 2, 128),
+        ("ddp", "both", 4, 256),
+    ]
+    assert entrants[-1].contender.name == "ddp on 4 ranks over 4 hosts, batch 256"
+    assert [e.contender.role for e in entrants[:2]] == ["baseline", "candidate"]
+
+
+def test_a_batch_that_leaves_a_rank_empty_is_refused() -> None:
+    with pytest.raises(UsageError, match="a global batch of 3 leaves some of the 4 ranks without a sample"):
+        make_points(RunConfig(), ScaleConfig(batch=3), [Shape(1, 1), Shape(4, 1)])
+
+
+def test_uneven_shares_are_told_as_they_are() -> None:
+    entrants = make_points(RunConfig(), ScaleConfig(strategies="ddp", batch=256), [Shape(1, 1), Shape(3, 1)])
+    point = entrants[-1].contender.point
+    assert point is not None
+    assert point["batch_per_rank"] == pytest.approx(256 / 3)
+
+
+def test_there_has_to_be_something_that_shares_the_work() -> None:
+    with pytest.raises(UsageError, match="nothing to scale in single"):
+        make_points(RunConfig(), ScaleConfig(strategies="single"), [Shape(1, 1), Shape(2, 1)])
+
+
+def test_a_strategy_that_does_not_fit_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"strategy.*dpd"):
+        make_points(RunConfig(), ScaleConfig(strategies="dpd"), [Shape(1, 1)])
+
+
+@pytest.mark.parametrize(
+    ("launch", "place", "most", "threads"),
+    [
+        ({}, {}, 4, Threads(1, 4)),
+        ({}, {}, 2, Threads(2, 4)),
+        ({}, {}, 8, Threads(1, 4)),
+        ({"threads": 3}, {}, 4, Threads(3, 3)),
+        ({}, {"host_cpus": 0.5}, 4, Threads(None, None)),
+        ({}, {"one_machine": False}, 4, Threads(None, None)),
+    ],
+)
+def test_threads_are_such_that_more_ranks_have_more_cores(
+    launch: dict[str, int], place: dict[str, Any], most: int, threads: Threads
+) -> None:
+    found = choose_threads([Shape(1, 1), Shape(1, most)], LaunchConfig(**launch), ON_ONE_MACHINE | place, 0, ONE_HOST)
+    assert found == threads
+
+
+def test_the_estimate_knows_shares_and_links() -> None:
+    config = ScaleConfig(strategies="ddp,p2p", repeats=2, proof=False, doctor=False)
+    entrants = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1)])
+    trial = Trial(sample_s=0.001, steps_per_epoch=6, tested=0, gradient_bytes=1_000_000)
+    wide, narrow, slow = (
+        foreseen_s(entrants, config, ON_ONE_MACHINE | place, trial, 0.001)
+        for place in ({}, {"emulated": "2@8mbit"}, {"host_cpus": 0.1})
+    )
+    # Twice: starting ranks of two shapes, five runs of 20 steps of 256 samples, two of which have two cores.
+    assert wide == pytest.approx(2 * (2 * LAUNCH_S + 5 * RUN_S + 20 * 0.256 * SYNCHRONISING * (3 + 2 / 2)))
+    assert narrow - wide == pytest.approx(2 * 20 * (1 + 2) * 1514 / 1448), "1 MB a second, once or twice a step"
+    assert slow > 5 * wide
