@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.analysis.payload import TOLERANCE
 from paceline.comm import Comm
@@ -30,14 +30,34 @@ WARM_UP, COUNTED = 3, 2
 Links = dict[tuple[int, int], float]
 
 
-def with_batch_norm() -> nn.Module:
+def with_batch_norm(dtype: torch.dtype) -> nn.Module:
     """Small layers, whose framing counts, one large one, and buffers that are broadcast."""
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(128, 1500), nn.ReLU(), nn.Linear(1500, 10))
+    model = nn.Sequential(*layers, nn.Linear(128, 1500), nn.ReLU(), nn.Linear(1500, 10))
+    return model.to(dtype)
 
 
-def models() -> dict[str, nn.Module]:
-    return {"cnn": MODELS["cnn"]((3, 32, 32), 10), "batch norm": with_batch_norm(), "tiny": tiny()}
+class TwoTypes(nn.Module):
+    """One with buffers of two types, so two messages."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner = with_batch_norm(dtype)
+        self.register_buffer("steps", torch.zeros(300, dtype=torch.float16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        self.steps += 1
+        return self.inner(x)
+
+
+def models(dtype: torch.dtype) -> dict[str, nn.Module]:
+    return {
+        "cnn": MODELS["cnn"]((3, 32, 32), 10).to(dtype),
+        "batch norm": with_batch_norm(dtype),
+        "two types": TwoTypes(dtype),
+        "tiny": tiny().to(dtype),
+    }
 
 
 def tiny() -> nn.Module:
@@ -46,7 +66,7 @@ def tiny() -> nn.Module:
 
 def train_and_count(comm: Comm, strategy: str, dtype: torch.dtype = torch.float32) -> dict[str, tuple[Links, Links]]:
     """What a step of each model sends from rank to rank, and what it should."""
-    return {name: _count(comm, strategy, model.to(dtype)) for name, model in models().items()}
+    return {name: _count(comm, strategy, model) for name, model in models(dtype).items()}
 
 
 def _count(comm: Comm, strategy: str, model: nn.Module) -> tuple[Links, Links]:
@@ -83,6 +103,19 @@ def test_sockets_carry_what_the_plan_says(pool: Pool, strategy: str, ranks: int)
         assert counted.keys() == planned.keys(), name
         for pair, size in planned.items():
             assert counted[pair] == pytest.approx(size, rel=TOLERANCE), (name, pair)
+
+
+def plan_with_unused(comm: Comm) -> bool:
+    own = Comm(comm.rank, comm.world_size, comm.device, comm.group, comm.control)
+    strategy = create("allreduce", allow_unused=True)
+    with Sync(tiny(), lambda named: torch.optim.SGD([p for _, p in named], lr=0.1), strategy, own, "local") as sync:
+        planned = planned_traffic("allreduce", sync)
+    assert planned is not None
+    return "links" in planned
+
+
+def test_where_parameters_may_be_unused_nothing_exact_is_promised(pool: Pool) -> None:
+    assert pool.run(plan_with_unused, 2) == [False, False]
 
 
 def test_items_of_another_size_are_planned_too(pool: Pool) -> None:

@@ -7,6 +7,7 @@ sharding changes nothing. PyTorch's SyncBatchNorm refuses CPUs; ours runs anywhe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,9 +50,12 @@ class LiveBuffers:
         return bool(self._slots)
 
     @property
-    def bytes(self) -> int:
-        """The size of those that are known to change."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
+    def sizes(self) -> list[int]:
+        """The bytes of the messages in which those that are known to change are sent: one per type."""
+        by_type = Counter[torch.dtype]()
+        for tensor in self._tensors():
+            by_type[tensor.dtype] += tensor.nbytes
+        return list(by_type.values())
 
     def broadcast(self) -> None:
         """Gives every rank rank 0's."""

@@ -69,9 +69,9 @@ class Sync:
         return self.strategy.optimizer
 
     @property
-    def broadcast_bytes(self) -> int:
-        """What rank 0 broadcasts before each step: the buffers that training changes, as far as known by now."""
-        return self.buffers.bytes if self._broadcasts_buffers else 0
+    def broadcast_sizes(self) -> list[int]:
+        """The bytes of each message that rank 0 broadcasts before a step: buffers that training changes, as known."""
+        return self.buffers.sizes if self._broadcasts_buffers else []
 
     def unseen(self) -> dict[str, int] | None:
         """How much passed by the groups that are timed; None where none are. Every rank calls it."""

@@ -13,7 +13,7 @@ from paceline.training.sync import Sync
 
 
 def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
-    """Bytes sent and received per rank and step; None where some of it is not planned.
+    """Bytes sent and received per rank and step, and from whom to whom; None where some of it is not planned.
 
     That is a strategy of the user's own, which has no plan, and BatchNorm's own messages under `--bn sync`.
     """
@@ -21,12 +21,13 @@ def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
         return None
     gradients = [Gradient(name, p.numel(), p.element_size()) for name, p in sync.strategy.parameters]
     plan = plan_of(strategy)(gradients, sync.ranks, **dataclasses.asdict(sync.strategy.options))
-    buffers = Plan((broadcast(sync.broadcast_bytes, sync.ranks),) if sync.broadcast_bytes else ())
-    whole = plan + buffers
+    whole = plan + Plan(tuple(broadcast(size, sync.ranks) for size in sync.broadcast_sizes))
+    # Which parameters are used may differ from step to step, and what ranks tell each other about it comes on top.
+    exact = not sync.strategy.allow_unused
     return {
-        "links": [dataclasses.asdict(link) for link in whole.links()],
+        **({"links": [dataclasses.asdict(link) for link in whole.links()]} if exact else {}),
         "sent_bytes": [whole.sent_bytes(rank) for rank in range(sync.ranks)],
         "received_bytes": [whole.received_bytes(rank) for rank in range(sync.ranks)],
         "operations": len(whole.operations),
-        "buffer_bytes": sync.broadcast_bytes,
+        "buffer_bytes": sum(sync.broadcast_sizes),
     }
