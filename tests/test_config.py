@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config import LaunchConfig, RunConfig, field_docs, from_mapping, read_toml
+from paceline.config import LaunchConfig, RunConfig, ScaleConfig, field_docs, from_mapping, read_toml
 from paceline.errors import UsageError
 
 
@@ -21,7 +21,7 @@ def test_the_defaults_are_the_classic_experiment() -> None:
     assert (config.accumulate, config.precision, config.bn, config.reshuffle) == (1, "fp32", "broadcast", True)
 
 
-@pytest.mark.parametrize("kind", [RunConfig, LaunchConfig])
+@pytest.mark.parametrize("kind", [RunConfig, LaunchConfig, ScaleConfig])
 def test_every_field_is_explained(kind: type) -> None:
     docs = field_docs(kind)
     assert docs.keys() == {field.name for field in fields(kind)}
@@ -254,3 +254,25 @@ def test_steps_that_cannot_be_profiled(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         RunConfig(profile=text, steps=10)
     assert RunConfig(profile="8-9", steps=10).profiled_steps == range(8, 10)
+
+
+def test_numbers_of_ranks_are_read_in_any_order() -> None:
+    config = ScaleConfig(ranks=" 4,1, 2,4", ranks_per_host="2,1", mode="weak, strong")
+    assert (config.rank_counts, config.per_host, config.modes) == ((1, 2, 4), (1, 2), ("strong", "weak"))
+    assert config.max_repeats == config.repeats == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ranks": "1,2.5"}, "--ranks 1,2.5 is not a list of numbers from 1 on: '2.5'"),
+        ({"ranks": "0"}, "--ranks 0 is not a list of numbers"),
+        ({"ranks_per_host": "x"}, "--ranks-per-host x is not a list"),
+        ({"mode": "stronk"}, "--mode"),
+        ({"mode": ","}, "--mode names no kind of scaling"),
+        ({"batch_per_rank": 0}, "--batch-per-rank is 0"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ScaleConfig(**settings)

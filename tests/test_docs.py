@@ -12,17 +12,18 @@ from typer.main import get_command
 
 import paceline
 from paceline.cli.main import app, run
-from paceline.config import CompareConfig, LaunchConfig, RunConfig
+from paceline.config import CompareConfig, LaunchConfig, RunConfig, ScaleConfig
 from paceline.emulation import Place
 from paceline.errors import INTERRUPTED_EXIT_CODE
 from paceline.experiments import train as experiment
 from paceline.experiments.contenders import make_entrants
 from paceline.experiments.names import check_names
-from paceline.launch.seat import Shape
+from paceline.experiments.scale_points import choose_shapes, make_points
+from paceline.launch.seat import Seat, Shape
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig)
+KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig, ScaleConfig)
 PLACES = {"ADDRESS:PORT": "198.18.0.1:29500", "R": "1", "FILE": "settings.toml"}
 """What stands for something else in a command."""
 EMULATED = Place(spec="4", host=0, hosts=4, master="198.18.0.1:29500")
@@ -55,6 +56,10 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
         make_entrants(config, compare, Shape(1, launch.local_ranks(default=2)))
         raise KeyboardInterrupt  # Everything that can be known without starting a rank is known.
 
+    def climb(config: RunConfig, launch: LaunchConfig, scale: ScaleConfig, *_: Any) -> None:
+        make_points(config, scale, choose_shapes(scale, Seat(seats=launch.hosts), on_one_host=2))
+        raise KeyboardInterrupt
+
     def find(folders: list[Path]) -> None:
         assert folders
         raise KeyboardInterrupt
@@ -62,6 +67,7 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(experiment, "train", remember)
     monkeypatch.setattr("paceline.experiments.doctor.doctor", remember)
     monkeypatch.setattr("paceline.experiments.compare.compare", enter)
+    monkeypatch.setattr("paceline.experiments.scale.scale", climb)
     monkeypatch.setattr("paceline.records.find.find_records", find)
     monkeypatch.setattr("paceline.cli.submit.hand_in", lambda *_: 1)
     if "--emulate" in command:  # As on a host that was made for it.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.options import takes
-from paceline.config import LaunchConfig, RunConfig
+from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 
 
 @takes(RunConfig, LaunchConfig)
@@ -48,3 +48,17 @@ def test_the_command_line_wins(file: Path) -> None:
 def test_the_command_line_wins_over_the_other_way_to_say_it(file: Path) -> None:
     run, launch, _ = call(config_file=file, batch=64, ranks_per_host=2)
     assert (run.batch, run.batch_per_rank, launch.ranks, launch.ranks_per_host) == (64, None, None, 2)
+
+
+@takes(ScaleConfig, RunConfig, LaunchConfig, without=frozenset({"strategy"}))
+def scaled(scale: ScaleConfig, run: RunConfig, launch: LaunchConfig) -> tuple[ScaleConfig, RunConfig, LaunchConfig]:
+    return scale, run, launch
+
+
+def test_a_setting_of_several_belongs_to_the_first(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('ranks = "1,2"\nbatch_per_rank = 8\nlr = 0.5\n')
+    nothing = {name: None for name in inspect.signature(scaled).parameters}
+    found = scaled(**nothing | {"config_file": file, "steps": 9, "threads": 2})
+    assert found == (ScaleConfig(ranks="1,2", batch_per_rank=8), RunConfig(lr=0.5, steps=9), LaunchConfig(threads=2))
+    assert [name for name in inspect.signature(scaled).parameters].count("ranks") == 1
