@@ -124,8 +124,8 @@ def _parent(self_cgroup: Path, root: Path) -> Path:
 
 def _refusal(error: OSError, parent: Path, cpus: float | None) -> LaunchError:
     hints = {
-        errno.EPERM: "run it with sudo, or leave --host-cpus out",
-        errno.EACCES: "run it with sudo, or leave --host-cpus out",
+        errno.EPERM: "only root may share the cores out: run it with sudo, or leave --host-cpus out",
+        errno.EACCES: "only root may share the cores out: run it with sudo, or leave --host-cpus out",
         errno.EROFS: "in a container, start that with --privileged; or leave --host-cpus out",
         errno.ENOENT: "mount the cgroup file system with its cpu controller, or leave --host-cpus out",
         errno.EINVAL: f"{parent} itself may have less than that: ask for a smaller share",

@@ -5,13 +5,15 @@ What `ip` and `tc` are told is data, made here and run in the namespaces by `con
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import shutil
 from collections.abc import Sequence
 
 from paceline.emulation import EmulatedHost
 from paceline.errors import LaunchError
-from paceline.launch.netns import Namespace
+from paceline.launch.netns import Namespace, not_allowed
 
 INTERFACE = "eth0"
 BRIDGE = "switch"
@@ -123,6 +125,8 @@ def _tool(name: str) -> str:
 def _batch(namespace: Namespace, tool: str, commands: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
     found = _try_batch(namespace, tool, commands, pass_fds)
     if found is not None:
+        if os.strerror(errno.EPERM) in found:
+            raise not_allowed()
         raise LaunchError(f"the network of the emulated hosts could not be made: {tool} says {found!r}.")
 
 

@@ -87,11 +87,17 @@ def new_namespace(name: str, addresses: Mapping[str, str]) -> Namespace:
     if isinstance(result, Namespace):
         return result
     if result.errno in (errno.EPERM, errno.EACCES):
-        raise LaunchError(
-            "emulated hosts have networks of their own, which only root may make.",
-            hint="run it with sudo, or in a container with --cap-add NET_ADMIN --cap-add SYS_ADMIN",
-        )
+        raise not_allowed()
     raise LaunchError(f"the kernel cannot make a network for an emulated host: {result.strerror}.")
+
+
+def not_allowed() -> LaunchError:
+    """The error for who may not make networks."""
+    return LaunchError(
+        "emulated hosts have networks of their own, which only root may make.",
+        hint="run it with sudo, or as `unshare --map-root-user paceline …` where users may do that; a container needs "
+        "--cap-add NET_ADMIN --cap-add SYS_ADMIN",
+    )
 
 
 def _make(name: str, addresses: Mapping[str, str]) -> Namespace:
