@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import UserDict
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
+from paceline.analysis.payload import payload_of
 from paceline.analysis.summary import summarise_rank
 from paceline.analysis.timing import losses_of, windows_of
 from paceline.comm import Comm
@@ -75,6 +77,31 @@ def test_samples_losses_and_windows(pool: Pool, tmp_path: Path) -> None:
     assert record.config["script"] == "there/train.py"
     assert record.summary is not None
     assert record.summary["traffic"]["sent_bytes"] == [60, 60]
+    payload = payload_of(record)
+    assert payload is not None
+    assert (payload.steps, payload.deviation) == (4, 1.0), "without accumulate() both micro-batches synchronise"
+
+
+def counted(comm: Comm, folder: str, ask_at: int) -> None:
+    """A script that has a look at the agreed weights before some step."""
+    with attached(comm, folder) as sync, suppress(Finished):
+        for step in range(STEPS):
+            if step == ask_at and comm.rank == 1:
+                with sync.agreed():
+                    pass
+            F.cross_entropy(sync.model(torch.randn(5, 4)), torch.zeros(5, dtype=torch.long)).backward()
+            sync.step()
+
+
+@pytest.mark.parametrize("ask_at", [2, 7])
+def test_bytes_are_counted_where_steps_are_all_that_is_sent(pool: Pool, tmp_path: Path, ask_at: int) -> None:
+    pool.run(counted, 2, str(tmp_path), ask_at)
+    payload = payload_of(read_run(tmp_path))
+    if ask_at < 5:
+        assert payload is not None
+        assert (payload.steps, payload.deviation) == (4, 0.0)
+    else:
+        assert payload is None, "the agreed weights may have to be sent first, so that window does not count"
 
 
 def test_without_losses_nothing_has_diverged(pool: Pool, tmp_path: Path) -> None:
