@@ -59,6 +59,7 @@ def test_weak_scaling_by_its_definition(found: Scaling) -> None:
     assert point.over_itself.efficiency is not None
     assert point.over_itself.efficiency.value == pytest.approx(t_1 / t_2)
     assert point.over_itself.speed_up.value == pytest.approx(2 * t_1 / t_2), "twice the samples"
+    assert point.longer(point.over_itself).value == pytest.approx(t_2 / t_1)
 
 
 def test_both_kinds_of_scaling_share_what_they_meet_in(found: Scaling) -> None:

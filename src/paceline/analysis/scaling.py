@@ -96,6 +96,10 @@ class Point:
         found: dict[str, Any] = strict(self.row.to_dict() | own | figures)
         return found
 
+    def longer(self, gain: Gain) -> Estimate:
+        """A step's time ÷ that of a baseline, in weak scaling: there are as many times more samples in it as ranks."""
+        return _scaled(_inverse(gain.speed_up), self.ranks)
+
     @property
     def gains(self) -> dict[str, Gain | None]:
         """Over both baselines, by name."""

@@ -102,12 +102,13 @@ def scale(
     prepare_data(base)
     place = place_settings() | {"one_machine": _on_one_machine(seat), "machine_cores": cores}
     threads = choose_threads(shapes, launch, place, gpus, seat)
-    expected_s = estimate_s(entrants, config, place)
-    fleet = join_fleet(seat, launch, settings_of("scale", launch, base, config), timeout_s=base.timeout, say=say)
+    expected_s = estimate_s(entrants, config, place) if seat.leads else None
+    settings = settings_of("scale", launch, base) | dataclasses.asdict(config)  # Whose ranks are lists.
+    fleet = join_fleet(seat, launch, settings, timeout_s=base.timeout, say=say)
     if fleet is None:
         return
     with fleet:
-        design = _design(config, entrants, shapes, threads, launch) | place | {"estimate_s": expected_s}
+        design = _design(config, entrants, shapes, threads, launch) | place | {"gpus": gpus, "estimate_s": expected_s}
         folder = ExperimentFolder.create(
             out or new_folder(base, KIND),
             kind=KIND,

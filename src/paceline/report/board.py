@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from paceline.analysis.comparison import Comparison
+from paceline.analysis.comparison import Comparison, Row
 from paceline.analysis.findings import Finding, problems
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
@@ -155,12 +155,16 @@ class Board:
             return table
         for heading in ("so far", "time/iteration", "", "exposed"):
             table.add_column(heading, justify="right" if heading != "so far" else "left")
-        for row in self._comparison.rows:
+        for row in self.rows_to_show(self._comparison):
             if row.step_s is not None:
                 exposed = percent(row.exposed.value, 0) if row.exposed else "–"
                 ratio = factor(row.ratio.value) if row.ratio else "–"
                 table.add_row(escape(row.contender.name), seconds(row.step_s.value), ratio, exposed)
         return table
+
+    def rows_to_show(self, comparison: Comparison) -> list[Row]:
+        """Whose figures so far are shown: as many as fit on a screen."""
+        return comparison.rows
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.analysis.comparison import Comparison
+from paceline.analysis.comparison import Comparison, Row
 from paceline.config import RunConfig
 from paceline.report.board import Board
 from paceline.report.words import listed, plural, roughly
@@ -18,6 +18,10 @@ class ScaleBoard(Board):
         self._least = design["repeats"]
         self._repeats = str(self._least)
         self._print(plan_in_words(design, config))
+        counts = [shape["hosts"] * shape["ranks_per_host"] for shape in design["shapes"]]
+        cores = design["machine_cores"]
+        if design["one_machine"] and design["host_cpus"] is None and not design["gpus"] and max(counts) > max(1, cores):
+            self._print(f"no speed-up will be claimed from more than {cores:g} ranks: this machine has {cores:g} cores")
 
     def look(self, comparison: Comparison, repeats: int) -> None:
         """A repeat is done, and this is what is known; every point in one line would be too much."""
@@ -26,6 +30,11 @@ class ScaleBoard(Board):
         if not self._console.is_terminal:
             measured = sum(row.step_s is not None for row in comparison.rows)
             self._print(f"after {plural(repeats, 'repeat')}{self._left}: {plural(measured, 'point')} measured")
+
+    def rows_to_show(self, comparison: Comparison) -> list[Row]:
+        """Of so many points those on the most ranks."""
+        ranks = {row.contender.name: (row.contender.point or {}).get("ranks", 1) for row in comparison.rows}
+        return [row for row in comparison.rows if ranks[row.contender.name] == max(ranks.values())]
 
 
 def plan_in_words(design: dict[str, Any], config: RunConfig) -> str:

@@ -105,8 +105,7 @@ def _weak(scaling: Scaling, curve: Curve) -> Iterator[str]:
     gains = [gain for gain in (point.over_single, point.over_itself) if gain is not None]
     if point.ranks > 1 and gains:
         told = [
-            f"{factor(point.ranks / gain.speed_up.value)} as long as with {_base(point, gain)}{_efficient(gain)}"
-            for gain in gains
+            f"{_times(point.longer(gain))} as long as with {_base(point, gain)}{_efficient(gain)}" for gain in gains
         ]
         yield f"A step of {curve.strategy} on {where(point, scaling)} takes {'; '.join(told)}."
 
