@@ -141,7 +141,8 @@ def least_contrast(page: Any, selector: str) -> float:
 
 
 def _hex(colour: str) -> str:
-    red, green, blue = (round(float(part)) for part in re.findall(r"[\d.]+", colour)[:3])
+    scale = 255 if colour.startswith("color(srgb") else 1  # A mixed one is told in shares.
+    red, green, blue = (round(scale * float(part)) for part in re.findall(r"[\d.]+(?:e-\d+)?", colour)[:3])
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
