@@ -67,6 +67,14 @@ def test_emulated_hosts_share_the_cores_of_their_machine() -> None:
     assert not problems(findings(examination(*with_their_own)))
 
 
+def test_emulated_hosts_with_a_share_of_the_cores_have_it_to_themselves() -> None:
+    halves = [facts(rank, rank, boot_id="one", cores=0.5, cpu_quota=0.5, affinity=2, threads=1) for rank in range(4)]
+    found = [f for f in findings(examination(*halves, workload=None)) if f.topic == "cores"]
+    assert [f.what for f in found] == ["4 ranks with 1 thread each, on hosts that have 0.5 cores each for themselves."]
+    too_much = [replace(rank, cores=1.0, cpu_quota=1.0) for rank in halves]
+    assert "4 ranks" in problems(findings(examination(*too_much, workload=None)))[0].what
+
+
 def test_on_gpus_threads_do_not_count() -> None:
     gpu = {"device": "H200", "device_memory_bytes": 140 * GB, "device_free_bytes": 139 * GB}
     ranks = [facts(rank, device_index=rank, threads=16, **gpu) for rank in range(2)]

@@ -93,13 +93,16 @@ def _cores(examination: Examination) -> Iterator[Finding]:
     for ranks in _machines(examination):
         first = ranks[0]
         limit = min(first.cpu_count, sum({rank.host: rank.cores for rank in ranks}.values()))
-        yield from _core_limits(first)
+        if not _have_shares(ranks):
+            yield from _core_limits(first)
         if first.device != "cpu":
             continue
         threads = sum(rank.threads for rank in ranks)
         taken = f"{count(len(ranks), 'rank')} with {count(first.threads, 'thread')} each"
         where = f"on {limit:g} usable core{'' if limit == 1 else 's'} of {first.host_name}"
-        if threads > limit:
+        if _have_shares(ranks):
+            yield Finding("ok", "cores", f"{taken}, on hosts that have {first.cores:g} cores each for themselves.")
+        elif threads > limit:
             what = f"{taken} {where}: they wait for each other's turn, and times say nothing about more machines."
             most = max(1, int(limit))
             fewer = f"use --ranks {most} --threads 1" if len(ranks) >= most else f"use --threads {most // len(ranks)}"
@@ -111,6 +114,14 @@ def _cores(examination: Examination) -> Iterator[Finding]:
         else:
             yield Finding("ok", "cores", f"{taken} {where}.")
         yield from _busy(ranks, min(threads, limit))
+
+
+def _have_shares(ranks: Sequence[RankFacts]) -> bool:
+    """Whether each of several hosts on one machine has cores for itself, if only a part of one, and a thread on it."""
+    hosts = {rank.host: rank.cores for rank in ranks}
+    fits = all(sum(rank.threads for rank in ranks if rank.host == host) <= max(1.0, own) for host, own in hosts.items())
+    shared_out = all(rank.cores < rank.affinity for rank in ranks) and sum(hosts.values()) <= ranks[0].cpu_count
+    return len(hosts) > 1 and shared_out and fits
 
 
 def _busy(ranks: Sequence[RankFacts], wanted: float) -> Iterator[Finding]:

@@ -224,7 +224,7 @@ def _panel_traces(
     lines: Sequence[_Line], scale: Scale, across: Scale, ranks: Sequence[int], taken: Sequence[float] = ()
 ) -> list[Json]:
     """Lines with their intervals, then their names; at heights that are `taken` there are labels already."""
-    drawn = [_drawn(line, ranks) for line in lines]
+    drawn = [_drawn(line, ranks, scale) for line in lines]
     places = apart(
         [scale.place(line.ys[-1]) for line in lines], scale, [scale.place(own) for own in taken], height=HEIGHT
     )
@@ -232,12 +232,13 @@ def _panel_traces(
     return [*drawn, *labels]
 
 
-def _drawn(line: _Line, ranks: Sequence[int]) -> Json:
+def _drawn(line: _Line, ranks: Sequence[int], scale: Scale) -> Json:
     """A line; what one process takes goes on, dotted, to where it can be compared with the others."""
     level = line.places[0].contender.role == "baseline" and len(line.places) == 1 and len(ranks) > 1
     values = line.values * (2 if level else 1)
-    highs = [None if v.high is None else (v.high - v.value) / line.unit.scale for v in values]
-    lows = [None if v.low is None else (v.value - v.low) / line.unit.scale for v in values]
+    reach = [end * line.unit.scale for end in (scale.low, scale.high)]  # Intervals end where the panel does.
+    highs = [None if v.high is None else (min(v.high, reach[1]) - v.value) / line.unit.scale for v in values]
+    lows = [None if v.low is None else (v.value - max(v.low, reach[0])) / line.unit.scale for v in values]
     crowded = [bool(point.crowded) for point in line.places]
     return {
         "type": "scatter",

@@ -121,7 +121,7 @@ def _mode(scaling: Scaling, mode: Mode) -> ModeWords:
         sentences=mode_sentences(scaling, mode),
         points=points,
         columns=scaling_columns(points),
-        caption=f"{caption} The dotted level is `single`.{dotted}{hollow}",
+        caption=f"{caption} The dotted level is one process.{dotted}{hollow}",
     )
 
 

@@ -37,8 +37,8 @@ SCALING_DEFINITIONS = {
     ),
     "baselines": Definition(
         "Baselines",
-        "`single` is one process, without any strategy, with what one host has. `Itself` is the same strategy on one "
-        "rank, where it has nobody to send to: what it takes beyond `single` is its own cost.",
+        "single is one process, without any strategy, with what one host has. Itself is the same strategy on one rank, "
+        "where it has nobody to send to: what it takes beyond single is its own cost.",
     ),
     "crowded": Definition(
         "No speed-up claimed",
