@@ -51,6 +51,7 @@ def test_ranks_that_are_alike_are_told_of_together(moved: list[tuple[float, floa
     ("off", "against", "said"),
     [
         (0.0, AGAINST, "over 100 steps, exactly the plan and its framing"),
+        (1e-7, AGAINST, "over 100 steps, within 0.01% of the plan and its framing"),
         (0.0012, AGAINST, "over 100 steps, 0.12% from the plan and its framing"),
         (0.05, AGAINST, "over 100 steps, 5.00% from the plan and its framing, more than the 1% allowed"),
         (20.0, AGAINST, "far from the plan and its framing, more than the 1% allowed"),

@@ -12,6 +12,8 @@ from paceline.report.words import percent, plural, size
 
 ALIKE = 0.02
 """Ranks whose bytes differ by less are told of together."""
+NEXT_TO_NOTHING = 1e-4
+"""Buckets may be cut at other places than planned, which moves a few bytes from one rank to another."""
 MOST_RANKS = 16
 """A larger matrix is not drawn; the table of ranks has them all."""
 
@@ -90,6 +92,8 @@ def _proven(payload: Payload) -> str:
     against = f"{payload.against} and its framing" if payload.against == PLAN else f"{payload.against} and framing"
     if off == 0:
         return f": {counted}, exactly {against}"
+    if off < NEXT_TO_NOTHING:
+        return f": {counted}, within {percent(NEXT_TO_NOTHING, 2)} of {against}"
     apart = f"{percent(off, 2)} from {against}" if off < 10 else f"far from {against}"
     return f": {counted}, {apart}" + ("" if payload.holds else f", more than the {percent(TOLERANCE, 0)} allowed")
 
