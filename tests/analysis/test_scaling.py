@@ -9,7 +9,7 @@ import pytest
 
 from experiments_on_disk import write_experiment
 from paceline.analysis.pool import pool
-from paceline.analysis.scaling import Point, Scaling, scaling
+from paceline.analysis.scaling import Point, Scaling, crowding, scaling
 from paceline.errors import RecordError
 from paceline.records.experiment import Contender, read_experiment
 from scaling_on_disk import HALF_CORES, even, read_scaling, write_scaling
@@ -137,6 +137,14 @@ def test_what_counts_as_crowded(
     cores = design["host_cpus"] or 2.0
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, design=design, cores=cores, repeats=1))
     assert found.points("strong")[-1].crowded == crowded
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "crowded"), [(2, 2, ""), (4, 2, "4 ranks share 2 GPUs"), (2, 1, "2 ranks share 1 GPU")]
+)
+def test_gpus_are_counted_too(workers: int, gpus: int, crowded: str) -> None:
+    topology = {"device": "H200", "workers": workers, "ranks_per_host": workers, "threads": 8, "cores": 8.0}
+    assert crowding(topology, {"gpus": gpus, "one_machine": True, "host_cpus": None}) == crowded
 
 
 def test_efficiency_needs_ranks_that_have_what_the_baseline_had(tmp_path: Path) -> None:

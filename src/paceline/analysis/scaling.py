@@ -318,22 +318,22 @@ def _steps_per_epoch(run: RunRecord) -> int | None:
 
 
 def processor(topology: Mapping[str, Any], design: Mapping[str, Any]) -> float:
-    """Cores that a rank has to compute with; 1 where each has a GPU."""
+    """Cores that a rank has to compute with; 1 where it is a GPU that does."""
     if topology["device"] != "cpu":
         return 1.0
     return float(min(topology["threads"], topology["cores"] / _sharing(topology, design)))
 
 
 def crowding(topology: Mapping[str, Any], design: Mapping[str, Any]) -> str:
-    """Why ranks have not got a core each, in words; nothing where they have, or where each host has its share."""
+    """Why ranks have not got a core or GPU each, in words; nothing where they have, or each host has its share."""
+    sharing, share = _sharing(topology, design), design.get("host_cpus")
     if topology["device"] != "cpu":
-        return ""
-    share, cores = design.get("host_cpus"), design.get("machine_cores")
-    hosts = -(-topology["workers"] // topology["ranks_per_host"])
+        gpus = design.get("gpus") or sharing
+        return f"{sharing} ranks share {gpus} GPU{'s' * (gpus > 1)}" if sharing > gpus else ""
     if share is not None:
+        hosts, cores = -(-topology["workers"] // topology["ranks_per_host"]), design.get("machine_cores")
         over = cores is not None and share * hosts > cores * (1 + SAME_PROCESSOR)
         return f"{hosts} hosts of {share:g} cores each share {cores:g}" if over else ""
-    sharing = _sharing(topology, design)
     return f"{sharing} ranks share {topology['cores']:g} cores" if sharing > max(1.0, topology["cores"]) else ""
 
 
@@ -358,8 +358,8 @@ def _crowding(curves: Sequence[Curve]) -> Iterator[str]:
     """What is said where ranks have not got a core each: once for each reason."""
     for reason in dict.fromkeys(point.crowded for curve in curves for point in curve.points if point.crowded):
         yield (
-            f"{reason}, so no speed-up or efficiency is claimed there: --emulate with --host-cpus gives every host its "
-            "share of the machine."
+            f"{reason}, so no speed-up or efficiency is claimed there"
+            + ("." if "GPU" in reason else ": --emulate with --host-cpus gives every host its share of the machine.")
         )
 
 

@@ -83,6 +83,7 @@ DESIGN = {
     "machine_cores": POSITIVE.or_null,
     "host_cpus": POSITIVE.or_null,
     "emulated": TEXT.or_null,
+    "gpus": COUNT,
 }
 LOG = {"losses": NUMBER.or_null.listed, "wall_s": TIME, "samples": NUMBER}
 """An event `log` of a run."""
