@@ -23,7 +23,6 @@ _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 _ENTER = Path(__file__).with_name("enter.py")
 _HOST_NAMES = Path("/etc/hosts")
 _NO_IPV6 = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
-_KINDS = ("net", "uts", "mnt")
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,13 @@ def _make(name: str, addresses: Mapping[str, str]) -> Namespace:
     with suppress(OSError):  # Where the kernel has no IPv6. Its chatter would count as traffic.
         _NO_IPV6.write_text("1")
     _know(libc, addresses)
-    opened = {kind: os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS}
+    opened = {
+        kind: os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "uts", "mnt")
+    }
+    before = Path("/").stat()
+    if libc.setns(opened["mnt"], 0) != 0 or not os.path.samestat(before, Path("/").stat()):
+        # Who enters a view of the file system leaves his chroot. In one, hosts do without names.
+        os.close(opened.pop("mnt"))
     return Namespace(name, opened)
 
 
