@@ -158,7 +158,8 @@ class _Running:
 
     def _hurry(self, now: float) -> None:
         """Ends, first in order and then at once, who waits for a host that is gone."""
-        failed = [p.ended_s for p in self.followers if p.ended_s is not None and p.code != 0]
+        # After Ctrl-C all end, and host 0 may take its time to report what was measured.
+        failed = [p.ended_s for p in self.followers if p.ended_s is not None and p.code != 0 and not self.interrupts]
         for process in self._living():
             if process is self.leader:
                 since, patience_s = min(failed, default=None), LEADER_ENDS_S

@@ -15,6 +15,8 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Asks the kernel to end us with our parent, enters the namespaces, and becomes the program."""
     parent, descriptors, _, *program = sys.argv[1:]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends us without a word; who ignores it goes on to do so.
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # It died before we asked.
