@@ -56,9 +56,13 @@ class Host:
 def emulated_hosts(spec: str, host_cpus: float | None = None) -> Iterator[Sequence[Host]]:
     """Makes the hosts that `spec` (as 4@200mbit) names, connected, and takes them away at the end.
 
-    `host_cpus` is the share of the cores that the ranks of each get. Programs that still run there at the end are
-    ended. Everything is without a name that others could meet, so any number of emulations can be there at once; the
-    kernel itself takes the networks away if this process is killed. Has to be used in the main thread.
+    `host_cpus` is the share of the cores that the ranks of each get. Who starts programs there ends them before; at the
+    latest they end with this process. Everything is without a name that others could meet, so any number of
+    emulations can be there at once, and the kernel itself takes the networks away if this process is killed.
+
+        with emulated_hosts("1@100mbit,1@1gbit") as (slow, fast):
+            server = slow.popen("iperf3", "-s", "-1")
+            print(fast.run("iperf3", "-c", slow.address).stdout)
     """
     if sys.platform != "linux":
         raise LaunchError("hosts can be emulated on Linux only.", hint="use --ranks, or a virtual machine with Linux")

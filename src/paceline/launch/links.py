@@ -127,7 +127,10 @@ def _batch(namespace: Namespace, tool: str, commands: Sequence[str], pass_fds: S
     if found is not None:
         if os.strerror(errno.EPERM) in found:
             raise not_allowed()
-        raise LaunchError(f"the network of the emulated hosts could not be made: {tool} says {found!r}.")
+        raise LaunchError(
+            f"the network of the emulated hosts could not be made: {tool} says {found!r}.",
+            hint="the kernel has to have veth, bridge and sch_tbf: `modprobe -a veth bridge sch_tbf` loads them",
+        )
 
 
 def _try_batch(namespace: Namespace, tool: str, commands: Sequence[str], pass_fds: Sequence[int] = ()) -> str | None:
