@@ -47,13 +47,13 @@ def test_all_of_127_is_the_loopback_interface() -> None:
 
 def test_debians_address_of_the_host_name_maps_to_lo(monkeypatch: pytest.MonkeyPatch) -> None:
     interfaces(monkeypatch, eth0=["10.1.2.3"], lo0=[LOOPBACK])
-    monkeypatch.setattr("paceline.comm.network._source_address", lambda _: "127.0.1.1")
+    monkeypatch.setattr("paceline.comm.network.source_address", lambda _: "127.0.1.1")
     assert choose_interface("myself", all_on_this_host=False) == Interface("lo0", "127.0.1.1")
 
 
 def test_the_interface_is_the_one_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     interfaces(monkeypatch, lo=[LOOPBACK], eth1=["10.1.2.30", "fe80::1%eth1"], eth0=["10.1.2.3"])
-    monkeypatch.setattr("paceline.comm.network._source_address", lambda master: master)
+    monkeypatch.setattr("paceline.comm.network.source_address", lambda master: master)
     assert choose_interface("10.1.2.3", all_on_this_host=False).name == "eth0"
     assert choose_interface("10.1.2.30", all_on_this_host=False).name == "eth1"
     assert choose_interface("fe80::1", all_on_this_host=False).name == "eth1"
@@ -61,7 +61,7 @@ def test_the_interface_is_the_one_with_the_address(monkeypatch: pytest.MonkeyPat
 
 def test_an_address_nobody_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     interfaces(monkeypatch, lo=[LOOPBACK], eth0=["10.1.2.3"])
-    monkeypatch.setattr("paceline.comm.network._source_address", lambda _: "10.9.9.9")
+    monkeypatch.setattr("paceline.comm.network.source_address", lambda _: "10.9.9.9")
     with pytest.raises(LaunchError, match=r"no network interface has the address 10\.9\.9\.9") as caught:
         choose_interface("master", all_on_this_host=False)
     assert "--iface" in (caught.value.hint or "")
