@@ -153,6 +153,7 @@ def test_a_host_that_dies_is_named_by_the_others(tmp_path: Path, killed: int, ot
         left = hosts[1 - killed].end()
         assert left.returncode in (5, 6)
         assert other in left.stderr
+        assert "Traceback" not in left.stderr
         _, alive = psutil.wait_procs(ranks, timeout=10)
         assert not alive
 

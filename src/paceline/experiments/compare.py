@@ -65,7 +65,8 @@ def compare(
             hint="use --steps 40, or leave it out",
         )
     contenders = [entrant.contender for entrant in entrants]
-    known = subject.prepare(entrants, shape.ranks, config)
+    subject.prepare(entrants)
+    known = subject.describe(entrants, shape.ranks, config) if seat.leads else {}
     settings = settings_of("compare", launch, base, config) | {"script_args": list(script_args)}
     fleet = join_fleet(seat, launch, settings, timeout_s=base.timeout, say=say)
     if fleet is None:

@@ -65,8 +65,11 @@ class Subject(Protocol):
     def settings(self, entrants: Sequence[Entrant]) -> dict[str, Any]:
         """What all entrants share, for the record."""
 
-    def prepare(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:
-        """Gets its data; says what it is called (`subject`), its global `batch` and the `estimate_s`, where known."""
+    def prepare(self, entrants: Sequence[Entrant]) -> None:
+        """Gets its data, on every host."""
+
+    def describe(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:
+        """What it is called (`subject`), its global `batch` and the `estimate_s`, where known."""
 
     def script_of(self, turn: Turn) -> Script | None:
         """The script that the turn's ranks run instead of our own training."""
@@ -92,10 +95,12 @@ class Workloads:
     def settings(self, entrants: Sequence[Entrant]) -> dict[str, Any]:
         return shared_settings(dataclasses.asdict(entrants[0].config), entrants)
 
-    def prepare(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:
-        config = entrants[0].config
+    def prepare(self, entrants: Sequence[Entrant]) -> None:
         for entrant in entrants:
             prepare_data(entrant.config)
+
+    def describe(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:
+        config = entrants[0].config
         return {
             "subject": config.workload if is_own(config.workload) else f"{config.workload} on {config.data}",
             "batch": None if len({entrant.config.batch for entrant in entrants}) > 1 else config.global_batch(ranks),
@@ -150,7 +155,10 @@ class OwnScript:
     def settings(self, entrants: Sequence[Entrant]) -> dict[str, Any]:
         return shared_settings(self.script.settings_to_keep(entrants[0].config), entrants)
 
-    def prepare(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:  # noqa: ARG002
+    def prepare(self, entrants: Sequence[Entrant]) -> None:
+        """A script gets its data itself."""
+
+    def describe(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:  # noqa: ARG002
         return {"subject": shlex.join([self.script.path, *self.script.args]), "batch": None, "estimate_s": None}
 
     def script_of(self, turn: Turn) -> Script | None:

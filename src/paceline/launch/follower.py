@@ -104,7 +104,10 @@ def start_part(
     """Starts a seat's own ranks; the others hear at once when some fail."""
 
     def failed_elsewhere() -> bool:
-        return mail is not None and mail.has(f"failed-{number}")
+        try:
+            return mail is not None and mail.has(f"failed-{number}")
+        except LaunchError:  # The leader is gone, and its ranks with it.
+            return True
 
     codes = start_ranks(
         job.file,
