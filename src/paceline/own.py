@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -27,6 +28,21 @@ def check_module(name: str) -> None:
         raise _failed(name, error) from None
     if not found:
         raise UsageError(f"there is no module {name!r} in {Path.cwd()}.", hint="run from the folder it is in")
+
+
+def source_digest(name: str) -> str | None:
+    """Tells two versions of a module's file apart; None where it has none."""
+    _look_here_first()
+    found = importlib.util.find_spec(name)
+    return None if found is None or found.origin is None else file_digest(Path(found.origin))
+
+
+def file_digest(path: Path) -> str | None:
+    """Tells two versions of a file apart; None where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError:
+        return None
 
 
 def import_module(name: str) -> ModuleType:

@@ -13,9 +13,9 @@ import pytest
 
 from paceline.comm import network
 from paceline.errors import LaunchError, PacelineError
-from paceline.launch import rendezvous
+from paceline.launch import meeting_place, rendezvous
 from paceline.launch.mail import CHUNK_BYTES, Mail
-from paceline.launch.meeting import hello_of, meet, misfit
+from paceline.launch.meeting import hello_of, meet, misfit, read_hello
 from paceline.launch.seat import Seat
 
 STORE_S = timedelta(seconds=10)
@@ -118,14 +118,34 @@ def test_a_host_cannot_write_outside_of_the_record(mail: Mail, tmp_path: Path, p
 
 def test_a_master_whose_name_leads_home_listens_where_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Debian's /etc/hosts has it: the host's own name is 127.0.1.1."""
-    monkeypatch.setattr(rendezvous, "addresses_of_name", lambda name: ["127.0.1.1"] if name == "n1" else [name])
-    monkeypatch.setattr(rendezvous, "reachable_addresses", lambda: ["198.18.0.7"])
-    assert rendezvous.own_address("n1") == "198.18.0.7"
-    assert rendezvous.own_address("127.0.0.1") == "127.0.0.1", "an address is taken at its word"
-    monkeypatch.setattr(rendezvous, "reachable_addresses", lambda: ["198.18.0.7", "198.19.0.7"])
-    with pytest.raises(LaunchError, match=r"--master n1 resolves to 127.0.1.1 here") as refused:
-        rendezvous.own_address("n1")
+    said: list[str] = []
+    monkeypatch.setattr(meeting_place, "addresses_of_name", lambda name: ["127.0.1.1"] if name == "n1" else [name])
+    monkeypatch.setattr(meeting_place, "reachable_addresses", lambda: ["198.18.0.7"])
+    assert meeting_place.own_address("n1", said.append) == "198.18.0.7"
+    assert said == ["n1 resolves to 127.0.1.1, which other hosts cannot reach: this host listens on 198.18.0.7"]
+    assert meeting_place.own_address("127.0.0.1", said.append) == "127.0.0.1", "an address is taken at its word"
+    monkeypatch.setattr(meeting_place, "reachable_addresses", lambda: ["198.18.0.7", "198.19.0.7"])
+    with pytest.raises(LaunchError, match=r"n1 resolves to 127.0.1.1, which other hosts cannot reach") as refused:
+        meeting_place.own_address("n1", said.append)
     assert refused.value.hint == "give the address itself, one of 198.18.0.7, 198.19.0.7"
+
+
+def test_localhost_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting_place, "addresses_of_name", lambda _: ["::1", "127.0.0.1"])
+    assert meeting_place.own_address("localhost", pytest.fail) == "127.0.0.1"
+
+
+def test_a_host_that_comes_back_finds_its_number_free(mail: Mail) -> None:
+    assert isinstance(arrive(mail, 1, {}, timeout_s=-5.0), LaunchError), "nobody answers, so it leaves"
+    assert [hello.seat for hello in both(mail, {}, {})[1]] == [0, 1]
+
+
+def test_a_version_that_says_other_things_of_itself_is_refused_for_its_version() -> None:
+    own = hello_of(Seat(), "127.0.0.1", {"batch": 8})
+    said = {"seat": 1, "node": 1, "host": "n2", "versions": own.versions | {"Paceline": "9"}, "gpus": 8}
+    error = misfit([own, read_hello(said)])
+    assert error is not None
+    assert error.message.startswith("host 1 (n2) runs Paceline 9, but host 0")
 
 
 def test_addresses_that_others_reach() -> None:

@@ -24,7 +24,6 @@ def test_a_host_starts_all_its_ranks() -> None:
     parts = parts_of(Shape(2, 3), Seat(seats=4), HOSTS)
     assert [(part.seat, part.first_rank, part.ranks, part.local_rank) for part in parts] == [(0, 0, 3, 0), (1, 3, 3, 0)]
     assert {(part.parts, part.local_size, part.sharing) for part in parts} == {(2, 3, 3)}
-    assert list(parts[1].own_ranks) == [3, 4, 5]
 
 
 def test_ranks_of_one_host_stand_together_whatever_the_order_of_the_seats() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,9 +14,12 @@ from paceline.config import LaunchConfig, RunConfig
 from paceline.emulation import place_of
 from paceline.errors import UsageError
 from paceline.launch.seat import Seat, Shape
+from paceline.own import file_digest, source_digest
+from paceline.specs import Spec
 from paceline.strategies.base import Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.scalars import check_tensorboard
+from paceline.workloads.names import is_own
 
 RANKS_ON_A_CPU = 2
 """How many ranks a host gets when the user says nothing: enough to see what synchronising costs."""
@@ -51,7 +56,15 @@ def settings_of(command: str, launch: LaunchConfig, *configs: object) -> dict[st
             for name, value in dataclasses.asdict(config).items()  # type: ignore[call-overload]
             if name not in OF_ONE_HOST
         }
-    return settings
+    return settings | {"own_code": _own_code(settings)}
+
+
+def _own_code(settings: Mapping[str, Any]) -> list[str | None]:
+    """What tells the user's own workload, strategy and script apart from other versions of them."""
+    script = settings.get("script")
+    named = (str(settings["workload"]), Spec.parse(str(settings["strategy"])).name)
+    modules = [name.partition(":")[0] for name in named if is_own(name)]
+    return [*[source_digest(module) for module in modules], file_digest(Path(script)) if script else None]
 
 
 def place_settings() -> dict[str, Any]:

@@ -15,8 +15,9 @@ from paceline.experiments.checks import choose_shape, place_settings, settings_o
 from paceline.experiments.contenders import make_entrants, reference_of, varied_keys
 from paceline.experiments.experiment import Board, Experiment
 from paceline.experiments.subjects import choose_subject
-from paceline.experiments.train import Say, new_folder
+from paceline.experiments.train import new_folder
 from paceline.launch.fleet import join_fleet
+from paceline.launch.seat import Say
 from paceline.launch.seating import find_seat
 from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance

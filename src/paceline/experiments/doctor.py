@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import PacelineError, RecordError
 from paceline.experiments.names import check_names, prepare_data
-from paceline.experiments.train import Say, Watch, new_folder
+from paceline.experiments.train import Watch, new_folder
+from paceline.launch.seat import Say
 from paceline.records import RunFolder
 from paceline.records.examination import Examination, find_examination, read_examination, write_examination
 from paceline.records.provenance import command_line

@@ -14,12 +14,11 @@ from typing import Any
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import RecordError
 from paceline.experiments.names import check_names, prepare_data
+from paceline.launch.seat import Say
 from paceline.records import RunFolder, RunRecord, read_run
 
 Watch = Callable[[Path], AbstractContextManager[Any]]
 """Makes the display that follows a folder while what is in it grows."""
-Say = Callable[[str], None]
-"""Tells the user one thing."""
 
 
 def train(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch, say: Say) -> RunRecord | None:

@@ -9,8 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 
 import psutil
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -22,6 +21,7 @@ from torch.distributed.launcher.api import elastic_launch
 
 from paceline.errors import LaunchError
 from paceline.launch import rendezvous
+from paceline.launch.job import Job
 from paceline.launch.rank import LOCAL_RANK, LOCAL_SIZE, MODULE, SHARING
 from paceline.launch.rendezvous import Failed
 from paceline.launch.seat import Part
@@ -30,16 +30,17 @@ from paceline.measure.cores import threads_per_rank
 GRACE_S = 3.0
 """How long ranks get to notice by themselves, and to say so, that ranks elsewhere have failed."""
 POLL_S = 0.2
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What torch's launcher ends for; what we were started to ignore, as by nohup, it leaves ignored."""
 
 
 def start_ranks(
-    job_file: Path,
+    job: Job,
     part: Part,
     endpoint: str,
     *,
     store: Store | None,
     threads: int | None,
-    timeout_s: float,
     failed_elsewhere: Failed,
 ) -> dict[int, int]:
     """Starts a seat's ranks, returns when all are done: how those that failed ended (negative: the signal), by rank.
@@ -55,10 +56,11 @@ def start_ranks(
         run_id="paceline",
         rdzv_backend=rendezvous.BACKEND,
         rdzv_endpoint=endpoint,
-        rdzv_configs={"rank": part.number, "timeout": math.ceil(timeout_s)},
+        rdzv_configs={"rank": part.number, "timeout": math.ceil(job.timeout)},
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        signals_to_handle=",".join(number.name for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN),
     )
     environment = {
         "OMP_NUM_THREADS": str(threads or threads_per_rank(part.sharing)),
@@ -68,7 +70,7 @@ def start_ranks(
     }
     try:
         with _environment(environment), _own_signal_handlers(), _ended_with_the_others(failed_elsewhere):
-            elastic_launch(elastic, sys.executable)("-m", MODULE, str(job_file))
+            elastic_launch(elastic, sys.executable)("-m", MODULE, str(job.file))
     except ChildFailedError as error:
         return {part.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
     except SignalException:
@@ -96,7 +98,8 @@ def _ended_with_the_others(failed_elsewhere: Failed) -> Iterator[None]:
                 return
         if not done.wait(GRACE_S):
             for process in psutil.Process().children():
-                process.terminate()
+                with suppress(psutil.NoSuchProcess):
+                    process.terminate()
 
     watcher = threading.Thread(target=watch, daemon=True, name="paceline-watch")
     watcher.start()
@@ -110,8 +113,7 @@ def _ended_with_the_others(failed_elsewhere: Failed) -> Iterator[None]:
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
     """Puts back the signal handlers that torch's launcher replaces: after it, Ctrl-C has to be Ctrl-C again."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in _ENDING}
     try:
         yield
     finally:

@@ -16,22 +16,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from torch.distributed import Store  # type: ignore[attr-defined]
+
 from paceline.comm.network import LOOPBACK, source_address
 from paceline.config import LaunchConfig
-from paceline.errors import LaunchError, PacelineError, RankError
+from paceline.errors import LaunchError, PacelineError
 from paceline.launch import rendezvous
+from paceline.launch.elastic import start_ranks
 from paceline.launch.failures import explain, from_message, to_message
-from paceline.launch.follower import follow, start_part
+from paceline.launch.follower import END, follow
 from paceline.launch.job import Job
 from paceline.launch.mail import Mail
-from paceline.launch.meeting import Say, hello_of, meet, open_mail
-from paceline.launch.seat import Hello, Part, Seat, Shape
+from paceline.launch.meeting import hello_of, meet
+from paceline.launch.meeting_place import open_mail
+from paceline.launch.presence import Presence
+from paceline.launch.seat import Hello, Part, Say, Seat, Shape
 from paceline.launch.seating import parts_of
 from paceline.records.schema import FINISHED_FILE
 
-ANSWER_S = 10.0
+ANSWER_S = 60.0
 """How long a host may take to say how its ranks ended, once it is clear that they did."""
-FAREWELL_S = 3.0
+FAREWELL_S = 8.0
+"""How long it takes others to end their ranks, and to hear that all is done."""
 
 
 @dataclass
@@ -45,8 +51,12 @@ class Fleet:
     """How it speaks to the others; None where there are none."""
     jobs: int = 0
 
+    def __post_init__(self) -> None:
+        self._presence = None if self.mail is None else Presence(self.mail, [hello.seat for hello in self.hellos[1:]])
+
     def run(self, job: Job, shape: Shape) -> None:
         """Has the first hosts start a job's ranks; returns when all are done, or raises why the first failed."""
+        self._check_all_are_there()
         self.jobs += 1
         parts = parts_of(shape, self.seat, self.hellos)
         if self.mail is not None:
@@ -54,21 +64,20 @@ class Fleet:
         job.write()
         listener = rendezvous.bind(*self._where_to_listen(parts))
         address, port = listener.getsockname()[:2]
-        endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        endpoint = rendezvous.endpoint(address, port)
+        # It stays open until all hosts have said how their ranks ended: they are connected to it.
         store = rendezvous.open_store(address, port, listener, timedelta(seconds=job.timeout))
         if self.mail is not None:
             order = {"parts": [asdict(part) for part in parts], "endpoint": endpoint}
             self.mail.post(f"job-{self.jobs}", order | {"file": str(job.file), "job": job.to_json()})
-        codes = start_part(job, parts[0], endpoint, store, self.mail, self.jobs, self.launch.threads)
-        lost: list[Part] = []
+        codes, failure = self._start(job, parts[0], endpoint, store)
         for part in parts[1:]:
-            outcome = self._outcome(part, job, failed=bool(codes))
-            if outcome is None:
-                lost.append(part)
-            else:
-                codes |= outcome
-        if (codes or lost) and not _all_finished(job):
-            raise self._reason(codes, lost, job, shape)
+            others, reason = self._outcome(part, job, failed=bool(codes or failure))
+            codes |= others
+            failure = reason or failure  # One that could not start is why the others could not.
+        if (codes or failure) and not _all_finished(job):
+            self._check_all_are_there()
+            raise failure or explain(codes, job.folder, range(shape.ranks))
 
     def __enter__(self) -> Fleet:
         return self
@@ -80,7 +89,7 @@ class Fleet:
         if self.mail is None:
             return
         with contextlib.suppress(LaunchError):
-            self.mail.post("end", to_message(error))
+            self.mail.post(END, to_message(error))
             deadline = time.monotonic() + FAREWELL_S
             for hello in self.hellos[1:]:
                 self.mail.wait(f"bye-{hello.seat}", within_s=deadline - time.monotonic())
@@ -94,24 +103,51 @@ class Fleet:
             return source_address(others[0].address), 0
         return self.hellos[0].address if len(parts) > 1 else LOOPBACK, 0
 
-    def _outcome(self, part: Part, job: Job, *, failed: bool) -> dict[int, int] | None:
-        """How the ranks of another seat ended; None where it does not say so any more."""
+    def _start(self, job: Job, part: Part, endpoint: str, store: Store) -> tuple[dict[int, int], PacelineError | None]:
+        """Starts the leader's own ranks: how those that failed ended, or why none could be started."""
+        codes: dict[int, int] = {}
+        failure: PacelineError | None = None
+        try:
+            codes = start_ranks(
+                job, part, endpoint, store=store, threads=self.launch.threads, failed_elsewhere=self._failed_elsewhere
+            )
+        except LaunchError as error:
+            failure = error
+        if self.mail is not None and (codes or failure):
+            self.mail.post(f"failed-{self.jobs}", part.seat)
+        return codes, failure
+
+    def _failed_elsewhere(self) -> bool:
+        """Whether ranks of another host have failed, or the host is gone."""
+        if self.mail is None or self._presence is None:
+            return False
+        return self.mail.has(f"failed-{self.jobs}") or bool(self._presence.gone())
+
+    def _outcome(self, part: Part, job: Job, *, failed: bool) -> tuple[dict[int, int], PacelineError | None]:
+        """How the ranks of another seat ended, or why it could not start them; nothing of one that is gone."""
         assert self.mail is not None
+        assert self._presence is not None
         key = f"outcome-{self.jobs}-{part.seat}"
-        if not self.mail.wait(key, within_s=ANSWER_S if failed else job.timeout + ANSWER_S):
-            return None
+        deadline = time.monotonic() + ANSWER_S + (0.0 if failed else job.timeout)
+        while not self.mail.wait(key, within_s=0.5):
+            if part.seat in self._presence.gone():
+                return {}, None
+            if time.monotonic() > deadline:
+                name = self.hellos[part.seat].name
+                return {}, LaunchError(f"{name} does not say how its ranks ended.", hint="see what it printed")
         outcome = self.mail.read(key)
         if outcome["files"]:
             self.mail.receive_files(f"files-{self.jobs}-{part.seat}", Path("/"), job.folders)
-        if outcome["error"] is not None:
-            raise from_message(outcome["error"])
-        return {int(rank): code for rank, code in outcome["codes"].items()}
+        codes = {int(rank): code for rank, code in outcome["codes"].items()}
+        return codes, None if outcome["error"] is None else from_message(outcome["error"])
 
-    def _reason(self, codes: Mapping[int, int], lost: Sequence[Part], job: Job, shape: Shape) -> PacelineError:
-        if lost:
-            names = ", ".join(f"host {self.hellos[p.seat].node} ({self.hellos[p.seat].host})" for p in lost)
-            return RankError(f"{names} is gone: its ranks ended, and it does not say how.", hint="see what it printed")
-        return explain(codes, job.folder, range(shape.ranks))
+    def _check_all_are_there(self) -> None:
+        """Refuses to go on without a host: what it would have trained, no strategy is to blame for."""
+        gone = set() if self._presence is None else self._presence.gone()
+        if gone:
+            names = [self.hellos[seat].name for seat in sorted(gone)]
+            verb = "is" if len(names) == 1 else "are"
+            raise LaunchError(f"{' and '.join(names)} {verb} gone.", hint="see what was printed there")
 
 
 def join_fleet(
@@ -120,7 +156,7 @@ def join_fleet(
     """The fleet, on the process that leads it. On all others: starts ranks when told to, and None when all is done."""
     if seat.seats == 1:
         return Fleet(seat, launch, [hello_of(seat, LOOPBACK, settings)], None)
-    mail, address = open_mail(seat, timeout_s)
+    mail, address = open_mail(seat, timeout_s, say)
     hellos = meet(mail, seat, hello_of(seat, address, settings), timeout_s, say)
     if seat.leads:
         return Fleet(seat, launch, hellos, mail)

@@ -10,33 +10,40 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import Store  # type: ignore[attr-defined]
-
 from paceline.config import LaunchConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, LaunchError, PacelineError
 from paceline.launch.elastic import start_ranks
 from paceline.launch.failures import from_message, to_message
 from paceline.launch.job import Job
 from paceline.launch.mail import POLL_S, Mail
+from paceline.launch.presence import present
 from paceline.launch.seat import Part, Seat
 from paceline.records.schema import ERRORS_FOLDER, LOGS_FOLDER
+
+END = "end"
+"""The key under which the leader says that all is done."""
 
 
 def follow(mail: Mail, seat: Seat, launch: LaunchConfig) -> None:
     """Starts ranks when the leader says so, until it says that all is done."""
-    number = 1
-    while True:
-        while not mail.has(f"job-{number}"):
-            if mail.has("end"):
-                _part_ways(mail, seat)
-                return
-            time.sleep(POLL_S)
-        order = mail.read(f"job-{number}")
-        parts = [Part(**part) for part in order["parts"]]
-        own = [part for part in parts if part.seat == seat.number]
-        if own:
-            _take_part(mail, number, own[0], order, launch)
-        number += 1
+    with present(mail, seat.number):
+        number = 1
+        while _wait_for_job(mail, number):
+            order = mail.read(f"job-{number}")
+            own = [part for part in order["parts"] if part["seat"] == seat.number]
+            if own:
+                _take_part(mail, number, Part(**own[0]), order, launch)
+            number += 1
+    _part_ways(mail, seat)
+
+
+def _wait_for_job(mail: Mail, number: int) -> bool:
+    """Waits for the next job; False where there is none any more."""
+    while not mail.has(f"job-{number}"):
+        if mail.has(END):
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def _take_part(mail: Mail, number: int, part: Part, order: Mapping[str, Any], launch: LaunchConfig) -> None:
@@ -44,17 +51,22 @@ def _take_part(mail: Mail, number: int, part: Part, order: Mapping[str, Any], la
     file = Path(order["file"])
     shared = file.is_file() and file.read_text() == order["job"]
     outcome: dict[str, Any] = {"codes": {}, "error": None, "files": not shared}
+
+    def failed_elsewhere() -> bool:
+        try:
+            return mail.has(f"failed-{number}") or mail.has(END)
+        except LaunchError:  # The leader is gone, and its ranks with it.
+            return True
+
     with _folders(Job.from_json(order["job"], file.parent), shared=shared) as (job, root):
         try:
-            outcome["codes"] = start_part(job, part, order["endpoint"], None, mail, number, launch.threads)
+            outcome["codes"] = start_ranks(
+                job, part, order["endpoint"], store=None, threads=launch.threads, failed_elsewhere=failed_elsewhere
+            )
         except PacelineError as error:
             outcome["error"] = to_message(error)
+        if outcome["codes"] or outcome["error"]:
             mail.post(f"failed-{number}", part.seat)
-        except KeyboardInterrupt:
-            interrupted = LaunchError(f"host {part.seat} was interrupted.")
-            mail.post(f"outcome-{number}-{part.seat}", outcome | {"error": to_message(interrupted), "files": False})
-            mail.post(f"failed-{number}", part.seat)
-            raise
         if root is not None:
             mail.send_files(f"files-{number}-{part.seat}", root)
     mail.post(f"outcome-{number}-{part.seat}", outcome)
@@ -80,7 +92,7 @@ def _folders(job: Job, *, shared: bool) -> Iterator[tuple[Job, Path | None]]:
 
 def _part_ways(mail: Mail, seat: Seat) -> None:
     """Leaves as the leader does: with its error, where it had one."""
-    farewell = mail.read("end")
+    farewell = mail.read(END)
     mail.post(f"bye-{seat.number}", None)
     if farewell["interrupted"]:
         raise SystemExit(INTERRUPTED_EXIT_CODE)
@@ -90,34 +102,3 @@ def _part_ways(mail: Mail, seat: Seat) -> None:
     if seat.launcher == "paceline":
         raise error
     raise SystemExit(error.exit_code)  # On one terminal once is enough.
-
-
-def start_part(
-    job: Job,
-    part: Part,
-    endpoint: str,
-    store: Store | None,
-    mail: Mail | None,
-    number: int,
-    threads: int | None,
-) -> dict[int, int]:
-    """Starts a seat's own ranks; the others hear at once when some fail."""
-
-    def failed_elsewhere() -> bool:
-        try:
-            return mail is not None and mail.has(f"failed-{number}")
-        except LaunchError:  # The leader is gone, and its ranks with it.
-            return True
-
-    codes = start_ranks(
-        job.file,
-        part,
-        endpoint,
-        store=store,
-        threads=threads,
-        timeout_s=job.timeout,
-        failed_elsewhere=failed_elsewhere,
-    )
-    if codes and mail is not None:
-        mail.post(f"failed-{number}", part.seat)
-    return codes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,10 @@ class Mail:
         """What was left, which has to be there."""
         return json.loads(self._get(key))
 
-    def count(self, key: str) -> int:
-        """How many have asked this before, this time included."""
+    def count(self, key: str, by: int = 1) -> int:
+        """How many have asked this, this time included."""
         try:
-            return int(self._store.add(key, 1))
+            return int(self._store.add(key, by))
         except RuntimeError as error:
             raise self._lost(error) from None
 
@@ -93,7 +94,8 @@ class Mail:
 
     def _take(self, key: str) -> bytes:
         content = self._get(key)
-        self._store.delete_key(key)
+        with suppress(RuntimeError):  # It only frees memory.
+            self._store.delete_key(key)
         return content
 
     def _set(self, key: str, value: bytes) -> None:

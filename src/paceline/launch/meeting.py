@@ -10,29 +10,29 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
-
 import paceline
-from paceline.comm.network import LOOPBACK, is_loopback, source_address
 from paceline.errors import LaunchError
-from paceline.launch import rendezvous
 from paceline.launch.mail import POLL_S, Mail
-from paceline.launch.seat import Hello, Seat
+from paceline.launch.seat import Hello, Say, Seat
 from paceline.measure.host import network_id
 from paceline.records.provenance import version_of
 
-Say = Callable[[str], None]
-"""Where a host says what it waits for."""
 PATIENCE_S = 2.0
 """How long a host waits before it says for whom."""
 HEARING_S = 3.0
+NOT_OPTIONS = {
+    "command": "command",
+    "workload": "workload",
+    "script_args": "script's arguments",
+    "own_code": "user's code",
+}
+"""What settings are called that are not options."""
 
 
 def hello_of(seat: Seat, address: str, settings: Mapping[str, Any]) -> Hello:
@@ -55,14 +55,26 @@ def hello_of(seat: Seat, address: str, settings: Mapping[str, Any]) -> Hello:
 
 def meet(mail: Mail, seat: Seat, own: Hello, timeout_s: float, say: Say) -> list[Hello]:
     """Waits for all the others; all of them, in order, once they are known to fit. Raises, on every host, if not."""
-    if mail.count(f"taken-{seat.number}") > 1:
+    if mail.count(_taken(seat)) > 1:
+        mail.count(_taken(seat), by=-1)
         raise LaunchError(
             f"another host was started with --node-rank {seat.number}.",
             hint=f"each of the {seat.seats} hosts has a number of its own, from 0 to {seat.seats - 1}",
         )
-    mail.post(f"hello-{seat.number}", asdict(own))
-    if not seat.leads:
-        return _hear_the_verdict(mail, seat, timeout_s)
+    try:
+        mail.post(f"hello-{seat.number}", asdict(own))
+        return _welcome(mail, seat, own, timeout_s, say) if seat.leads else _hear_the_verdict(mail, seat, timeout_s)
+    except BaseException:
+        with suppress(LaunchError):
+            mail.count(_taken(seat), by=-1)  # Who comes back finds the number free.
+        raise
+
+
+def _taken(seat: Seat) -> str:
+    return f"taken-{seat.number}"
+
+
+def _welcome(mail: Mail, seat: Seat, own: Hello, timeout_s: float, say: Say) -> list[Hello]:
     hellos = _hear_all(mail, seat, own, timeout_s, say)
     reason = misfit(hellos)
     refusal = None if reason is None else {"message": reason.message, "hint": reason.hint}
@@ -74,21 +86,27 @@ def meet(mail: Mail, seat: Seat, own: Hello, timeout_s: float, say: Say) -> list
     return hellos
 
 
+def read_hello(said: Mapping[str, Any]) -> Hello:
+    """What another host said, in the words of its own version: what it leaves out is empty, the rest is not ours."""
+    empty = Hello(0, 0, 0, "unknown", "", "", {}, [], {})
+    return Hello(**{field.name: said.get(field.name, getattr(empty, field.name)) for field in fields(Hello)})
+
+
 def misfit(hellos: Sequence[Hello]) -> LaunchError | None:
     """Why these hosts cannot work together, if they cannot."""
     first = hellos[0]
     for other in hellos[1:]:
-        for what, version in other.versions.items():
-            if version != first.versions[what]:
+        for what, version in first.versions.items():
+            if other.versions.get(what) != version:
                 return LaunchError(
-                    f"{_name(other)} runs {what} {version}, but {_name(first)} runs {first.versions[what]}.",
+                    f"{other.name} runs {what} {other.versions.get(what)}, but {first.name} runs {version}.",
                     hint="install the same on all hosts",
                 )
         differing = [name for name in first.settings if other.settings.get(name) != first.settings[name]]
         if differing:
             name = differing[0]
             return LaunchError(
-                f"{_name(other)} was started with {_shown(name, other.settings.get(name))}, but {_name(first)} with "
+                f"{other.name} was started with {_shown(name, other.settings.get(name))}, but {first.name} with "
                 f"{_shown(name, first.settings[name])}.",
                 hint="start the same command on all hosts, each with its own --node-rank",
             )
@@ -103,7 +121,7 @@ def _hear_all(mail: Mail, seat: Seat, own: Hello, timeout_s: float, say: Say) ->
     while waiting:
         for number in sorted(waiting):
             if mail.has(f"hello-{number}"):
-                found[number] = Hello(**mail.read(f"hello-{number}"))
+                found[number] = read_hello(mail.read(f"hello-{number}"))
         waiting -= found.keys()
         waited_s = time.monotonic() - began
         if waiting and waited_s > timeout_s:
@@ -126,11 +144,7 @@ def _hear_the_verdict(mail: Mail, seat: Seat, timeout_s: float) -> list[Hello]:
     mail.post(f"heard-{seat.number}", None)
     if verdict["refusal"] is not None:
         raise LaunchError(verdict["refusal"]["message"], hint=verdict["refusal"]["hint"])
-    return [Hello(**entry) for entry in verdict["hellos"]]
-
-
-def _name(hello: Hello) -> str:
-    return f"host {hello.node} ({hello.host})"
+    return [read_hello(entry) for entry in verdict["hellos"]]
 
 
 def _listed(numbers: set[int]) -> str:
@@ -139,6 +153,8 @@ def _listed(numbers: set[int]) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
+    if name in NOT_OPTIONS:
+        return f"the {NOT_OPTIONS[name]} {value}"
     return f"--{name.replace('_', '-')} {value}"
 
 
@@ -150,37 +166,3 @@ def _sources() -> str:
         digest.update(str(path.relative_to(folder)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:8]
-
-
-def open_mail(seat: Seat, timeout_s: float) -> tuple[Mail, str]:
-    """The store that all seats meet at, and this host's address on the way to it."""
-    if seat.master is None:
-        return _torchruns_mail(timeout_s)
-    name, port = rendezvous.parse_master(seat.master)
-    timeout = timedelta(seconds=timeout_s)
-    if seat.leads:
-        address = rendezvous.own_address(name)
-        store: Store = rendezvous.open_store(address, port, rendezvous.bind(address, port), timeout)
-        return Mail(store, f"{address}:{port}"), address
-    address = source_address(name)
-    try:
-        return Mail(rendezvous.open_store(name, port, None, timeout), f"{name}:{port}"), address
-    except (RuntimeError, ConnectionError) as error:
-        loop = is_loopback(address) and not is_loopback(name)
-        raise LaunchError(
-            f"host {seat.number} cannot reach host 0 at {name}:{port}: {str(error).splitlines()[0]}",
-            hint=f"{name} leads to this host itself: give host 0's address in --master"
-            if loop
-            else f"start the same command on all {seat.seats} hosts, host 0 too, and open the port between them",
-        ) from None
-
-
-def _torchruns_mail(timeout_s: float) -> tuple[Mail, str]:
-    from torch.distributed.rendezvous import rendezvous as env_rendezvous
-
-    master, port = os.environ.get("MASTER_ADDR", LOOPBACK), os.environ.get("MASTER_PORT")
-    try:
-        store, _, _ = next(env_rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    except dist.DistNetworkError as error:
-        raise LaunchError(f"cannot reach the master at {master}:{port}: {error}") from None
-    return Mail(store, f"{master}:{port}"), source_address(master)

@@ -1,8 +1,4 @@
-"""Where hosts meet: a store that listens on the one address needed, and not on all of them as torch's own does.
-
-A host name may resolve to a loopback address on the host that has it (Debian writes 127.0.1.1 into /etc/hosts): what
-listens there hears nobody else (pytorch#15592).
-"""
+"""Where ranks meet: a store that listens on the one address needed, and not on all of them as torch's own does."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from paceline.comm.network import LOOPBACK, addresses_of_name, is_loopback, reachable_addresses
+from paceline.comm.network import LOOPBACK
 from paceline.errors import LaunchError
 
 BACKEND = "paceline"
@@ -51,6 +47,16 @@ class WatchfulStore(PrefixStore):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"nobody has set {', '.join(keys)}")
             time.sleep(POLL_S)
+
+    def get(self, key: str) -> bytes:
+        """What was set under a key, once it is."""
+        self.wait([key])
+        return bytes(super().get(key))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The same for several."""
+        self.wait(keys)
+        return list(super().multi_get(keys))
 
 
 class BoundRendezvous(StaticTCPRendezvous):
@@ -118,17 +124,9 @@ def parse_master(master: str) -> tuple[str, int]:
     return address.strip("[]"), int(port)
 
 
-def own_address(master: str) -> str:
-    """The address of this host that others reach when they look for the master, which this host is."""
-    addresses = addresses_of_name(master)
-    outer = [address for address in addresses if not is_loopback(address)]
-    if outer or not addresses or master in addresses:  # An address is taken at its word, loopback or not.
-        return outer[0] if outer else master
-    reachable = reachable_addresses()
-    if len(reachable) == 1:
-        return reachable[0]
-    choice = f"give the address itself, one of {', '.join(reachable)}" if reachable else "this host has no other"
-    raise LaunchError(f"--master {master} resolves to {addresses[0]} here, where no other host comes.", hint=choice)
+def endpoint(address: str, port: int) -> str:
+    """As ADDRESS:PORT, of either kind of address."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def register(store: Store | None, failed: Failed) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Launcher = Literal["paceline", "torchrun", "slurm"]
+Say = Callable[[str], None]
+"""Tells the user one thing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,11 @@ class Hello:
     settings: dict[str, Any]
     """What it was asked to do."""
 
+    @property
+    def name(self) -> str:
+        """How to tell a user which host it is."""
+        return f"host {self.node} ({self.host})"
+
 
 @dataclass(frozen=True, order=True)
 class Shape:
@@ -90,8 +98,3 @@ class Part:
     def first_rank(self) -> int:
         """The first of the ranks it starts; all parts of a job start as many."""
         return self.number * self.ranks
-
-    @property
-    def own_ranks(self) -> range:
-        """The ranks it starts."""
-        return range(self.first_rank, self.first_rank + self.ranks)
