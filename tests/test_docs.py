@@ -18,7 +18,8 @@ from paceline.errors import INTERRUPTED_EXIT_CODE
 from paceline.experiments import train as experiment
 from paceline.experiments.contenders import make_entrants
 from paceline.experiments.names import check_names
-from paceline.experiments.scale_points import choose_shapes, make_points
+from paceline.experiments.scale_points import make_points
+from paceline.experiments.shapes import choose_shapes
 from paceline.launch.seat import Seat, Shape
 
 ROOT = Path(__file__).parent.parent

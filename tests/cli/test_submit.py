@@ -141,13 +141,21 @@ def test_options_are_quoted_as_sbatch_reads_them(capsys: pytest.CaptureFixture[s
         (["--ranks", "6", "--ranks-per-host", "2", "--", "train"], (3, 2)),
         (["--ranks", "6", "--hosts", "2", "--", "train", "--ranks", "6"], (2, 3)),
         (["--", "scale", "--ranks", "1,2,4"], (1, 4)),
-        (["--hosts", "2", "--", "scale", "--ranks", "1,3"], (2, 2)),
+        (["--hosts", "2", "--", "scale", "--ranks", "1,4"], (2, 2)),
+        (["--hosts", "2", "--ranks-per-host", "3", "--", "scale", "--ranks", "1,3"], (2, 3)),
         (["--hosts", "2", "--", "scale", "--ranks", "1,2", "--ranks-per-host", "1,2"], (2, 2)),
         (["--hosts", "4", "--ranks-per-host", "2", "--", "scale", "--ranks", "1,2"], (4, 2)),
         (["--gres", "gpu:4", "--", "train"], (1, 4)),
         (["--gres=license:9,gpu:a100:8(S:0-1)", "--hosts", "2", "--", "train"], (2, 8)),
         (["--gres", "gpu", "--", "train"], (1, 1)),
         (["--gres", "gpu:4", "--ranks-per-host", "2", "--", "train"], (1, 2)),
+        (["--gpus-per-node=4", "--", "train"], (1, 4)),
+        (["--gpus-per-node", "a100:2,v100:1", "--", "train"], (1, 3)),
+        (["--gpus-per-node=8", "--gpus-per-task=2", "--", "train"], (1, 4)),
+        (["--gpus-per-task=1", "--", "train"], (1, 2)),
+        (["--hosts", "2", "--gpus", "8", "--", "train"], (2, 4)),
+        (["--hosts", "2", "-G8", "--gres", "gpu:2", "--", "train"], (2, 2)),
+        (["--gres-flags=enforce-binding", "--", "train"], (1, 2)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -201,6 +209,11 @@ def test_a_task_for_each_rank(capsys: pytest.CaptureFixture[str], arguments: lis
             ["--hosts", "2", "--ranks-per-host", "1", "--", "scale", "--ranks", "1,4"],
             "error: the job has 2 × 1 ranks, but its command asks for 4 ranks.",
             "say it once",
+        ),
+        (
+            ["--hosts", "2", "--", "scale", "--ranks", "1,2,3"],
+            "error: 3 ranks cannot be put evenly on 2 hosts with 2 ranks each.",
+            "name other --ranks",
         ),
         (["--", "scale", "--strategies", "ddp,dpd"], "error: there is no strategy 'dpd'.", "did you mean 'ddp'?"),
         (["--", "scale", "--mode", "week"], "error: --mode cannot be 'week'.", "did you mean 'weak'?"),
@@ -278,6 +291,43 @@ def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert told["script"].endswith("-m paceline train --out there\n")
     assert run(["submit", "--dry-run", *arguments]) == 0
     assert json.loads(capsys.readouterr().out) == told | {"job": None, "log": str(Path("log-%j").resolve())}
+
+
+@pytest.mark.parametrize(
+    ("options", "log"),
+    [
+        (["--output", "%x-%j.txt"], "paceline-train-41.txt"),
+        (["--output", "%x-%A.txt", "-Jmine"], "mine-41.txt"),
+        (["-o", "/logs/%u/%4j%%.txt", "--job-name", "mine"], "/logs/me/0041%.txt"),
+        (["--output", "log", "--chdir=there"], "there/log"),
+        (["--output", "%x-%N"], "paceline-train-%N"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_signs_in_the_name_of_the_log_are_those_of_slurm(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], log: str
+) -> None:
+    monkeypatch.setenv("LOGNAME", "me")
+    install(tmp_path, "sbatch", "echo 41")
+    assert run(["submit", "--json", *options, "--", "train"]) == 0
+    assert json.loads(capsys.readouterr().out)["log"] == str(Path.cwd() / log)
+
+
+def test_slurm_knows_best_where_the_log_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    install(tmp_path, "sbatch", "echo 41")
+    install(tmp_path, "scontrol", '[ "$*" = "show job 41" ] && echo "   StdErr=/gone\n   StdOut=/a b/%j on n7.out"')
+    assert run(["submit", "--json", "--output", "%j on %N.out", "--", "train"]) == 0
+    assert json.loads(capsys.readouterr().out)["log"] == "/a b/41 on n7.out"
+
+
+def test_a_sign_of_slurms_in_the_name_of_the_users_folder_is_part_of_the_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    install(tmp_path, "sbatch", "echo 41")
+    assert run(["submit", "--json", "--", "train", "--out", "sub-%j"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["script"].endswith("-m paceline train --out sub-%j\n")
+    assert told["records"] == str(Path.cwd() / "sub-%j")
 
 
 def test_without_sbatch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,47 +11,11 @@ from paceline.errors import UsageError
 from paceline.experiments.estimate import LAUNCH_S, RUN_S, SYNCHRONISING, Trial
 from paceline.experiments.scale import Threads, choose_threads
 from paceline.experiments.scale_estimate import foreseen_s
-from paceline.experiments.scale_points import Batches, choose_shapes, make_points
+from paceline.experiments.scale_points import Batches, make_points
 from paceline.launch.seat import Seat, Shape
 
 ONE_HOST = Seat()
-FOUR_HOSTS = Seat(seats=4)
-TORCHRUN = Seat(seats=4, ranks=1, local_size=2, launcher="torchrun")
 ON_ONE_MACHINE: dict[str, Any] = {"one_machine": True, "machine_cores": 4.0, "host_cpus": None, "emulated": None}
-
-
-def shapes(seat: Seat, cores: int = 4, **settings: Any) -> list[tuple[int, int]]:
-    found = choose_shapes(ScaleConfig(**settings), seat, on_one_host=cores)
-    return [(shape.hosts, shape.ranks_per_host) for shape in found]
-
-
-def test_ranks_of_one_host_are_on_it() -> None:
-    assert shapes(ONE_HOST, ranks="2,4") == [(1, 1), (1, 2), (1, 4)], "one rank is always measured"
-    assert shapes(ONE_HOST) == [(1, 1), (1, 2), (1, 4)]
-    assert shapes(ONE_HOST, cores=6) == [(1, 1), (1, 2), (1, 4), (1, 6)]
-
-
-def test_ranks_are_spread_over_hosts_first() -> None:
-    assert shapes(FOUR_HOSTS) == [(1, 1), (2, 1), (4, 1)]
-    assert shapes(FOUR_HOSTS, ranks="1,3,5,6,8") == [(1, 1), (3, 1), (1, 5), (3, 2), (4, 2)]
-
-
-def test_the_same_ranks_can_be_put_on_fewer_hosts_too() -> None:
-    assert shapes(FOUR_HOSTS, ranks="1,2,4", ranks_per_host="1,2") == [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)]
-    assert shapes(FOUR_HOSTS, ranks_per_host="2") == [(1, 1), (1, 2), (2, 2), (4, 2)]
-
-
-def test_a_launcher_that_started_a_process_per_rank_sets_the_limit() -> None:
-    assert shapes(TORCHRUN) == [(1, 1), (2, 1), (2, 2)]
-    with pytest.raises(UsageError, match="8 ranks cannot be put evenly on 2 hosts with 2 ranks each"):
-        shapes(TORCHRUN, ranks="8")
-
-
-def test_ranks_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UsageError, match="4 ranks cannot be put on 4 hosts with 3 on each"):
-        shapes(FOUR_HOSTS, ranks="4", ranks_per_host="3")
-    with pytest.raises(UsageError, match="7 ranks cannot be put on 4 hosts with 1 on each"):
-        shapes(FOUR_HOSTS, ranks="7", ranks_per_host="1")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,13 +14,16 @@ import typer
 from typer.core import TyperCommand
 
 from paceline.cli.options import Asked, only_asked
-from paceline.config import CompareConfig, LaunchConfig, RunConfig, ScaleConfig
+from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
-from paceline.launch.sbatch import JOB, BatchJob, hand_in
+from paceline.launch.sbatch import JOB, BatchJob, Options, count_gpus, find_log, gpus_of_host, hand_in, value_of
+from paceline.launch.seat import Seat
 
 SHORT = {"-A": "--account", "-c": "--cpus-per-task", "-N": "--nodes", "-n": "--ntasks", "-o": "--output"}
 SHORT |= {"-p": "--partition", "-t": "--time"}
 """How sbatch abbreviates options that are ours too."""
+RANKS_ON_A_CPU = 2
+"""As `paceline` itself does where it is not told how many ranks."""
 PASSED_ON = "paceline.passed_on"
 Config = TypeVar("Config")
 EXAMPLE = "paceline submit --slurm --hosts 2 --ranks-per-host 2 -- compare vgg11"
@@ -58,7 +60,7 @@ def command(
             "--ranks-per-host",
             "--ntasks-per-node",
             min=1,
-            help="Ranks on each host [default: the command's; else one per GPU of --gres, or 2].",
+            help="Ranks on each host [default: the command's; else one per GPU of --gres or --gpus-per-node, or 2].",
         ),
     ] = None,
     ranks: Annotated[
@@ -90,18 +92,19 @@ def command(
         return
     launch = _config(asked, LaunchConfig)
     assert launch is not None
-    hosts, ranks_per_host = _shape(asked, launch, hosts, ranks, ranks_per_host, gres)
     named = {"account": account, "partition": partition, "gres": gres, "time": time}
+    options = (
+        *[(f"--{name}={value}",) for name, value in named.items() if value is not None],
+        *_for_sbatch(context.meta[PASSED_ON]),
+    )
+    hosts, ranks_per_host = _shape(asked, launch, hosts, ranks, ranks_per_host, options)
     job = BatchJob(
         command=tuple(words),
         folder=Path.cwd(),
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         cpus_per_rank=cpus_per_rank,
-        options=(
-            *[(f"--{name}={value}",) for name, value in named.items() if value is not None],
-            *_for_sbatch(context.meta[PASSED_ON]),
-        ),
+        options=options,
         output=output or "",
         records=str(asked.rest["out"] or _folder_name(words[0], asked)),
         names_records=not asked.rest["out"],
@@ -112,22 +115,23 @@ def command(
     if not as_json:  # Before it is submitted: what sbatch says of it can then be understood.
         typer.echo(text, nl=not dry_run)
     number = None if dry_run else hand_in(text, script)
+    log = job.log_file(None) if number is None else find_log(job, number)
     if as_json:
-        where = {"log": job.log_file(number), "records": job.records_folder(number)}
+        where = {"log": log, "records": job.records_folder(number)}
         typer.echo(json.dumps({"job": number, "script": text, **where}, indent=2))
     elif number is None:
         messages().print("A dry run: nothing was submitted.")
     else:
-        typer.echo(_how_to_follow(job, number))
+        typer.echo(_how_to_follow(job, number, log))
 
 
-def _how_to_follow(job: BatchJob, number: int) -> str:
+def _how_to_follow(job: BatchJob, number: int, log: str) -> str:
     hosts = f"{job.hosts} {'host' if job.hosts == 1 else 'hosts'}"
     ranks = f"{job.ranks_per_host} {'rank' if job.ranks_per_host == 1 else 'ranks'}"
     return (
         f"job {number}: {hosts} × {ranks}\n"
         f"  where it stands:  squeue --job={number}\n"
-        f"  what it prints:   tail -F {shlex.quote(job.log_file(number))}\n"
+        f"  what it prints:   tail -F {shlex.quote(log)}\n"
         f"  to end it:        scancel {number}\n"
         f"  its records:      {job.records_folder(number)}"
     )
@@ -144,6 +148,7 @@ def _command_of(context: typer.Context) -> list[str]:
 def _ask(words: Sequence[str]) -> Asked | None:
     """Has the command say what it would do: whatever it refuses, it refuses now, and not after an hour in a queue."""
     from paceline.cli.main import app
+    from paceline.experiments.names import check_all_names
 
     takes_ranks = {
         info.name: LaunchConfig in getattr(info.callback, "kinds", ()) for info in app.registered_commands if info.name
@@ -155,30 +160,8 @@ def _ask(words: Sequence[str]) -> Asked | None:
         app(list(words), standalone_mode=False)
     if not heard:
         return None
-    _check_names(heard[0])
+    check_all_names(heard[0].configs)
     return heard[0]
-
-
-def _check_names(asked: Asked) -> None:
-    """Refuses names that nothing has, without importing torch."""
-    from paceline.experiments.names import check_names
-    from paceline.strategies.registry import check_options, parse_list
-    from paceline.workloads import data
-    from paceline.workloads.names import is_own
-
-    run, compare = _config(asked, RunConfig), _config(asked, CompareConfig)
-    if compare is not None and compare.script:
-        if not Path(compare.script).is_file():
-            raise UsageError(f"there is no script {compare.script}.", hint="--script takes a file")
-        return
-    if run is None:
-        return
-    if not is_own(run.workload):
-        data.check(run.data, svhn_extra=run.svhn_extra)
-    texts = [text for config in asked.configs if (text := getattr(config, "strategies", ""))]
-    for strategy in parse_list(",".join(texts)) if texts else [run.strategy]:
-        check_names(replace(run, strategy=strategy))
-        check_options(strategy)
 
 
 def _shape(
@@ -187,7 +170,7 @@ def _shape(
     hosts: int | None,
     ranks: int | None,
     ranks_per_host: int | None,
-    gres: str | None,
+    options: Options,
 ) -> tuple[int, int]:
     """Hosts, and ranks on each: what submit was told, else what the command was, else what one host takes."""
     for option, value in {"--master": launch.master, "--emulate": launch.emulate}.items():
@@ -200,7 +183,9 @@ def _shape(
         hosts = ranks // ranks_per_host
     given = LaunchConfig(hosts=hosts or launch.hosts, ranks=ranks, ranks_per_host=ranks_per_host)
     wanted, wanted_per_host, exactly = _ranks_of_command(asked, launch)
-    default = wanted_per_host or (math.ceil(wanted / given.hosts) if wanted else _default_ranks(asked, gres))
+    default = wanted_per_host or (
+        math.ceil(wanted / given.hosts) if wanted else _default_ranks(asked, given.hosts, options)
+    )
     per_host = given.local_ranks(default)
     there, wanted = given.hosts * per_host, max(wanted, given.hosts * wanted_per_host)
     if launch.hosts not in (1, given.hosts) or wanted > there or (exactly and wanted not in (0, there)):
@@ -209,7 +194,18 @@ def _shape(
             f"the job has {given.hosts} × {per_host} ranks, but its command asks for {told}.",
             hint="say it once: before `--`, with --hosts and --ranks-per-host",
         )
+    _check_scale(asked, given.hosts, per_host)
     return given.hosts, per_host
+
+
+def _check_scale(asked: Asked, hosts: int, ranks_per_host: int) -> None:
+    """Refuses numbers of ranks that `scale` could not put on the hosts of the job."""
+    from paceline.experiments.shapes import choose_shapes
+
+    scale = _config(asked, ScaleConfig)
+    if scale is not None:
+        seat = Seat(seats=hosts * ranks_per_host, ranks=1, local_size=ranks_per_host, launcher="slurm")
+        choose_shapes(scale, seat, on_one_host=ranks_per_host)
 
 
 def _ranks_of_command(asked: Asked, launch: LaunchConfig) -> tuple[int, int, bool]:
@@ -220,16 +216,13 @@ def _ranks_of_command(asked: Asked, launch: LaunchConfig) -> tuple[int, int, boo
     return launch.ranks or 0, launch.ranks_per_host or 0, True
 
 
-def _default_ranks(asked: Asked, gres: str | None) -> int:
+def _default_ranks(asked: Asked, hosts: int, options: Options) -> int:
     """One for each GPU that every host has to have, as on a host that has them; else as on one without."""
     run = _config(asked, RunConfig)
     if run is not None and run.strategy.partition(":")[0] == "single":
         return 1
-    for part in (gres or "").split(","):
-        kind, *fields = part.partition("(")[0].split(":")
-        if kind == "gpu":
-            return int(fields[-1]) if fields and fields[-1].isdecimal() else 1
-    return 2
+    gpus = gpus_of_host(options, hosts)
+    return max(1, gpus // (count_gpus(value_of(options, "--gpus-per-task")) or 1)) if gpus else RANKS_ON_A_CPU
 
 
 def _for_sbatch(words: Sequence[str]) -> list[tuple[str, ...]]:

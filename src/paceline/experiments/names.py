@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from paceline.config import RunConfig
-from paceline.errors import unknown_name
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.config import CompareConfig, RunConfig
+from paceline.errors import UsageError, unknown_name
 from paceline.own import check_module
-from paceline.specs import Spec
+from paceline.specs import Spec, split_list
 from paceline.strategies import registry
 from paceline.workloads import data
 from paceline.workloads.names import MODEL_NAMES, is_own
@@ -28,3 +32,35 @@ def prepare_data(config: RunConfig) -> None:
     """Makes sure that the data set is there and intact: once, in one process, before any rank starts."""
     if not is_own(config.workload):
         data.prepare(config.data, data_dir=data.data_dir(config.data_dir), svhn_extra=config.svhn_extra)
+
+
+def check_all_names(configs: Sequence[object]) -> None:
+    """Refuses what nothing is called, in all that a command was given: workload, data, strategies, their options."""
+    run, compare = _parts(configs)
+    if compare is not None and compare.script:
+        if not Path(compare.script).is_file():
+            raise UsageError(f"there is no script {compare.script}.", hint="--script takes a file")
+        return
+    if run is None:
+        return
+    if not is_own(run.workload):
+        data.check(run.data, svhn_extra=run.svhn_extra)
+    texts = [text for config in configs if (text := getattr(config, "strategies", ""))]
+    for strategy in registry.parse_list(",".join(texts)) if texts else [run.strategy]:
+        check_names(replace(run, strategy=strategy))
+        registry.check_options(strategy)
+
+
+def prepare_all_data(configs: Sequence[object]) -> None:
+    """Makes sure that the data sets are there that a command was given, also those that it varies."""
+    run, compare = _parts(configs)
+    if run is None or (compare is not None and compare.script):
+        return
+    varied = [text.partition("=")[2] for text in compare.vary if text.startswith("data=")] if compare else []
+    for name in split_list(varied[0]) if varied else [run.data]:
+        prepare_data(replace(run, data=name))
+
+
+def _parts(configs: Sequence[object]) -> tuple[RunConfig | None, CompareConfig | None]:
+    run = next((config for config in configs if isinstance(config, RunConfig)), None)
+    return run, next((config for config in configs if isinstance(config, CompareConfig)), None)

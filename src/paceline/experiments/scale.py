@@ -18,7 +18,8 @@ from paceline.experiments.contenders import Entrant
 from paceline.experiments.experiment import Board, Experiment
 from paceline.experiments.names import prepare_data
 from paceline.experiments.scale_estimate import estimate_s
-from paceline.experiments.scale_points import Batches, choose_shapes, make_points, shared_settings
+from paceline.experiments.scale_points import Batches, make_points, shared_settings
+from paceline.experiments.shapes import choose_shapes
 from paceline.experiments.subjects import Turn, Workloads
 from paceline.experiments.train import Say, new_folder
 from paceline.launch.fleet import join_fleet

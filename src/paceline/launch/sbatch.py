@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from paceline.errors import LaunchError, UsageError
 
 JOB = "%j"
 """What stands for the number of the job until Slurm has given it one: its own sign in names of files."""
+SCONTROL_S = 20.0
+Options = Sequence[tuple[str, ...]]
+"""Options of sbatch, each with its value if that is a word of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +41,37 @@ class BatchJob:
     output: str = ""
     """The file of what it prints, with Slurm's signs in it [default: slurm-%j.out]."""
 
+    @property
+    def name(self) -> str:
+        """What Slurm calls it."""
+        return value_of(self.options, "--job-name", "-J") or f"paceline-{self.command[0]}"
+
     def log_file(self, job: int | None) -> str:
-        """The file of what it prints, once the number of the job is known."""
-        return str(self.folder / _with_number(self.output or f"slurm-{JOB}.out", job))
+        """The file of what it prints, with what is known of Slurm's signs in it; not the first node's name, %N."""
+        if not self.output:
+            return str(self.folder / _with_number(f"slurm-{JOB}.out", job))
+        start = self.folder / (value_of(self.options, "--chdir", "-D") or "")
+        return str(start / (self.output if job is None else self.expand(self.output, job)))
 
     def records_folder(self, job: int | None) -> str:
-        """The folder of its records, once the number of the job is known."""
-        return str(self.folder / _with_number(self.records, job))
+        """The folder of its records; a sign in a name that the user gave is part of the name."""
+        return str(self.folder / (_with_number(self.records, job) if self.names_records else self.records))
+
+    def expand(self, pattern: str, job: int) -> str:
+        """The name of a file, from one with Slurm's signs."""
+
+        def meant(sign: re.Match[str]) -> str:
+            match sign[2]:
+                case "j" | "A":
+                    return str(job).zfill(min(int(sign[1] or 0), 10))
+                case "x":
+                    return self.name
+                case "u":
+                    return getpass.getuser()
+                case other:
+                    return other
+
+        return re.sub(r"%(\d*)([jAxu%])", meant, pattern)
 
     def script(self) -> str:
         """The text that sbatch takes."""
@@ -93,6 +122,46 @@ def hand_in(script: str, file: Path | None) -> int:
         said = (done.stderr + done.stdout).strip()
         raise LaunchError("sbatch did not take the job.", hint="what it says stands above", detail=said or None)
     return int(job[0])
+
+
+def find_log(job: BatchJob, number: int) -> str:
+    """The file of what a job prints: Slurm's word, where it gives it."""
+    try:
+        asked = ["scontrol", "show", "job", str(number)]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=SCONTROL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return job.log_file(number)
+    found = re.search(r"^ *StdOut=(/.*)$", done.stdout, re.MULTILINE)
+    # Some versions leave the signs in it.
+    return job.expand(found[1], number) if found else job.log_file(number)
+
+
+def value_of(options: Options, *names: str) -> str | None:
+    """What one of sbatch's options was given, by any of its names; the last time counts."""
+    value = None
+    for word, *others in options:
+        for name in names:
+            if word == name:
+                value = others[0] if others else None
+            elif word.startswith(f"{name}=") or (word.startswith(name) and not name.startswith("--")):
+                value = word.removeprefix(name).removeprefix("=")
+    return value
+
+
+def gpus_of_host(options: Options, hosts: int) -> int:
+    """GPUs that sbatch is asked for on each host, whichever way that is said."""
+    gres = [part for part in (value_of(options, "--gres") or "").split(",") if re.split(r"[:(]", part)[0] == "gpu"]
+    return (
+        sum(map(count_gpus, gres))
+        or count_gpus(value_of(options, "--gpus-per-node"))
+        or count_gpus(value_of(options, "--gpus", "-G")) // hosts
+    )
+
+
+def count_gpus(text: str | None) -> int:
+    """As many as 4, a100:4, a100:2,v100:2 or gpu:a100:4(S:0-1) say; one where there is no number, 0 without a text."""
+    counts = [part.partition("(")[0].rpartition(":")[2] for part in (text or "").split(",") if part]
+    return sum(int(count) if count.isdecimal() else 1 for count in counts)
 
 
 def _quoted_for_sbatch(word: str) -> str:
