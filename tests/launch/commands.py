@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,10 @@ def _run(arguments: tuple[str, ...], cwd: Path, environment: dict[str, str], std
     main()
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """Starts a command as a shell would: in a process group of its own."""
+def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Starts a command as a shell would: in a process group of its own; `by` another that starts it, as nohup."""
     return subprocess.Popen(
-        command(*arguments),
+        [*by, *command(*arguments)],
         cwd=HERE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

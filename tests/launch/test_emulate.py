@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,15 +17,19 @@ import psutil
 import pytest
 
 from launch.commands import command, start, wait_until
+from paceline.cli.main import run
 from paceline.config import LaunchConfig
 from paceline.emulation import PLACE_VARIABLE
-from paceline.errors import LaunchError, UsageError
+from paceline.errors import DataError, LaunchError, UsageError
 from paceline.launch import emulate
 from paceline.launch.cgroup import _parent
 from paceline.launch.emulate import run_emulated, run_on_all
 from paceline.launch.emulated_hosts import Host, emulated_hosts
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.records import read_run
+from paceline.workloads.data import cifar10
+from paceline.workloads.data.download import Remote
+from workloads.data.published import Server
 
 PAYLOAD = 1448 / 1514
 """What is left of a rate for data: Ethernet, IP and TCP take the rest."""
@@ -239,6 +244,35 @@ def test_hosts_that_miss_the_end_are_ended(hosts: Sequence[Host], monkeypatch: p
     code, said, took_s = on_each(hosts, monkeypatch, "exit 0", "exec sleep 60")
     assert (code, said) == (0, [])
     assert took_s < 10
+
+
+def test_a_closed_terminal_ends_all_hosts_unless_it_is_ignored(
+    hosts: Sequence[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closes = "kill -HUP $PPID; sleep 0.2; kill -HUP $PPID; sleep 0.2; exit 7"
+    assert on_each(hosts, monkeypatch, closes, "exec sleep 60")[:2] == (128 + signal.SIGHUP, [])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # As nohup does.
+    try:
+        assert on_each(hosts, monkeypatch, closes, "kill -HUP $$; sleep 1; exit 0")[:2] == (7, [])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_data_are_fetched_before_hosts_are_on_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Server() as server:
+        monkeypatch.setattr(cifar10, "ARCHIVE", Remote(url=server.url("gone"), md5=""))
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        options = ["--data", "cifar10", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
+        code = run(["train", "--emulate", "2", *options])
+        server.shutdown()
+        thread.join()
+    assert server.requests == ["gone"]
+    assert code == DataError.exit_code
+    assert "answered with status 404" in capsys.readouterr().err
 
 
 def test_ranks_of_another_launcher_do_not_emulate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -27,9 +28,9 @@ def train(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
     return paceline("train", *arguments, expect=expect)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
     """Starts `paceline train`."""
-    return commands.start("train", *arguments)
+    return commands.start("train", *arguments, by=by)
 
 
 def ranks_of(out: Path) -> list[psutil.Process]:
@@ -249,12 +250,29 @@ def test_settings_are_checked_before_data_is_fetched(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
+def steps_done(out: Path) -> int:
+    """Steps that rank 0 of a run that is going on has written down."""
+    file = out / "rank-0.csv"
+    return len(file.read_text().splitlines()) - 1 if file.exists() else 0
+
+
+def test_a_closed_terminal_ends_a_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start("own:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
-    wait_until(
-        lambda: (out / "rank-0.csv").exists() and len((out / "rank-0.csv").read_text().splitlines()) > 30, "steps"
-    )
+    wait_until(lambda: steps_done(out) > 0, "the first step")
+    process.send_signal(signal.SIGHUP)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert f"interrupted; what was done is in {out}" in output.replace("\n", "")
+
+
+def test_nohup_outlives_its_terminal_and_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start("own:slow", "--batch", "8", "--epochs", "2000", "--out", str(out), by=["nohup"])
+    wait_until(lambda: steps_done(out) > 0, "the first step")
+    os.killpg(process.pid, signal.SIGHUP)
+    done = steps_done(out)
+    wait_until(lambda: steps_done(out) > done + 30 or process.poll() is not None, "30 steps more")
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=LIMIT_S)

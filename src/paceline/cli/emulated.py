@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from paceline.cli.messages import messages
@@ -24,9 +25,13 @@ def on_hosts(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
     if place is not None:
         here = launch.on_emulated_host(place)
         return command(*[here if config is launch else config for config in configs])
+    from paceline.experiments.names import check_all_names, prepare_all_data
     from paceline.launch.emulate import run_emulated
     from paceline.launch.slurm import seat_from_slurm
 
     seat_from_slurm(os.environ, launch)  # Refuses tasks that would all make hosts of their own.
+    check_all_names(configs)
     console = messages()
-    return run_emulated(launch, TYPED.get(), lambda text: console.print(text, markup=False))
+    # Emulated hosts reach each other alone, not the places that data sets come from.
+    fetch = partial(prepare_all_data, configs)
+    return run_emulated(launch, TYPED.get(), lambda text: console.print(text, markup=False), before=fetch)

@@ -22,7 +22,9 @@ class HeldBack:
 def held_back() -> Iterator[HeldBack]:
     """Holds Ctrl-C back for the length of a `with`, and tells whether it came."""
     held = HeldBack()
-    before = signal.signal(signal.SIGINT, held.note)
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, held.note)
     try:
         yield held
     finally:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -22,7 +22,6 @@ from paceline.measure.cores import usable_cores
 Say = Callable[[str], None]
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_WATCHED = frozenset({*_ENDING, signal.SIGCHLD})
 FOLLOWERS_END_S = 15.0
 """Host 0 is done: the others have this long to find out."""
 LEADER_ENDS_S = 30.0
@@ -31,10 +30,13 @@ _ORDERLY_END_S = 5.0
 _SHOWN_LINES = 30
 
 
-def run_emulated(launch: LaunchConfig, arguments: Sequence[str], say: Say) -> int:
+def run_emulated(
+    launch: LaunchConfig, arguments: Sequence[str], say: Say, before: Callable[[], None] = lambda: None
+) -> int:
     """Makes the hosts that `launch` asks for and runs `paceline ARGUMENTS` on each; returns host 0's exit code.
 
-    Host 0 has our terminal. What the others print is shown if they fail and host 0 does not.
+    `before` does out here what cannot be done on hosts that reach each other alone, once it is known that they can be
+    made. Host 0 has our terminal. What the others print is shown if they fail and host 0 does not.
     """
     if launched():
         raise UsageError("--emulate was given under another launcher.", hint="start it as a plain command")
@@ -44,16 +46,19 @@ def run_emulated(launch: LaunchConfig, arguments: Sequence[str], say: Say) -> in
         others = f"–{address_of(len(lines) - 1).rpartition('.')[2]}" if len(lines) > 1 else ""
         say(f"{hosts_in_words(lines)}{shares}, {address_of(0)}{others}")
         _warn_of_shares(launch, len(lines), say)
+        before()
         return run_on_all(hosts, (sys.executable, "-m", "paceline", *arguments), say)
 
 
 def run_on_all(hosts: Sequence[Host], command: Sequence[str], say: Say) -> int:
     """Runs a program on every host until all have ended, in order if it can be; returns host 0's exit code."""
     processes: list[_Process] = []
-    with _signals_held():
+    # What we were started to ignore, as by nohup, is ignored on all hosts.
+    ending = frozenset(number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN)
+    with _signals_held({*ending, signal.SIGCHLD}):
         try:
             processes += [_start(host, command) for host in hosts]
-            running = _Running(processes)
+            running = _Running(processes, ending)
             code = running.wait()
             running.show_unexplained(say)
         finally:
@@ -113,16 +118,17 @@ def _start(host: Host, command: Sequence[str]) -> _Process:
 class _Running:
     """The processes of all hosts, until the last has ended."""
 
-    def __init__(self, processes: Sequence[_Process]) -> None:
+    def __init__(self, processes: Sequence[_Process], ending: Set[signal.Signals]) -> None:
         self.leader, *self.followers = self.processes = list(processes)
+        self.ending = ending
         self.interrupts = 0
         self.told_at_s: dict[int, float] = {}
 
     def wait(self) -> int:
         """Waits for all, passes on what asks us to end, and ends those that have nobody left to work with."""
         while self._look():
-            came = signal.sigtimedwait(_WATCHED, 0.5)
-            if came is not None and came.si_signo in _ENDING:
+            came = signal.sigtimedwait({*self.ending, signal.SIGCHLD}, 0.5)
+            if came is not None and came.si_signo in self.ending:
                 self._interrupt(signal.Signals(came.si_signo))
             self._hurry(time.monotonic())
         return self.leader.code
@@ -175,12 +181,12 @@ class _Running:
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
+def _signals_held(numbers: Set[signal.Signals]) -> Iterator[None]:
     """Has signals wait until we ask for them, for the length of a `with`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
-        while signal.sigtimedwait(_WATCHED, 0) is not None:  # What came last was meant for what has ended.
+        while signal.sigtimedwait(numbers, 0) is not None:  # What came last was meant for what has ended.
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -34,7 +34,8 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     _die_with(launcher)
     _count_all_of_the_host()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends us at once; the launcher tells the user.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends us at once; the launcher tells the user.
     _log_to(job.folder.log_file(rank))
     faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # A rank that hangs says where.
     place = Place()
