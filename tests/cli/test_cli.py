@@ -22,7 +22,7 @@ from experiments_on_disk import write_experiment
 from paceline.cli import main
 from paceline.cli.main import run
 from paceline.config import LaunchConfig, RunConfig
-from paceline.errors import BY_NAME, PacelineError
+from paceline.errors import BY_NAME, LaunchError, PacelineError
 from paceline.records import read_run
 from paceline.records.examination import write_examination
 from paceline.strategies.registry import ENTRIES
@@ -232,6 +232,51 @@ def test_every_kind_of_error_leaves_with_its_code(
     failing(monkeypatch, kind("it [bold]broke[/bold].", hint="mend [it]", detail="Traceback:\n  [1] line"))
     assert run(["train"]) == kind.exit_code
     assert capsys.readouterr().err == "Traceback:\n  [1] line\nerror: it [bold]broke[/bold].\nhint: mend [it]\n"
+
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "GROUP_RANK": "1", "LOCAL_RANK": "1"}
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "first"),
+    [
+        (TORCHRUN, {"LOCAL_RANK": "0", "RANK": "2"}),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, {}),
+        (SRUN, {"SLURM_LOCALID": "0", "SLURM_PROCID": "2"}),
+        (SRUN, {"SLURM_NTASKS": "8"}),
+        (SRUN | TORCHRUN, {"LOCAL_RANK": "0"}),
+    ],
+    ids=["torchrun", "ranks without a host", "srun", "what a task started", "torchrun in srun"],
+)
+def test_a_mistake_is_told_by_the_first_process_of_a_host(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: dict[str, str],
+    first: dict[str, str],
+) -> None:
+    monkeypatch.setattr(sys.modules["paceline.cli.main"], "LEAVE_AFTER_S", 0.0)
+    for environment, tells in ((launcher, not first), (launcher | first, True)):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        for mistake in (["train", "nosuch"], ["train", "--nosuch"]):
+            assert len(refused(capsys, *mistake)) == (2 if tells else 0)
+
+
+def test_what_may_be_wrong_with_one_process_alone_is_always_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    failing(monkeypatch, LaunchError("no way to the master"))
+    assert run(["train"]) == LaunchError.exit_code
+    assert "no way to the master" in capsys.readouterr().err
 
 
 def test_an_error_without_a_hint_has_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

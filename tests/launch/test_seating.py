@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.config import LaunchConfig
-from paceline.errors import UsageError
+from paceline.errors import LaunchError, UsageError
 from paceline.launch.seat import Hello, Seat, Shape
 from paceline.launch.seating import find_seat, parts_of
 
@@ -65,6 +65,16 @@ def test_what_torchrun_did_not_start_is_refused(asked: dict[str, object]) -> Non
     name = next(iter(asked)).replace("_", "-")
     with pytest.raises(UsageError, match=f"--{name} .* was given, but the launcher started 4 ranks, 2 on this host"):
         find_seat(LaunchConfig(**asked), TORCHRUN)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("WORLD_SIZE", "x"), ("WORLD_SIZE", "0"), ("RANK", "-1"), ("RANK", "4"), ("RANK", ""), ("LOCAL_WORLD_SIZE", "0")],
+)
+def test_what_torchrun_would_never_say_is_told_by_name(name: str, value: str) -> None:
+    with pytest.raises(LaunchError, match=rf"^{name} .*is '?{value}'?[,.]") as refused:
+        find_seat(LaunchConfig(), TORCHRUN | {name: value})
+    assert "torchrun sets it" in (refused.value.hint or "")
 
 
 def test_the_seat_that_the_user_names() -> None:

@@ -221,6 +221,12 @@ def test_the_variables_of_a_step_do_not_reach_into_jobs_submitted_from_it(slurm:
         seat(environment)
 
 
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "SLURM_JOB_NUM_NODES"])
+def test_what_slurm_would_never_say_is_told_by_name(name: str) -> None:
+    with pytest.raises(LaunchError, match=f"{name} to a number, but it is 'x'"):
+        seat({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", name: "x"})
+
+
 def test_outside_of_slurm_and_under_torchrun_there_is_no_seat(four_tasks: list[Environment]) -> None:
     assert seat({}) is None
     assert seat(four_tasks[0] | {"RANK": "0", "WORLD_SIZE": "4"}) is None

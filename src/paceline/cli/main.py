@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -29,6 +31,9 @@ app.command("doctor")(doctor.command)
 app.command("report")(report.command)
 app.command("strategies")(strategies.command)
 app.command("submit", cls=submit.TakesOthersOptions)(submit.command)
+
+LEAVE_AFTER_S = 1.0
+"""Who leaves it to another process to tell waits this long: launchers may end all processes with the first to leave."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,7 +65,7 @@ def run(arguments: list[str]) -> int:
     try:
         result = app(arguments or ["--help"], standalone_mode=False)
     except PacelineError as error:
-        show_error(error, messages())
+        _tell(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         messages().print("interrupted", style="bold")
@@ -69,7 +74,22 @@ def run(arguments: list[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         # A mistake in the command line itself, found by the parser.
-        messages().print(f"error: {error.format_message()}", markup=False)
-        messages().print("hint: `paceline --help`, or `paceline COMMAND --help`", markup=False)
+        _tell(UsageError(error.format_message(), hint="`paceline --help`, or `paceline COMMAND --help`"))
         return UsageError.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _tell(error: PacelineError) -> None:
+    """Says what went wrong; a mistake that all processes of a launch make is told by the first on each host."""
+    if isinstance(error, UsageError) and _another_tells(os.environ):
+        time.sleep(LEAVE_AFTER_S)
+    else:
+        show_error(error, messages())
+
+
+def _another_tells(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher started several processes on this host, and this one is not the first."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return environment.get("LOCAL_RANK", "0") != "0"
+    in_step = environment.get("SLURM_STEP_NUM_TASKS") == environment.get("SLURM_NTASKS")
+    return in_step and environment.get("SLURM_LOCALID", "0") != "0"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.config import LaunchConfig
-from paceline.errors import UsageError
+from paceline.errors import LaunchError, UsageError
 from paceline.launch.seat import Hello, Part, Seat, Shape
 from paceline.launch.slurm import seat_from_slurm
+
+_TORCHRUNS = "torchrun sets it; where nothing like it has started this, unset RANK and WORLD_SIZE"
 
 
 def find_seat(launch: LaunchConfig, environment: Mapping[str, str]) -> Seat:
@@ -62,8 +64,11 @@ def _sharing(hello: Hello, starters: Sequence[Hello], ranks: int) -> int:
 
 
 def _seat_from_torchrun(launch: LaunchConfig, environment: Mapping[str, str]) -> Seat:
-    size = int(environment["WORLD_SIZE"])
-    local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
+    size = _told(environment, "WORLD_SIZE", least=1)
+    local_size = _told(environment, "LOCAL_WORLD_SIZE", default=size, least=1)
+    number = _told(environment, "RANK")
+    if number >= size:
+        raise LaunchError(f"RANK is {number}, but WORLD_SIZE is {size}.", hint=_TORCHRUNS)
     if launch.hosts > 1 or launch.ranks not in (None, size) or launch.ranks_per_host not in (None, local_size):
         asked = next(
             f"--{name.replace('_', '-')} {getattr(launch, name)}"
@@ -75,11 +80,19 @@ def _seat_from_torchrun(launch: LaunchConfig, environment: Mapping[str, str]) ->
             hint="leave it out under torchrun, and set its --nnodes and --nproc-per-node",
         )
     return Seat(
-        number=int(environment["RANK"]),
+        number=number,
         seats=size,
         ranks=1,
-        node=int(environment.get("GROUP_RANK", 0)),
-        local_rank=int(environment.get("LOCAL_RANK", environment["RANK"])),
+        node=_told(environment, "GROUP_RANK", default=0),
+        local_rank=_told(environment, "LOCAL_RANK", default=number),
         local_size=local_size,
         launcher="torchrun",
     )
+
+
+def _told(environment: Mapping[str, str], name: str, *, default: int = 0, least: int = 0) -> int:
+    """A number that torchrun sets, or whoever does as it does."""
+    text = environment.get(name, str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise LaunchError(f"{name} should be a number of {least} or more, but it is {text!r}.", hint=_TORCHRUNS)
+    return int(text)

@@ -160,7 +160,8 @@ def _refuse_batch_script(environment: Mapping[str, str]) -> None:
     if "SLURM_PROCID" not in environment or "SLURM_PTY_PORT" in environment:
         return
     # SLURM_TASKS_PER_NODE counts cores where the user has not said how many tasks.
-    tasks = int(environment.get("SLURM_NTASKS") or environment.get("SLURM_JOB_NUM_NODES") or 1)
+    name = "SLURM_NTASKS" if environment.get("SLURM_NTASKS") else "SLURM_JOB_NUM_NODES"
+    tasks = _number(environment, name) if environment.get(name) else 1
     if tasks > 1:
         raise UsageError(
             f"this is the batch script itself, which runs once, but the job has {tasks} tasks: "
