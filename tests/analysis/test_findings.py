@@ -128,6 +128,8 @@ def test_a_gpu_that_is_too_small() -> None:
     found = only(examination(*ranks, workload=needs), "memory", "problem")
     assert "16.0 GB of tensors" in found.what
     assert "15.0 GB of 16.0 GB are free on T4 0 of node0" in found.what
+    own = [replace(rank, backend="nccl") for rank in ranks]  # Each sees but one, its own.
+    assert not [f for f in findings(examination(*own, workload=needs)) if (f.topic, f.level) == ("memory", "problem")]
 
 
 def test_versions_that_differ_name_the_ranks() -> None:

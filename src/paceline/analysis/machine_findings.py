@@ -162,10 +162,12 @@ def _memory(examination: Examination) -> Iterator[Finding]:
 
 def _gpu_memory(examination: Examination) -> Iterator[Finding]:
     needs = examination.workload
-    by_gpu: dict[tuple[int, int], list[RankFacts]] = {}
+    by_gpu: dict[tuple[int, int, int], list[RankFacts]] = {}
     for rank in examination.ranks:
         if rank.device_index is not None:
-            by_gpu.setdefault((rank.host, rank.device_index), []).append(rank)
+            # With NCCL each has its own, and calls it 0 where a launcher shows it no other.
+            own = rank.rank if rank.backend == "nccl" else 0
+            by_gpu.setdefault((rank.host, rank.device_index, own), []).append(rank)
     for ranks in by_gpu.values():
         first = ranks[0]
         free, total = first.device_free_bytes or 0, first.device_memory_bytes or 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +13,9 @@ from paceline.comm import World
 from paceline.config import RunConfig
 from paceline.measure.cores import threads_per_rank
 from paceline.strategies.base import Role
+
+NO_GPU = bytes(16)
+"""The mark of a rank that has none to itself."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,11 @@ class Placement:
 
     @classmethod
     def choose(cls, config: RunConfig, world: World, roles: list[Role], threads: int | None) -> Placement:
-        """The device, backend and threads for a rank, from what was asked for and what is there."""
+        """The device, backend and threads for a rank, from what was asked for and what is there; called on all."""
         use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
         gpus = torch.cuda.device_count() if use_cuda else 0
         device = torch.device("cuda", world.local_rank % gpus) if use_cuda else torch.device("cpu")
-        one_gpu_each = use_cuda and world.local_size <= gpus and dist.is_nccl_available()
-        backend = config.backend if config.backend != "auto" else "nccl" if one_gpu_each else "gloo"
+        backend = _choose_backend(config, device) if config.backend == "auto" else config.backend
         first = world.rank - world.local_rank
         busy = sum(role is not Role.IDLE for role in roles[first : first + world.local_size])
         return cls(device, backend, threads or threads_per_rank(max(1, min(busy, world.sharing))))
@@ -45,3 +49,32 @@ class Placement:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high" if config.precision == "bf16" else "highest")
+
+
+def _choose_backend(config: RunConfig, device: torch.device) -> str:
+    """NCCL where every rank has a GPU of its own. Ranks ask each other: a launcher may show each only the one it gives.
+
+    What is asked before is the same on all ranks, so that all of them ask, or none.
+    """
+    if config.device == "cpu" or not dist.is_nccl_available():
+        return "gloo"
+    return "nccl" if one_gpu_each(gather_marks(_mark_of(device))) else "gloo"
+
+
+def _mark_of(device: torch.device) -> bytes:
+    """What tells a GPU from all others, whatever it is called here; nothing for a slice of one, which NCCL refuses."""
+    if device.type != "cuda" or " MIG " in torch.cuda.get_device_name(device):
+        return NO_GPU
+    return hashlib.sha256(str(torch.cuda.get_device_properties(device).uuid).encode()).digest()[: len(NO_GPU)]
+
+
+def gather_marks(own: bytes) -> list[bytes]:
+    """Every rank's mark, on every rank."""
+    everyone = [torch.empty(len(own), dtype=torch.uint8) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    return [bytes(mark.tolist()) for mark in everyone]
+
+
+def one_gpu_each(marks: Sequence[bytes]) -> bool:
+    """Whether all ranks have a GPU, and no two the same."""
+    return NO_GPU not in marks and len(set(marks)) == len(marks)

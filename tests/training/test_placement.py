@@ -1,0 +1,34 @@
+"""Who moves the bytes, from the GPUs that ranks have."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.comm import Comm
+from paceline.training.placement import NO_GPU, gather_marks, one_gpu_each
+from ranks import Pool
+
+ONE, OTHER = b"1" * 16, b"2" * 16
+
+
+@pytest.mark.parametrize(
+    ("marks", "each"),
+    [
+        ([ONE], True),
+        ([ONE, OTHER], True),
+        ([ONE, OTHER, ONE], False),
+        ([ONE, NO_GPU], False),
+        ([NO_GPU], False),
+    ],
+)
+def test_gpus_of_their_own(marks: list[bytes], each: bool) -> None:
+    assert one_gpu_each(marks) is each
+
+
+def marks_of_all(comm: Comm) -> list[bytes]:
+    return gather_marks(bytes([comm.rank]) * 16)
+
+
+def test_ranks_know_each_others_gpus(pool: Pool) -> None:
+    expected = [bytes([rank]) * 16 for rank in range(4)]
+    assert pool.run(marks_of_all, 4) == [expected] * 4
