@@ -181,6 +181,22 @@ def test_read_toml_knows_only_the_kinds_it_was_given(tmp_path: Path) -> None:
         read_toml(written(tmp_path, "ranks = 3"), RunConfig)
 
 
+@pytest.mark.parametrize(
+    ("line", "counts"), [("ranks = 2", (2,)), ("ranks = [4, 1]", (1, 4)), ('ranks = "1,2"', (1, 2))]
+)
+def test_world_sizes_may_be_numbers(tmp_path: Path, line: str, counts: tuple[int, ...]) -> None:
+    assert (
+        from_mapping(ScaleConfig, read_toml(written(tmp_path, line), ScaleConfig, LaunchConfig)).rank_counts == counts
+    )
+
+
+@pytest.mark.parametrize("line", ["ranks = 2.5", "ranks = true", 'ranks = [1, "2"]'])
+def test_world_sizes_are_whole_numbers(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match="ranks in ") as caught:
+        read_toml(written(tmp_path, line), ScaleConfig)
+    assert caught.value.hint == "it takes text, a whole number or a list of them"
+
+
 def test_read_toml_offers_the_nearest_key(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no setting \(in .*settings.toml\) 'batch_pr_rank'") as caught:
         read_toml(written(tmp_path, "batch_pr_rank = 3"), RunConfig)

@@ -16,7 +16,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -243,6 +243,10 @@ class CompareConfig:
         return max(1, self.max_repeats - self.repeats + 1)
 
 
+NUMBERS: Mapping[str, Any] = {"numbers": True}
+"""Of a field whose text is a list of numbers, as 1,2,4: a file may have them as numbers too."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaleConfig:
     """Over which ranks a workload is scaled, how, and how often that is measured."""
@@ -250,9 +254,9 @@ class ScaleConfig:
     strategies: str = ""
     """Strategies to scale, as ddp,p2p; `single` is always measured too, `none` as the bound when it is named [default:
     gather_scatter,p2p,allreduce,ddp]."""
-    ranks: str = ""
+    ranks: str = field(default="", metadata=NUMBERS)
     """World sizes, as 1,2,4; 1 is always measured [default: powers of two up to what there is]."""
-    ranks_per_host: str = ""
+    ranks_per_host: str = field(default="", metadata=NUMBERS)
     """Ranks on a host, as 1,2 to measure the same ranks on more and on fewer hosts [default: as few as possible]."""
     mode: str = "strong"
     """strong keeps the global batch, weak the batch per rank; strong,weak measures both."""
@@ -440,8 +444,8 @@ def owners(*kinds: type) -> dict[str, type]:
     """By name of a field, the config that it belongs to: the first of those that have it."""
     found: dict[str, type] = {}
     for kind in kinds:
-        for field in fields(kind):
-            found.setdefault(field.name, kind)
+        for own in fields(kind):
+            found.setdefault(own.name, kind)
     return found
 
 
@@ -459,11 +463,22 @@ def read_toml(path: Path, *kinds: type, without: frozenset[str] = frozenset()) -
         key = written.replace("-", "_")
         if key not in known:
             raise unknown_name(f"setting (in {path})", written, known)
-        expected = typing.get_type_hints(known[key])[key]
-        if not _fits(value, expected):
-            raise UsageError(f"{key} in {path} is {value!r}.", hint=f"it takes {_in_words(expected)}")
-        settings[key] = value
+        settings[key] = _setting(known[key], key, value, path)
     return settings
+
+
+def _setting(kind: type, key: str, value: Any, path: Path) -> Any:
+    """A value of a file as its config takes it."""
+    expected = typing.get_type_hints(kind)[key]
+    (declared,) = [own for own in fields(kind) if own.name == key]
+    if declared.metadata == NUMBERS:
+        numbers = value if isinstance(value, list) else [value]
+        if all(type(number) is int for number in numbers):
+            return ",".join(map(str, numbers))
+    if not _fits(value, expected):
+        more = ", a whole number or a list of them" if declared.metadata == NUMBERS else ""
+        raise UsageError(f"{key} in {path} is {value!r}.", hint=f"it takes {_in_words(expected)}{more}")
+    return value
 
 
 TEXTS = tuple[str, ...]
