@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from experiments_on_disk import PROVENANCE, write_run, write_timelines
+from experiments_on_disk import PROVENANCE, write_counts, write_run, write_timelines
 from paceline.analysis.pool import pool
 from paceline.analysis.scaling import Scaling, scaling
 from paceline.config import RunConfig
@@ -17,8 +17,10 @@ from paceline.records.experiment import Contender, ExperimentFolder, Role, read_
 SAMPLES = 1280
 """In an epoch."""
 ROLES: dict[str, Role] = {"single": "baseline", "none": "bound"}
-HALF_CORES = {"one_machine": True, "machine_cores": 2.0, "host_cpus": 0.5, "emulated": "4@200mbit"}
+HALF_CORES = {"machines": [0, 0, 0, 0], "machine_cores": 2.0, "host_cpus": 0.5, "emulated": "4@200mbit"}
 """The design of hosts with half a core each."""
+ONE_HOST = {"machines": [0], "machine_cores": 2.0, "host_cpus": None, "emulated": None}
+"""Of one host with two cores."""
 
 StepTime = Callable[[Contender, int], float]
 """Seconds per step of a contender in a repeat."""
@@ -99,6 +101,7 @@ def write_scaling(
             write_run(path / where, contender, own, workers, [2.0] * 12, time_s, None, about, place, epoch)
             if events:
                 write_timelines(path / where, contender, workers, 12, time_s)
+                write_counts(path / where, contender, workers, 12)
     account.write("interrupted" if interrupted else "end")
     account.close()
     return path

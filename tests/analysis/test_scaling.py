@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from experiments_on_disk import write_experiment
+from paceline.analysis.machines import crowding
 from paceline.analysis.pool import pool
-from paceline.analysis.scaling import Point, Scaling, crowding, scaling
+from paceline.analysis.scaling import Point, Scaling, scaling
 from paceline.errors import RecordError
 from paceline.records.experiment import Contender, read_experiment
-from scaling_on_disk import HALF_CORES, even, read_scaling, write_scaling
+from scaling_on_disk import HALF_CORES, ONE_HOST, even, read_scaling, write_scaling
+
+APART = HALF_CORES | {"host_cpus": None, "machines": [0, 1, 2, 3], "emulated": None}
+"""Hosts with cores of their own."""
 
 
 def steady(contender: Contender, repeat: int) -> float:  # noqa: ARG001
@@ -103,9 +107,8 @@ def test_one_repeat_gives_no_interval(tmp_path: Path) -> None:
 
 
 def test_nothing_is_claimed_of_ranks_without_a_core_each(tmp_path: Path) -> None:
-    design = {"one_machine": True, "machine_cores": 2.0, "host_cpus": None, "emulated": None}
     shapes = [(1, 1), (1, 2), (1, 4)]
-    path = write_scaling(tmp_path / "e", shapes=shapes, design=design, cores=2.0, step_s=steady)
+    path = write_scaling(tmp_path / "e", shapes=shapes, design=ONE_HOST, cores=2.0, step_s=steady)
     found = read_scaling(path)
     crowded, fits = at(found, "strong", "ddp", 4), at(found, "strong", "ddp", 2)
     assert crowded.crowded == "4 ranks share 2 cores"
@@ -125,10 +128,13 @@ def test_nothing_is_claimed_of_ranks_without_a_core_each(tmp_path: Path) -> None
     ("design", "shapes", "crowded"),
     [
         (HALF_CORES, [(1, 1), (4, 1)], ""),
-        (HALF_CORES | {"host_cpus": 1.0}, [(1, 1), (4, 1)], "4 hosts of 1 cores each share 2"),
+        (HALF_CORES | {"host_cpus": 1.0}, [(1, 1), (4, 1)], "4 hosts of 1 core each share 2"),
         (HALF_CORES | {"host_cpus": None}, [(1, 1), (4, 1)], "4 ranks share 2 cores"),
-        (HALF_CORES | {"host_cpus": None, "one_machine": False}, [(1, 1), (4, 1)], ""),
-        (HALF_CORES | {"host_cpus": None, "one_machine": False}, [(1, 1), (2, 4)], "4 ranks share 2 cores"),
+        (APART, [(1, 1), (4, 1)], ""),
+        (APART, [(1, 1), (2, 4)], "4 ranks share 2 cores"),
+        (APART | {"machines": [0, 0, 0]}, [(1, 1), (3, 1)], "3 ranks share 2 cores"),
+        (APART | {"machines": [0, 0, 1, 1]}, [(1, 1), (4, 1)], ""),
+        (APART | {"machines": [0, 0, 0, 1]}, [(1, 1), (4, 1)], "3 ranks share 2 cores"),
     ],
 )
 def test_what_counts_as_crowded(
@@ -144,13 +150,12 @@ def test_what_counts_as_crowded(
 )
 def test_gpus_are_counted_too(workers: int, gpus: int, crowded: str) -> None:
     topology = {"device": "H200", "workers": workers, "ranks_per_host": workers, "threads": 8, "cores": 8.0}
-    assert crowding(topology, {"gpus": gpus, "one_machine": True, "host_cpus": None}) == crowded
+    assert crowding(topology, {"gpus": gpus, "host_cpus": None}) == crowded
 
 
 def test_efficiency_needs_ranks_that_have_what_the_baseline_had(tmp_path: Path) -> None:
-    design = {"one_machine": True, "machine_cores": 2.0, "host_cpus": None, "emulated": None}
     threads = {"single": 2}
-    path = write_scaling(tmp_path / "e", shapes=[(1, 1), (1, 2)], design=design, cores=2.0, threads=threads)
+    path = write_scaling(tmp_path / "e", shapes=[(1, 1), (1, 2)], design=ONE_HOST, cores=2.0, threads=threads)
     found = read_scaling(path)
     point = at(found, "strong", "ddp", 2)
     assert point.over_single is not None
@@ -224,6 +229,27 @@ def test_more_than_ideal_is_said(tmp_path: Path) -> None:
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"]))
     (warning,) = [warning for warning in found.warnings if warning.startswith("More than ideal")]
     assert "ddp on 4 of 4, batch 256" in warning
+
+
+def test_ranks_that_could_not_be_spread_are_told_of(tmp_path: Path) -> None:
+    path = write_scaling(tmp_path / "e", shapes=[(1, 1), (1, 5), (3, 2)], design=HALF_CORES, repeats=1)
+    (five, six) = [note for note in read_scaling(path).warnings if "evenly" in note]
+    assert five == "5 ranks cannot be put evenly on 4 hosts: all of them are on one."
+    assert six == "6 ranks cannot be put evenly on 4 hosts: they are on 3."
+    asked = HALF_CORES | {"ranks_per_host_asked": [5, 2]}
+    path = write_scaling(tmp_path / "asked", shapes=[(1, 1), (1, 5), (3, 2)], design=asked, repeats=1)
+    assert not [note for note in read_scaling(path).warnings if "evenly" in note]
+
+
+def test_which_of_uneven_hosts_are_used_is_told(tmp_path: Path) -> None:
+    design = HALF_CORES | {"emulated": "2@1gbit,2@100mbit"}
+    shapes = [(1, 1), (2, 1), (3, 1), (4, 1)]
+    path = write_scaling(tmp_path / "e", shapes=shapes, modes=["strong"], design=design, repeats=1)
+    assert [note for note in read_scaling(path).warnings if "alike" in note] == [
+        "Hosts are not alike, and the first of them are used first: one host is host 0 (at 1 Gbit/s each way); "
+        "2 hosts are hosts 0 to 1 (at 1 Gbit/s each way); "
+        "3 hosts are hosts 0 to 2 (2 at 1 Gbit/s each way, 1 at 100 Mbit/s each way)."
+    ]
 
 
 def test_an_experiment_that_has_only_begun(tmp_path: Path) -> None:

@@ -123,3 +123,18 @@ def test_intervals_with_a_shared_error_hold_the_truth_as_often_as_they_say() -> 
         assert estimate is not None
         held += estimate.spans(0.0)
     assert held / trials == pytest.approx(0.955, abs=0.015)
+
+
+def test_estimates_can_be_scaled_and_turned_over() -> None:
+    estimate = Estimate(2.0, 1.0, 4.0, 3)
+    assert estimate.scaled(0.5) == Estimate(1.0, 0.5, 2.0, 3)
+    assert estimate.inverse() == Estimate(0.5, 0.25, 1.0, 3)
+    assert Estimate(2.0, None, None, 1).inverse().scaled(4) == Estimate(2.0, None, None, 1)
+    assert Estimate(2.0, 0.0, 4.0, 2).inverse() == Estimate(0.5, 0.25, math.inf, 2)
+
+
+def test_an_interval_of_more_than_a_factor_of_ten_is_vague() -> None:
+    assert Estimate(1.0, 0.1, 1.0, 2).is_vague
+    assert Estimate(1.0, 0.0, 25129.43, 2).is_vague
+    assert not Estimate(1.0, 0.62, 2.91, 2).is_vague
+    assert not Estimate(1.0, None, None, 1).is_vague

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
-from paceline.config import LaunchConfig, RunConfig, ScaleConfig
+from paceline.config import RunConfig, ScaleConfig
 from paceline.errors import UsageError
 from paceline.experiments.estimate import LAUNCH_S, RUN_S, SYNCHRONISING, Trial
-from paceline.experiments.scale import Threads, choose_threads
 from paceline.experiments.scale_estimate import foreseen_s
 from paceline.experiments.scale_points import Batches, make_points
-from paceline.launch.seat import Seat, Shape
+from paceline.launch.seat import Shape
 
-ONE_HOST = Seat()
-ON_ONE_MACHINE: dict[str, Any] = {"one_machine": True, "machine_cores": 4.0, "host_cpus": None, "emulated": None}
+ON_ONE_MACHINE: dict[str, Any] = {"machines": [0], "machine_cores": 4.0, "host_cpus": None, "emulated": None}
 
 
 @pytest.mark.parametrize(
@@ -74,24 +72,6 @@ def test_there_has_to_be_something_that_shares_the_work() -> None:
 def test_a_strategy_that_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"strategy.*dpd"):
         make_points(RunConfig(), ScaleConfig(strategies="dpd"), [Shape(1, 1)])
-
-
-@pytest.mark.parametrize(
-    ("launch", "place", "most", "threads"),
-    [
-        ({}, {}, 4, Threads(1, 4)),
-        ({}, {}, 2, Threads(2, 4)),
-        ({}, {}, 8, Threads(1, 4)),
-        ({"threads": 3}, {}, 4, Threads(3, 3)),
-        ({}, {"host_cpus": 0.5}, 4, Threads(None, None)),
-        ({}, {"one_machine": False}, 4, Threads(None, None)),
-    ],
-)
-def test_threads_are_such_that_more_ranks_have_more_cores(
-    launch: dict[str, int], place: dict[str, Any], most: int, threads: Threads
-) -> None:
-    found = choose_threads([Shape(1, 1), Shape(1, most)], LaunchConfig(**launch), ON_ONE_MACHINE | place, 0, ONE_HOST)
-    assert found == threads
 
 
 def test_the_estimate_knows_shares_and_links() -> None:

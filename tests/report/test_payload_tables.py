@@ -85,7 +85,7 @@ def test_nobody_sends_and_there_is_no_matrix() -> None:
 
 def test_interfaces_stand_beside_the_first_rank_of_their_host(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", repeats=1, ranks=3, events=True))
-    rows = [row for row in rank_bytes_rows(comparison) if row.contender == "ddp"]
+    rows = [row for row in rank_bytes_rows(comparison.payloads) if row.contender == "ddp"]
     assert [row.interface for row in rows] == ["lo", None, None]
     assert [row.over_plan for row in rows] == [1.0] * 3
     headings = [column.heading for column in rank_bytes_columns(rows)]

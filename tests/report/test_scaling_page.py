@@ -13,9 +13,11 @@ import pytest
 from examinations import examination
 from paceline.analysis.scaling import Scaling
 from paceline.records.examination import write_examination
+from paceline.records.experiment import Contender
 from paceline.report.scaling_page import render_scaling
+from paceline.report.scaling_tables import part_columns, scaling_columns
 from report.test_page import Reader
-from scaling_on_disk import read_scaling, write_scaling
+from scaling_on_disk import ONE_HOST, even, read_scaling, write_scaling
 
 NASTY = "</script><script>alert(1)</script>&\u2028%{y}"
 
@@ -54,7 +56,7 @@ def page(found: Scaling) -> Reader:
 def test_the_page_says_which_scaling_it_is_and_against_what(page: Reader) -> None:
     seen = " ".join(page.text.split())
     for words in (
-        "ddp on 4 ranks is 2.72× as fast as single",
+        "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as single",
         "Strong scaling: the global batch stays at 256",
         "Weak scaling: every rank gets 64 samples, so the global batch grows with the ranks, from 64 to 256.",
         "strong and weak scaling",
@@ -98,16 +100,17 @@ def test_labels_keep_apart_and_inside(page: Reader, name: str) -> None:
 
 
 def test_crowded_points_are_hollow_and_have_no_speed_up(tmp_path: Path) -> None:
-    design = {"one_machine": True, "machine_cores": 2.0, "host_cpus": None, "emulated": None}
     shapes = [(1, 1), (1, 2), (1, 4)]
     path = write_scaling(
-        tmp_path / "e", shapes=shapes, design=design, cores=2.0, modes=["strong"], threads={"single": 2}
+        tmp_path / "e", shapes=shapes, design=ONE_HOST, cores=2.0, modes=["strong"], threads={"single": 2}
     )
     page = Reader(render_scaling(read_scaling(path)))
     time, speed, _ = (panel(page, "strong-curves", 0, number) for number in range(3))
     (ddp, *_) = [trace for trace in time if trace["mode"] == "lines+markers"]
     assert ddp["marker"]["symbol"] == ["circle", "circle", "circle-open"]
-    assert [trace["x"] for trace in speed if trace["mode"] == "lines+markers"] == [[1, 2], [1, 2]]
+    places = [trace["x"] for trace in speed if trace["mode"] == "lines+markers"]
+    assert [[round(place) for place in own] for own in places] == [[1, 2], [1, 2]]
+    assert places[1][0] - places[0][0] > 0.05, "intervals of two strategies are beside each other"
     assert "4 ranks share 2 cores" in page.text
     views = figure(page, "strong-curves")["views"]
     assert views[0]["label"] == "Against itself on 1 rank", "no efficiency is claimed against single"
@@ -133,6 +136,32 @@ def test_bars_have_a_part_for_everything(page: Reader) -> None:
     assert shown[:4] == ["single  1 rank", "ddp  1 rank", "2 ranks", "4 ranks"]
 
 
+def test_every_figure_of_a_point_has_its_interval(found: Scaling) -> None:
+    points = found.points("strong")
+    columns = {column.key: column for column in [*scaling_columns(points), *part_columns(points)]}
+    for key in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_itself", "compute", "exposed"):
+        assert columns[key].cells[-1].interval, key
+
+
+def test_intervals_too_wide_to_be_read_are_not_written(tmp_path: Path) -> None:
+    def step_s(contender: Contender, repeat: int) -> float:
+        return even(contender, repeat) * (3 if repeat and contender.strategy == "ddp" else 1)
+
+    points = read_scaling(write_scaling(tmp_path / "e", step_s=step_s)).points("strong")
+    assert points[3].strategy == "ddp"
+    columns = {column.key: column.cells[3].interval for column in scaling_columns(points)}
+    for key in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_single"):
+        assert columns[key] == "too wide (n = 2)", key
+    assert columns["speed_up_over_itself"] == "2.72–2.72", "paired"
+
+
+def test_bytes_of_the_most_ranks_are_shown(page: Reader) -> None:
+    seen = " ".join(page.text.split())
+    assert "Bytes on 4 ranks over 4 hosts" in seen
+    assert seen.count("exactly the plan and its framing") == 4
+    assert seen.count("from \\ to") == 4
+
+
 def test_what_others_wrote_is_only_text(tmp_path: Path) -> None:
     about = {"host": NASTY, "command": f"paceline scale {NASTY}"}
     failures = {"ddp on 4 of 4, batch 256": NASTY}
@@ -152,4 +181,4 @@ def test_little_is_enough_for_a_page(tmp_path: Path, repeats: int) -> None:
     page = Reader(render_scaling(read_scaling(write_scaling(tmp_path / "e", repeats=repeats, interrupted=True))))
     assert "interrupted" in page.text
     assert "nan" not in re.split(r"\W+", page.text.lower())
-    assert ("against each. One repeat" in page.text) == (repeats == 1)
+    assert page.text.count("no difference here is certain") == repeats

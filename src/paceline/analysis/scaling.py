@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 from paceline.analysis.caveats import caveats
 from paceline.analysis.comparison import Comparison, Row, compare, cost_per_sample
+from paceline.analysis.machines import SAME_PROCESSOR, cores_in_words, crowding, processor
 from paceline.analysis.pool import Pool
+from paceline.analysis.scaling_notes import notes
 from paceline.analysis.statistics import Estimate, median_time, of_times, paired_ratio
 from paceline.analysis.timing import step_time, windows_of
 from paceline.errors import RecordError
@@ -24,12 +26,8 @@ from paceline.records.writer import strict
 
 Mode = Literal["strong", "weak"]
 MODES: tuple[Mode, ...] = ("strong", "weak")
-BEYOND = 1.05
-"""Efficiencies that are higher, for certain, are worth a word."""
 KIND = "scale"
 """What the record of such an experiment says it is."""
-SAME_PROCESSOR = 0.01
-"""By how much what two ranks compute with may differ for them to have had the same."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class Point:
 
     def longer(self, gain: Gain) -> Estimate:
         """A step's time ÷ that of a baseline, in weak scaling: there are as many times more samples in it as ranks."""
-        return _scaled(_inverse(gain.speed_up), self.ranks)
+        return gain.speed_up.inverse().scaled(self.ranks)
 
     @property
     def gains(self) -> dict[str, Gain | None]:
@@ -226,7 +224,7 @@ class Scaling:
         """Every candidate on one rank, with its time ÷ that of `single`, where both had the same to compute with."""
         ones = [curve.points[0] for curve in self.candidates(mode) if curve.points[0].ranks == 1]
         gains = [(point, point.over_single) for point in ones if point.over_single is not None]
-        return [(point, _inverse(gain.speed_up)) for point, gain in gains if gain.efficiency is not None]
+        return [(point, gain.speed_up.inverse()) for point, gain in gains if gain.efficiency is not None]
 
 
 def scaling(pool: Pool) -> Scaling:
@@ -236,7 +234,7 @@ def scaling(pool: Pool) -> Scaling:
     measured = _Measured(compare(pool))
     curves = [curve for mode in MODES for curve in _curves(measured.points(mode))]
     uneven = {row.contender.name: row.uneven for row in measured.comparison.rows}
-    warnings = [*_crowding(curves), *_unclaimed(curves), *_beyond(curves), *caveats(pool, uneven, crowding=False)]
+    warnings = [*notes(curves, measured.design), *caveats(pool, uneven, crowding=False)]
     return Scaling(measured.comparison, curves, warnings, measured.design)
 
 
@@ -286,8 +284,10 @@ class _Measured:
         own, given = (processor(self._topology(one), self.design) for one in (contender, base))
         if abs(own - given) > SAME_PROCESSOR * given:
             who = base.strategy if base.role == "baseline" else "one rank alone"
-            return Gain(base.name, speed_up, None, f"{who} had {_cores(given)}, a rank has {_cores(own)}")
-        return Gain(base.name, speed_up, _scaled(speed_up, 1 / _point_of(contender)["ranks"]))
+            return Gain(
+                base.name, speed_up, None, f"{who} had {cores_in_words(given)}, a rank has {cores_in_words(own)}"
+            )
+        return Gain(base.name, speed_up, speed_up.scaled(1 / _point_of(contender)["ranks"]))
 
     def _topology(self, contender: Contender) -> Mapping[str, Any]:
         return self.pool.entries_of(contender.name)[0].run.topology
@@ -296,10 +296,6 @@ class _Measured:
 def _point_of(contender: Contender) -> dict[str, Any]:
     assert contender.point is not None
     return contender.point
-
-
-def _cores(number: float) -> str:
-    return f"{number:.3g} core" + ("" if number <= 1 else "s")
 
 
 def _epoch_s(runs: Sequence[RunRecord]) -> Estimate | None:
@@ -317,33 +313,6 @@ def _steps_per_epoch(run: RunRecord) -> int | None:
     return steps if isinstance(steps, int) and steps > 0 else None
 
 
-def processor(topology: Mapping[str, Any], design: Mapping[str, Any]) -> float:
-    """Cores that a rank has to compute with; 1 where it is a GPU that does."""
-    if topology["device"] != "cpu":
-        return 1.0
-    return float(min(topology["threads"], topology["cores"] / _sharing(topology, design)))
-
-
-def crowding(topology: Mapping[str, Any], design: Mapping[str, Any]) -> str:
-    """Why ranks have not got a core or GPU each, in words; nothing where they have, or each host has its share."""
-    sharing, share = _sharing(topology, design), design.get("host_cpus")
-    if topology["device"] != "cpu":
-        gpus = design.get("gpus") or sharing
-        return f"{sharing} ranks share {gpus} GPU{'s' * (gpus > 1)}" if sharing > gpus else ""
-    if share is not None:
-        hosts, cores = -(-topology["workers"] // topology["ranks_per_host"]), design.get("machine_cores")
-        over = cores is not None and share * hosts > cores * (1 + SAME_PROCESSOR)
-        return f"{hosts} hosts of {share:g} cores each share {cores:g}" if over else ""
-    return f"{sharing} ranks share {topology['cores']:g} cores" if sharing > max(1.0, topology["cores"]) else ""
-
-
-def _sharing(topology: Mapping[str, Any], design: Mapping[str, Any]) -> int:
-    """The ranks that share the cores that a rank sees: those of its host, or of all hosts that are on one machine."""
-    together = design.get("one_machine", True) and design.get("host_cpus") is None
-    workers = int(topology["workers"])
-    return workers if together else min(workers, int(topology["ranks_per_host"]))
-
-
 def _curves(points: Sequence[Point]) -> Iterator[Curve]:
     """A curve per strategy; one per number of ranks on a host where there are several ways to place the same ranks."""
     for strategy in dict.fromkeys(point.strategy for point in points):
@@ -352,45 +321,3 @@ def _curves(points: Sequence[Point]) -> Iterator[Curve]:
         for number in sorted({point.ranks_per_host for point in own}) if ways else [None]:
             kept = [point for point in own if number in (None, point.ranks_per_host)]
             yield Curve(strategy, own[0].mode, own[0].contender.role, kept, number)
-
-
-def _crowding(curves: Sequence[Curve]) -> Iterator[str]:
-    """What is said where ranks have not got a core each: once for each reason."""
-    for reason in dict.fromkeys(point.crowded for curve in curves for point in curve.points if point.crowded):
-        yield (
-            f"{reason}, so no speed-up or efficiency is claimed there"
-            + ("." if "GPU" in reason else ": --emulate with --host-cpus gives every host its share of the machine.")
-        )
-
-
-def _unclaimed(curves: Sequence[Curve]) -> Iterator[str]:
-    """The same where a speed-up counts, but says nothing about what was added."""
-    gains = [gain for curve in curves for point in curve.points for gain in point.gains.values() if gain is not None]
-    for reason in dict.fromkeys(gain.unclaimed for gain in gains if gain.unclaimed):
-        yield f"{reason}: the speed-up over it counts, but no efficiency is claimed."
-
-
-def _beyond(curves: Sequence[Curve]) -> Iterator[str]:
-    """Points that are faster than adding ranks explains."""
-    names = []
-    for point in {point.contender.name: point for curve in curves for point in curve.points}.values():
-        known = [gain.efficiency for gain in point.gains.values() if gain is not None and gain.efficiency is not None]
-        if any((own.value if own.low is None else own.low) > BEYOND for own in known):
-            names.append(point.contender.name)
-    if names:
-        yield (
-            f"More than ideal: {'; '.join(names)}. A smaller share may fit into a cache, or the machine was busier "
-            "while the baseline ran."
-        )
-
-
-def _scaled(estimate: Estimate, by: float) -> Estimate:
-    low, high = estimate.low, estimate.high
-    return Estimate(
-        estimate.value * by, None if low is None else low * by, None if high is None else high * by, estimate.repeats
-    )
-
-
-def _inverse(estimate: Estimate) -> Estimate:
-    low, high = estimate.low, estimate.high
-    return Estimate(1 / estimate.value, high and 1 / high, low and 1 / low, estimate.repeats)

@@ -15,6 +15,8 @@ from typing import Any
 
 LEVEL = 0.95
 """Confidence of the intervals shown in tables."""
+VAGUE = 10.0
+"""An interval of a ratio, or of times, whose ends are as many times apart says nothing."""
 MOST_FREEDOM = 200
 """Beyond this, Student's t is the normal distribution for all that a table shows."""
 
@@ -41,6 +43,27 @@ class Estimate:
     def within(self, low: float, high: float) -> bool:
         """Whether the whole interval lies between two bounds."""
         return self.low is not None and self.high is not None and low <= self.low and self.high <= high
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether the ends of its interval are too far apart to say anything, for what is never 0 or less."""
+        return self.low is not None and self.high is not None and self.high >= VAGUE * self.low
+
+    def scaled(self, by: float) -> Estimate:
+        """So many times as much, for a number above 0."""
+        low, high = self.low, self.high
+        return replace(
+            self,
+            value=self.value * by,
+            low=None if low is None else low * by,
+            high=None if high is None else high * by,
+        )
+
+    def inverse(self) -> Estimate:
+        """One over it, for what is above 0."""
+        low = None if self.high is None else 1 / self.high
+        high = None if self.low is None else 1 / self.low if self.low else math.inf
+        return replace(self, value=1 / self.value, low=low, high=high)
 
 
 def median_time(values: Iterable[float]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,30 +18,21 @@ from paceline.experiments.contenders import Entrant
 from paceline.experiments.experiment import Board, Experiment
 from paceline.experiments.names import prepare_data
 from paceline.experiments.scale_estimate import estimate_s
+from paceline.experiments.scale_machines import Threads, choose_threads, find_machines, machine_cores, own_quota
 from paceline.experiments.scale_points import Batches, make_points, shared_settings
 from paceline.experiments.shapes import choose_shapes
 from paceline.experiments.subjects import Turn, Workloads
-from paceline.experiments.train import Say, new_folder
+from paceline.experiments.train import new_folder
 from paceline.launch.fleet import join_fleet
-from paceline.launch.seat import Seat, Shape
+from paceline.launch.seat import Say, Seat, Shape
 from paceline.launch.seating import find_seat
-from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
-from paceline.measure.cores import affine_cores, cgroup_quota, threads_per_rank
+from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
 from paceline.records.experiment import ExperimentFolder, read_experiment
 from paceline.training.windows import WARM_UP_STEPS
 from paceline.workloads.names import is_own
 
 DEFAULT_STEPS = 20
-
-
-@dataclass(frozen=True)
-class Threads:
-    """Threads that ranks compute with; None for the usual rule, a host's cores ÷ its ranks."""
-
-    rank: int | None
-    single: int | None
-    """Of the one process that the others are held against: it has what a host has."""
 
 
 @dataclass
@@ -101,14 +92,15 @@ def scale(
     _check_gpus(base, shapes, gpus, seat)
     entrants = make_points(replace(base, evaluate=False, batch_per_rank=None), config, shapes)
     prepare_data(base)
-    place = place_settings() | {"one_machine": _on_one_machine(seat), "machine_cores": cores}
-    threads = choose_threads(shapes, launch, place, gpus, seat)
-    expected_s = estimate_s(entrants, config, place) if seat.leads else None
     settings = settings_of("scale", launch, base) | dataclasses.asdict(config)  # Whose ranks are lists.
     fleet = join_fleet(seat, launch, settings, timeout_s=base.timeout, say=say)
     if fleet is None:
         return
     with fleet:
+        place = place_settings() | {"machine_cores": cores}
+        place |= {"machines": find_machines(fleet.hellos, emulated=place["emulated"] is not None, quota=own_quota())}
+        threads = choose_threads(shapes, launch, place, gpus)
+        expected_s = estimate_s(entrants, config, place)
         design = _design(config, entrants, shapes, threads, launch) | place | {"gpus": gpus, "estimate_s": expected_s}
         folder = ExperimentFolder.create(
             out or new_folder(base, KIND),
@@ -121,31 +113,6 @@ def scale(
         tell_folder(folder.path)
         board.plan(design | {"subject": _subject(base)}, entrants[0].config)
         Ladder(Workloads(), entrants, fleet, config, folder, board, threads=threads).run()
-
-
-def machine_cores() -> float:
-    """The cores of the machine that we may use, whatever share an emulated host has of them."""
-    quota = cgroup_quota(SELF_CGROUP, CGROUP_ROOT)
-    return float(affine_cores()) if quota is None else min(float(affine_cores()), quota)
-
-
-def choose_threads(
-    shapes: Sequence[Shape], launch: LaunchConfig, place: Mapping[str, Any], gpus: int, seat: Seat
-) -> Threads:
-    """As the user said; else, where all ranks share one machine, the same for all, so that more ranks have more cores.
-
-    Hosts with cores of their own, or a share of the machine's, follow the usual rule.
-    """
-    if launch.threads is not None or gpus or not place["one_machine"] or place["host_cpus"] is not None:
-        return Threads(launch.threads, launch.threads)
-    cores = max(1, int(place["machine_cores"]))
-    most = min(cores, max(shape.ranks for shape in shapes))
-    return Threads(cores // most, max(1, cores // seat.hosts))
-
-
-def _on_one_machine(seat: Seat) -> bool:
-    """Whether all hosts share the cores of one: there is only one, or they are emulated."""
-    return seat.hosts == 1 or place_settings()["emulated"] is not None
 
 
 def _check_gpus(base: RunConfig, shapes: Sequence[Shape], gpus: int, seat: Seat) -> None:
@@ -176,6 +143,7 @@ def _design(
         "strategies": list(dict.fromkeys(entrant.contender.strategy for entrant in entrants)),
         "threads": threads.rank or threads_per_rank(largest.ranks_per_host),
         "threads_asked": launch.threads,
+        "ranks_per_host_asked": list(config.per_host),
         "repeats": config.repeats,
         "max_repeats": config.repeats,
         "looks": 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.analysis.machines import machines_of
 from paceline.config import ScaleConfig
 from paceline.emulation import parse_hosts
 from paceline.experiments.checks import gpus_to_use
@@ -58,10 +59,10 @@ def _run_s(entrant: Entrant, trial: Trial, core_s: float, place: Mapping[str, An
 
 
 def _cores(ranks: int, hosts: int, place: Mapping[str, Any]) -> float:
-    """Cores that a point has: no more than its ranks, its hosts' shares, and the machine, where that is one."""
+    """Cores that a point has: no more than its ranks, its hosts' shares, and their machines, taken to be alike."""
     share = place["host_cpus"]
     limits = [float(ranks), *([share * hosts] if share is not None else [])]
-    return float(min([*limits, place["machine_cores"]] if place["one_machine"] else limits))
+    return float(min([*limits, place["machine_cores"] * len(set(machines_of(place, hosts)))]))
 
 
 def _wire_s(entrant: Entrant, trial: Trial, place: Mapping[str, Any]) -> float:

@@ -12,7 +12,7 @@ from paceline.analysis.comparison import Comparison, Row
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.timing import losses_of
 from paceline.errors import RecordError
-from paceline.report.payload_tables import rank_bytes_rows
+from paceline.report.payload_tables import payload_rows, rank_bytes_rows
 from paceline.report.resource_tables import host_rows
 from paceline.report.step_tables import bytes_rows, operation_rows, rank_split_rows, split_rows
 from paceline.report.why import why
@@ -32,12 +32,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         ],
         "splits.csv": [asdict(row) for row in (*split_rows(comparison), *rank_split_rows(comparison))],
         "bytes.csv": [asdict(row) for row in bytes_rows(comparison)],
-        "bytes_by_rank.csv": [asdict(row) for row in rank_bytes_rows(comparison)],
-        "payload.csv": [
-            {"contender": name, **asdict(pair), "deviation": pair.deviation}
-            for name, payload in comparison.payloads.items()
-            for pair in payload.pairs
-        ],
+        "bytes_by_rank.csv": [asdict(row) for row in rank_bytes_rows(comparison.payloads)],
+        "payload.csv": payload_rows(comparison.payloads),
         "operations.csv": [asdict(row) for row in operation_rows(comparison)],
         "hosts.csv": [asdict(row) for row in host_rows(comparison)],
         "reasons.csv": [reason.to_dict() for reason in why(comparison)],

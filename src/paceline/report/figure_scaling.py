@@ -28,7 +28,7 @@ from paceline.report.drawing import (
 )
 from paceline.report.end_labels import Scale, apart, named_end
 from paceline.report.palette import colours
-from paceline.report.scaling_words import TITLES, where
+from paceline.report.scaling_words import TITLES, vague, where
 
 HEIGHT, GAP_HEIGHT, TOP, BOTTOM, LEFT = 250, 74, 34, 48, 52
 """Of a panel, between two that are below each other, and around them."""
@@ -39,6 +39,8 @@ MANY_TIMES = 6.0
 MANY_RANKS = 12
 """The same for ranks."""
 LONGEST_NAME = 18
+SHIFT, FURTHEST_SHIFT = 0.018, 0.045
+"""Between the points of two lines on the same ranks, and from the ranks themselves at most, as shares of the axis."""
 
 Value = Callable[[Point], Estimate | None]
 BASELINES = {"over_single": "single", "over_itself": "itself on 1 rank"}
@@ -55,10 +57,13 @@ class _Line:
     values: list[Estimate]
     unit: Unit
     scaling: Scaling
+    shift: float
+    """Of all its points along the axis, as a share of it, so that intervals of several lines can be told apart."""
 
-    @property
-    def xs(self) -> list[int]:
-        return [point.ranks for point in self.places]
+    def xs(self, across: Scale) -> list[float]:
+        """Where its points are."""
+        low, high = across.ends
+        return [across.value(across.place(point.ranks) + self.shift * (high - low)) for point in self.places]
 
     @property
     def ys(self) -> list[float]:
@@ -140,15 +145,24 @@ def _order(curves: Sequence[Curve]) -> dict[str, str]:
 
 def _lines(scaling: Scaling, curves: Sequence[Curve], value: Value, unit: Unit) -> list[_Line]:
     names, tints = curve_names(scaling), strategy_colours(scaling)
+    shifts = _shifts(curves)
     found = []
-    for curve in curves:
+    for curve, shift in zip(curves, shifts, strict=True):
         known = [(point, own) for point in curve.points if (own := value(point)) is not None]
         if known:
             dash = "dot" if curve.ranks_per_host not in (None, 1) else "solid"
             label = names[curve.strategy, curve.ranks_per_host]
             points, values = [point for point, _ in known], [own for _, own in known]
-            found.append(_Line(label, tints[curve.strategy], dash, points, values, unit, scaling))
+            found.append(_Line(label, tints[curve.strategy], dash, points, values, unit, scaling, shift))
     return found
+
+
+def _shifts(curves: Sequence[Curve]) -> list[float]:
+    """A little to the left or right for each curve but that of one process, which is a level."""
+    moved = [number for number, curve in enumerate(curves) if curve.role != "baseline"]
+    gap = min(SHIFT, 2 * FURTHEST_SHIFT / max(1, len(moved) - 1))
+    places = {number: gap * (place - (len(moved) - 1) / 2) for place, number in enumerate(moved)}
+    return [places.get(number, 0.0) for number in range(len(curves))]
 
 
 def _times(scaling: Scaling, curves: Sequence[Curve]) -> list[_Line]:
@@ -224,7 +238,7 @@ def _panel_traces(
     lines: Sequence[_Line], scale: Scale, across: Scale, ranks: Sequence[int], taken: Sequence[float] = ()
 ) -> list[Json]:
     """Lines with their intervals, then their names; at heights that are `taken` there are labels already."""
-    drawn = [_drawn(line, ranks, scale) for line in lines]
+    drawn = [_drawn(line, ranks, scale, across) for line in lines]
     places = apart(
         [scale.place(line.ys[-1]) for line in lines], scale, [scale.place(own) for own in taken], height=HEIGHT
     )
@@ -232,7 +246,7 @@ def _panel_traces(
     return [*drawn, *labels]
 
 
-def _drawn(line: _Line, ranks: Sequence[int], scale: Scale) -> Json:
+def _drawn(line: _Line, ranks: Sequence[int], scale: Scale, across: Scale) -> Json:
     """A line; what one process takes goes on, dotted, to where it can be compared with the others."""
     level = line.places[0].contender.role == "baseline" and len(line.places) == 1 and len(ranks) > 1
     values = line.values * (2 if level else 1)
@@ -243,7 +257,7 @@ def _drawn(line: _Line, ranks: Sequence[int], scale: Scale) -> Json:
     return {
         "type": "scatter",
         "mode": "lines" if level else "lines+markers",
-        "x": [ranks[0], ranks[-1]] if level else line.xs,
+        "x": [ranks[0], ranks[-1]] if level else rounded(line.xs(across)),
         "y": rounded(line.ys * (2 if level else 1)),
         "error_y": {
             "type": "data",
@@ -271,7 +285,9 @@ def _about(line: _Line, place: int) -> str:
     point, value = line.places[place], line.values[place]
     unit = line.unit
     interval = ""
-    if value.low is not None and value.high is not None:
+    if value.is_vague:
+        interval = f"<br>95% interval: {vague(value)}"
+    elif value.low is not None and value.high is not None:
         interval = f"<br>95% interval: {unit.write(value.low)} to {unit.write(value.high)} {unit.name}"
     crowded = f"<br>{plain(point.crowded)}" if point.crowded else ""
     what = f"{plain(point.strategy)} on {where(point, line.scaling)}, batch {point.batch:,}"
@@ -281,7 +297,7 @@ def _about(line: _Line, place: int) -> str:
 def _label(line: _Line, height: float, across: Scale, ranks: Sequence[int]) -> Json:
     """A curve's name behind its end, and a thin line between the two."""
     level = line.places[0].contender.role == "baseline"
-    end = ranks[-1] if level else line.xs[-1]
+    end = ranks[-1] if level else line.xs(across)[-1]
     return named_end(line.label, line.colour, (end, line.ys[-1]), (_label_place(across), height))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from paceline.analysis.comparison import Comparison
 from paceline.analysis.payload import PLAN, TOLERANCE, Payload, RankBytes
 from paceline.report.columns import NOTHING, SIZES, Cell, Column, Unit, plain_column, unit_for
 from paceline.report.words import percent, plural, size
@@ -133,14 +133,33 @@ def _written(value: float, unit: Unit) -> str:
     return size(value) if 0 < value < 0.5 * unit.scale * 10**-unit.decimals else unit.write(value)
 
 
-def rank_bytes_rows(comparison: Comparison) -> list[RankBytesRow]:
+def rank_bytes_rows(payloads: Mapping[str, Payload]) -> list[RankBytesRow]:
     """One per rank of each contender that was counted and sends anything."""
     return [
         _row(name, payload, rank)
-        for name, payload in comparison.payloads.items()
+        for name, payload in payloads.items()
         if any(pair.bytes for pair in payload.pairs)
         for rank in payload.ranks
     ]
+
+
+def payload_rows(payloads: Mapping[str, Payload]) -> list[dict[str, Any]]:
+    """One per pair of ranks of each contender, with plain numbers."""
+    return [
+        {"contender": name, **asdict(pair), "deviation": pair.deviation}
+        for name, payload in payloads.items()
+        for pair in payload.pairs
+    ]
+
+
+def payload_context(payloads: Mapping[str, Payload]) -> dict[str, Any]:
+    """What the template of this section needs."""
+    rows = rank_bytes_rows(payloads)
+    return {
+        "matrices": matrices(payloads),
+        "rank_bytes_rows": rows,
+        "rank_bytes_columns": rank_bytes_columns(rows),
+    }
 
 
 def _row(contender: str, payload: Payload, rank: RankBytes) -> RankBytesRow:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.analysis.scaling import Gain, Mode, Point, Scaling
+from paceline.analysis.scaling import Mode, Point, Scaling
 from paceline.analysis.split import PARTS
 from paceline.analysis.statistics import Estimate
 from paceline.report.comparison import Column, fitting
@@ -25,6 +25,7 @@ from paceline.report.scaling_words import (
 from paceline.report.words import factor, percent, seconds
 
 NOTHING = "–"
+INTERVALS = "± is half of a 95% interval. An efficiency has that of its speed-up, an epoch that of its step."
 
 
 def print_scaling(scaling: Scaling, console: Console) -> None:
@@ -32,6 +33,8 @@ def print_scaling(scaling: Scaling, console: Console) -> None:
     for mode in scaling.modes:
         _say(console, f"{TITLES[mode]}: {kind_in_words(scaling, mode)}")
         console.print(_table(scaling, mode, console.width))
+        if any(point.row.repeats > 1 for point in scaling.points(mode)):
+            _say(console, INTERVALS)
         for sentence in mode_sentences(scaling, mode):
             _say(console, sentence)
         console.print()
@@ -42,8 +45,6 @@ def print_scaling(scaling: Scaling, console: Console) -> None:
         _say(console, sentence)
     for warning in scaling.warnings:
         _say(console, f"note: {warning}")
-    if _repeats(scaling) == 1:
-        _say(console, "note: one repeat gives no interval.")
     _say(console, f"note: {NOT_SCALED}")
 
 
@@ -76,13 +77,14 @@ def _columns(points: list[Point]) -> list[Column]:
     several = any(point.hosts > 1 for point in points)
     return [
         Column("strategy", [_name(points, place) for place in range(len(points))], 10),
-        Column("ranks (hosts)" if several else "ranks", [_ranks(point, several=several) for point in points], 10),
+        Column("ranks/hosts" if several else "ranks", [_ranks(point, several=several) for point in points], 10),
         Column("batch", [f"{point.batch:,}" for point in points], 7),
-        Column("time/step", [_value(point.row.step_s) for point in points], 10),
-        Column("95%", [_around(point.row.step_s) for point in points], 4),
+        Column(
+            "time/step", _beside([_value(p.row.step_s) for p in points], [_around(p.row.step_s) for p in points]), 10
+        ),
         Column("epoch", [_value(point.epoch_s) for point in points], 3),
-        Column("vs single", [_gain(point, point.over_single) for point in points], 9),
-        Column("vs itself", [_gain(point, point.over_itself) for point in points], 8),
+        Column("vs single", _gains(points, "over_single"), 9),
+        Column("vs itself", _gains(points, "over_itself"), 8),
         Column("compute", [_part(point, "compute") for point in points], 5),
         Column("exposed", [_part(point, "exposed") for point in points], 6),
     ]
@@ -97,7 +99,7 @@ def _name(points: list[Point], place: int) -> str:
 
 def _ranks(point: Point, *, several: bool) -> str:
     mark = " failed" if point.row.failure else " *" if point.crowded else ""
-    return (f"{point.ranks} ({point.hosts})" if several else str(point.ranks)) + mark
+    return (f"{point.ranks}/{point.hosts}" if several else str(point.ranks)) + mark
 
 
 def _value(estimate: Estimate | None) -> str:
@@ -105,28 +107,43 @@ def _value(estimate: Estimate | None) -> str:
 
 
 def _around(estimate: Estimate | None) -> str:
-    """Half of the interval, as a share of the value."""
+    """Half of the interval, as a share of the value; nothing where there is none."""
     if estimate is None or estimate.low is None or estimate.high is None:
-        return NOTHING
+        return ""
     half = (estimate.high - estimate.low) / 2 / estimate.value
     return f"±{percent(half, 0)}" if half < 1 else ">±100%"
 
 
-def _gain(point: Point, gain: Gain | None) -> str:
-    """Speed-up and efficiency; a dash where none is claimed."""
-    if gain is None or point.crowded:
-        return NOTHING
-    efficiency = NOTHING if gain.efficiency is None else percent(gain.efficiency.value, 0)
-    return f"{factor(gain.speed_up.value)} {efficiency:>4}"
+def _beside(*parts: list[str]) -> list[str]:
+    """Cells of several parts, aligned below each other; a part that no cell has takes no room."""
+    widths = [max(map(len, own), default=0) for own in parts]
+    rows = zip(*parts, strict=True)
+    return [" ".join(f"{part:>{width}}" for part, width in zip(row, widths, strict=True) if width) for row in rows]
+
+
+def _gains(points: list[Point], key: str) -> list[str]:
+    """Speed-up with its interval, and efficiency; a dash where none is claimed."""
+    known = [None if point.crowded else point.gains[key] for point in points]
+    return _beside(
+        [NOTHING if gain is None else factor(gain.speed_up.value) for gain in known],
+        ["" if gain is None else _around(gain.speed_up) for gain in known],
+        ["" if gain is None else NOTHING if gain.efficiency is None else _share(gain.efficiency) for gain in known],
+    )
+
+
+def _share(estimate: Estimate) -> str:
+    return percent(estimate.value, 0)
 
 
 def _part(point: Point, part: str) -> str:
+    """A share of the step, with half of its interval in points of it."""
     split = point.row.split
-    return NOTHING if split is None else percent(getattr(split, part).value, 0)
-
-
-def _repeats(scaling: Scaling) -> int:
-    return max((row.repeats for row in scaling.comparison.rows), default=0)
+    if split is None:
+        return NOTHING
+    share: Estimate = getattr(split, part)
+    if share.low is None or share.high is None:
+        return _share(share)
+    return f"{_share(share)} ±{50 * (share.high - share.low):.0f}"
 
 
 def to_json(scaling: Scaling) -> dict[str, Any]:
@@ -140,6 +157,7 @@ def to_json(scaling: Scaling) -> dict[str, Any]:
         "interrupted": comparison.interrupted,
         "warnings": scaling.warnings,
         "proofs": [proof.to_dict() for proof in comparison.proofs],
+        "payload": {name: payload.to_dict() for name, payload in comparison.payloads.items()},
         "failures": [event for event in scaling.pool.events if event["event"] == "failure"],
         "design": dict(scaling.design),
         "examination": comparison.examination and comparison.examination.to_dict(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.machines import cores_in_words, is_packed, machines_of, placements, sharing
 from paceline.config import RunConfig
 from paceline.report.board import Board
 from paceline.report.words import listed, plural, roughly
@@ -18,10 +19,15 @@ class ScaleBoard(Board):
         self._least = design["repeats"]
         self._repeats = str(self._least)
         self._print(plan_in_words(design, config))
-        counts = [shape["hosts"] * shape["ranks_per_host"] for shape in design["shapes"]]
+        for sentence in placements(design, _shapes(design)):
+            self._print(sentence)
+        together = max(sharing(design, *shape) for shape in _shapes(design))
         cores = design["machine_cores"]
-        if design["one_machine"] and design["host_cpus"] is None and not design["gpus"] and max(counts) > max(1, cores):
-            self._print(f"no speed-up will be claimed from more than {cores:g} ranks: this machine has {cores:g} cores")
+        if design["host_cpus"] is None and not design["gpus"] and together > max(1, cores):
+            hosts = len(set(machines_of(design, design["hosts"]))) < design["hosts"]
+            which = "the hosts share a machine, which" if hosts else "this machine"
+            there = cores_in_words(cores)
+            self._print(f"no speed-up will be claimed from more ranks than cores: {which} has {there}")
 
     def look(self, comparison: Comparison, repeats: int) -> None:
         """A repeat is done, and this is what is known; every point in one line would be too much."""
@@ -40,14 +46,24 @@ class ScaleBoard(Board):
 def plan_in_words(design: dict[str, Any], config: RunConfig) -> str:
     """What the experiment will do, in one line: the batches are part of it."""
     length = plural(config.steps, "step") if config.steps else plural(config.epochs or 1, "epoch")
-    counts = sorted({shape["hosts"] * shape["ranks_per_host"] for shape in design["shapes"]})
+    shapes = sorted(_shapes(design), key=lambda shape: shape[0] * shape[1])
+    counts = dict.fromkeys(f"{hosts * number}{_packed(design, hosts, number)}" for hosts, number in shapes)
     batches = {"strong": f"global batch {design['batch']:,}", "weak": f"batch {design['batch_per_rank']:,} per rank"}
     modes = [f"{mode} ({batches[mode]})" for mode in design["modes"]]
     parts = [
         f"{design['subject']}: {', '.join(design['strategies'])}",
         f"{' and '.join(modes)} scaling",
-        f"{listed([str(number) for number in counts])} ranks × {plural(design['threads'], 'thread')}",
+        f"{listed(list(counts))} ranks × {plural(design['threads'], 'thread')}",
         f"{length} × {plural(design['repeats'], 'repeat')}",
         *([] if design["estimate_s"] is None else [f"about {roughly(design['estimate_s'])}"]),
     ]
     return " · ".join(parts)
+
+
+def _shapes(design: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(shape["hosts"], shape["ranks_per_host"]) for shape in design["shapes"]]
+
+
+def _packed(design: dict[str, Any], hosts: int, ranks_per_host: int) -> str:
+    """Where ranks are, if they are on fewer hosts than one might think."""
+    return f" (on {plural(hosts, 'host')})" if is_packed(design, hosts, ranks_per_host) else ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.analysis.payload import Payload
 from paceline.analysis.scaling import Mode, Point, Scaling
 from paceline.report.columns import Column
 from paceline.report.document import (
@@ -22,7 +23,8 @@ from paceline.report.figure_link import link
 from paceline.report.figure_scaling import curves_figure, strategy_colours
 from paceline.report.figure_scaling_split import split_figure
 from paceline.report.palette import PARTS as PART_COLOURS
-from paceline.report.scaling_tables import SCALING_DEFINITIONS, scaling_columns
+from paceline.report.payload_tables import payload_context
+from paceline.report.scaling_tables import SCALING_DEFINITIONS, part_columns, scaling_columns
 from paceline.report.scaling_words import (
     NOT_SCALED,
     TITLES,
@@ -50,6 +52,9 @@ class ModeWords:
     points: list[Point]
     columns: list[Column]
     caption: str
+    split_points: list[Point]
+    """Those whose events were collected."""
+    split_columns: list[Column]
 
 
 def write_scaling_page(scaling: Scaling, path: Path) -> None:
@@ -76,9 +81,12 @@ def _context(scaling: Scaling) -> dict[str, Any]:
     headline, lead = split_headline(headline_of(scaling))
     names = {contender.name: contender.strategy for contender in scaling.pool.contenders}
     machine = machine_context(comparison) | {"host_rows": [], "profiles": []}
+    largest = _largest(scaling)
     return {
         **machine,
         **origin_context(scaling.pool),
+        **payload_context(largest.payloads),
+        "payload_where": largest.words,
         "comparison": comparison,
         "title": workload_in_words(scaling.pool),
         "facts": _facts(scaling),
@@ -108,12 +116,38 @@ def _best(scaling: Scaling) -> Point | None:
     return next((point for mode in scaling.modes if (point := scaling.best(mode)) is not None), None)
 
 
+@dataclass(frozen=True)
+class Largest:
+    """What was counted at the sockets on the most ranks."""
+
+    payloads: dict[str, Payload]
+    """By strategy."""
+    words: str
+    """Which ranks these are."""
+
+
+def _largest(scaling: Scaling) -> Largest:
+    """Of the points on the most ranks, over the most hosts, one of each strategy: what is sent depends on no batch."""
+    points = [point for mode in scaling.modes for point in scaling.points(mode)]
+    known = [point for point in points if point.contender.name in scaling.comparison.payloads]
+    most = max(((point.ranks, point.hosts) for point in known), default=(0, 0))
+    chosen = {point.strategy: point for point in reversed(known) if (point.ranks, point.hosts) == most}
+    payloads = {
+        strategy: scaling.comparison.payloads[chosen[strategy].contender.name]
+        for strategy in dict.fromkeys(point.strategy for point in points)
+        if strategy in chosen
+    }
+    hosts = f" over {plural(most[1], 'host')}" if most[1] > 1 else ""
+    return Largest(payloads, f"{plural(most[0], 'rank')}{hosts}")
+
+
 def _mode(scaling: Scaling, mode: Mode) -> ModeWords:
     points = scaling.points(mode)
     hollow = " Hollow points are of ranks that have not got a core each." if any(p.crowded for p in points) else ""
     dotted = " Dotted curves have several ranks on a host." if _placed(scaling, mode) else ""
     kind = kind_in_words(scaling, mode)
     caption = CURVES_CAPTION if any(point.row.repeats > 1 for point in points) else "Dashed is the ideal."
+    split = [point for point in points if point.row.split is not None and point.row.is_measured]
     return ModeWords(
         mode=mode,
         title=TITLES[mode],
@@ -122,6 +156,8 @@ def _mode(scaling: Scaling, mode: Mode) -> ModeWords:
         points=points,
         columns=scaling_columns(points),
         caption=f"{caption} The dotted level is one process.{dotted}{hollow}",
+        split_points=split,
+        split_columns=part_columns(split),
     )
 
 

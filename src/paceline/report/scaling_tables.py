@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.analysis.scaling import Point, Scaling
 from paceline.analysis.split import PARTS
 from paceline.analysis.statistics import Estimate
-from paceline.report.columns import NOTHING, TIMES, Cell, Column, Unit, estimate_column, percent_unit, plain_column
+from paceline.report.columns import TIMES, Column, Unit, estimate_column, percent_unit, plain_column
 from paceline.report.csv_tables import save_tables
 from paceline.report.definitions import DEFINITIONS, Definition
+from paceline.report.payload_tables import payload_rows, rank_bytes_rows
+from paceline.report.scaling_words import vague
 
 COUNT = Unit(1, "", 0)
 TIMES_AS_FAST = Unit(1, "", 2)
@@ -46,32 +48,64 @@ SCALING_DEFINITIONS = {
         "Hosts with a share of the cores (--host-cpus) are another matter.",
     ),
     **{key: DEFINITIONS[key] for key in DEFINITIONS if key.startswith("split_") or key == "samples_per_s"},
-    **{key: DEFINITIONS[key] for key in ("parity", "lossless", "measuring_cost", "busbw")},
+    **{key: DEFINITIONS[key] for key in ("socket_bytes", "socket_plan", "socket_proof", "framing_bytes")},
+    **{key: DEFINITIONS[key] for key in ("rank", "interface_bytes", "parity", "lossless", "measuring_cost", "busbw")},
 }
 """By the name of the figure in the code."""
 
 
 def scaling_columns(points: Sequence[Point]) -> list[Column]:
     """Every figure of the table but the strategy's name; what was not measured has no column."""
-    rows = [point.row for point in points]
     columns = [
-        plain_column("ranks", "Ranks", points, COUNT),
-        *([plain_column("hosts", "Hosts", points, COUNT)] if any(point.hosts > 1 for point in points) else []),
+        *_shape_columns(points),
         plain_column("batch", "Global batch", points, COUNT),
         plain_column("batch_per_rank", "Per rank", points, _batch_unit(points)),
-        estimate_column("step_s", "Time per iteration", [row.step_s for row in rows], TIMES),
-        _epochs(points),
+        _ratio_column("step_s", "Time per iteration", [point.row.step_s for point in points], TIMES),
+        _ratio_column("epoch_s", "Time per epoch", [point.epoch_s for point in points], TIMES),
     ]
     for key, baseline in GAINS.items():
         columns += _gain_columns(points, key, baseline)
-    columns += [_part_column(points, part) for part in PARTS]
     return [column for column in columns if column.key == "step_s" or not column.is_empty]
 
 
-def _epochs(points: Sequence[Point]) -> Column:
-    """Without intervals: they are those of the time per iteration."""
-    times = [None if point.epoch_s is None else replace(point.epoch_s, low=None, high=None) for point in points]
-    return estimate_column("epoch_s", "Time per epoch", times, TIMES)
+def part_columns(points: Sequence[Point]) -> list[Column]:
+    """The shares of a step that go into computing and communicating, at points whose events were collected."""
+    splits = [point.row.split for point in points]
+    return [
+        *_shape_columns(points),
+        *[
+            estimate_column(
+                part,
+                DEFINITIONS[f"split_{part}"].term,
+                [None if split is None else getattr(split, part) for split in splits],
+                percent_unit(0),
+                definition=f"split_{part}",
+            )
+            for part in PARTS
+        ],
+    ]
+
+
+def _shape_columns(points: Sequence[Point]) -> list[Column]:
+    several = any(point.hosts > 1 for point in points)
+    hosts = [plain_column("hosts", "Hosts", points, COUNT)] if several else []
+    return [plain_column("ranks", "Ranks", points, COUNT), *hosts]
+
+
+def _ratio_column(
+    key: str,
+    heading: str,
+    estimates: Sequence[Estimate | None],
+    how: Unit | Sequence[tuple[float, str]],
+    definition: str | None = None,
+) -> Column:
+    """A column of times or ratios; an interval too wide to be read says from how few repeats it is."""
+    column = estimate_column(key, heading, estimates, how, definition=definition)
+    cells = [
+        cell if own is None or not own.is_vague else replace(cell, interval=vague(own))
+        for cell, own in zip(column.cells, estimates, strict=True)
+    ]
+    return replace(column, cells=cells)
 
 
 def _batch_unit(points: Sequence[Point]) -> Unit:
@@ -82,30 +116,27 @@ def _gain_columns(points: Sequence[Point], key: str, baseline: str) -> list[Colu
     gains = [point.gains[key] for point in points]
     speed_ups = [None if gain is None else gain.speed_up for gain in gains]
     shares = [None if gain is None else gain.efficiency for gain in gains]
-    faster = estimate_column(f"speed_up_{key}", f"× {baseline}", speed_ups, TIMES_AS_FAST, definition="speed_up")
+    faster = _ratio_column(f"speed_up_{key}", f"× {baseline}", speed_ups, TIMES_AS_FAST, definition="speed_up")
     cells = [replace(c, interval=p.crowded) if p.crowded else c for c, p in zip(faster.cells, points, strict=True)]
     return [
         replace(faster, cells=cells),
-        estimate_column(
+        _ratio_column(
             f"efficiency_{key}", f"Efficiency to {baseline}", shares, percent_unit(0), definition="efficiency"
         ),
     ]
 
 
-def _part_column(points: Sequence[Point], part: str) -> Column:
-    cells = []
-    for point in points:
-        split = point.row.split if point.row.is_measured else None
-        share = None if split is None else split.mean.share(part)
-        cells.append(Cell(NOTHING) if share is None else Cell(percent_unit(0).write(share), share))
-    return Column(part, DEFINITIONS[f"split_{part}"].term, "%", f"split_{part}", cells)
-
-
 def write_scaling_tables(scaling: Scaling, folder: Path) -> list[Path]:
     """Writes the tables as CSV, with plain numbers, into a folder; returns the files."""
     rows = [_csv_row(point) for mode in scaling.modes for point in scaling.points(mode)]
-    proofs = [proof.to_dict() for proof in scaling.comparison.proofs]
-    return save_tables({"scaling.csv": rows, "proofs.csv": proofs}, folder)
+    comparison = scaling.comparison
+    tables = {
+        "scaling.csv": rows,
+        "bytes_by_rank.csv": [asdict(row) for row in rank_bytes_rows(comparison.payloads)],
+        "payload.csv": payload_rows(comparison.payloads),
+        "proofs.csv": [proof.to_dict() for proof in comparison.proofs],
+    }
+    return save_tables(tables, folder)
 
 
 def _csv_row(point: Point) -> dict[str, Any]:
@@ -120,6 +151,7 @@ def _csv_row(point: Point) -> dict[str, Any]:
         values |= _csv_estimate(f"efficiency_{key}", None if gain is None else gain.efficiency)
     for part in PARTS:
         values[f"{part}_s"] = None if row.split is None else getattr(row.split.mean, f"{part}_s")
+        values |= _csv_estimate(f"{part}_share", None if row.split is None else getattr(row.split, part))
     return values | {"crowded": point.crowded or None, "failure": row.failure}
 
 

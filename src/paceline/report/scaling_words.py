@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from paceline.analysis.scaling import Curve, Gain, Mode, Peak, Point, Scaling, Spread
 from paceline.analysis.statistics import Estimate
-from paceline.report.words import factor, listed, percent, plural, seconds
+from paceline.report.words import factor, percent, plural, seconds
 
 TITLES: dict[Mode, str] = {"strong": "Strong scaling", "weak": "Weak scaling"}
 NOT_SCALED = "The learning rate is the same for all of them: this is about time, not about what is learnt."
@@ -28,7 +28,16 @@ def mode_sentences(scaling: Scaling, mode: Mode) -> list[str]:
 def closing(scaling: Scaling) -> list[str]:
     """What holds for all of it."""
     cut = "This experiment was interrupted: it tells what was measured until then."
-    return [*_alone(scaling), *([cut] if scaling.comparison.interrupted else [])]
+    return [*_alone(scaling), *_without_intervals(scaling), *([cut] if scaling.comparison.interrupted else [])]
+
+
+def _without_intervals(scaling: Scaling) -> Iterator[str]:
+    """That one repeat proves nothing, once."""
+    repeats = {row.repeats for row in scaling.comparison.rows if row.is_measured}
+    if repeats == {1}:
+        yield "One repeat gives no interval: no difference here is certain."
+    elif 1 in repeats:
+        yield "What was measured only once has no interval: no such difference is certain."
 
 
 def kind_in_words(scaling: Scaling, mode: Mode) -> str:
@@ -73,30 +82,33 @@ def headline_of(scaling: Scaling) -> str:
     gain = best.over_single or best.over_itself
     what, time = f"{best.strategy} on {where(best, scaling)}", f"{seconds(best.row.step_s.value)} per step"
     if gain is None:
-        return f"{what} is the fastest: {time}; there is no baseline to hold it against."
-    if gain.speed_up.high is not None and gain.speed_up.high < 1:
+        return f"{what} took the least time: {time}; there is no baseline to hold it against."
+    if _uncertain(gain.speed_up):
+        return f"{what} cannot be told from {_base(best, gain)} in speed: {_times(gain.speed_up)} as fast, {time}."
+    if gain.speed_up.value < 1:
         slower = f"{_times(gain.speed_up)} as fast as {_base(best, gain)}"
         return f"Train in one process: {what}, the best that shares the work, is {slower}."
-    if gain.speed_up.low is not None and gain.speed_up.spans(1):
-        return f"{what} cannot be told from {_base(best, gain)} in speed: {_times(gain.speed_up)} as fast, {time}."
-    return f"{what} is {factor(gain.speed_up.value)} as fast as {_base(best, gain)}: {time}{_efficient(gain)}."
+    return f"{what} is {_times(gain.speed_up)} as fast as {_base(best, gain)}: {time}{_efficient(gain)}."
 
 
 def _strong(scaling: Scaling, curve: Curve) -> Iterator[str]:
     """What a strategy gains on its most ranks, and up to where adding ranks pays."""
     point = curve.last
-    over, itself = point.over_single, point.over_itself
-    if point.ranks > 1 and itself is not None and itself.speed_up.high is not None and itself.speed_up.high < 1:
-        slower = f"{_times(itself.speed_up)} as fast"
-        yield f"{curve.strategy} is slower on {where(point, scaling)} than on 1: {slower}."
-        itself = None
-    gains = [gain for gain in (over, itself) if gain is not None]
+    gains = [gain for gain in (point.over_single, point.over_itself) if gain is not None]
     if point.ranks > 1 and gains:
-        told = [f"{factor(gain.speed_up.value)} as fast as {_base(point, gain)}{_efficient(gain)}" for gain in gains]
-        yield f"{curve.strategy} on {where(point, scaling)} is {'; '.join(told)}."
+        yield f"{curve.strategy} on {where(point, scaling)} {'; '.join(_faster(point, gain) for gain in gains)}."
     peak = scaling.peak(curve)
     if peak is not None:
-        yield _peak(scaling, peak)
+        yield from _peak(scaling, peak)
+
+
+def _faster(point: Point, gain: Gain) -> str:
+    """What a point gains over a baseline, no more certain than its interval."""
+    if _uncertain(gain.speed_up):
+        return f"cannot be told from {_base(point, gain)} in speed: {_times(gain.speed_up)}"
+    if gain.speed_up.value < 1:
+        return f"is slower than {_base(point, gain)}: {_times(gain.speed_up)} as fast{_efficient(gain)}"
+    return f"is {_times(gain.speed_up)} as fast as {_base(point, gain)}{_efficient(gain)}"
 
 
 def _weak(scaling: Scaling, curve: Curve) -> Iterator[str]:
@@ -104,35 +116,41 @@ def _weak(scaling: Scaling, curve: Curve) -> Iterator[str]:
     point = curve.last
     gains = [gain for gain in (point.over_single, point.over_itself) if gain is not None]
     if point.ranks > 1 and gains:
-        told = [
-            f"{_times(point.longer(gain))} as long as with {_base(point, gain)}{_efficient(gain)}" for gain in gains
-        ]
-        yield f"A step of {curve.strategy} on {where(point, scaling)} takes {'; '.join(told)}."
+        told = "; ".join(_longer(point, gain) for gain in gains)
+        yield f"A step of {curve.strategy} on {where(point, scaling)} {told}."
 
 
-def _peak(scaling: Scaling, peak: Peak) -> str:
+def _longer(point: Point, gain: Gain) -> str:
+    longer = point.longer(gain)
+    if _uncertain(longer):
+        return f"cannot be told from that of {_base(point, gain)} in length: {_times(longer)}{_efficient(gain)}"
+    return f"takes {_times(longer)} as long as with {_base(point, gain)}{_efficient(gain)}"
+
+
+def _peak(scaling: Scaling, peak: Peak) -> Iterator[str]:
     """Up to where adding ranks paid."""
     name, best = peak.curve.strategy, peak.best
     if peak.beyond is not None:
-        sure = peak.beyond.low is None or not peak.beyond.spans(1)
         more = f"on {peak.beyond_ranks} a step takes {_times(peak.beyond)} as long"
-        if sure:
-            return f"{name}: adding ranks stops paying at {where(best, scaling)}; {more}."
-        return f"{name}: whether ranks beyond {where(best, scaling)} pay cannot be told; {more}."
-    gained = "" if peak.before is None else f"{peak.before_ranks} to {best.ranks} ranks: {_times(peak.before)} as fast"
-    if peak.before is not None and peak.before.low is not None and peak.before.spans(1):
-        return f"{name}: whether the last ranks that were added pay cannot be told ({gained})."
-    most = "the most that were tried" if best is peak.curve.points[-1] else "the most that count"
-    return f"{name}: adding ranks pays up to {where(best, scaling)}, {most} ({gained})."
+        if _uncertain(peak.beyond) or peak.beyond.value < 1:
+            yield f"{name}: whether ranks beyond {where(best, scaling)} pay cannot be told: {more}."
+        else:
+            yield f"{name}: adding ranks stops paying at {where(best, scaling)}: {more}."
+    elif peak.before is not None:
+        gained = f"{peak.before_ranks} to {best.ranks} ranks: {_times(peak.before)} as fast"
+        if _uncertain(peak.before) or peak.before.value < 1:
+            yield f"{name}: whether the last ranks that were added pay cannot be told ({gained})."
+        else:
+            most = "the most that were tried" if best is peak.curve.points[-1] else "the most that count"
+            yield f"{name}: adding ranks pays up to {where(best, scaling)}, {most} ({gained})."
 
 
 def _alone(scaling: Scaling) -> Iterator[str]:
     """What strategies cost where there is nobody to send to."""
     for mode in scaling.modes[:1]:
-        costs = scaling.alone(mode)
+        costs = [(point.strategy, ratio) for point, ratio in scaling.alone(mode)]
         if costs:
-            each = listed([f"{_times(ratio)} for {point.strategy}" for point, ratio in costs])
-            yield f"On one rank, where nothing is sent, the time against single is {each}."
+            yield f"On one rank, where nothing is sent: {_each(costs, 'the time of single')}."
 
 
 def _spread(scaling: Scaling, mode: Mode) -> Iterator[str]:
@@ -142,18 +160,43 @@ def _spread(scaling: Scaling, mode: Mode) -> Iterator[str]:
         if spread.fewer.contender.role == "candidate":
             groups.setdefault((spread.fewer.ranks, spread.fewer.hosts, spread.more.hosts), []).append(spread)
     for (ranks, fewer, more), own in groups.items():
-        times = listed([f"{_times(spread.ratio)} for {spread.fewer.strategy}" for spread in own])
-        yield f"{ranks} ranks over {plural(fewer, 'host')} instead of {more}: the time is {times}."
+        times = _each([(spread.fewer.strategy, spread.ratio) for spread in own], "the time")
+        yield f"{ranks} ranks over {plural(fewer, 'host')} instead of {more}: {times}."
+
+
+def _each(ratios: Sequence[tuple[str, Estimate]], of: str) -> str:
+    """A ratio for each strategy: first those that differ, then those that cannot be told from 1."""
+    known = [f"{_times(ratio)} {of} for {name}" for name, ratio in ratios if not _uncertain(ratio)]
+    unsure = [f"{name} cannot be told apart, {_times(ratio)}" for name, ratio in ratios if _uncertain(ratio)]
+    return "; ".join([*known, *unsure])
 
 
 def _base(point: Point, gain: Gain) -> str:
     return "single" if gain is point.over_single else "itself on 1 rank"
 
 
+def _uncertain(ratio: Estimate) -> bool:
+    """Whether its interval holds 1; without an interval nothing is, which is said once, for all."""
+    return ratio.low is not None and ratio.spans(1)
+
+
 def _efficient(gain: Gain) -> str:
-    return "" if gain.efficiency is None else f", {percent(gain.efficiency.value, 0)} efficient"
+    share = gain.efficiency
+    if share is None or share.is_vague:
+        return ""
+    apart = "" if share.low is None or share.high is None else f" ({100 * share.low:.0f}–{percent(share.high, 0)})"
+    return f", {percent(share.value, 0)}{apart} efficient"
 
 
-def _times(estimate: Estimate) -> str:
-    apart = "" if estimate.low is None or estimate.high is None else f" ({estimate.low:.2f}–{estimate.high:.2f})"
-    return f"{factor(estimate.value)}{apart}"
+def _times(ratio: Estimate) -> str:
+    """A ratio and its interval; of one that is too wide to be read only how few repeats it is from."""
+    if ratio.low is None or ratio.high is None:
+        return factor(ratio.value)
+    vague = ratio.is_vague and ratio.spans(1)
+    apart = f"n = {ratio.repeats}" if vague else f"{ratio.low:.2f}–{ratio.high:.2f}"
+    return f"{factor(ratio.value)} ({apart})"
+
+
+def vague(estimate: Estimate) -> str:
+    """What stands for an interval that is too wide to be read."""
+    return f"too wide (n = {estimate.repeats})"

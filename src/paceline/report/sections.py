@@ -15,7 +15,7 @@ from paceline.report.columns import Column
 from paceline.report.doctor import FindingRow, finding_rows
 from paceline.report.figure_split import NAMES
 from paceline.report.palette import PARTS as COLOURS
-from paceline.report.payload_tables import matrices, rank_bytes_columns, rank_bytes_rows
+from paceline.report.payload_tables import payload_context
 from paceline.report.profile import ProfileRow, profile_columns, profile_rows, profile_sentences
 from paceline.report.resource_tables import host_columns, host_rows, sampling_share
 from paceline.report.scenes import MOST_RANKS
@@ -62,7 +62,6 @@ def step_context(comparison: Comparison) -> dict[str, Any]:
     """What the template needs for these sections; where nothing was measured, its lists are empty."""
     splits, ranks = split_rows(comparison), rank_split_rows(comparison)
     sizes, operations = bytes_rows(comparison), operation_rows(comparison)
-    by_rank = rank_bytes_rows(comparison)
     return {
         "reasons": _reasons(comparison),
         "anchor": partial(anchor, comparison),
@@ -78,9 +77,7 @@ def step_context(comparison: Comparison) -> dict[str, Any]:
         "bytes_rows": sizes,
         "bytes_columns": bytes_columns(sizes),
         "carried": _carried(sizes),
-        "matrices": matrices(comparison.payloads),
-        "rank_bytes_rows": by_rank,
-        "rank_bytes_columns": rank_bytes_columns(by_rank),
+        **payload_context(comparison.payloads),
         "operation_rows": operations,
         "operation_columns": operation_columns(operations),
         "has_utilisation": any(row.utilisation is not None for row in operations),
