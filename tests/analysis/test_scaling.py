@@ -132,6 +132,7 @@ def test_nothing_is_claimed_of_ranks_without_a_core_each(tmp_path: Path) -> None
         (HALF_CORES | {"host_cpus": None}, [(1, 1), (4, 1)], "4 ranks share 2 cores"),
         (APART, [(1, 1), (4, 1)], ""),
         (APART, [(1, 1), (2, 4)], "4 ranks share 2 cores"),
+        (APART | {"bound": True}, [(1, 1), (2, 4)], ""),
         (APART | {"machines": [0, 0, 0]}, [(1, 1), (3, 1)], "3 ranks share 2 cores"),
         (APART | {"machines": [0, 0, 1, 1]}, [(1, 1), (4, 1)], ""),
         (APART | {"machines": [0, 0, 0, 1]}, [(1, 1), (4, 1)], "3 ranks share 2 cores"),

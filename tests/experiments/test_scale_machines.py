@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from paceline.config import LaunchConfig
-from paceline.experiments.scale_machines import Threads, choose_threads, find_machines
+from paceline.experiments.scale_machines import Threads, are_bound, choose_threads, find_machines
 from paceline.launch.seat import Hello, Shape
 
-ON_ONE_MACHINE: dict[str, Any] = {"machines": [0], "machine_cores": 4.0, "host_cpus": None, "emulated": None}
+ON_ONE_MACHINE: dict[str, Any] = {"machines": [0], "bound": False, "machine_cores": 4.0, "host_cpus": None}
 BOOT, OTHER = "5a0c", "77fe"
 
 
@@ -49,6 +49,18 @@ def test_hosts_that_may_use_the_same_cores_are_one_machine(
     assert find_machines(hellos, emulated=False, quota=quota) == machines
 
 
+@pytest.mark.parametrize(
+    ("hellos", "bound"),
+    [
+        ([hello(0, [0, 1]), hello(1, [0, 1])], False),
+        ([hello(0, [0, 1], seat=0), hello(0, [0, 1], seat=1)], False),
+        ([hello(0, [0], seat=0), hello(0, [1], seat=1)], True),
+    ],
+)
+def test_ranks_may_be_bound_to_cores_of_their_own(hellos: list[Hello], bound: bool) -> None:
+    assert are_bound(hellos) == bound
+
+
 def test_emulated_hosts_are_one_machine_whatever_its_quota() -> None:
     hellos = [hello(0, [0, 1]), hello(1, [0, 1], f"{BOOT} net:[2]")]
     assert find_machines(hellos, emulated=True, quota=1.0) == [0, 0]
@@ -64,6 +76,7 @@ def test_emulated_hosts_are_one_machine_whatever_its_quota() -> None:
         ({}, {"host_cpus": 0.5}, 4, Threads(None, None)),
         ({}, {"machines": [0, 1]}, 4, Threads(None, None)),
         ({}, {"machines": [0, 0]}, 4, Threads(1, 2)),
+        ({}, {"bound": True}, 4, Threads(None, None)),
     ],
 )
 def test_threads_are_such_that_more_ranks_have_more_cores(

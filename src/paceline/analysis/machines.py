@@ -20,10 +20,13 @@ def machines_of(design: Mapping[str, Any], hosts: int) -> list[int]:
 
 
 def sharing(design: Mapping[str, Any], hosts: int, ranks_per_host: int) -> int:
-    """The most ranks that share cores: those of a host with a share of its own, or of all hosts on one machine."""
+    """The most ranks that share cores: those of a host with a share of its own, or of all hosts on one machine.
+
+    A rank that its launcher bound to cores of its own shares them with none of its host.
+    """
     if design.get("host_cpus") is not None:
         return ranks_per_host
-    return ranks_per_host * max(Counter(machines_of(design, hosts)).values())
+    return (1 if design.get("bound") else ranks_per_host) * max(Counter(machines_of(design, hosts)).values())
 
 
 def processor(topology: Mapping[str, Any], design: Mapping[str, Any]) -> float:

@@ -18,7 +18,14 @@ from paceline.experiments.contenders import Entrant
 from paceline.experiments.experiment import Board, Experiment
 from paceline.experiments.names import prepare_data
 from paceline.experiments.scale_estimate import estimate_s
-from paceline.experiments.scale_machines import Threads, choose_threads, find_machines, machine_cores, own_quota
+from paceline.experiments.scale_machines import (
+    Threads,
+    are_bound,
+    choose_threads,
+    find_machines,
+    machine_cores,
+    own_quota,
+)
 from paceline.experiments.scale_points import Batches, make_points, shared_settings
 from paceline.experiments.shapes import choose_shapes
 from paceline.experiments.subjects import Turn, Workloads
@@ -99,6 +106,7 @@ def scale(
     with fleet:
         place = place_settings() | {"machine_cores": cores}
         place |= {"machines": find_machines(fleet.hellos, emulated=place["emulated"] is not None, quota=own_quota())}
+        place |= {"bound": are_bound(fleet.hellos)}
         threads = choose_threads(shapes, launch, place, gpus)
         expected_s = estimate_s(entrants, config, place)
         design = _design(config, entrants, shapes, threads, launch) | place | {"gpus": gpus, "estimate_s": expected_s}

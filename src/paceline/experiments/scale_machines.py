@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from paceline.analysis.machines import sharing
@@ -54,6 +55,12 @@ def find_machines(hellos: Sequence[Hello], *, emulated: bool, quota: float | Non
     return found
 
 
+def are_bound(hellos: Sequence[Hello]) -> bool:
+    """Whether a launcher that starts a process per rank, as Slurm, gave each of a host cores of its own."""
+    pairs = [(a, b) for a, b in combinations(hellos, 2) if a.node == b.node]
+    return bool(pairs) and not any(_share(one, other, apart=False) for one, other in pairs)
+
+
 def _share(one: Hello, other: Hello, *, apart: bool) -> bool:
     """Whether two may use the same cores of the same machine; `apart` are those whose networks differ."""
     if apart and one.network != other.network:
@@ -65,11 +72,11 @@ def _share(one: Hello, other: Hello, *, apart: bool) -> bool:
 def choose_threads(shapes: Sequence[Shape], launch: LaunchConfig, place: Mapping[str, Any], gpus: int) -> Threads:
     """As the user said; else, where all ranks share one machine, the same for all, so that more ranks have more cores.
 
-    Hosts with cores of their own, or a share of the machine's, follow the usual rule.
+    Hosts and ranks with cores of their own, or a share of the machine's, follow the usual rule.
     """
     hosts = len(place["machines"])
     on_each = max(place["machines"].count(machine) for machine in place["machines"])
-    usual = hosts > 1 and on_each == 1
+    usual = place["bound"] or (hosts > 1 and on_each == 1)
     if launch.threads is not None or gpus or usual or place["host_cpus"] is not None:
         return Threads(launch.threads, launch.threads)
     cores = max(1, int(place["machine_cores"]))

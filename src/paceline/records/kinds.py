@@ -80,6 +80,7 @@ DESIGN = {
     "looks": COUNT,
     "reference": TEXT.or_null,
     "machines": COUNT.listed,
+    "bound": FLAG,
     "ranks_per_host_asked": SOME.listed,
     "machine_cores": POSITIVE.or_null,
     "host_cpus": POSITIVE.or_null,
