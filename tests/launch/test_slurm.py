@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import re
 import shlex
@@ -344,6 +345,7 @@ def test_a_submitted_comparison_leaves_its_records_where_it_said(slurm: Slurm, t
     folder = tmp_path / "a b'c"
     folder.mkdir()
     own = ["--slurm", "--hosts", "2", "--ranks-per-host", "1", "--time", "5", f"--comment={ODD}", "--json"]
+    own += ["--output", "%x-%u-%6j.100%%"]
     once = ["--repeats", "1", "--max-repeats", "1", "--no-proof", "--no-doctor", "--strategies", "allreduce,ddp"]
     command = [sys.executable, "-m", "paceline", "submit", *own, "--", "compare", *TINY, *once]
     done = slurm.call(*command, cwd=folder)
@@ -351,7 +353,7 @@ def test_a_submitted_comparison_leaves_its_records_where_it_said(slurm: Slurm, t
     told = json.loads(done.stdout)
     shown = slurm.run("scontrol", "show", "job", str(told["job"]))
     assert f"Comment={ODD}" in shown
-    assert f"StdOut={told['log']}" in shown
+    assert told["log"] == f"{folder}/paceline-compare-{getpass.getuser()}-{told['job']:06d}.100%"
     assert "NumNodes=2" in shown
     wait_for_job(slurm, told["job"])
     said = Path(told["log"]).read_text()
@@ -360,6 +362,12 @@ def test_a_submitted_comparison_leaves_its_records_where_it_said(slurm: Slurm, t
     report = slurm.call(sys.executable, "-m", "paceline", "report", told["records"], "--json")
     assert report.returncode == 0, report.stderr
     assert all(row["step_s"] for row in json.loads(report.stdout)["rows"]), said
+
+
+def test_a_mistake_is_told_once_on_each_host(slurm: Slurm) -> None:
+    done = slurm.call("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, "-m", "paceline", "train", "nosuch")
+    assert done.returncode == UsageError.exit_code
+    assert done.stderr.count("there is no workload 'nosuch'") == 2
 
 
 def test_sbatchs_own_words_are_shown(slurm: Slurm, tmp_path: Path) -> None:
