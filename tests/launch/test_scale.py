@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launch.commands import paceline, start, wait_until
+from launch.commands import HERE, LIMIT_S, command, paceline, start, wait_until
+from launch.test_fleet import free_master
+from paceline.analysis.pool import pool
+from paceline.analysis.scaling import scaling
 from paceline.records.experiment import read_experiment
 
 QUICK = ("--steps", "12", "--repeats", "1", "--batch", "32", "--no-doctor")
@@ -69,6 +73,51 @@ def test_the_page_and_what_will_be_done_are_told(scaled: dict[str, Any], tmp_pat
     done = paceline("report", str(scaled["out"]), "--out", str(tmp_path / "page.html"), "--csv", str(tmp_path / "csv"))
     assert "Weak scaling: every rank gets 16 samples" in done.stdout
     assert (tmp_path / "csv" / "scaling.csv").read_text().count("\n") == 1 + 2 * 5
+
+
+def test_hosts_on_one_machine_share_its_cores(tmp_path: Path) -> None:
+    """Two hosts on the loopback address, and one core for both; on one rank the second has nothing to do."""
+    core = str(min(os.sched_getaffinity(0)))
+    what = ("scale", "own:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
+    how = ("--batch", "16", "--no-doctor", "--no-proof", "--hosts", "2", "--master", free_master())
+    line = ["taskset", "--cpu-list", core, *command(*what, *how, "--out", str(tmp_path / "out"), "--json")]
+    hosts = [
+        subprocess.Popen(
+            [*line, "--node-rank", str(number)], cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]
+    (said, messages), (nothing, other) = (host.communicate(timeout=LIMIT_S) for host in hosts)
+    assert [host.returncode for host in hosts] == [0, 0], messages + other
+    assert nothing == ""
+    assert "the hosts share a machine, which has 1 core" in messages
+    result = json.loads(said)
+    assert result["design"]["machines"] == [0, 0]
+    found = points(result, "strong")
+    assert found["ddp", 2]["hosts"] == 2
+    assert found["ddp", 2]["crowded"] == "2 ranks share 1 core"
+    assert found["ddp", 2]["over_single"] is None
+    assert found["ddp", 2]["over_itself"] is None
+    assert found["ddp", 1]["over_single"] is not None
+    assert {measured.run.topology["threads"] for measured in read_experiment(tmp_path / "out").runs} == {1}
+
+
+def test_emulated_hosts_with_shares_are_claimed_from(tmp_path: Path) -> None:
+    what = ("scale", "own:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
+    how = ("--batch", "16", "--no-doctor", "--no-proof", "--emulate", "2", "--host-cpus", "0.25")
+    with start(*what, *how, "--out", str(tmp_path / "out")) as process:
+        said, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said
+    experiment = read_experiment(tmp_path / "out")
+    assert experiment.design["machines"] == [0, 0]
+    assert {measured.run.topology["cores"] for measured in experiment.runs} == {0.25}
+    found = scaling(pool([experiment]))
+    two = next(point for point in found.points("strong") if point.ranks == 2)
+    assert (two.hosts, two.crowded) == (2, "")
+    assert two.over_single is not None
+    assert two.over_single.efficiency is not None, "each rank has what single has"
+    assert "2/2" in said
+    assert "no difference here is certain" in said
 
 
 def test_a_mistake_is_told_before_anything_starts(tmp_path: Path) -> None:

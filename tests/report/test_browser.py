@@ -433,6 +433,14 @@ def test_scaling_is_drawn_without_labels_on_each_other(browser: Any, scaling_pag
         assert "T₁/(N·T_N)" in page.locator("#tip").inner_text()
 
 
+def test_tables_of_scaling_need_no_scrolling_on_a_small_screen(browser: Any, scaling_page: Path) -> None:
+    with Opened(browser, scaling_page, viewport={"width": 1200, "height": 900}) as opened:
+        for table in ("strong-points", "strong-parts", "weak-points", "weak-parts"):
+            region = opened.page.locator(f".scroll:has(#{table})")
+            assert region.evaluate("own => own.scrollWidth - own.clientWidth") == 0, table
+        assert opened.page.locator(".matrix").count() == 4
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_scaling_can_be_read_on_a_phone_too(browser: Any, scaling_page: Path, scheme: str) -> None:
     with Opened(browser, scaling_page, color_scheme=scheme, viewport=PHONE) as opened:

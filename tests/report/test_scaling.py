@@ -67,9 +67,9 @@ def test_where_nothing_is_gained_one_process_is_advised(tmp_path: Path) -> None:
 RATIO = re.compile(r"(?P<value>[\d.]+)× (?:\((?:(?P<low>[\d.]+)–(?P<high>[\d.]+)|n = (?P<repeats>\d+))\))?")
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1, 0.3, 3.0])
+@pytest.mark.parametrize("noise", [0.0, 0.1, 3.0])
 @pytest.mark.parametrize("repeats", [2, 3])
-@pytest.mark.parametrize("gain", [0.3, 0.9, 1.0, 2.0])
+@pytest.mark.parametrize("gain", [0.3, 1.0, 2.0])
 def test_no_sentence_is_more_certain_than_its_interval(tmp_path: Path, noise: float, repeats: int, gain: float) -> None:
     """Whatever was measured: a clause whose interval holds 1 says that it cannot be told, all others do not."""
     drawn = random.Random(repeats)

@@ -150,7 +150,7 @@ def _alone(scaling: Scaling) -> Iterator[str]:
     for mode in scaling.modes[:1]:
         costs = [(point.strategy, ratio) for point, ratio in scaling.alone(mode)]
         if costs:
-            yield f"On one rank, where nothing is sent: {_each(costs, 'the time of single')}."
+            yield f"On one rank, where nothing is sent, against single: {_each(costs)}."
 
 
 def _spread(scaling: Scaling, mode: Mode) -> Iterator[str]:
@@ -160,13 +160,13 @@ def _spread(scaling: Scaling, mode: Mode) -> Iterator[str]:
         if spread.fewer.contender.role == "candidate":
             groups.setdefault((spread.fewer.ranks, spread.fewer.hosts, spread.more.hosts), []).append(spread)
     for (ranks, fewer, more), own in groups.items():
-        times = _each([(spread.fewer.strategy, spread.ratio) for spread in own], "the time")
+        times = _each([(spread.fewer.strategy, spread.ratio) for spread in own])
         yield f"{ranks} ranks over {plural(fewer, 'host')} instead of {more}: {times}."
 
 
-def _each(ratios: Sequence[tuple[str, Estimate]], of: str) -> str:
+def _each(ratios: Sequence[tuple[str, Estimate]]) -> str:
     """A ratio for each strategy: first those that differ, then those that cannot be told from 1."""
-    known = [f"{_times(ratio)} {of} for {name}" for name, ratio in ratios if not _uncertain(ratio)]
+    known = [f"{_times(ratio)} the time for {name}" for name, ratio in ratios if not _uncertain(ratio)]
     unsure = [f"{name} cannot be told apart, {_times(ratio)}" for name, ratio in ratios if _uncertain(ratio)]
     return "; ".join([*known, *unsure])
 
