@@ -101,6 +101,9 @@ def test_options_named_in_the_text_exist() -> None:
         "--constraint",
         "--distribution",
         "--pty",
+        "--gpus",
+        "--gpus-per-node",
+        "--gpus-per-task",
     }  # Slurm's own.
     named = {option for page in PAGES for option in re.findall(r"--[a-z][a-z-]+", page.read_text())}
     assert named - known == set()
