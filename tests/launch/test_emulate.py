@@ -250,9 +250,10 @@ def test_a_closed_terminal_ends_all_hosts_unless_it_is_ignored(
     hosts: Sequence[Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closes = "kill -HUP $PPID; sleep 0.2; kill -HUP $PPID; sleep 0.2; exit 7"
-    assert on_each(hosts, monkeypatch, closes, "exec sleep 60")[:2] == (128 + signal.SIGHUP, [])
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # As nohup does.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
+        assert on_each(hosts, monkeypatch, closes, "exec sleep 60")[:2] == (128 + signal.SIGHUP, [])
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # As nohup does.
         assert on_each(hosts, monkeypatch, closes, "kill -HUP $$; sleep 1; exit 0")[:2] == (7, [])
     finally:
         signal.signal(signal.SIGHUP, before)
