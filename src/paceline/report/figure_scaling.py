@@ -39,7 +39,7 @@ MANY_TIMES = 6.0
 MANY_RANKS = 12
 """The same for ranks."""
 LONGEST_NAME = 18
-SHIFT, FURTHEST_SHIFT = 0.018, 0.045
+SHIFT, FURTHEST_SHIFT = 0.03, 0.045
 """Between the points of two lines on the same ranks, and from the ranks themselves at most, as shares of the axis."""
 
 Value = Callable[[Point], Estimate | None]
