@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paceline.cli.messages import data_console, messages
-from paceline.errors import PacelineError, UsageError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from paceline.analysis.pool import Pool
-    from paceline.records.find import Record
+from paceline.cli.outcome import outcome_of
+from paceline.errors import PacelineError
 
 
 def command(
@@ -48,7 +41,7 @@ def command(
     from paceline.records.writer import strict
     from paceline.report.trace import NOTHING_TO_TRACE, where_traces_are, write_traces
 
-    report = _reporting(find_records(folders))
+    report = outcome_of(find_records(folders))
     page = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
     tables = report.write_tables(csv) if csv else []
     traces: list[Path] = []
@@ -59,7 +52,7 @@ def command(
     except PacelineError as error:
         failure = error
     if not as_json:
-        report.print(data_console())
+        report.show(data_console())
     report.write_page(page)
     if as_json:
         files = {"report": str(page), "traces": [str(path) for path in traces]}
@@ -73,63 +66,6 @@ def command(
         messages().print(NOTHING_TO_TRACE)
     if failure is not None:  # After all that could be reported.
         raise failure
-
-
-@dataclass(frozen=True)
-class _Report:
-    """What can be made of records."""
-
-    pool: Pool
-    print: Callable[[Console], None]
-    write_page: Callable[[Path], None]
-    write_tables: Callable[[Path], list[Path]]
-    to_json: Callable[[], dict[str, Any]]
-
-
-def _reporting(records: Sequence[Record]) -> _Report:
-    """A scaling experiment has a report of its own; all else is compared."""
-    from paceline.analysis.pool import pool
-    from paceline.analysis.scaling import KIND
-
-    of_scaling = [getattr(record, "kind", None) == KIND for record in records]
-    if any(of_scaling) and len(records) > 1:
-        raise UsageError(
-            "a scaling experiment cannot be compared with other records.",
-            hint="name the folder of one `paceline scale`",
-        )
-    return _of_scaling(pool(records)) if any(of_scaling) else _of_comparison(pool(records))
-
-
-def _of_comparison(pooled: Pool) -> _Report:
-    from paceline.analysis.comparison import compare
-    from paceline.report.comparison import print_comparison, to_json
-    from paceline.report.csv_tables import write_tables
-    from paceline.report.page import write_page
-
-    found = compare(pooled)
-    return _Report(
-        pooled,
-        print=lambda console: print_comparison(found, console),
-        write_page=lambda path: write_page(found, path),
-        write_tables=lambda folder: write_tables(found, folder),
-        to_json=lambda: to_json(found),
-    )
-
-
-def _of_scaling(pooled: Pool) -> _Report:
-    from paceline.analysis.scaling import scaling
-    from paceline.report.scaling import print_scaling, to_json
-    from paceline.report.scaling_page import write_scaling_page
-    from paceline.report.scaling_tables import write_scaling_tables
-
-    found = scaling(pooled)
-    return _Report(
-        pooled,
-        print=lambda console: print_scaling(found, console),
-        write_page=lambda path: write_scaling_page(found, path),
-        write_tables=lambda folder: write_scaling_tables(found, folder),
-        to_json=lambda: to_json(found),
-    )
 
 
 def _show_examinations(folders: list[Path], *, as_json: bool, more: bool) -> None:
