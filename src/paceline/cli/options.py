@@ -17,7 +17,8 @@ import typer
 from typer.core import TyperCommand
 
 from paceline.cli.emulated import on_hosts
-from paceline.config import ALTERNATIVES, TEXTS, field_docs, from_mapping, owners, read_toml
+from paceline.config import ALTERNATIVES
+from paceline.settings import TEXTS, field_docs, from_mapping, owners, read_toml
 
 OTHER_WAY = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
 POSITIONAL = frozenset({"workload"})

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config import field_docs_of_source
 from paceline.errors import UsageError, unknown_name
 from paceline.own import check_module, import_module
 from paceline.plans import Plan
+from paceline.settings import field_docs_of_source
 from paceline.specs import Spec, build, split_list
 
 if TYPE_CHECKING:

@@ -1,0 +1,127 @@
+"""Dataclasses of settings in general: their bounds and choices, what their fields mean, and reading them from TOML."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from paceline.errors import UsageError, unknown_name, wrong_choice
+
+Config = TypeVar("Config")
+NUMBERS: Mapping[str, Any] = {"numbers": True}
+"""Of a field whose text is a list of numbers, as 1,2,4: a file may have them as numbers too."""
+
+
+def check_choices(config: object) -> None:
+    """Refuses a value outside a field's `Literal`, with the nearest one that is inside."""
+    for name, kind in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+            raise wrong_choice(f"--{name.replace('_', '-')}", str(value), typing.get_args(kind))
+
+
+def check_bounds(config: object, names: tuple[str, ...], holds: typing.Callable[[Any], bool], bound: str) -> None:
+    """Refuses a number outside its bound, naming its option."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not holds(value):
+            raise UsageError(f"--{name.replace('_', '-')} is {value}.", hint=f"it has to be {bound}")
+
+
+@functools.cache
+def field_docs(owner: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, which Python itself throws away."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+    (definition,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return field_docs_of_source(definition)
+
+
+def field_docs_of_source(definition: ast.ClassDef) -> dict[str, str]:
+    """As `field_docs`, from a parsed class, so that a file can be explained without importing it."""
+    docs: dict[str, str] = {}
+    for statement, after in zip(definition.body, definition.body[1:], strict=False):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+            docs[statement.target.id] = inspect.cleandoc(after.value.value)
+    return docs
+
+
+def owners(*kinds: type) -> dict[str, type]:
+    """By name of a field, the config that it belongs to: the first of those that have it."""
+    found: dict[str, type] = {}
+    for kind in kinds:
+        for own in fields(kind):
+            found.setdefault(own.name, kind)
+    return found
+
+
+def read_toml(path: Path, *kinds: type, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The settings of a TOML file, flat, each checked to be a field of one of `kinds`."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}.", hint="--config takes a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+    known = {name: kind for name, kind in owners(*kinds).items() if name not in without}
+    settings: dict[str, Any] = {}
+    for written, value in values.items():
+        key = written.replace("-", "_")
+        if key not in known:
+            raise unknown_name(f"setting (in {path})", written, known)
+        settings[key] = _setting(known[key], key, value, path)
+    return settings
+
+
+def _setting(kind: type, key: str, value: Any, path: Path) -> Any:
+    """A value of a file as its config takes it."""
+    expected = typing.get_type_hints(kind)[key]
+    (declared,) = [own for own in fields(kind) if own.name == key]
+    if declared.metadata == NUMBERS:
+        numbers = value if isinstance(value, list) else [value]
+        if all(type(number) is int for number in numbers):
+            return ",".join(map(str, numbers))
+    if not _fits(value, expected):
+        more = ", a whole number or a list of them" if declared.metadata == NUMBERS else ""
+        raise UsageError(f"{key} in {path} is {value!r}.", hint=f"it takes {_in_words(expected)}{more}")
+    return value
+
+
+TEXTS = tuple[str, ...]
+"""A setting that may be given several times."""
+
+
+def _members(kind: Any) -> list[Any]:
+    members = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
+    return [str if typing.get_origin(member) is Literal else member for member in members]
+
+
+def _fits(value: object, kind: Any) -> bool:
+    members = _members(kind)
+    if kind == TEXTS:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if isinstance(value, bool):
+        return bool in members
+    return isinstance(value, tuple(members)) or (isinstance(value, int) and float in members)
+
+
+def _in_words(kind: Any) -> str:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", TEXTS: "a list of texts"}
+    return " or ".join(words[member] for member in _members(kind) if member in words)
+
+
+def from_mapping(kind: type[Config], values: Mapping[str, Any]) -> Config:
+    """Builds one config from a mapping that may hold others' keys too (None means: not given)."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    given = {name: value for name, value in values.items() if name in names and value is not None}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
