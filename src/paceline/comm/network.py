@@ -33,6 +33,12 @@ def choose_interface(master: str, *, all_on_this_host: bool) -> Interface:
     return Interface(name=_interface_with(address), address=address)
 
 
+def free_port(address: str = LOOPBACK) -> int:
+    """A port that was free a moment ago; prefer binding port 0 where the API lets you."""
+    with socket.create_server((address, 0)) as server:
+        return int(server.getsockname()[1])
+
+
 def address_of(interface: str) -> str | None:
     """This host's address on an interface, or on the first of several that are named with commas; None without one."""
     import psutil
