@@ -17,9 +17,8 @@ from paceline.emulation import hosts_in_words, parse_hosts
 from paceline.errors import UsageError
 from paceline.launch.emulated_hosts import Host, emulated_hosts
 from paceline.launch.links import address_of
+from paceline.launch.seat import Say
 from paceline.measure.cores import usable_cores
-
-Say = Callable[[str], None]
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FOLLOWERS_END_S = 15.0
