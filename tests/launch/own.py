@@ -55,6 +55,18 @@ def hangs_on_rank_1() -> Workload:
     return _with_loss(hang)
 
 
+def fails_while_rank_0_is_busy() -> Workload:
+    """An exception on one rank that the other, which does not wait for it, would learn of much later."""
+
+    def fail(calls: int) -> None:
+        if calls > 3:
+            if _on_rank_1():
+                raise RuntimeError("sample 17 is damaged")
+            time.sleep(600)
+
+    return _with_loss(fail)
+
+
 def unused() -> Workload:
     """A layer that gets no gradient."""
     return Workload(model=Auxiliary(), train=_samples(), loss=F.cross_entropy)

@@ -135,9 +135,9 @@ def test_a_host_that_nobody_answers_gives_up(tmp_path: Path) -> None:
 
 
 @contextmanager
-def two_that_compare(out: Path) -> Iterator[list[Forked]]:
+def two_that_compare(out: Path, workload: str = "own:slow") -> Iterator[list[Forked]]:
     """Two hosts in the middle of a comparison that would take days."""
-    options = ("own:slow", "--strategies", "ddp,allreduce", "--steps", "1000000", *QUICK, "--out", str(out))
+    options = (workload, "--strategies", "ddp,allreduce", "--steps", "1000000", *QUICK, "--out", str(out))
     launch = ("--hosts", "2", "--ranks", "2", "--master", free_master())
     commands = [("compare", *options, *launch, "--node-rank", str(number)) for number in range(2)]
     with forked(*commands[0]) as leader, forked(*commands[1]) as other:
@@ -161,8 +161,14 @@ def test_a_host_that_dies_is_named_by_the_others_and_no_strategy_is_blamed(
     assert read_experiment(tmp_path / "compared").events_of("failure") == []
 
 
-def test_ctrl_c_on_the_leader_lets_the_others_go(tmp_path: Path) -> None:
-    with two_that_compare(tmp_path / "compared") as hosts:
+def test_a_rank_that_is_busy_ends_with_those_that_failed_on_another_host(tmp_path: Path) -> None:
+    options = ("own:fails_while_rank_0_is_busy", "--batch", "16", "--out", str(tmp_path / "run"))
+    for said in on_two_hosts("train", *options, expect=6):
+        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in said.stderr
+
+
+def test_ctrl_c_on_the_leader_lets_the_others_go_whatever_their_ranks_do(tmp_path: Path) -> None:
+    with two_that_compare(tmp_path / "compared", "own:hangs_on_rank_1") as hosts:
         os.kill(hosts[0].pid, signal.SIGINT)
         assert [host.end().returncode for host in hosts] == [130, 130]
 
