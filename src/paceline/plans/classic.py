@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from paceline.plans import operations
 from paceline.plans.plan import Gradient, Operation, Plan
@@ -12,28 +13,28 @@ DEFAULT_BUCKET_MB = 25.0
 """DDP's own bucket size, at which (and at no other) it makes the first bucket 1 MiB."""
 
 
-def nothing(gradients: Sequence[Gradient], ranks: int) -> Plan:  # noqa: ARG001  (every plan takes the same)
+def nothing(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:  # noqa: ARG001  (every plan takes the same)
     """`single` and `none`: nothing is sent."""
     return Plan(())
 
 
-def gather_scatter(gradients: Sequence[Gradient], ranks: int) -> Plan:
+def gather_scatter(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:
     """Per parameter a gather to rank 0 and a scatter from it."""
     return _through_rank_0(gradients, ranks, "gather", "scatter")
 
 
-def p2p(gradients: Sequence[Gradient], ranks: int) -> Plan:
+def p2p(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:
     """The transfers of `gather_scatter`, as single messages."""
     return _through_rank_0(gradients, ranks, "send", "send")
 
 
-def allreduce(gradients: Sequence[Gradient], ranks: int) -> Plan:
+def allreduce(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:
     """Per parameter an all-reduce, after backward."""
     end = backward_end(gradients)
     return Plan(tuple(operations.all_reduce(g.items, g.item_bytes, ranks, end) for g in gradients if ranks > 1))
 
 
-def ddp(gradients: Sequence[Gradient], ranks: int, *, bucket_mb: float = 25.0, overlap: bool = True, **_: bool) -> Plan:
+def ddp(gradients: Sequence[Gradient], ranks: int, *, bucket_mb: float = 25.0, overlap: bool = True, **_: Any) -> Plan:
     """Per bucket an all-reduce, started when the bucket's last gradient is ready (or after all of backward)."""
     end = backward_end(gradients)
     plan = [

@@ -33,19 +33,25 @@ class Entry:
     """`module:function`"""
 
 
-def _classic(name: str, summary: str, class_name: str, plan: str | None = None) -> Entry:
-    return Entry(name, summary, f"paceline.strategies.{name}:{class_name}", f"paceline.plans.classic:{plan or name}")
+def _entry(name: str, summary: str, class_name: str, plan: str | None = None) -> Entry:
+    """A strategy in the file of its name, as its plan is unless another place is said."""
+    return Entry(name, summary, f"paceline.strategies.{name}:{class_name}", f"paceline.plans.{plan or f'{name}:plan'}")
 
 
 ENTRIES = {
     entry.name: entry
     for entry in (
-        _classic("single", "one process, nothing to agree on: the baseline", "Single", plan="nothing"),
-        _classic("none", "no synchronisation at all: the bound no strategy can beat", "NoSync", plan="nothing"),
-        _classic("gather_scatter", "gather to rank 0, mean, scatter back, per parameter", "GatherScatter"),
-        _classic("p2p", "the same through rank 0 with isend and irecv", "PointToPoint"),
-        _classic("allreduce", "a blocking all_reduce per parameter, after backward", "AllReduce"),
-        _classic("ddp", "PyTorch's DistributedDataParallel: buckets, overlapped with backward", "Ddp"),
+        _entry("single", "one process, nothing to agree on: the baseline", "Single", "classic:nothing"),
+        _entry("none", "no synchronisation at all: the bound no strategy can beat", "NoSync", "classic:nothing"),
+        _entry(
+            "gather_scatter",
+            "gather to rank 0, mean, scatter back, per parameter",
+            "GatherScatter",
+            "classic:gather_scatter",
+        ),
+        _entry("p2p", "the same through rank 0 with isend and irecv", "PointToPoint", "classic:p2p"),
+        _entry("allreduce", "a blocking all_reduce per parameter, after backward", "AllReduce", "classic:allreduce"),
+        _entry("ddp", "PyTorch's DistributedDataParallel: buckets, overlapped with backward", "Ddp", "classic:ddp"),
     )
 }
 
