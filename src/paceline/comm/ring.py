@@ -39,8 +39,8 @@ def ring_all_reduce(
 ) -> None:
     """Replaces a one-dimensional contiguous tensor by its sum over the ranks, in place, bit-identical on all of them.
 
-    `ranks` are the members of `comm.group` that take part, in the order of the ring; all of them call it with tensors of
-    one size, the others do not. Whoever calls it often brings `scratch` along.
+    `ranks` are the members of `comm.group` that take part, in the order of the ring; all of them call it with tensors
+    of one size, the others do not. Whoever calls it often brings `scratch` along.
     """
     members = list(range(comm.world_size)) if ranks is None else list(ranks)
     if len(members) == 1 or tensor.numel() == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 SEGMENT_KB = 1024
 """KiB of a segment, unless told otherwise."""
@@ -15,7 +16,7 @@ def chunks(items: int, parts: int) -> list[Span]:
     """Parts that follow each other, as even as whole items allow: the first ones may have an item more."""
     each, more = divmod(items, parts)
     starts = [part * each + min(part, more) for part in range(parts + 1)]
-    return list(zip(starts, starts[1:], strict=False))
+    return list(pairwise(starts))
 
 
 def segments(chunk: Span, item_bytes: int, segment_kb: float) -> Iterator[Span]:
