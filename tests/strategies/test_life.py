@@ -20,7 +20,15 @@ from paceline.strategies.registry import ENTRIES, create
 from paceline.training.sync import Sync
 from ranks import Pool, RankFailed
 
-ALL = ["none", "gather_scatter", "p2p", "allreduce", "ddp", "ddp:overlap=false"]
+ALL = [
+    "none",
+    "gather_scatter",
+    "p2p",
+    "allreduce",
+    "ddp",
+    "ddp:overlap=false",
+    "bucketed",
+]
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -126,7 +134,9 @@ def save_and_go_on(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor]:
     return weights(straight), weights(resumed)
 
 
-@pytest.mark.parametrize(("text", "other"), [("ddp", "ddp"), ("allreduce", "gather_scatter"), ("p2p", "p2p")])
+@pytest.mark.parametrize(
+    ("text", "other"), [("ddp", "ddp"), ("allreduce", "gather_scatter"), ("p2p", "p2p"), ("bucketed", "ddp")]
+)
 def test_a_state_goes_on_where_it_was_saved(pool: Pool, text: str, other: str) -> None:
     for straight, resumed in pool.run(save_and_go_on, 2, text, other):
         torch.testing.assert_close(resumed, straight)
@@ -155,7 +165,7 @@ def train_branching(comm: Comm, text: str, allow_unused: bool) -> tuple[Tensor, 
     return model.sometimes.weight.detach(), model.never.weight.detach(), never
 
 
-@pytest.mark.parametrize("text", ["gather_scatter", "p2p", "allreduce", "ddp"])
+@pytest.mark.parametrize("text", ["gather_scatter", "p2p", "allreduce", "ddp", "bucketed"])
 def test_unused_parameters_where_allowed(pool: Pool, text: str) -> None:
     answers = pool.run(train_branching, 3, text, True)
     for sometimes, never, untouched in answers:
@@ -205,7 +215,9 @@ def channels_last(comm: Comm, text: str) -> tuple[bool, Tensor]:
 
 
 def test_channels_last_gradients(pool: Pool) -> None:
-    found = {text: pool.run(channels_last, 3, text)[1] for text in ("gather_scatter", "p2p", "allreduce", "ddp")}
+    found = {
+        text: pool.run(channels_last, 3, text)[1] for text in ("gather_scatter", "p2p", "allreduce", "ddp", "bucketed")
+    }
     assert found["allreduce"][0], "the gradient under test is not channels-last"
     for _, weight in found.values():
         torch.testing.assert_close(weight, found["ddp"][1])

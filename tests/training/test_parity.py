@@ -30,7 +30,15 @@ from paceline.workloads.workload import Workload
 from ranks import Pool, RankFailed
 from training import cases
 
-LOSSLESS = ["gather_scatter", "p2p", "allreduce", "ddp", "ddp:overlap=false", "ddp:bucket_mb=0.01,bucket_view=true"]
+LOSSLESS = [
+    "gather_scatter",
+    "p2p",
+    "allreduce",
+    "ddp",
+    "ddp:overlap=false",
+    "ddp:bucket_mb=0.01,bucket_view=true",
+    "bucketed:bucket_mb=0.01,first_mb=0.003",
+]
 BATCHNORMS = ["broadcast", "local", "sync"]
 
 

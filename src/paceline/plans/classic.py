@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.plans import operations
+from paceline.plans.buckets import all_reduce_of, buckets_of
 from paceline.plans.plan import Gradient, Operation, Plan
 
-MIB = 2**20
 DEFAULT_BUCKET_MB = 25.0
 """DDP's own bucket size, at which (and at no other) it makes the first bucket 1 MiB."""
 
@@ -36,30 +36,15 @@ def allreduce(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:
 
 def ddp(gradients: Sequence[Gradient], ranks: int, *, bucket_mb: float = 25.0, overlap: bool = True, **_: Any) -> Plan:
     """Per bucket an all-reduce, started when the bucket's last gradient is ready (or after all of backward)."""
-    end = backward_end(gradients)
-    plan = [
-        operations.all_reduce(
-            sum(g.items for g in bucket),
-            bucket[0].item_bytes,
-            ranks,
-            max(g.ready_s for g in bucket) if overlap else end,
-        )
-        for bucket in ddp_buckets(gradients, bucket_mb)
-    ]
-    return Plan(tuple(plan) if ranks > 1 else ())
+    held_until_s = None if overlap else backward_end(gradients)
+    buckets = ddp_buckets(gradients, bucket_mb) if ranks > 1 else []
+    return Plan(tuple(all_reduce_of(bucket, ranks, held_until_s) for bucket in buckets))
 
 
 def ddp_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gradient]]:
     """DDP's buckets after it rebuilt them: in the order of backward, each closed once it is full."""
-    limits = [MIB if bucket_mb == DEFAULT_BUCKET_MB else int(bucket_mb * MIB), int(bucket_mb * MIB)]
-    buckets: list[list[Gradient]] = []
-    current: list[Gradient] = []
-    for gradient in sorted(reversed(gradients), key=lambda g: g.ready_s):
-        current.append(gradient)
-        if sum(g.bytes for g in current) >= limits[min(len(buckets), 1)]:
-            buckets.append(current)
-            current = []
-    return buckets + ([current] if current else [])
+    first_mb = 1.0 if bucket_mb == DEFAULT_BUCKET_MB else bucket_mb
+    return buckets_of(gradients, first_mb, bucket_mb)
 
 
 def backward_end(gradients: Sequence[Gradient]) -> float:

@@ -222,13 +222,18 @@ def no_gradient(names: Sequence[str], rank: int) -> WorkloadError:
     return WorkloadError(f"{count} got no gradient on rank {rank}: {shown}.", hint=_ALLOW)
 
 
+def sparse_gradient(name: str) -> WorkloadError:
+    """The error for a gradient that is not dense."""
+    return WorkloadError(
+        f"the gradient of {name} is sparse, which strategies do not send.", hint="use sparse=False in the embedding"
+    )
+
+
 def _flat_gradient(name: str, parameter: nn.Parameter) -> Tensor:
     gradient = parameter.grad
     assert gradient is not None
     if gradient.is_sparse:
-        raise WorkloadError(
-            f"the gradient of {name} is sparse, which strategies do not send.", hint="use sparse=False in the embedding"
-        )
+        raise sparse_gradient(name)
     flat = flat_view(gradient)
     if flat is None:  # Memory with holes: autograd makes none by itself, a user's hook may.
         parameter.grad = gradient.contiguous()

@@ -52,6 +52,7 @@ ENTRIES = {
         _entry("p2p", "the same through rank 0 with isend and irecv", "PointToPoint", "classic:p2p"),
         _entry("allreduce", "a blocking all_reduce per parameter, after backward", "AllReduce", "classic:allreduce"),
         _entry("ddp", "PyTorch's DistributedDataParallel: buckets, overlapped with backward", "Ddp", "classic:ddp"),
+        _entry("bucketed", "our own overlapped reducer: `ddp`, to be read", "Bucketed"),
     )
 }
 

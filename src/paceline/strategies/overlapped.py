@@ -1,0 +1,200 @@
+"""What strategies share whose gradients travel while backward computes: buckets, and the hooks that fill them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from paceline.comm.flat import flat_view
+from paceline.errors import WorkloadError
+from paceline.plans.buckets import MIB, cut
+from paceline.strategies.base import Strategy, no_gradient, sparse_gradient
+
+_TWICE = "put `with sync.accumulate():` around all backward passes of a step but the last"
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Gradients that travel together, in one piece of memory."""
+
+    number: int
+    flat: Tensor
+    slots: list[Slot]
+    missing: int = 0
+    """Gradients of this step that are still to come."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """Where the gradient of one parameter goes."""
+
+    name: str
+    parameter: nn.Parameter
+    bucket: Bucket
+    view: Tensor
+    """Its part of the bucket, laid out as the parameter is."""
+    is_filled: bool = False
+    """Whether this step's gradient is in it."""
+
+
+class Overlapped(Strategy):
+    """Each gradient goes into its bucket as soon as backward has it; a full bucket sets out at once.
+
+    Write `launch`, which starts adding up a full bucket over the ranks, and `arrive`, which waits for its end.
+    Gradients are divided by the number of ranks on their way into the bucket, so that the sum is the mean. Buckets set
+    out in the order of their numbers on every rank; from the second step on that is the order in which backward fills
+    them, as rank 0 saw it.
+    """
+
+    bucket_bytes: int = 25 * MIB
+    first_bucket_bytes: int = MIB
+    """The first bucket is small, so that the wire has something to do early."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._travels = True
+        self._order: list[int] | None = []
+        self._hooks: list[RemovableHandle] = []
+        self.buckets: list[Bucket] = []
+        self._slots: list[Slot] = []
+        """One for each parameter, as those are ordered."""
+        if self.comm.world_size > 1:
+            self._pack(range(len(self.parameters) - 1, -1, -1))
+            for position, (_, parameter) in enumerate(self.parameters):
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(position)))
+        return model
+
+    @abstractmethod
+    def launch(self, bucket: Bucket) -> None:
+        """Starts adding up a full bucket over the ranks; called in the same order on all of them."""
+
+    @abstractmethod
+    def arrive(self, bucket: Bucket) -> None:
+        """Returns when the bucket holds the sum."""
+
+    def memory(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+        """A flat tensor for each bucket, of so many items, of the kind of a parameter in it."""
+        return [torch.zeros(count, dtype=one.dtype, device=one.device) for count, one in zip(items, like, strict=True)]
+
+    @contextmanager
+    def microbatch(self, last: bool) -> Iterator[None]:
+        before, self._travels = self._travels, last
+        try:
+            yield
+        finally:
+            self._travels = before
+
+    def step(self, max_norm: float | None = None) -> None:
+        if self.comm.world_size > 1:
+            used = self._complete()
+            for bucket in self.buckets:
+                self.arrive(bucket)
+            for slot, is_used in zip(self._slots, used, strict=True):
+                slot.parameter.grad = slot.view if is_used else None
+        elif not self.allow_unused:
+            self._refuse([name for name, parameter in self.parameters if parameter.grad is None])
+        self.update(max_norm)
+        if self._order is not None and self.comm.world_size > 1:
+            self._reorder(self._order)
+        self._order = None
+        self._expect_all()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self.buckets, self._slots = [], [], []
+        super().close()
+
+    def _hook(self, position: int) -> Callable[[Tensor], None]:
+        def ready(parameter: Tensor) -> None:
+            if self._travels:
+                assert parameter.grad is not None
+                self._fill(self._slots[position], parameter.grad)
+                if self._order is not None:
+                    self._order.append(position)
+
+        return ready
+
+    def _fill(self, slot: Slot, gradient: Tensor) -> None:
+        if slot.is_filled:
+            raise WorkloadError(f"{slot.name} got a gradient twice in one step, the first is on its way.", hint=_TWICE)
+        if gradient.is_sparse:
+            raise sparse_gradient(slot.name)
+        torch.mul(gradient, self._share, out=slot.view)
+        slot.is_filled = True
+        self._count(slot.bucket)
+
+    def _count(self, bucket: Bucket) -> None:
+        """One gradient more is in a bucket: it, and full ones that had to wait for it, set out."""
+        bucket.missing -= 1
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            self.launch(self.buckets[self._next])
+            self._next += 1
+
+    def _complete(self) -> list[bool]:
+        """Sees to parameters that backward did not reach; returns which ones have a gradient on any rank."""
+        filled = [slot.is_filled for slot in self._slots]
+        if not self.allow_unused:
+            self._refuse([slot.name for slot in self._slots if not slot.is_filled])
+            return filled
+        for slot in self._slots:
+            if not slot.is_filled:
+                slot.view.zero_()
+                self._count(slot.bucket)
+        return [bool(flag) for flag in self.comm.any_of(torch.tensor(filled, dtype=torch.uint8)).tolist()]
+
+    def _refuse(self, unused: Sequence[str]) -> None:
+        if unused:
+            raise no_gradient(unused, self.comm.rank)
+
+    def _reorder(self, seen: Sequence[int]) -> None:
+        """Packs anew in the order that rank 0's first backward pass had; what it did not reach comes last."""
+        rest = [position for position in range(len(self.parameters) - 1, -1, -1) if position not in seen]
+        order = torch.tensor([*seen, *rest])
+        dist.broadcast(order, group_src=0, group=self.comm.control)
+        self._pack(order.tolist())
+
+    def _pack(self, order: Sequence[int]) -> None:
+        """Shares the parameters out over buckets, in an order."""
+        parameters = [self.parameters[position] for position in order]
+        kinds = [(parameter.dtype, parameter.device) for _, parameter in parameters]
+        sizes = [parameter.nbytes for _, parameter in parameters]
+        packed = cut(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
+        members = [[parameters[place] for place in bucket] for bucket in packed]
+        items = [sum(parameter.numel() for _, parameter in bucket) for bucket in members]
+        memory = self.memory(items, [bucket[0][1] for bucket in members])
+        self.buckets = [Bucket(number, flat, []) for number, flat in enumerate(memory)]
+        slots = dict[str, Slot]()
+        for bucket, inside in zip(self.buckets, members, strict=True):
+            for (name, parameter), view in zip(inside, views_of(bucket.flat, inside), strict=True):
+                slots[name] = Slot(name, parameter, bucket, view)
+                bucket.slots.append(slots[name])
+        self._slots = [slots[name] for name, _ in self.parameters]
+        self._share = 1 / self.comm.world_size
+        self._expect_all()
+
+    def _expect_all(self) -> None:
+        """A step begins."""
+        self._next = 0
+        for slot in self._slots:
+            slot.is_filled = False
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.slots)
+
+
+def views_of(flat: Tensor, parameters: Sequence[tuple[str, nn.Parameter]]) -> list[Tensor]:
+    """The part of a bucket for each parameter, in the memory layout that its gradient has too."""
+    parts = flat.split([parameter.numel() for _, parameter in parameters])
+    return [_laid_out_as(parameter, part) for (_, parameter), part in zip(parameters, parts, strict=True)]
+
+
+def _laid_out_as(parameter: Tensor, part: Tensor) -> Tensor:
+    if flat_view(parameter.detach()) is None:  # It has holes, or overlaps itself.
+        return part.view(parameter.shape)
+    return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
