@@ -27,7 +27,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(run(out, "--strategy", "single", "--precision", "fp64", "--deterministic"))
 
 
-@pytest.mark.parametrize("strategy", ["gather_scatter", "p2p", "allreduce", "ddp", "ddp:overlap=false"])
+@pytest.mark.parametrize("strategy", ["gather_scatter", "p2p", "allreduce", "ddp", "ddp:overlap=false", "bucketed"])
 def test_losses_are_those_of_one_process(tmp_path: Path, alone: list[float], strategy: str) -> None:
     options = ("--strategy", strategy, "--ranks", "2", "--backend", "gloo", "--precision", "fp64", "--deterministic")
     record = run(tmp_path / "run", *options)
