@@ -16,6 +16,7 @@ from typing import Any, Literal
 from paceline.emulation import Place, parse_hosts
 from paceline.errors import UsageError, wrong_choice
 from paceline.settings import NUMBERS, check_bounds, check_choices
+from paceline.slowing import parse_slow_ranks
 
 Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["auto", "gloo", "nccl"]
@@ -89,6 +90,8 @@ class RunConfig:
     """Write losses, accuracy, speed, the time split, CPU and memory for TensorBoard too, while training."""
     profile: str = ""
     """Steps to run torch's profiler on, counted from 0, as 20-22; their time does not count."""
+    slow_rank: str = ""
+    """Make ranks compute more slowly, as 1:3 for a rank 1 that takes three times as long, or 1:3,2:1.5 for two."""
     timeout: float = 120.0
     """Seconds after which a rank that waits for others gives up."""
 
@@ -104,6 +107,12 @@ class RunConfig:
         check_bounds(self, ("seed",), lambda value: 0 <= value < 2**40, "from 0 to 2^40")
         check_bounds(self, ("lr", "momentum", "weight_decay", "clip_norm", "timeout"), math.isfinite, "a finite number")
         self._check_profile()
+        _ = self.slowed
+
+    @property
+    def slowed(self) -> dict[int, float]:
+        """By rank, how many times as long it computes on purpose."""
+        return parse_slow_ranks(self.slow_rank)
 
     @property
     def profiled_steps(self) -> range:
@@ -356,6 +365,7 @@ SCRIPT_SETTINGS = (
     "log_every",
     "tensorboard",
     "profile",
+    "slow_rank",
     "timeout",
 )
 """Settings that mean something for a script."""

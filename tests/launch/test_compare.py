@@ -261,3 +261,15 @@ def test_runs_made_one_by_one_come_into_one_report(classic: dict[str, Any], tmp_
     assert {name: row["repeats"] for name, row in rows(result).items()} == {"ddp": 2, "allreduce": 1}
     assert any("not measured interleaved" in warning for warning in result["warnings"])
     assert read_run(tmp_path / "ddp-1").finished
+
+
+def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_waited_for(tmp_path: Path) -> None:
+    result = compare(*ONCE, "--steps", "30", "--batch", "64", "--vary", "slow_rank=,1:4", out=tmp_path / "out")
+    found = rows(result)
+    even, slowed = found["slow_rank=none"], found["slow_rank=1:4"]
+    assert slowed["train_loss"]["value"] == even["train_loss"]["value"]
+    split = slowed["split"]["ranks"]["1"]
+    assert split["stolen_s"] < 0.5 * (split["compute_s"] + split["overlapped_s"])
+    (reason,) = [r for r in result["why"] if r["contender"] == "slow_rank=1:4" and r["limit"] == "slow_rank"]
+    assert "for rank 1, which was made 4× as slow" in reason["text"]
+    assert "slow_rank=1:4: rank 1 was made 4× as slow on purpose (--slow-rank)." in result["warnings"]

@@ -10,6 +10,7 @@ from paceline.analysis.curves import loss_curve
 from paceline.analysis.payload import payload_of
 from paceline.analysis.pool import Pool
 from paceline.records import RunRecord
+from paceline.slowing import in_words, parse_slow_ranks
 
 DRIFT = 1e-6
 """How far apart, relative to their norm, the ranks' weights may be after a run that promises the same gradient on all.
@@ -37,6 +38,7 @@ def caveats(pool: Pool, uneven: Mapping[str, float | None], *, crowding: bool = 
             f"{over['workers']} ranks share {over['cores']:g} cores, so they wait for each other's turn: "
             "times compare strategies on this machine, and say nothing about more machines."
         )
+    yield from _slowed(pool)
     yield from pool.unread
     yield from (event["reason"] for event in pool.events if event["event"] == "unproven")
     for name, apart in uneven.items():
@@ -49,6 +51,23 @@ def caveats(pool: Pool, uneven: Mapping[str, float | None], *, crowding: bool = 
     yield from _unplanned(pool)
     yield from _drifts(pool)
     yield from _divergences(pool, uneven)
+
+
+def slowed_on_purpose(run: RunRecord) -> str:
+    """Which ranks of a run were made slow, as its configuration has it; empty where none was."""
+    return in_words(parse_slow_ranks(run.config.get("slow_rank") or ""))
+
+
+def _slowed(pool: Pool) -> Iterator[str]:
+    """Ranks that were made slow, and in whose runs, where that is not all of them."""
+    found: dict[str, list[str]] = {}
+    for contender in pool.contenders:
+        for what in dict.fromkeys(slowed_on_purpose(run) for run in pool.runs_of(contender.name).values()):
+            found.setdefault(what, []).append(contender.name)
+    for what, names in found.items():
+        if what:
+            whose = "" if len(found) == 1 else f"{_listed(names)}: "
+            yield f"{whose}{what if whose else what.capitalize()} on purpose (--slow-rank)."
 
 
 def unseen_traffic(name: str, summary: Mapping[str, Any] | None) -> str | None:

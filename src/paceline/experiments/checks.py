@@ -15,6 +15,7 @@ from paceline.emulation import place_of
 from paceline.errors import UsageError
 from paceline.launch.seat import Seat, Shape
 from paceline.own import file_digest, source_digest
+from paceline.slowing import check_slow_ranks
 from paceline.specs import Spec
 from paceline.strategies.base import Role, Strategy
 from paceline.strategies.registry import create
@@ -39,6 +40,7 @@ def choose_shape(config: RunConfig, launch: LaunchConfig, seat: Seat) -> Shape:
     )
     shape = Shape(seat.hosts, local_ranks)
     check_strategy(config, strategy, shape.ranks)
+    check_slowed(config, strategy, shape.ranks)
     if config.backend == "nccl" and local_ranks > gpus and seat.ranks is None:
         raise UsageError(
             f"nccl needs a GPU of its own for each rank, but there are {gpus} for {local_ranks} ranks.",
@@ -82,6 +84,18 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
             option = {"clip": "--clip-norm", "accumulate": "--accumulate"}[ability]
             raise UsageError(
                 f"{strategy.name} does not support {option}.", hint="leave it out, or use another strategy"
+            )
+
+
+def check_slowed(config: RunConfig, strategy: Strategy, ranks: int) -> None:
+    """Refuses to slow down a rank that is not there, or that has nothing to compute."""
+    check_slow_ranks(config.slowed, ranks)
+    roles = strategy.roles(ranks)
+    for rank in config.slowed:
+        if roles[rank] is not Role.WORKER:
+            raise UsageError(
+                f"--slow-rank names rank {rank}, which computes nothing under {strategy.name}.",
+                hint=f"ranks that do: {', '.join(str(own) for own, role in enumerate(roles) if role is Role.WORKER)}",
             )
 
 

@@ -15,6 +15,7 @@ from paceline.experiments.names import check_names
 from paceline.launch.seat import Shape
 from paceline.records.experiment import Contender
 from paceline.records.experiment import Role as ContenderRole
+from paceline.slowing import NOBODY, check_slow_ranks
 from paceline.specs import convert, split_list
 from paceline.strategies.base import Role, Strategy
 from paceline.strategies.registry import create, in_a_set, parse_list
@@ -84,6 +85,7 @@ def make_entrants(
     for strategy_text, settings in itertools.product(strategies, variations):
         config = replace(base, strategy=strategy_text, **settings)
         rules.check_names(config)
+        check_slow_ranks(config.slowed, ranks)
         strategy = create(strategy_text)
         try:
             rules.check_fit(config, strategy, ranks)
@@ -138,7 +140,8 @@ def _axis(text: str, fixed: Mapping[str, str]) -> tuple[str, list[Any]]:
         raise UsageError(f"--vary cannot vary {key}.", hint=fixed[key])
     if key not in kinds:
         raise unknown_name("setting", key, kinds.keys() - fixed.keys())
-    return key, [convert(kinds[key], value, f"--vary {key}") for value in split_list(listed)]
+    values = ["", *split_list(listed)] if listed.lstrip().startswith(",") else split_list(listed)
+    return key, [convert(kinds[key], value, f"--vary {key}") for value in values]
 
 
 def _with_global_batch(config: RunConfig, ranks: int, varies: set[str]) -> RunConfig:
@@ -157,7 +160,7 @@ def role_of(strategy: Strategy, ranks: int) -> ContenderRole:
 
 
 def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value) or NOBODY
 
 
 def shared_settings(settings: Mapping[str, Any], entrants: Sequence[Entrant]) -> dict[str, Any]:

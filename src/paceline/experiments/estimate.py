@@ -59,7 +59,8 @@ def estimate_s(entrants: Sequence[Entrant], ranks: int, repeats: int, *, proof: 
         trial = trials[alike]
         batch = entrant.config.global_batch(ranks)
         steps = entrant.config.steps or trial.steps_per_epoch * (entrant.config.epochs or 1)
-        runs_s += RUN_S + (steps * batch * SYNCHRONISING + trial.tested / 3) * trial.sample_s
+        slowest = max(entrant.config.slowed.values(), default=1.0)
+        runs_s += RUN_S + (steps * batch * SYNCHRONISING * slowest + trial.tested / 3) * trial.sample_s
         proofs_s += RUN_S + PROOF_STEPS * min(batch, 8 * ranks) * trial.sample_s
     before_s = (launch_s + proofs_s if proof else 0.0) + (launch_s + DOCTOR_S if doctor else 0.0)
     return before_s + repeats * (launch_s + runs_s)

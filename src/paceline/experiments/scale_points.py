@@ -14,6 +14,7 @@ from paceline.experiments.names import check_names
 from paceline.experiments.shapes import ALONE
 from paceline.launch.seat import Shape
 from paceline.records.experiment import Contender
+from paceline.slowing import check_slow_ranks
 from paceline.strategies.registry import create, in_a_set, parse_list
 
 DEFAULT_STRATEGIES = "gather_scatter,p2p,allreduce,ddp"
@@ -44,7 +45,9 @@ def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -
     """Every strategy at every point, checked; `single` on one rank. What two kinds of scaling share is there once."""
     text = config.strategies or DEFAULT_STRATEGIES
     strategies = [BASELINE, *[name for name in dict.fromkeys(parse_list(text)) if name != BASELINE]]
-    batches = Batches.of(config, max(shape.ranks for shape in shapes))
+    most_ranks = max(shape.ranks for shape in shapes)
+    check_slow_ranks(base.slowed, most_ranks)  # Where there are fewer, they are all as fast.
+    batches = Batches.of(config, most_ranks)
     entrants = []
     for shape in shapes:
         wholes = {mode: batches.in_mode(mode, shape.ranks) for mode in config.modes}

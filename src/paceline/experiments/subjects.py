@@ -30,6 +30,7 @@ from paceline.training.parity import Parity
 from paceline.workloads.names import is_own
 
 GRADIENTS_FILE = "gradients.pt"
+VARIED_IN_SCRIPTS = (*ATTACH_SETTINGS, "slow_rank")
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,9 @@ class ScriptRules:
     """What may vary between runs of a script, and which strategies `attach` can bring to it."""
 
     fixed: Mapping[str, str] = {
-        field.name: f"a script decides that itself, in the arguments after `--`; vary {' or '.join(ATTACH_SETTINGS)}"
+        field.name: f"a script decides that itself, in the arguments after `--`; vary {' or '.join(VARIED_IN_SCRIPTS)}"
         for field in dataclasses.fields(RunConfig)
-        if field.name not in ATTACH_SETTINGS
+        if field.name not in VARIED_IN_SCRIPTS
     } | {"strategy": "name strategies with --strategies a,b"}
 
     def check_names(self, config: RunConfig) -> None:

@@ -23,6 +23,8 @@ class Clock(ABC):
     def __init__(self) -> None:
         self.origin_s = time.perf_counter()
         """When the run began, by the host's clock."""
+        self.slept_s = 0.0
+        """What the computing thread slept in place of computing, to be slow on purpose: counts as processor time."""
 
     def now(self) -> float:
         """Seconds since the run's start, by the host's clock."""
@@ -61,7 +63,7 @@ class HostClock(Clock):
         return mark - self.origin_s
 
     def moment(self) -> Moment:
-        return time.perf_counter(), time.thread_time()
+        return time.perf_counter(), time.thread_time() + self.slept_s
 
 
 class CudaClock(Clock):

@@ -31,10 +31,18 @@ def threads_per_rank(ranks_on_host: int, cores: float | None = None) -> int:
     Emulated hosts without a share of their own have the cores of one machine together, whether all of them take part or
     not: one of them gets what one gets when they all do.
     """
-    if cores is None:
-        place = place_of(os.environ)
-        cores = usable_cores() / (place.hosts if place is not None and place.host_cpus is None else 1)
-    return max(1, int(cores) // ranks_on_host)
+    return max(1, int(_host_cores() if cores is None else cores) // ranks_on_host)
+
+
+def core_share(ranks_on_host: int, threads: int) -> float:
+    """The part of a core that each thread has while all ranks of the host compute: 1 at most."""
+    return min(1.0, _host_cores() / (ranks_on_host * threads))
+
+
+def _host_cores() -> float:
+    """Cores that this host has to itself."""
+    place = place_of(os.environ)
+    return usable_cores() / (place.hosts if place is not None and place.host_cpus is None else 1)
 
 
 def cgroup_quota(self_cgroup: Path, root: Path) -> float | None:

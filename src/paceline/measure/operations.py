@@ -110,7 +110,7 @@ class OperationLog:
         """
         if not self._clock.on_host:
             return False
-        self._engine_sent = operation.start, time.thread_time()
+        self._engine_sent = operation.start, time.thread_time() + self._clock.slept_s
         if operation.kind is not Kind.ALL_REDUCE:
             return False
         self._of_engine += 1

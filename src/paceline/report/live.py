@@ -25,6 +25,7 @@ from rich.progress import (
 from paceline.analysis.caveats import over_subscribed
 from paceline.records.schema import EVENTS_FILE, steps_file
 from paceline.report.words import count, number, percent, plural
+from paceline.slowing import in_words, parse_slow_ranks
 
 POLL_S = 0.2
 
@@ -119,6 +120,9 @@ class Live(Follower):
     def _on_config(self, event: dict[str, Any]) -> None:
         self._log_every = event["log_every"]
         self._print(configuration_line(event))
+        slowed = in_words(parse_slow_ranks(event.get("slow_rank", "")))
+        if slowed:
+            self._print(f"on purpose: {slowed}")
         if over_subscribed(event):
             threads = min(event["workers"], event["ranks_per_host"]) * event["threads"]
             cores = plural(int(event["cores"]), "core") if event["cores"] >= 1 else "part of a core"

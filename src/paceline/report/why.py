@@ -11,6 +11,7 @@ from paceline.analysis.limits import Limit, LimitKind, limits
 from paceline.records.examination import PairLink
 from paceline.report.verdict import NOTABLE_IMBALANCE
 from paceline.report.words import percent, plural, seconds, size
+from paceline.slowing import parse_slow_ranks
 
 MOST_REASONS = 3
 MUCH_LONGER = 3.0
@@ -165,6 +166,9 @@ def _slow_rank(limit: Limit, case: Case) -> tuple[str, str]:
     text = f"{_amount(limit)} ranks wait for others to come, {blame} of it for rank {rank}"
     if case.through_one_rank and rank == 0:
         return f"{text}, through which all gradients pass.", "no rank in the middle: allreduce, or ddp."
+    factor = parse_slow_ranks(case.config.get("slow_rank") or "").get(rank, 1.0)
+    if factor > 1:
+        return f"{text}, which was made {factor:g}× as slow.", "a strategy in which nobody waits for the slowest rank."
     return f"{text}.", f"find out what rank {rank} does longer than the others: the table of ranks tells."
 
 

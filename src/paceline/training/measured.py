@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from paceline.comm import Comm
 from paceline.config import BatchNormMode
 from paceline.errors import WorkloadError
+from paceline.measure.cores import core_share
 from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.profiler import StepProfiler
-from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch, make_stopwatch
+from paceline.measure.slowed import stopwatch_for
+from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
 from paceline.measure.watch import Watch
 from paceline.strategies.base import MakeOptimizer, Strategy
 from paceline.training import results
@@ -42,7 +44,9 @@ class Measuring(Assignment):
         return self.config.steps
 
     def stopwatch(self, device: torch.device) -> Stopwatch:
-        return make_stopwatch(device, events=self.config.events)
+        factor = self.config.slowed.get(dist.get_rank(), 1.0)
+        share = core_share(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.get_num_threads())
+        return stopwatch_for(device, events=self.config.events, factor=factor, core_share=share)
 
     def make_sync(
         self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode

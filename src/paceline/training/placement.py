@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from paceline.comm import World
 from paceline.config import RunConfig
-from paceline.measure.cores import threads_per_rank
+from paceline.measure.cores import core_share, threads_per_rank
 from paceline.strategies.base import Role
 
 NO_GPU = bytes(16)
@@ -25,6 +25,8 @@ class Placement:
     device: torch.device
     backend: str
     threads: int
+    core_share: float = 1.0
+    """The part of a core that each thread has while all ranks of the host compute."""
 
     @classmethod
     def choose(cls, config: RunConfig, world: World, roles: list[Role], threads: int | None) -> Placement:
@@ -35,7 +37,9 @@ class Placement:
         backend = _choose_backend(config, device) if config.backend == "auto" else config.backend
         first = world.rank - world.local_rank
         busy = sum(role is not Role.IDLE for role in roles[first : first + world.local_size])
-        return cls(device, backend, threads or threads_per_rank(max(1, min(busy, world.sharing))))
+        together = max(1, min(busy, world.sharing))
+        threads = threads or threads_per_rank(together)
+        return cls(device, backend, threads, core_share(together, threads))
 
     @property
     def device_name(self) -> str:

@@ -83,7 +83,7 @@ def small(config: RunConfig, ranks: int) -> RunConfig:
     # Under `--bn sync` the two sides add up in another order, and where that moves a value over a ReLU's edge a float32
     # gradient jumps by 1e-3; in float64 it does not happen.
     precision: Precision = "fp64" if config.bn == "sync" or config.precision == "fp64" else "fp32"
-    return replace(config, precision=precision, batch=batch, batch_per_rank=None)
+    return replace(config, precision=precision, batch=batch, batch_per_rank=None, slow_rank="")
 
 
 def _other_side(stage: Stage) -> tuple[Shards, list[Gradients] | None]:

@@ -122,5 +122,6 @@ def _topology(stage: Stage, batch: int | None) -> dict[str, Any]:
         "own_optimizer": workload.optimizer is not None,
         "lr": config.lr,
         "log_every": config.log_every,
+        "slow_rank": config.slow_rank,
         "emulated": emulation_of(os.environ),
     }

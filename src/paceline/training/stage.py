@@ -9,7 +9,8 @@ from torch import nn
 
 from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
-from paceline.measure.steps import Stopwatch, make_stopwatch
+from paceline.measure.slowed import stopwatch_for
+from paceline.measure.steps import Stopwatch
 from paceline.strategies.base import Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.placement import Placement
@@ -56,12 +57,13 @@ def set_stage(config: RunConfig, world: World, threads: int | None, *, timed: bo
     placement = Placement.choose(config, world, roles, threads)
     placement.apply(config)
     active = [rank for rank, role in enumerate(roles) if role is not Role.IDLE]
+    pace = {"factor": config.slowed.get(world.rank, 1.0), "core_share": placement.core_share}
     comm = open_comm(
         active,
         device=placement.device,
         backend=placement.backend,
         timeout_s=config.timeout,
-        stopwatch=make_stopwatch(placement.device, events=config.events) if timed else None,
+        stopwatch=stopwatch_for(placement.device, events=config.events, **pace) if timed else None,
     )
     if comm is None:
         return None
