@@ -28,6 +28,7 @@ ALL = [
     "ddp",
     "ddp:overlap=false",
     "bucketed",
+    "parameter_server:servers=2",
 ]
 
 
@@ -135,7 +136,15 @@ def save_and_go_on(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("text", "other"), [("ddp", "ddp"), ("allreduce", "gather_scatter"), ("p2p", "p2p"), ("bucketed", "ddp")]
+    ("text", "other"),
+    [
+        ("ddp", "ddp"),
+        ("allreduce", "gather_scatter"),
+        ("p2p", "p2p"),
+        ("bucketed", "ddp"),
+        ("parameter_server:servers=2", "ddp"),
+        ("allreduce", "parameter_server:servers=2"),
+    ],
 )
 def test_a_state_goes_on_where_it_was_saved(pool: Pool, text: str, other: str) -> None:
     for straight, resumed in pool.run(save_and_go_on, 2, text, other):
@@ -165,7 +174,7 @@ def train_branching(comm: Comm, text: str, allow_unused: bool) -> tuple[Tensor, 
     return model.sometimes.weight.detach(), model.never.weight.detach(), never
 
 
-@pytest.mark.parametrize("text", ["gather_scatter", "p2p", "allreduce", "ddp", "bucketed"])
+@pytest.mark.parametrize("text", ["gather_scatter", "p2p", "allreduce", "ddp", "bucketed", "parameter_server"])
 def test_unused_parameters_where_allowed(pool: Pool, text: str) -> None:
     answers = pool.run(train_branching, 3, text, True)
     for sometimes, never, untouched in answers:
@@ -216,7 +225,8 @@ def channels_last(comm: Comm, text: str) -> tuple[bool, Tensor]:
 
 def test_channels_last_gradients(pool: Pool) -> None:
     found = {
-        text: pool.run(channels_last, 3, text)[1] for text in ("gather_scatter", "p2p", "allreduce", "ddp", "bucketed")
+        text: pool.run(channels_last, 3, text)[1]
+        for text in ("gather_scatter", "p2p", "allreduce", "ddp", "bucketed", "parameter_server")
     }
     assert found["allreduce"][0], "the gradient under test is not channels-last"
     for _, weight in found.values():

@@ -38,6 +38,8 @@ LOSSLESS = [
     "ddp:overlap=false",
     "ddp:bucket_mb=0.01,bucket_view=true",
     "bucketed:bucket_mb=0.01,first_mb=0.003",
+    "parameter_server",
+    "parameter_server:servers=2",
 ]
 BATCHNORMS = ["broadcast", "local", "sync"]
 

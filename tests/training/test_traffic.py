@@ -25,6 +25,7 @@ STRATEGIES = [
     "ddp:overlap=false",
     "ddp:bucket_view=true",
     "ddp:static_graph=true",
+    "parameter_server:servers=2",
 ]
 WARM_UP, COUNTED = 3, 2
 Links = dict[tuple[int, int], float]

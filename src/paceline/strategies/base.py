@@ -152,6 +152,25 @@ class Strategy(ABC):
         """Steps this rank's parameters; schedulers attach to it."""
         return self._while_attached.optimizer
 
+    def gradients(self) -> list[Tensor]:
+        """What backward has left, each as a one-dimensional view of its memory; every rank calls it.
+
+        Where parameters may be unused, those that any rank has a gradient for have one, of zeros, on all.
+        """
+        missing = [name for name, p in self.parameters if p.grad is None]
+        if missing and not self.allow_unused:
+            raise no_gradient(missing, self.comm.rank)
+        if self.allow_unused:
+            self._fill_unused()
+        return [_flat_gradient(name, p) for name, p in self.parameters if p.grad is not None]
+
+    def _fill_unused(self) -> None:
+        """Zeros where another rank has a gradient; nothing where none has, so that no momentum moves the weight."""
+        used = self.comm.any_of(torch.tensor([p.grad is not None for _, p in self.parameters], dtype=torch.uint8))
+        for (_, parameter), anywhere in zip(self.parameters, used.tolist(), strict=True):
+            if anywhere and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
     def update(self, max_norm: float | None) -> None:
         """Clips what was agreed on, steps the optimiser, clears the gradients."""
         self.comm.agreed()
@@ -191,25 +210,10 @@ class AfterBackward(Strategy):
         """Replaces each gradient, a one-dimensional tensor, by its mean over the ranks, in place."""
 
     def step(self, max_norm: float | None = None) -> None:
-        gradients = self._gradients()
+        gradients = self.gradients()
         if self.comm.world_size > 1:
             self.agree(gradients)
         self.update(max_norm)
-
-    def _gradients(self) -> list[Tensor]:
-        missing = [name for name, p in self.parameters if p.grad is None]
-        if missing and not self.allow_unused:
-            raise no_gradient(missing, self.comm.rank)
-        if self.allow_unused:
-            self._fill_unused()
-        return [_flat_gradient(name, p) for name, p in self.parameters if p.grad is not None]
-
-    def _fill_unused(self) -> None:
-        """Zeros where another rank has a gradient; nothing where none has, so that no momentum moves the weight."""
-        used = self.comm.any_of(torch.tensor([p.grad is not None for _, p in self.parameters], dtype=torch.uint8))
-        for (_, parameter), anywhere in zip(self.parameters, used.tolist(), strict=True):
-            if anywhere and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
 
 
 _ALLOW = "remove them, or allow it: --allow-unused, in a loop of your own attach(…, allow_unused=True)"

@@ -53,6 +53,9 @@ ENTRIES = {
         _entry("allreduce", "a blocking all_reduce per parameter, after backward", "AllReduce", "classic:allreduce"),
         _entry("ddp", "PyTorch's DistributedDataParallel: buckets, overlapped with backward", "Ddp", "classic:ddp"),
         _entry("bucketed", "our own overlapped reducer: `ddp`, to be read", "Bucketed"),
+        _entry(
+            "parameter_server", "servers keep the weights, workers send gradients, in step or not", "ParameterServer"
+        ),
     )
 }
 

@@ -1,0 +1,94 @@
+"""Several tensors as one message: a flat buffer that they are copied into and out of, whatever their types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.comm.flat import flat_view
+
+
+class Packet:
+    """A buffer for tensors like those given, in main memory for the wire and on their device for computing.
+
+    On a CPU the two are one. Types are in the order of their size, so that each begins where it may without a gap.
+    """
+
+    def __init__(self, likes: Sequence[Tensor], device: torch.device) -> None:
+        dtypes = sorted({like.dtype for like in likes}, key=lambda dtype: (-dtype.itemsize, str(dtype)))
+        self.bytes = sum(like.nbytes for like in likes)
+        """Of the message."""
+        self._whole = torch.empty(self.bytes, dtype=torch.uint8, device=device)
+        on_gpu = device.type != "cpu"
+        self._wire = torch.empty(self.bytes, dtype=torch.uint8, pin_memory=True) if on_gpu else self._whole
+        self.flats: list[Tensor] = []
+        """All tensors of one type, one after the other, on the device."""
+        self.views: list[Tensor] = [like.detach() for like in likes]
+        """The tensors, in the order and the layout in which they were given, on the device."""
+        start = 0
+        for dtype in dtypes:
+            numbers = [number for number, like in enumerate(likes) if like.dtype == dtype]
+            flat = self._whole[start : start + sum(likes[n].nbytes for n in numbers)].view(dtype)
+            self.flats.append(flat)
+            for number, part in zip(numbers, flat.split([likes[n].numel() for n in numbers]), strict=True):
+                self.views[number] = _as(part, likes[number])
+            start += flat.nbytes
+
+    def pack(self, tensors: Sequence[Tensor | None]) -> None:
+        """Copies tensors in; zeros for one that there is not."""
+        there = [(view, tensor) for view, tensor in zip(self.views, tensors, strict=True) if tensor is not None]
+        if there:
+            torch._foreach_copy_([view for view, _ in there], [tensor for _, tensor in there])
+        for view, tensor in zip(self.views, tensors, strict=True):
+            if tensor is None:
+                view.zero_()
+
+    def unpack(self, tensors: Sequence[Tensor]) -> None:
+        """Copies them out."""
+        torch._foreach_copy_(list(tensors), self.views)
+
+    def add(self, other: Packet) -> None:
+        """Adds what another packet holds."""
+        torch._foreach_add_(self.flats, other.flats)
+
+    def send(self, rank: int, group: dist.ProcessGroup, tag: int = 0) -> PacketOnTheWay:
+        """Starts sending it to a rank; it must not be packed again before that has been waited for."""
+        if self._wire is not self._whole:
+            self._wire.copy_(self._whole)
+        work = dist.isend(self._wire, group_dst=rank, group=group, tag=tag)
+        assert work is not None
+        return PacketOnTheWay(work)
+
+    def receive(self, rank: int, group: dist.ProcessGroup, tag: int = 0) -> PacketOnTheWay:
+        """Starts receiving it from a rank; its content counts once that has been waited for."""
+        work = dist.irecv(self._wire, group_src=rank, group=group, tag=tag)
+        assert work is not None
+        return PacketOnTheWay(work, self)
+
+    def _has_come(self) -> None:
+        if self._wire is not self._whole:
+            self._whole.copy_(self._wire)
+
+
+class PacketOnTheWay:
+    """A packet that is being sent or received."""
+
+    def __init__(self, work: dist.Work, expected: Packet | None = None) -> None:
+        self._work = work
+        self._expected = expected
+
+    def wait(self) -> None:
+        """Returns when it has been sent, or is there."""
+        self._work.wait()
+        if self._expected is not None:
+            self._expected._has_come()
+
+
+def _as(part: Tensor, like: Tensor) -> Tensor:
+    """A piece of a flat tensor in the shape of another, and in its memory layout where that has no holes."""
+    if flat_view(like) is None:
+        return part.view(like.shape)
+    return part.as_strided(like.shape, like.stride(), part.storage_offset())
