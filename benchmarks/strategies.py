@@ -1,0 +1,182 @@
+"""All strategies side by side, under every condition that decides between them: step time to `ddp` and to the bound.
+
+A condition is a workload on ranks of one host, or on four emulated hosts at a rate. It is measured in rounds; a round
+is one `paceline compare` in which the same ranks train all strategies in turn, in an order that rotates from round to
+round. Ratios compare runs of one round; intervals are over rounds, by Paceline's own statistics. A round that is there
+is not measured again: an interrupted benchmark goes on where it was, and conditions can be measured one by one, on
+different machines too. The table and the picture are made from the records alone, without torch.
+
+    python benchmarks/strategies.py --list
+    python benchmarks/strategies.py [--only one-host-2-cnn] [--rounds 5] [--strategies ddp,ring] [--out DIR] [--quick]
+    python benchmarks/strategies.py --write docs/results.md [--out DIR]
+
+Emulated hosts need root. The results, with their conditions: docs/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from strategy_results import Figures, figures_of, write_results
+
+from paceline.records.experiment import is_experiment, read_experiment
+from paceline.strategies.registry import ENTRIES, lesson, parse_list
+
+FOLDER = Path("runs") / "bench-strategies"
+BATCH_PER_RANK = 16
+LIGHT = ("--data", "digits")
+HEAVY = ("--data", "synthetic:size=2048", "--precision", "bf16", "--channels-last")
+VARIANTS = {"parameter_server": ("asynchronous=true",)}
+"""Options that make a strategy another one, which is measured beside it."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Where and what is trained, and how much of it a round measures."""
+
+    name: str
+    title: str
+    workload: str
+    ranks: int
+    steps: int
+    rounds: int
+    round_s: float
+    """What a round takes for twelve strategies on two cores, as a guess."""
+    emulate: str = ""
+
+    def words(self) -> list[str]:
+        """As `paceline compare` takes them."""
+        data = LIGHT if self.workload == "cnn" else HEAVY
+        hosts = ("--emulate", self.emulate, "--host-cpus", "0.5") if self.emulate else ()
+        count = ("--ranks", str(self.ranks), "--batch-per-rank", str(BATCH_PER_RANK), "--steps", str(self.steps))
+        return [self.workload, *data, *count, *hosts]
+
+
+CONDITIONS = (
+    Condition("one-host-2-cnn", "cnn, 2 ranks on one host", "cnn", 2, 200, 7, 40),
+    Condition("one-host-4-cnn", "cnn, 4 ranks on one host", "cnn", 4, 100, 7, 60),
+    Condition("one-host-2-vgg11", "vgg11, 2 ranks on one host", "vgg11", 2, 16, 5, 90),
+    Condition("one-host-4-vgg11", "vgg11, 4 ranks on one host", "vgg11", 4, 12, 5, 150),
+    Condition("hosts-1gbit-cnn", "cnn, 4 hosts at 1 Gbit/s", "cnn", 4, 60, 5, 90, "4@1gbit"),
+    Condition("hosts-1gbit-vgg11", "vgg11, 4 hosts at 1 Gbit/s", "vgg11", 4, 12, 5, 210, "4@1gbit"),
+    Condition("hosts-200mbit-cnn", "cnn, 4 hosts at 200 Mbit/s", "cnn", 4, 60, 5, 100, "4@200mbit"),
+    Condition("hosts-200mbit-vgg11", "vgg11, 4 hosts at 200 Mbit/s", "vgg11", 4, 9, 3, 480, "4@200mbit"),
+)
+
+
+def all_strategies() -> list[str]:
+    """Every strategy there is, and those that options make of them."""
+    found = []
+    for name in ENTRIES:
+        options = {option.name for option in lesson(name).options} if name in VARIANTS else set()
+        found += [name, *[f"{name}:{text}" for text in VARIANTS.get(name, ()) if text.partition("=")[0] in options]]
+    return found
+
+
+def round_folder(out: Path, condition: Condition, number: int) -> Path:
+    """Where the record of a round is."""
+    return out / condition.name / f"round-{number}"
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a round came to its end."""
+    return is_experiment(folder) and any(event["event"] == "end" for event in read_experiment(folder).events)
+
+
+def measure(out: Path, condition: Condition, strategies: Sequence[str], number: int) -> None:
+    """One round, unless it is there already; what is left of an interrupted one is measured again."""
+    folder = round_folder(out, condition, number)
+    if is_done(folder):
+        return
+    if folder.exists():
+        shutil.rmtree(folder)
+    start = (number - 1) % len(strategies)
+    order = [*strategies[start:], *strategies[:start]]
+    once = ("--repeats", "1", "--max-repeats", "1", "--seed", str(number), "--no-doctor", "--no-proof", "--no-evaluate")
+    words = [*condition.words(), "--strategies", ",".join(order), "--lr", "0.01", *once, "--json", "--out", str(folder)]
+    began = time.perf_counter()
+    print(f"{condition.name}, round {number}: paceline compare {' '.join(words)}", flush=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "compare", *words], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{condition.name}, round {number} failed:\n{done.stderr[-2000:]}")
+    print(f"  {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def measured_rounds(out: Path, condition: Condition) -> list[Path]:
+    """The folders of the rounds that came to their end."""
+    found = sorted((out / condition.name).glob("round-*"), key=lambda folder: int(folder.name.rpartition("-")[2]))
+    return [folder for folder in found if is_done(folder)]
+
+
+def all_figures(out: Path) -> list[Figures]:
+    """What was measured, condition by condition."""
+    found = [(condition, measured_rounds(out, condition)) for condition in CONDITIONS]
+    return [figures_of(condition.title, folders) for condition, folders in found if folders]
+
+
+def show_conditions(out: Path) -> None:
+    """What can be measured, how long it takes, and what is there of it."""
+    for condition in CONDITIONS:
+        there = len(measured_rounds(out, condition))
+        minutes = condition.rounds * condition.round_s / 60
+        print(f"{condition.name:22} about {minutes:3.0f} min, {there} of {condition.rounds} rounds are in {out}")
+
+
+def chosen_conditions(only: Sequence[str], *, quick: bool) -> list[Condition]:
+    """Those that were named, or all that this machine can have."""
+    unknown = sorted(set(only) - {condition.name for condition in CONDITIONS})
+    if unknown:
+        sys.exit(f"there is no condition {unknown[0]!r}; known: {', '.join(c.name for c in CONDITIONS)}")
+    chosen = [condition for condition in CONDITIONS if not only or condition.name in only]
+    if os.geteuid() != 0:
+        if only and any(condition.emulate for condition in chosen):
+            sys.exit("emulated hosts need root")
+        print("without root there are no emulated hosts: those conditions are left out")
+        chosen = [condition for condition in chosen if not condition.emulate]
+    return [replace(c, steps=min(c.steps, 8), rounds=2) for c in chosen] if quick else chosen
+
+
+def main() -> None:
+    """Measures, or writes down what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="conditions to measure, by name, with commas between them")
+    parser.add_argument("--strategies", default="", help="strategies to measure [default: all there are]")
+    parser.add_argument("--rounds", type=int, help="rounds per condition [default: what suits each]")
+    parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder of the records [default: {FOLDER}]")
+    parser.add_argument("--quick", action="store_true", help="two rounds of 8 steps: whether it works, not how fast")
+    parser.add_argument("--list", action="store_true", help="show the conditions, and what was measured of them")
+    parser.add_argument(
+        "--write", type=Path, help="write the table and the picture into this page, and measure nothing"
+    )
+    arguments = parser.parse_args()
+    if arguments.list:
+        show_conditions(arguments.out)
+        return
+    if arguments.write is None:
+        strategies = parse_list(arguments.strategies) if arguments.strategies else all_strategies()
+        only = [name.strip() for name in arguments.only.split(",") if name.strip()]
+        for condition in chosen_conditions(only, quick=arguments.quick):
+            for number in range(1, (arguments.rounds or condition.rounds) + 1):
+                measure(arguments.out, condition, strategies, number)
+    found = all_figures(arguments.out)
+    if not found:
+        sys.exit(f"there is nothing in {arguments.out} yet")
+    for figures in found:
+        print(figures.as_text())
+    if arguments.write is not None:
+        picture = write_results(found, arguments.write)
+        print(f"written: {arguments.write}, {picture}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""What the rounds of `strategies.py` say, from their records alone: figures, a table for a page, and its picture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strategy_picture import draw, interval
+
+from paceline.analysis.comparison import cost_per_sample
+from paceline.analysis.pool import pool
+from paceline.analysis.statistics import Estimate, of_times, paired_ratio
+from paceline.records.experiment import ExperimentRecord, read_experiment
+from paceline.report.words import on_hosts, seconds, time_range
+
+REFERENCE, BOUND = "ddp", "none"
+BEGIN, END = "<!-- made by benchmarks/strategies.py: begin -->", "<!-- made by benchmarks/strategies.py: end -->"
+FRAME = f"# Results\n\n{BEGIN}\n{END}\n"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One strategy under one condition."""
+
+    strategy: str
+    step_s: Estimate | None
+    """Time for a global batch; None where it failed in every round."""
+    to_reference: Estimate | None
+    to_bound: Estimate | None
+    failure: str | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One condition."""
+
+    title: str
+    conditions: str
+    """Machine, versions, date, batch, precision, n: in one sentence."""
+    lines: list[Line]
+    """Fastest first."""
+
+    def line(self, strategy: str) -> Line | None:
+        """That of a strategy, if it was measured."""
+        return next((line for line in self.lines if line.strategy == strategy), None)
+
+    def as_text(self) -> str:
+        """For a terminal."""
+        width = max(len(line.strategy) for line in self.lines)
+        rows = [("", "time/step", f"÷ {REFERENCE}", f"÷ {BOUND}")]
+        rows += [(line.strategy, _step(line), _ratio(line.to_reference), _ratio(line.to_bound)) for line in self.lines]
+        shown = [f"  {name:{width}}  {step:>28}  {one:>20}  {other:>20}" for name, step, one, other in rows]
+        return "\n".join([f"{self.title}: {self.conditions}", *shown, ""])
+
+
+def figures_of(title: str, folders: Sequence[Path]) -> Figures:
+    """What some rounds of one condition say together; ratios are paired by round."""
+    records = [read_experiment(folder) for folder in folders]
+    costs: dict[str, dict[int, float]] = {}
+    failures: dict[str, str] = {}
+    for number, record in enumerate(records):
+        pooled = pool([record])
+        failures |= {event["contender"]: event["message"] for event in record.events_of("failure")}
+        for contender in pooled.contenders:
+            costs.setdefault(contender.name, {})
+            for cost in cost_per_sample(pooled, contender.name).values():
+                costs[contender.name][number] = cost
+    batch = int(records[0].design["batch"])
+    lines = [
+        Line(
+            strategy=name,
+            step_s=of_times([cost * batch for cost in own.values()]),
+            to_reference=paired_ratio(own, costs.get(REFERENCE, {})),
+            to_bound=paired_ratio(own, costs.get(BOUND, {})),
+            failure=failures.get(name),
+        )
+        for name, own in costs.items()
+    ]
+    lines.sort(key=lambda line: float("inf") if line.step_s is None else line.step_s.value)
+    return Figures(title, _conditions(records), lines)
+
+
+def _conditions(records: Sequence[ExperimentRecord]) -> str:
+    first = records[0]
+    design, config = first.design, first.config
+    run = next(measured.run for measured in first.runs if measured.contender.role != "baseline")
+    precision = config["precision"] + (", channels-last" if config["channels_last"] else "")
+    ranks = design["ranks"]
+    machines = sorted({f"{int(r.provenance['cpu_count'])} cores of an {r.provenance['cpu']}" for r in records})
+    versions = sorted({str(r.provenance["versions"]["torch"]).partition("+")[0] for r in records})
+    days = sorted({str(r.provenance["time"])[:10] for r in records})
+    batch = f"{ranks} ranks × {design['batch'] // ranks} images of {config['data'].partition(':')[0]}"
+    place = f"{run.topology['threads']} thread each, {run.topology['backend']}{on_hosts(design)}"
+    return (
+        f"{batch}, {precision}, {place}; {config['steps']} steps a run, n = {len(records)}; "
+        f"{', '.join(machines)}, torch {', '.join(versions)}, {'–'.join(dict.fromkeys([days[0], days[-1]]))}"
+    )
+
+
+def write_results(found: Sequence[Figures], page: Path) -> Path:
+    """Puts the tables into a page, between two marks that it has or gets, and the picture beside it."""
+    picture = page.with_name("results.svg")
+    picture.write_text(draw(found))
+    text = page.read_text() if page.exists() else FRAME
+    if BEGIN not in text or END not in text:
+        text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n{as_markdown(found, picture.name)}{END}{after}")
+    return picture
+
+
+def as_markdown(found: Sequence[Figures], picture: str) -> str:
+    """The picture, one table of all conditions, then one of each."""
+    strategies = _in_order(found)
+    alt = f"Step times of {len(strategies)} strategies relative to {REFERENCE}, under {len(found)} conditions"
+    parts = [f"![{alt}]({picture})", _overview(found, strategies), *[_details(figures) for figures in found]]
+    return "\n\n".join(parts) + "\n"
+
+
+def _in_order(found: Sequence[Figures]) -> list[str]:
+    """All strategies, the bound first, then by their mean place among those that were measured with them."""
+    places: dict[str, list[float]] = {}
+    for figures in found:
+        for place, line in enumerate(figures.lines):
+            places.setdefault(line.strategy, []).append(place / len(figures.lines))
+    return sorted(places, key=lambda name: (name != BOUND, sum(places[name]) / len(places[name])))
+
+
+def _overview(found: Sequence[Figures], strategies: Sequence[str]) -> str:
+    titles = [figures.title for figures in found]
+    rows = []
+    for name in strategies:
+        lines = [figures.line(name) for figures in found]
+        cells = ["–" if line is None else _short(line) for line in lines]
+        rows.append(_row([f"`{name}`" + (" (bound)" if name == BOUND else ""), *cells]))
+    explained = (
+        f"Time per step ÷ that of `{REFERENCE}`, paired, median over the rounds. Bold: faster for certain, since the "
+        "whole 95% interval is below 1."
+    )
+    return "\n".join([explained, "", _row(["strategy", *titles]), _row(["---"] * (1 + len(titles))), *rows])
+
+
+def _details(figures: Figures) -> str:
+    rows = [
+        _row([f"`{line.strategy}`", _step(line), _ratio(line.to_reference), _ratio(line.to_bound)])
+        for line in figures.lines
+    ]
+    head = [_row(["strategy", "time per step", f"÷ `{REFERENCE}`", f"÷ `{BOUND}`"]), _row(["---"] * 4)]
+    return "\n".join([f"### {figures.title}", "", f"{figures.conditions}.", "", *head, *rows])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _short(line: Line) -> str:
+    ratio = line.to_reference
+    if ratio is None:
+        return "failed" if line.failure else "–"
+    faster = ratio.high is not None and ratio.high < 1
+    return f"**{ratio.value:.2f}**" if faster else f"{ratio.value:.2f}"
+
+
+def _step(line: Line) -> str:
+    if line.step_s is None:
+        return "failed: " + re.sub(r"\s+", " ", line.failure or "no time was measured")[:80]
+    estimate = line.step_s
+    between = time_range(estimate.low, estimate.high, around=estimate.value)
+    return seconds(estimate.value) + (f" ({between})" if between else "")
+
+
+def _ratio(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
+    return f"{estimate.value:.2f}{interval(estimate)}"

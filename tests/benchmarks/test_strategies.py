@@ -1,0 +1,69 @@
+"""The benchmark of strategies: it measures a condition, goes on where it was, and writes its page without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+PAGE = """# Results
+
+Words of ours.
+
+<!-- made by benchmarks/strategies.py: begin -->
+old figures
+<!-- made by benchmarks/strategies.py: end -->
+
+More words.
+"""
+
+
+def benchmark(*arguments: str, out: Path, prelude: str = "") -> str:
+    words = ["strategies.py", *arguments, "--out", str(out)]
+    code = f"{prelude}import runpy, sys; sys.argv = {words!r}; sys.path.insert(0, {str(BENCHMARKS)!r}); "
+    code += f"runpy.run_path({str(BENCHMARKS / 'strategies.py')!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("bench") / "out"
+    tiny = ("--only", "one-host-2-cnn", "--strategies", "none,ddp", "--quick")
+    said = benchmark(*tiny, "--rounds", "1", out=out)
+    assert said.count("paceline compare") == 1
+    assert "n = 1" in said
+    said = benchmark(*tiny, "--rounds", "2", out=out)
+    assert said.count("paceline compare") == 1  # The first round is there already.
+    assert "n = 2" in said
+    assert "--strategies ddp,none" in said  # In another order.
+    return out
+
+
+def test_it_knows_what_it_has(measured: Path) -> None:
+    lines = benchmark("--list", out=measured).splitlines()
+    assert "2 of 7 rounds" in lines[0]
+    assert all(" 0 of " in line for line in lines[1:])
+
+
+def test_the_page_is_made_from_the_records_alone(measured: Path, tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text(PAGE)
+    benchmark("--write", str(page), out=measured, prelude="import sys; sys.modules['torch'] = None; ")
+    text = page.read_text()
+    assert "Words of ours." in text
+    assert text.endswith("More words.\n")
+    assert "old figures" not in text
+    assert "| `ddp` | 1.00 |" in text
+    assert "n = 2" in text
+    assert "### cnn, 2 ranks on one host" in text
+    drawing = ElementTree.fromstring((tmp_path / "results.svg").read_text())
+    words = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"ddp", "none", "cnn, 2 ranks on one host"} <= set(words)
+    benchmark("--write", str(page), out=measured)
+    assert page.read_text() == text
