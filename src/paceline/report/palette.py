@@ -26,7 +26,24 @@ COLOURS = (
 contrast of 3 or more on white paper and on a dark screen; then others in the same range."""
 NEUTRALS = ("#858b93", "#8a6f52", "#5f7690")
 """For bounds and baselines: what nobody can pick is not in colour."""
-FAVOURITES = {"ddp": COLOURS[0], "allreduce": COLOURS[1], "gather_scatter": COLOURS[2], "p2p": COLOURS[3]}
+FAVOURITES = dict(
+    zip(
+        (
+            "ddp",
+            "allreduce",
+            "gather_scatter",
+            "p2p",
+            "ring",
+            "bucketed",
+            "shared_memory",
+            "priority",
+            "halving_doubling",
+            "parameter_server",
+        ),
+        COLOURS,
+        strict=False,
+    )
+)
 NEUTRAL_FAVOURITES = {"none": NEUTRALS[0], "single": NEUTRALS[1]}
 
 PARTS = {"compute": "#0072b2", "overlapped": "#7f58c9", "exposed": "#c65300", "other": "#6f757d"}
