@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments_on_disk import falling, read_comparison, write_experiment
+from paceline.analysis.caveats import caveats
 from paceline.records.experiment import Contender
 
 
@@ -85,3 +86,11 @@ def test_what_passes_by_the_time_split_is_said_once(
     for file in path.glob("repeat-*/3/summary.json"):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"unseen": unseen}))
     assert read_comparison(path).warnings == ([] if said is None else [said])
+
+
+def test_ranks_that_differ_are_said_in_one_sentence(tmp_path: Path) -> None:
+    pool = read_comparison(write_experiment(tmp_path / "e")).pool
+    (said,) = caveats(pool, {"ddp": 0.061, "allreduce": 0.114, "single": None})
+    assert said.startswith("ddp and allreduce: time per iteration differs by 6 to 11% between ranks")
+    (said,) = caveats(pool, {"ddp": 0.061})
+    assert said.startswith("ddp: time per iteration differs by 6% between ranks")

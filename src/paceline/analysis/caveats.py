@@ -41,16 +41,23 @@ def caveats(pool: Pool, uneven: Mapping[str, float | None], *, crowding: bool = 
     yield from _slowed(pool)
     yield from pool.unread
     yield from (event["reason"] for event in pool.events if event["event"] == "unproven")
-    for name, apart in uneven.items():
-        if apart is not None:
-            yield (
-                f"{name}: time per iteration differs by {100 * apart:.0f}% between ranks, "
-                "which a synchronous run should not show."
-            )
+    yield from _uneven(uneven)
     yield from _unseen(pool)
     yield from _unplanned(pool)
     yield from _drifts(pool)
     yield from _divergences(pool, uneven)
+
+
+def _uneven(uneven: Mapping[str, float | None]) -> Iterator[str]:
+    """Whose ranks differ in the time of a step, in one sentence."""
+    found = {name: f"{100 * apart:.0f}" for name, apart in uneven.items() if apart is not None}
+    if found:
+        least, most = min(found.values(), key=int), max(found.values(), key=int)
+        between = f"{least}%" if least == most else f"{least} to {most}%"
+        yield (
+            f"{_listed(list(found))}: time per iteration differs by {between} between ranks, "
+            "which a synchronous run should not show."
+        )
 
 
 def slowed_on_purpose(run: RunRecord) -> str:

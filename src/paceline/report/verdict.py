@@ -138,7 +138,7 @@ def _burden(comparison: Comparison) -> Iterator[str]:
     times = comparison.speed_up(best.contender.name, last.contender.name)
     if times is not None and times.low is not None and times.low > 1:
         sent = last.busiest_sent_bytes
-        sends = "" if sent is None else f"; its busiest rank sends {size(sent)} per step"
+        sends = "" if not sent else f"; its busiest rank sends {size(sent)} per step"
         apart = f"{factor(times.value)} the time of {best.contender.name}{_range(times)}"
         yield f"{last.contender.name} is the slowest: {apart}{sends}."
 
