@@ -58,6 +58,8 @@ class Strategy(ABC):
     """Gives the mean gradient that one process on the same batch would, up to rounding."""
     exchanges: ClassVar[bool] = True
     """Whether ranks exchange anything while they train."""
+    travel: ClassVar[Literal["singly", "packed", "overlapped"]] = "singly"
+    """How gradients travel: each in messages of its own, in few large ones, or in these while backward still runs."""
     supports: ClassVar[frozenset[str]] = frozenset({"clip", "accumulate"})
     """Of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""
     Options: ClassVar[type] = NoOptions

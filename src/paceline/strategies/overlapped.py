@@ -53,6 +53,7 @@ class Overlapped(Strategy):
     them, as rank 0 saw it.
     """
 
+    travel = "overlapped"
     bucket_bytes: int = 25 * MIB
     first_bucket_bytes: int = MIB
     """The first bucket is small, so that the wire has something to do early."""

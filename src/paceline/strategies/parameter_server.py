@@ -58,6 +58,7 @@ class ParameterServer(Strategy):
     """
 
     name: ClassVar[str] = "parameter_server"
+    travel = "packed"
     Options: ClassVar[type] = ParameterServerOptions
 
     _shard: Shard | None = None
