@@ -13,7 +13,12 @@ from paceline.training.placement import Placement
 
 def describe_strategy(text: str, strategy: Strategy) -> dict[str, Any]:
     """What a strategy promises, under the name that the user gave it."""
-    return {"strategy": text, "lossless": strategy.lossless, "exchanges": strategy.exchanges}
+    return {
+        "strategy": text,
+        "lossless": strategy.lossless,
+        "exchanges": strategy.exchanges,
+        "travel": strategy.travel,
+    }
 
 
 def describe_place(placement: Placement, *, interface: str) -> dict[str, Any]:
