@@ -72,6 +72,10 @@ class Row:
     together."""
     uneven: float | None
     """By how much the ranks' median steps differ, where that should not be."""
+    gradient_age: Estimate | None
+    """How many updates old a gradient was when it came to a server, on average; None where ranks step together."""
+    late_share: Estimate | None
+    """The share of gradients that were older than they may be, and so damped or dropped."""
     failure: str | None
     """Why it is out; its figures are those until then."""
 
@@ -211,6 +215,8 @@ def _wire(pool: Pool, name: str) -> Wire | None:
     if not measured:
         return None
     run = pool.entries_of(name)[measured[(len(measured) - 1) // 2][1]].run
+    if not run.lockstep:  # What ranks did in the step of one number did not happen together.
+        return None
     return wire_of(run.timelines, run.topology.get("gradient_bytes"), without=profiled_steps(windows_of(run)))
 
 
@@ -288,7 +294,9 @@ def _row(
         batch=first.topology["batch"] if first else None,
         ranks=ranks,
         accuracy_gain=_accuracy_gain(pool, contender.name, reference),
-        uneven=uneven(ranks) if first and first.topology["exchanges"] else None,
+        uneven=uneven(ranks) if first and first.topology["exchanges"] and first.lockstep else None,
+        gradient_age=of_levels(_known(ages["mean"] for ages in map(_ages, runs) if ages)),
+        late_share=of_shares(_known(_late(ages) for ages in map(_ages, runs) if ages)),
         failure=failure,
     )
 
@@ -325,6 +333,14 @@ def _accuracy_gain(pool: Pool, name: str, reference: str | None) -> Estimate | N
 def _accuracies(pool: Pool, name: str) -> dict[Repeat, float]:
     tests = {repeat: _test(run).get("accuracy") for repeat, run in pool.runs_of(name).items()}
     return {repeat: accuracy for repeat, accuracy in tests.items() if accuracy is not None}
+
+
+def _ages(run: RunRecord) -> dict[str, Any]:
+    return (run.summary or {}).get("ages") or {}
+
+
+def _late(ages: Mapping[str, Any]) -> float | None:
+    return (ages["damped"] + ages["dropped"]) / ages["gradients"] if ages["gradients"] else None
 
 
 def _test(run: RunRecord) -> dict[str, Any]:

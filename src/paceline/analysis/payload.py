@@ -177,6 +177,8 @@ def _expected(run: RunRecord, ranks: int) -> tuple[str | None, _Expected | None]
     traffic = (run.summary or {}).get("traffic")
     if traffic is not None and "links" in traffic:
         return PLAN, _Expected.of(traffic["links"])
+    if not run.lockstep:  # Who sends how much depends on who is fast.
+        return None, None
     steps = counted_steps(run.timelines[0], profiled_steps(windows_of(run))).tolist() if 0 in run.timelines else []
     seen = seen_links(run.timelines, steps, ranks) if steps else None
     return (None, None) if seen is None else (SEEN, _Expected.of(map(asdict, seen), len(steps)))

@@ -20,6 +20,7 @@ from paceline.specs import Spec
 from paceline.strategies.base import Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.scalars import check_tensorboard
+from paceline.training.sync import not_together
 from paceline.workloads.names import is_own
 
 RANKS_ON_A_CPU = 2
@@ -78,6 +79,8 @@ def place_settings() -> dict[str, Any]:
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
     """Refuses what the strategy cannot do, and a batch that is too small for its workers."""
     config.global_batch(strategy.roles(ranks).count(Role.WORKER))
+    if config.bn == "sync" and not strategy.lockstep:
+        raise not_together(strategy)
     wanted = {"clip": config.clip_norm is not None, "accumulate": config.accumulate > 1}
     for ability, asked in wanted.items():
         if asked and ability not in strategy.supports:

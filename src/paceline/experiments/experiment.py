@@ -25,6 +25,7 @@ from paceline.records.experiment import ExperimentFolder
 from paceline.records.provenance import command_line
 from paceline.records.reader import read_json
 from paceline.records.schema import FINISHED_FILE, PARITY_FILE
+from paceline.strategies.registry import create
 
 Item = TypeVar("Item")
 
@@ -102,8 +103,8 @@ class Experiment(ABC):
         """Looks at what is known after a repeat; whether that is an answer."""
 
     def to_prove(self) -> list[Entrant]:
-        """The entrants whose strategies are proven."""
-        return self._still_in()
+        """The entrants whose strategies are proven; where ranks do not step together, no step has one gradient."""
+        return [entrant for entrant in self._still_in() if create(entrant.config.strategy).lockstep]
 
     def threads_of(self, turn: Turn) -> int | None:  # noqa: ARG002
         """Threads that a turn's ranks compute with, the same for all that start together; None for the usual rule."""

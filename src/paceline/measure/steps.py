@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -62,11 +63,13 @@ class Stopwatch:
         self._parameters: list[Tensor] = []
         self._gradients: LastGradient | None = None
         self._backward_done: Moment | None = None
+        self._thread = threading.get_ident()
 
     def begin(self) -> None:
         """A step starts."""
         if self.operations is not None:
             self.operations.begin_step(self.next_step)
+        self._thread = threading.get_ident()
         self._laps = Laps(self.next_step, *self._now(), [])
 
     def lap(self, phase: int) -> None:
@@ -94,7 +97,10 @@ class Stopwatch:
             root.register_hook(self._backward_starts)
 
     def agreed(self) -> None:
-        """Ranks have agreed; the optimiser starts. Only the first call after a step's last backward pass is heard."""
+        """Ranks have agreed; the optimiser starts. Only the first call after a step's last backward pass is heard, and
+        only from the thread that computes: another may step for other ranks."""
+        if threading.get_ident() != self._thread:
+            return
         if self.operations is not None and self._laps.ends and self._laps.ends[-1][0] in (BACKWARD, AFTER_BACKWARD):
             self.lap(AGREE)
 

@@ -60,6 +60,7 @@ TOPOLOGY = {
     "device": TEXT,
     "lossless": FLAG,
     "exchanges": FLAG,
+    "lockstep": FLAG,
     "world_size": SOME,
     "workers": SOME,
     "ranks_per_host": SOME,
@@ -102,6 +103,7 @@ SUMMARY = {
     "clock": OBJECT.or_null,
     "unseen": OBJECT.or_null,
     "test": OBJECT.or_null,
+    "ages": OBJECT.or_null,
 }
 RANK = {
     "rank": COUNT,
@@ -134,6 +136,17 @@ TEST = {
     "available": NUMBER.or_null,
 }
 UNSEEN = {"groups": NUMBER.or_null, "operations": NUMBER.or_null}
+AGES = {
+    "gradients": COUNT,
+    "mean": NUMBER.or_null,
+    "median": COUNT.or_null,
+    "max": COUNT.or_null,
+    "bound": COUNT.or_null,
+    "damped": COUNT,
+    "dropped": COUNT,
+    "counts": COUNT.listed.listed,
+}
+"""How old gradients were when they came to a server that does not wait; counts are pairs of an age and how many."""
 CLOCK = {"at_s": TIME.or_null, "drift_s": TIME.listed}
 
 
@@ -175,6 +188,8 @@ def check_summary(summary: Mapping[str, Any], file: Path) -> None:
     _check_bytes(summary, len(summary.get("ranks") or []), file)
     check_kinds(summary.get("test") or {}, TEST, "its test", file)
     check_kinds(summary.get("unseen") or {}, UNSEEN, "what it says of unseen traffic", file)
+    ages = summary.get("ages") or {}
+    check_kinds(ages, AGES, "its ages", file, needed=AGES if ages else ())
     clock = summary.get("clock") or {}
     check_kinds(clock, CLOCK, "its clock", file)
     at_s = clock.get("at_s") or 0.0

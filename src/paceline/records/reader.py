@@ -67,6 +67,11 @@ class RunRecord:
     """None when the run did not come to its end."""
     finished: bool
 
+    @property
+    def lockstep(self) -> bool:
+        """Whether its ranks stepped together: else each has as many steps as it came to."""
+        return bool(self.topology.get("lockstep", True))
+
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind, in order."""
         return [event for event in self.events if event["event"] == kind]

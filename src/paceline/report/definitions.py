@@ -153,7 +153,8 @@ DEFINITIONS = {
     ),
     "lower_bound": Definition(
         "Least for gradients",
-        "An all-reduce of X numbers on n ranks must move at least ⌈2(n−1)/n·X⌉ × their size through the busiest rank.",
+        "An all-reduce of X numbers on n ranks must move at least ⌈2(n−1)/n·X⌉ × their size through the busiest rank. "
+        "What is sent ÷ that counts gradients, and weights where these come back in their place.",
     ),
     "busiest_sent_bytes": Definition(
         "Sent per step",
@@ -163,6 +164,15 @@ DEFINITIONS = {
     "samples_per_s": Definition(
         "Samples per second",
         "Samples trained by all ranks together ÷ time, from the same windows as the time per iteration.",
+    ),
+    "gradient_age": Definition(
+        "Age of gradients",
+        "Under an asynchronous strategy: how many updates a server has made since the weights that a gradient was "
+        "computed with, when it comes. The mean over all gradients and servers; the median over repeats. Of n equally "
+        "fast workers it is about n − 1.",
+    ),
+    "late_share": Definition(
+        "Late", "The share of gradients that were older than the strategy allows: damped or dropped, as it was told."
     ),
     "train_loss": Definition(
         "Train loss",

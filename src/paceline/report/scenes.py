@@ -101,9 +101,9 @@ def _shown_ranks(ranks: Sequence[int]) -> list[int]:
 def _scene(
     contender: Contender, which: str, run: RunRecord, steps: Sequence[StepActivity], ranks: Sequence[int]
 ) -> Scene:
-    """Times from the start of the step on the first rank; ranks that exchange nothing drift, so each has its own."""
+    """Times from the start of the step on the first rank; where ranks do not wait for each other, on each its own."""
     first_s = min(step.start_s for step in steps)
-    together = run.topology.get("exchanges", True)
+    together = run.topology.get("exchanges", True) and run.lockstep
     origins = [first_s if together else step.start_s for step in steps]
     length_s = max(step.end_s - origin_s for step, origin_s in zip(steps, origins, strict=True))
     bars: list[Bar] = []

@@ -59,6 +59,18 @@ def print_run(record: RunRecord, console: Console) -> None:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
+def age_sentence(ages: dict[str, Any]) -> str:
+    """How old gradients were, where ranks do not step together."""
+    if not ages["gradients"]:
+        return "no gradient came to a server"
+    late = [f"{plural(ages[what], 'gradient')} {what}" for what in ("damped", "dropped") if ages[what]]
+    bound = "" if ages["bound"] is None else f", at most {ages['bound']} allowed"
+    return (
+        f"a gradient was {ages['mean']:.1f} updates old on average, {ages['max']} at most{bound}"
+        f": {' and '.join(late) or 'none was late'}"
+    )
+
+
 def split_table(record: RunRecord, width: int) -> Table | None:
     """Where a step's time went on each rank, on a narrow screen in shares alone; None where nobody collected events."""
     splits = splits_of(record)
@@ -97,9 +109,12 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         apart = f"apart by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"
         yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
     times = [rank["step_s"] for rank in summary["ranks"] if rank["step_s"]]
-    if record.topology.get("exchanges") and times and max(times) > (1 + UNEVEN) * min(times):
+    together = record.topology.get("exchanges") and record.lockstep
+    if together and times and max(times) > (1 + UNEVEN) * min(times):
         apart = percent(max(times) / min(times) - 1)
         yield f"time per iteration differs by {apart} between ranks, which a synchronous run should not show"
+    if summary.get("ages"):
+        yield age_sentence(summary["ages"])
     if "train_s" in summary:
         rate = summary["samples_per_s"]
         speed = f", {rate:,.0f} samples/s in the median window" if rate else ""

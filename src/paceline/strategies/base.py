@@ -54,8 +54,10 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
-    lossless: ClassVar[bool] = True
+    lossless: bool = True
     """Gives the mean gradient that one process on the same batch would, up to rounding."""
+    lockstep: bool = True
+    """Whether ranks step together. Where they do not, none waits for another: `ticket` says what each trains next."""
     exchanges: ClassVar[bool] = True
     """Whether ranks exchange anything while they train."""
     travel: ClassVar[Literal["singly", "packed", "overlapped"]] = "singly"
@@ -69,6 +71,9 @@ class Strategy(ABC):
     """Steps until the traffic repeats."""
     allow_unused: bool = False
     """Whether parameters may get no gradient in a step."""
+    updating: int | None = None
+    """Where the optimiser is asked to step part by part: the number of the step that this part belongs to. None where
+    each time that it is asked is a step."""
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()
@@ -104,6 +109,18 @@ class Strategy(ABC):
     @abstractmethod
     def step(self, max_norm: float | None = None) -> None:
         """Agrees on the gradients, clips, steps the optimiser and clears the gradients; may leave work in flight."""
+
+    @property
+    def ticket(self) -> int:
+        """What this rank trains next, where ranks do not step together: the number of its step × ranks + of its share.
+
+        Each number is given to one rank, in order.
+        """
+        raise NotImplementedError(f"under {self.name} all ranks step together")
+
+    def figures(self) -> dict[str, Any]:
+        """What only the strategy knows of a run, for the summary of its record; every rank calls it."""
+        return {}
 
     def finish(self) -> None:  # noqa: B027  (most leave nothing in flight)
         """Waits for whatever `step` left in flight: the clock of a window stops after this."""

@@ -35,7 +35,7 @@ class NoSync(Strategy):
     """
 
     name: ClassVar[str] = "none"
-    lossless: ClassVar[bool] = False
+    lossless = False
     exchanges: ClassVar[bool] = False
 
     def step(self, max_norm: float | None = None) -> None:

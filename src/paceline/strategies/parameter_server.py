@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
-import torch
 from torch import nn
 
 from paceline.comm.group import Comm
-from paceline.comm.parcel import receive_parcel, send_parcel
 from paceline.errors import UsageError
 from paceline.plans.parameter_server import shards
 from paceline.strategies.base import MakeOptimizer, State, Strategy
-from paceline.strategies.server_rounds import STATES, WEIGHTS, Link, Shard, clip_factor
+from paceline.strategies.server_rounds import Link, Rounds
+from paceline.strategies.server_threads import AtWill, Bound
+
+ROUNDS_WITHIN_BOUND = 4
+"""A gradient is as old as the updates of all others while it was computed: of even workers, one less than workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServerOptions:
-    """How many servers, and where."""
+    """How many servers, where, and whether workers wait for each other."""
 
     servers: int = 1
     """How many ranks keep weights: each has whole tensors, about as many bytes as the others."""
+    asynchronous: bool = False
+    """Let no worker wait for another: a server steps by each gradient as it comes, and answers at once."""
+    max_age: int | None = None
+    """Asynchronous: how many updates old a gradient may be; 0 is no bound, none is four times the workers."""
+    late: Literal["damp", "drop"] = "damp"
+    """Asynchronous: what becomes of an older one; damped, it counts max_age ÷ its age."""
 
     def __post_init__(self) -> None:
         if self.servers < 1:
             raise UsageError(f"parameter_server:servers is {self.servers}.", hint="it has to be 1 or more")
+        if self.max_age is not None and self.max_age < 0:
+            raise UsageError(f"parameter_server:max_age is {self.max_age}.", hint="it has to be 0, no bound, or more")
+        if not self.asynchronous and (self.max_age is not None or self.late != "damp"):
+            raise UsageError(
+                "parameter_server:max_age and late are about gradients that come late, and in step none does.",
+                hint="add asynchronous=true, or leave them out",
+            )
 
 
 class ParameterServer(Strategy):
@@ -36,6 +51,11 @@ class ParameterServer(Strategy):
         state. A worker sends every server the gradients of its tensors in one message. When those of all workers are
         there, the server adds them in the order of ranks, steps, and sends everybody the weights. No worker talks to
         another. Servers sit beside the first workers, where a worker reaches its own by a function call.
+
+        With asynchronous=true nobody waits: the server steps by each gradient as it comes, counting it 1 ÷ workers, and
+        answers with the weights of that moment and a ticket, the next share of the data that nobody has yet. A fast
+        worker takes more of them. The price is age: meanwhile others have stepped, so a gradient belongs to weights
+        that are some updates old. Those older than max_age are damped or dropped, and counted.
 
     Who sends what to whom (k = 2, of M bytes; server A keeps a half of them, server B the other)
         worker 0 ──½g0──▶             ◀──½w── server A
@@ -48,85 +68,79 @@ class ParameterServer(Strategy):
         up and as much down, so 2α + max(M, (p−1)·M/k)·β each way; with k = p it is that of an all-reduce.
 
     When to use it
-        With as many servers as ranks, where optimiser state is large: each keeps its part alone.
+        Asynchronous, where some ranks are much slower than others: all-reduce goes at the pace of the slowest. In step,
+        with as many servers as ranks, where optimiser state is large: each keeps its part alone.
 
     When not
-        With one server for many workers: all traffic goes through its link, as in `gather_scatter`.
+        On even ranks: all-reduce moves as little and its gradients are never old. With one server for many workers all
+        traffic goes through its link, as in `gather_scatter`.
 
     Source
-        Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014.
+        Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; asynchronous: Dean et
+        al., "Large Scale Distributed Deep Networks", NIPS 2012; bounded age: Ho et al., "More Effective Distributed ML
+        via a Stale Synchronous Parallel Parameter Server", NIPS 2013; damping: Zhang et al., "Staleness-aware
+        Async-SGD for Distributed Deep Learning", IJCAI 2016.
     """
 
     name: ClassVar[str] = "parameter_server"
     travel = "packed"
     Options: ClassVar[type] = ParameterServerOptions
 
-    _shard: Shard | None = None
-    """What this rank keeps, where it is a server."""
+    _exchange: Rounds | AtWill
+
+    def __init__(self, options: ParameterServerOptions | None = None) -> None:
+        super().__init__(options)
+        self.lockstep = self.lossless = not self.options.asynchronous
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:
-        servers = self.options.servers
-        if servers > comm.world_size:
+        options: ParameterServerOptions = self.options
+        if options.servers > comm.world_size:
             raise UsageError(
-                f"parameter_server:servers={servers} is more than the {comm.world_size} ranks that there are.",
+                f"parameter_server:servers={options.servers} is more than the {comm.world_size} ranks that there are.",
                 hint="servers sit beside workers, one on each of the first ranks",
             )
         module = super().attach(model, make_optimizer, comm)
-        kept = shards([parameter.nbytes for _, parameter in self.parameters], servers)
+        kept = shards([parameter.nbytes for _, parameter in self.parameters], options.servers)
         links = [
             Link(server, [self.parameters[number] for number in numbers], comm.device)
             for server, numbers in enumerate(kept)
         ]
-        self._remote = [link for link in links if link.home != comm.rank and link.gradients.bytes]
-        own = links[comm.rank] if comm.rank < servers else None
-        self._shard = None if own is None else Shard(own, comm.world_size, comm.group, comm.device)
-        self._links = links
+        if options.asynchronous:
+            max_age = ROUNDS_WITHIN_BOUND * comm.world_size if options.max_age is None else options.max_age
+            bound = Bound(max_age, drops=options.late == "drop")
+            self._exchange = AtWill(links, self.parameters, self.optimizer, make_optimizer, comm, bound)
+        else:
+            self._exchange = Rounds(links, self.optimizer, comm, lambda: self.update(None))
         return module
 
     def step(self, max_norm: float | None = None) -> None:
         self.gradients()  # All are there, or filled up, or an error names them.
-        used = {id(parameter): parameter.grad is not None for _, parameter in self.parameters}
-        group = self.comm.group
-        arriving = [link.weights.receive(link.home, group, WEIGHTS) for link in self._remote]
-        if self._shard is not None:
-            self._shard.expect()
-        leaving = [link.push(group) for link in self._remote]
-        for link in self._remote:
-            for parameter in link.parameters:  # Not this rank's to step.
-                parameter.grad = None
-        if self._shard is not None:
-            self._shard.add_up([used[id(parameter)] for parameter in self._shard.link.parameters])
-        if max_norm is not None:
-            self._clip(max_norm)
-        self.update(None)
-        if self._shard is not None:
-            leaving += self._shard.reply()
-        for link, weights in zip(self._remote, arriving, strict=True):
-            weights.wait()
-            link.take()
-        for message in leaving:
-            message.wait()
+        self._exchange.step(max_norm)
+
+    def finish(self) -> None:
+        self._exchange.finish()
+
+    @property
+    def ticket(self) -> int:
+        return self._exchange.ticket
 
     def state(self) -> State:
-        state = super().state()
-        for link in self._links:
-            kept = {name: state.optimizer[name] for name in link.names if name in state.optimizer}
-            others = [rank for rank in range(self.comm.world_size) if rank != link.home]
-            if link.home == self.comm.rank:
-                for rank in others:
-                    send_parcel(kept, rank, self.comm.group, STATES)
-            else:
-                received = receive_parcel(link.home, self.comm.group, STATES)
-                state.optimizer |= received
-        return state
+        return State(super().state().model, self._exchange.state())
+
+    def load(self, state: State) -> list[str]:
+        unused = super().load(state)
+        self._exchange.load(state.optimizer)
+        return unused
+
+    def figures(self) -> dict[str, Any]:
+        return self._exchange.figures()
 
     def close(self) -> None:
-        self._shard, self._links, self._remote = None, [], []
+        if self._attached is not None:
+            self._exchange.close()
+            del self._exchange
         super().close()
 
-    def _clip(self, max_norm: float) -> None:
-        """Clips by the norm over all servers, which each knows a part of."""
-        own = torch.zeros(1, dtype=torch.float64) if self._shard is None else self._shard.squared_norm()
-        whole = own if len(self._links) == 1 else self.comm.sum(own)
-        if self._shard is not None:
-            self._shard.scale(clip_factor(max_norm, whole))
+    def _fill_unused(self) -> None:
+        if self.lockstep:  # Else nobody waits to hear what others have used: servers are told by each.
+            super()._fill_unused()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class _Open:
     losses: list[tuple[float, Tensor | float]]
     """With the weight of each, as a rule its samples."""
     correct: list[Tensor | int]
+    at: int | None
+    """Its number as all ranks count steps, where they do not step together."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class Ledger:
         self._samples = 0
         self._losses: list[tuple[float, Tensor | float]] = []
         self._correct: list[Tensor | int] = []
-        self._window: list[StepRow] = []
+        self._window: list[tuple[int, StepRow]] = []
+        """With the number of each as all ranks count steps."""
         self._settled_s = time.perf_counter()
         self.step = 0
         """The next step's number."""
@@ -78,9 +82,9 @@ class Ledger:
         if correct is not None:
             self._correct.append(correct)
 
-    def end_step(self, epoch: int, laps: Laps) -> None:
-        """Closes a step of what was noted since the last one."""
-        self._open.append(_Open(epoch, self._samples, laps, self._losses, self._correct))
+    def end_step(self, epoch: int, laps: Laps, at: int | None = None) -> None:
+        """Closes a step of what was noted since the last one; `at` is its number where ranks count another way."""
+        self._open.append(_Open(epoch, self._samples, laps, self._losses, self._correct, at))
         self._samples, self._losses, self._correct = 0, [], []
         if time.perf_counter() - self._settled_s > SETTLE_EVERY_S:
             self.settle()
@@ -90,17 +94,26 @@ class Ledger:
         rows = [self._row(number, step) for number, step in enumerate(self._open, start=self.step)]
         self._writer.write(rows)
         self._write_timeline()
-        self._window += rows
+        self._window += [(row.step if o.at is None else o.at, row) for row, o in zip(rows, self._open, strict=True)]
         self.step += len(self._open)
         self._open = []
         self._settled_s = time.perf_counter()
 
-    def close_window(self, wall_s: float, comm: Comm) -> Window:
-        """Adds up, over the ranks, the steps since the last window; every rank calls it after the same steps."""
+    def close_window(self, wall_s: float, comm: Comm, start: int, end: int) -> Window:
+        """Adds up, over the ranks, the steps from one to another; every rank calls it when it has trained its share.
+
+        Where the data has ended before, the window ends there.
+        """
         self.settle()
         rows, self._window = self._window, []
-        own = [_shares(row) for row in rows]
-        losses, known, samples, correct, uncounted = comm.sum(torch.tensor(own, dtype=torch.float64)).unbind(1)
+        own = torch.zeros(end - start, len(Shares._fields), dtype=torch.float64)
+        if rows:  # A rank may have trained none of these steps, or several shares of one.
+            shares = torch.tensor([_shares(row) for _, row in rows], dtype=torch.float64)
+            own.index_add_(0, torch.tensor([at - start for at, _ in rows]), shares)
+        whole = comm.sum(own)
+        trained = whole[:, Shares._fields.index("samples")].nonzero()
+        whole = whole[: int(trained.max()) + 1 if len(trained) else 0]
+        losses, known, samples, correct, uncounted = whole.unbind(1)
         return Window(
             losses=(losses / known).tolist(),
             samples=int(samples.sum()),
@@ -122,8 +135,20 @@ class Ledger:
         self._spans = []
 
 
-def _shares(row: StepRow) -> tuple[float, ...]:
-    """What a rank adds to a step's sums: losses, the samples they are known of, samples, right ones, none counted."""
+class Shares(NamedTuple):
+    """What a rank adds to a step's sums."""
+
+    loss: float
+    """The sum over its samples."""
+    known: float
+    """The samples that it is known of."""
+    samples: float
+    correct: float
+    uncounted: float
+    """Not 0 where nobody counts right ones."""
+
+
+def _shares(row: StepRow) -> Shares:
     known = 0 if row.loss is None else row.samples
     uncounted = row.correct == NOT_COUNTED
-    return (row.loss or 0.0) * known, known, row.samples, 0 if uncounted else row.correct, uncounted
+    return Shares((row.loss or 0.0) * known, known, row.samples, 0 if uncounted else row.correct, uncounted)

@@ -15,9 +15,8 @@ from paceline.training.precision import autocast
 from paceline.training.sync import Sync
 from paceline.training.windows import Windows
 from paceline.workloads.batches import Piece, Source
+from paceline.workloads.tickets import ONE_SHOT, Tickets
 from paceline.workloads.workload import Workload
-
-_ONE_SHOT = "give a data set or something that can be iterated again, not a generator that runs once"
 
 
 @dataclass
@@ -35,9 +34,16 @@ class Loop:
 
     def train(self) -> None:
         """Trains for the epochs or steps asked for."""
-        step = 0
         total = self.total_steps()
         self.report("start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped)
+        if self.sync.strategy.lockstep:
+            self._train_together(total)
+        else:
+            self._train_by_tickets(total)
+
+    def _train_together(self, total: int | None) -> None:
+        """Every rank trains its share of every step."""
+        step = 0
         for epoch in itertools.count():
             before, end, ended = step, self._epoch_end(step, total), False
             steps = self.source.epoch(epoch)
@@ -52,10 +58,37 @@ class Loop:
                     self.windows.close(epoch, step)
             self.report("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
             if step == before:
-                raise WorkloadError(f"the training data gave no batch in epoch {epoch + 1}.", hint=_ONE_SHOT)
+                raise WorkloadError(f"the training data gave no batch in epoch {epoch + 1}.", hint=ONE_SHOT)
             if step == total or (total is None and epoch + 1 == (self.config.epochs or 1)):
                 return
         raise AssertionError("the loop ends by its steps or its epochs")
+
+    def _train_by_tickets(self, total: int | None) -> None:
+        """Every rank trains what its tickets stand for; they wait for each other at the end of a window alone."""
+        tickets, workers = Tickets(self.source, self.config.epochs, total), self.sync.ranks
+        step, epochs = 0, 0
+        while not self._ended_everywhere(tickets):
+            end = self.windows.end(step)
+            if total is not None and total - end < (end - step) / 2:  # A short one at the end would mostly be waiting.
+                end = total
+            self.windows.open()
+            while (ticket := self.sync.strategy.ticket) < end * workers:
+                self.stopwatch.begin()
+                found = tickets.find(ticket)
+                if found is None:
+                    self.stopwatch.drop()
+                    break
+                self._train_pieces(found.epoch, found.pieces, at=found.step)
+            step = self.windows.close(epochs, end)
+            ended = self.sync.comm.smallest(sum(epoch_end <= step for epoch_end in tickets.ends))
+            for epoch in range(epochs, ended):
+                divergence = self.sync.buffers.divergence()
+                self.report("epoch", epoch=epoch, step=tickets.ends[epoch], buffer_divergence=divergence)
+            epochs = ended
+
+    def _ended_everywhere(self, tickets: Tickets) -> bool:
+        """Whether no rank has anything left to train."""
+        return self.sync.comm.smallest(int(tickets.find(self.sync.strategy.ticket) is None)) == 1
 
     def _train_steps(self, epoch: int, steps: Iterator[list[Piece]], count: int) -> int:
         """Trains `count` steps, or as many as the data has; returns how many."""
@@ -69,13 +102,18 @@ class Loop:
 
         Returns False, having done nothing, when the data has ended on any rank.
         """
-        stopwatch, source, model = self.stopwatch, self.source, self.sync.model
-        stopwatch.begin()
+        self.stopwatch.begin()
         pieces = next(steps, None)
         if self._ended(pieces):
-            stopwatch.drop()
+            self.stopwatch.drop()
             return False
         assert pieces is not None
+        self._train_pieces(epoch, pieces)
+        return True
+
+    def _train_pieces(self, epoch: int, pieces: list[Piece], at: int | None = None) -> None:
+        """Goes on with a step that has begun; `at` is its number where ranks do not step together."""
+        stopwatch, source, model = self.stopwatch, self.source, self.sync.model
         for number, piece in enumerate(pieces, start=1):
             batch = source.fetch(piece)
             stopwatch.lap(DATA)
@@ -90,8 +128,7 @@ class Loop:
                 stopwatch.lap(BACKWARD)
         self.sync.step(self.config.clip_norm)
         stopwatch.lap(OPTIMISER)
-        self.ledger.end_step(epoch, stopwatch.end())
-        return True
+        self.ledger.end_step(epoch, stopwatch.end(), at)
 
     def total_steps(self) -> int | None:
         """Steps of the whole run, or None where only going through the data tells."""

@@ -82,10 +82,11 @@ def summarise(
     gathered = sync.comm.gather(torch.tensor(values, dtype=torch.float64))
     ranks = [_nested(_from_floats(names, everyone.tolist())) for everyone in gathered]
     step_s = step_time(windows)
-    samples = sum(rank["samples"] for rank in ranks) / (ranks[0]["steps"] or 1)
+    trained = sum(window.steps for window in windows)  # As all ranks count: one may have trained more of them.
+    samples = sum(rank["samples"] for rank in ranks) / (trained or 1)
     return {
         "strategy": strategy,
-        "steps": ranks[0]["steps"],
+        "steps": trained,
         "train_s": sum(window.wall_s for window in windows),
         "step_s": step_s,
         "samples_per_s": samples / step_s if step_s else None,
@@ -98,6 +99,7 @@ def summarise(
         "clock": drift(sync.comm),
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": spread(list(sync.strategy.model.parameters()), sync.comm),
+        **sync.strategy.figures(),
     }
 
 

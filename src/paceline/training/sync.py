@@ -13,6 +13,7 @@ from paceline.comm.group import Comm, close_comm
 from paceline.comm.lookout import Lookout
 from paceline.comm.payload import PayloadCount
 from paceline.config import BatchNormMode
+from paceline.errors import UsageError
 from paceline.strategies.base import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.batchnorm import LiveBuffers, synced
 
@@ -35,6 +36,8 @@ class Sync:
         self.comm = comm
         self._undo = ExitStack()
         self._at_the_end = ExitStack()
+        if bn == "sync" and not strategy.lockstep:
+            raise not_together(strategy)
         self.normalises_together = bn == "sync" and comm.world_size > 1
         """Whether BatchNorm layers send messages of their own."""
         if self.normalises_together:
@@ -49,7 +52,8 @@ class Sync:
         self.buffers = LiveBuffers(model, comm)
         self._buffers_are_old = False
         self._broadcasts_buffers = False
-        if bn == "broadcast" and strategy.exchanges and comm.world_size > 1 and self.buffers.possible:
+        waits = strategy.exchanges and strategy.lockstep and comm.world_size > 1
+        if bn == "broadcast" and waits and self.buffers.possible:
             self._broadcasts_buffers = True
             self._undo.callback(model.register_forward_pre_hook(self._refresh_buffers).remove)
 
@@ -162,3 +166,11 @@ class Sync:
         if self._buffers_are_old and module.training:
             self.buffers.broadcast()
             self._buffers_are_old = False
+
+
+def not_together(strategy: Strategy) -> UsageError:
+    """The error for BatchNorm over all ranks where these do not step together."""
+    return UsageError(
+        f"--bn sync has ranks wait for each other in every layer, and under {strategy.name} none waits for another.",
+        hint="use --bn local, which --bn broadcast is here too",
+    )

@@ -17,6 +17,7 @@ def describe_strategy(text: str, strategy: Strategy) -> dict[str, Any]:
         "strategy": text,
         "lossless": strategy.lossless,
         "exchanges": strategy.exchanges,
+        "lockstep": strategy.lockstep,
         "travel": strategy.travel,
     }
 

@@ -23,7 +23,8 @@ def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
     plan = plan_of(strategy)(gradients, sync.ranks, **dataclasses.asdict(sync.strategy.options))
     whole = plan + Plan(tuple(broadcast(size, sync.ranks) for size in sync.broadcast_sizes))
     # Which parameters are used may differ from step to step, and what ranks tell each other about it comes on top.
-    exact = not sync.strategy.allow_unused
+    # And where ranks do not step together, some send more often than others.
+    exact = not sync.strategy.allow_unused and sync.strategy.lockstep
     return {
         **({"links": [dataclasses.asdict(link) for link in whole.links()]} if exact else {}),
         "sent_bytes": [whole.sent_bytes(rank) for rank in range(sync.ranks)],

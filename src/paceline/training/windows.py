@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -17,6 +18,9 @@ WARM_UP_STEPS = 5
 WINDOW_S = 0.5
 """Ranks exchange their losses this often, not more: a message every few short steps would cost more than all else."""
 MOST_LOGS_PER_WINDOW = 50
+LONG_WINDOW_S, LEAST_STEPS = 10.0, 100
+"""Where ranks do not step together, they wait for each other at the end of a window alone, by up to a step of the
+slowest: these make that a small part of it."""
 
 
 class Windows:
@@ -46,6 +50,8 @@ class Windows:
         period = self._sync.strategy.period
         if step == 0 or (self._profiler is not None and step < self._warm_up):
             return self._warm_up
+        if not self._sync.strategy.lockstep:
+            return step + max(LEAST_STEPS, math.ceil(LONG_WINDOW_S / self.times[-1].wall_s * self.times[-1].steps))
         size = -(-self._log_every * self._logs_per_window // period) * period
         return step + size - step % size
 
@@ -61,8 +67,11 @@ class Windows:
             self._profiler.before(self._step)
         self._began_s = time.perf_counter()
 
-    def close(self, epoch: int, step: int) -> None:
-        """The clock stops when nothing is in flight any more; only then do ranks exchange what they trained."""
+    def close(self, epoch: int, step: int) -> int:
+        """The clock stops when nothing is in flight any more; only then do ranks exchange what they trained.
+
+        Returns the steps trained so far: fewer than asked for where the data has ended.
+        """
         self._sync.strategy.finish()
         device = self._sync.comm.device
         if device.type == "cuda":
@@ -72,7 +81,8 @@ class Windows:
             self._sync.comm.stopwatch.clock.anchor()
         start = self._step
         profiled = self._close_profile(step)
-        window = self._ledger.close_window(wall_s, self._sync.comm)
+        window = self._ledger.close_window(wall_s, self._sync.comm, start, step)
+        step = self._step = start + len(window.losses)
         if self._sync.payload is not None:
             self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up)
         self.times.append(WindowTime(len(window.losses), window.wall_s, profiled))
@@ -89,6 +99,7 @@ class Windows:
             correct=window.correct,
             **({"profiled": True} if profiled else {}),
         )
+        return step
 
     def finish(self) -> None:
         """The run ends after the last window."""

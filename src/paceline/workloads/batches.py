@@ -31,9 +31,9 @@ class Share:
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
 
-    def pieces(self, total: int) -> list[range]:
-        """The positions, in a global batch of `total`, of each of this rank's micro-batches."""
-        own = split(total, self.workers)[self.rank]
+    def pieces(self, total: int, rank: int | None = None) -> list[range]:
+        """The positions, in a global batch of `total`, of each of this rank's (or another's) micro-batches."""
+        own = split(total, self.workers)[self.rank if rank is None else rank]
         return [own[part.start : part.stop] for part in split(len(own), self.micro_batches)]
 
     def place(self, batch: Any) -> Any:
@@ -60,12 +60,16 @@ class Piece:
     """Indices into a data set, or the batch itself."""
 
 
+PiecesOf = Callable[[int], list[Piece]]
+"""Gives the pieces of a step that are a rank's."""
+
+
 class Source(ABC):
     """Gives this rank its pieces of every step."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
-        self._parts: dict[int, list[tuple[range, int, float]]] = {}
+        self._parts: dict[tuple[int, int], list[tuple[range, int, float]]] = {}
 
     @abstractmethod
     def steps(self) -> int | None:
@@ -92,8 +96,13 @@ class Source(ABC):
         return None
 
     @abstractmethod
+    def shares(self, epoch: int | None) -> Iterator[PiecesOf]:
+        """For each step of an epoch, what gives the pieces of it that are any rank's."""
+
     def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
-        """The pieces of each step of an epoch."""
+        """This rank's pieces of each step of an epoch."""
+        for pieces_of in self.shares(epoch):
+            yield pieces_of(self.share.rank)
 
     @abstractmethod
     def fetch(self, piece: Piece) -> Any:
@@ -103,11 +112,17 @@ class Source(ABC):
     def peek(self, samples: int) -> Any | None:
         """A batch of a few samples to try a model out on; None where taking it would use it up."""
 
-    def _cut(self, total: int, epoch: int | None, take: Callable[[range], Any]) -> list[Piece]:
-        if total not in self._parts:  # Nearly every batch has the same size.
-            parts = [part for part in self.share.pieces(total) if len(part)]
-            self._parts[total] = [(part, len(part), len(part) * self.share.workers / total) for part in parts]
-        return [Piece(samples, weight, epoch, take(part)) for part, samples, weight in self._parts[total]]
+    def _cut(self, total: int, epoch: int | None, take: Callable[[range], Any]) -> PiecesOf:
+        """What gives a rank's pieces of a global batch of `total`; `take` gives what is at some positions of it."""
+
+        def pieces_of(rank: int) -> list[Piece]:
+            if (total, rank) not in self._parts:  # Nearly every batch has the same size.
+                parts = [part for part in self.share.pieces(total, rank) if len(part)]
+                weighted = [(part, len(part), len(part) * self.share.workers / total) for part in parts]
+                self._parts[total, rank] = weighted
+            return [Piece(samples, weight, epoch, take(part)) for part, samples, weight in self._parts[total, rank]]
+
+        return pieces_of
 
 
 class Indexed(Source):
@@ -140,7 +155,7 @@ class Indexed(Source):
     def samples(self) -> int:
         return self._sampler.size
 
-    def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
+    def shares(self, epoch: int | None) -> Iterator[PiecesOf]:
         for batch in self._sampler.batches(epoch or 0, self._indices_on):
             yield self._cut(len(batch), epoch, lambda part, batch=batch: batch[part.start : part.stop])  # type: ignore[misc]
 
@@ -171,8 +186,14 @@ class Loaded(Indexed):
             persistent_workers=True,  # Starting them anew each epoch would be part of a step's time.
         )
 
+    def shares(self, epoch: int | None) -> Iterator[PiecesOf]:  # noqa: ARG002
+        raise UsageError(
+            "a DataLoader with workers loads ahead, but who trains what is only known in the last moment here.",
+            hint="use num_workers=0, or a strategy under which ranks step together",
+        )
+
     def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
-        steps = list(super().epoch(epoch))
+        steps = [pieces_of(self.share.rank) for pieces_of in super().shares(epoch)]
         self._indices[:] = [piece.content.tolist() for pieces in steps for piece in pieces]
         fetched = iter(self._loader)
         for pieces in steps:
@@ -210,7 +231,7 @@ class Stream(Source):
     def expected_steps(self) -> int | None:
         return len(self._batches) if isinstance(self._batches, Sized) else None
 
-    def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
+    def shares(self, epoch: int | None) -> Iterator[PiecesOf]:
         if epoch is not None and hasattr(self._batches, "set_epoch"):
             self._batches.set_epoch(epoch)
         smallest = self.share.workers * self.share.micro_batches if epoch is not None else 1
