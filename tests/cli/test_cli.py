@@ -25,7 +25,8 @@ from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import BY_NAME, LaunchError, PacelineError
 from paceline.records import read_run
 from paceline.records.examination import write_examination
-from paceline.strategies.registry import ENTRIES
+from paceline.strategies.base import NoOptions
+from paceline.strategies.registry import ENTRIES, create
 
 ANSWER_S = 0.3
 
@@ -141,7 +142,7 @@ def test_one_strategy(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert text.startswith(f"{name}: {ENTRIES[name].summary}\n")
     for heading in ("Idea", "Who sends what to whom", "Cost", "When to use it", "When not", "Options"):
         assert f"\n{heading}" in text
-    assert ("Options\n    none" in text) == (name != "ddp")
+    assert ("Options\n    none" in text) == (create(name).Options is NoOptions)
 
 
 def test_the_options_of_ddp_are_shown_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:

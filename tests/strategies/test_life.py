@@ -25,6 +25,8 @@ ALL = [
     "gather_scatter",
     "p2p",
     "allreduce",
+    "ring",
+    "halving_doubling:segment_kb=0.5",
     "ddp",
     "ddp:overlap=false",
     "bucketed",
@@ -141,6 +143,7 @@ def save_and_go_on(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor]:
         ("ddp", "ddp"),
         ("allreduce", "gather_scatter"),
         ("p2p", "p2p"),
+        ("ring", "halving_doubling"),
         ("bucketed", "ddp"),
         ("parameter_server:servers=2", "ddp"),
         ("allreduce", "parameter_server:servers=2"),
@@ -174,7 +177,7 @@ def train_branching(comm: Comm, text: str, allow_unused: bool) -> tuple[Tensor, 
     return model.sometimes.weight.detach(), model.never.weight.detach(), never
 
 
-@pytest.mark.parametrize("text", ["gather_scatter", "p2p", "allreduce", "ddp", "bucketed", "parameter_server"])
+@pytest.mark.parametrize("text", ["gather_scatter", "p2p", "allreduce", "ring", "halving_doubling", "ddp", "bucketed", "parameter_server"])
 def test_unused_parameters_where_allowed(pool: Pool, text: str) -> None:
     answers = pool.run(train_branching, 3, text, True)
     for sometimes, never, untouched in answers:
@@ -226,7 +229,7 @@ def channels_last(comm: Comm, text: str) -> tuple[bool, Tensor]:
 def test_channels_last_gradients(pool: Pool) -> None:
     found = {
         text: pool.run(channels_last, 3, text)[1]
-        for text in ("gather_scatter", "p2p", "allreduce", "ddp", "bucketed", "parameter_server")
+        for text in ("gather_scatter", "p2p", "allreduce", "ring", "halving_doubling", "ddp", "bucketed", "parameter_server")
     }
     assert found["allreduce"][0], "the gradient under test is not channels-last"
     for _, weight in found.values():

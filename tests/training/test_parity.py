@@ -34,6 +34,8 @@ LOSSLESS = [
     "gather_scatter",
     "p2p",
     "allreduce",
+    "ring:segment_kb=64",
+    "halving_doubling:segment_kb=64",
     "ddp",
     "ddp:overlap=false",
     "ddp:bucket_mb=0.01,bucket_view=true",

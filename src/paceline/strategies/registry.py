@@ -53,6 +53,8 @@ ENTRIES = {
         _entry("allreduce", "a blocking all_reduce per parameter, after backward", "AllReduce", "classic:allreduce"),
         _entry("ddp", "PyTorch's DistributedDataParallel: buckets, overlapped with backward", "Ddp", "classic:ddp"),
         _entry("bucketed", "our own overlapped reducer: `ddp`, to be read", "Bucketed"),
+        _entry("ring", "one all-reduce around a ring of our own, after backward", "Ring"),
+        _entry("halving_doubling", "the same between partners, in 2 lg p steps", "HalvingDoubling"),
         _entry(
             "parameter_server", "servers keep the weights, workers send gradients, in step or not", "ParameterServer"
         ),
