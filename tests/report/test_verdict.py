@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,18 @@ def test_an_accuracy_beyond_the_spread_is_said(tmp_path: Path) -> None:
     assert "allreduce: the test accuracy is 20.0 percentage points lower than that of ddp" in " ".join(
         sentences(read_comparison(path))
     )
+
+
+def test_a_winner_that_is_not_exact_is_held_against_the_fastest_that_is(tmp_path: Path) -> None:
+    rough = Contender("rough", "parameter_server:asynchronous=true", lossless=False)
+    contenders = [rough, Contender("ddp", "ddp"), Contender("allreduce", "allreduce")]
+    step_s = {"rough": 0.01, "ddp": 0.02, "allreduce": 0.03}
+    said = sentences(read_comparison(write_experiment(tmp_path / "e", contenders, step_s=step_s, repeats=4)))
+    assert said[0].startswith("Pick rough")
+    assert said[1].startswith("rough does not train by the mean gradient")
+    assert re.match(r"The fastest that does is ddp: 2\d\.\d+ ms per step, 2\.0\d× the time", said[2])
+    exact = sentences(read_comparison(write_experiment(tmp_path / "f", step_s=STEP_S, repeats=4)))
+    assert "mean gradient" not in " ".join(exact)
 
 
 def test_the_next_command_trains_with_the_winner(tmp_path: Path) -> None:

@@ -106,12 +106,12 @@ def comparison_columns(rows: Sequence[Row], reference: str | None) -> list[Colum
         *_split(rows),
         plain_column("busiest_sent_bytes", "Sent per step", rows, SIZES),
         _estimates("samples_per_s", "Samples per second", rows, WHOLE),
-        _estimates("gradient_age", "Age of gradients", rows, Unit(1, "", 1)),
-        _estimates("late_share", "Late", rows, percent),
         _estimates("train_loss", "Train loss", rows, PLAIN),
         _estimates("test_loss", "Test loss", rows, PLAIN),
         _estimates("test_accuracy", "Test accuracy", rows, percent),
         plain_column("peak_bytes", "Peak memory", rows, SIZES),
+        _estimates("gradient_age", "Age of gradients", rows, Unit(1, "", 1)),
+        _estimates("late_share", "Late", rows, percent),
     ]
     return [column for column in columns if column.key == "step_s" or not column.is_empty]
 

@@ -44,6 +44,7 @@ def short_names(names: Sequence[str], most: int = LONGEST_LABEL) -> dict[str, st
 
 def shortened(name: str, most: int = LONGEST_LABEL) -> str:
     """A name without its middle: strategies differ at the start, settings at the end."""
+    name = name if len(name) <= most else name.replace("=true", "")
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
 
 

@@ -26,7 +26,7 @@ GOES_AWAY = "goes away when nothing is exchanged"
 
 def sentences(comparison: Comparison) -> list[str]:
     """What to pick, what it gains over one process, what limits it, and what else stands out."""
-    found = [*_one_process(comparison), *_winner(comparison), *_distributing(comparison)]
+    found = [*_one_process(comparison), *_winner(comparison), *_exact(comparison), *_distributing(comparison)]
     found += [*_burden(comparison), *_quality(comparison)]
     if comparison.interrupted:
         found.append("This comparison was interrupted: it tells what was measured until then.")
@@ -90,6 +90,19 @@ def _winner(comparison: Comparison) -> Iterator[str]:
             f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}{apart}, "
             f"and after {repeats} a tie, within 1%, cannot be ruled out."
         )
+
+
+def _exact(comparison: Comparison) -> Iterator[str]:
+    """Where the fastest does not give the mean gradient: what it has to be held against, and the fastest that does."""
+    first = comparison.decision.first
+    if first is None or comparison.row(first).contender.lossless:
+        return
+    yield f"{first} does not train by the mean gradient: it is worth its speed only where its losses are as good."
+    exact = next((row for row in comparison.with_role("candidate") if row.contender.lossless), None)
+    if exact is not None and exact.step_s is not None:
+        times = comparison.speed_up(first, exact.contender.name)
+        apart = "" if times is None else f", {factor(times.value)} the time{_range(times)}"
+        yield f"The fastest that does is {exact.contender.name}: {seconds(exact.step_s.value)} per step{apart}."
 
 
 def _distributing(comparison: Comparison) -> Iterator[str]:
