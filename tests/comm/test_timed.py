@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.comm import Comm, close_comm, open_comm
 from paceline.comm.timed import TimedGroup, carrying
-from paceline.errors import UsageError
 from paceline.measure.steps import make_stopwatch
 from paceline.records.timeline import NO_PEER, Kind, Purpose
 from ranks import SIZE, Pool
@@ -448,19 +447,29 @@ def test_subgroups_are_timed_and_ended(pool: Pool) -> None:
         assert (found["is_member"], found["left_over"]) == (False, 0)
 
 
-def subgroup_of_a_part(_: Comm) -> str:
-    comm = open_timed(2)
-    if comm is None:
-        return ""
-    with pytest.raises(UsageError) as raised:
-        comm.subgroup([0])
-    close_comm(comm)
-    return raised.value.message
+def subgroups_of_a_part(_: Comm) -> list[tuple[Kind, int, float]] | None:
+    """Runs of three ranks, one after the other, with groups of the first two and of all three of them."""
+    found = []
+    for _ in range(2):
+        comm = open_timed(3)
+        if comm is None:
+            continue
+        first, whole = comm.subgroup([0, 1]), comm.subgroup(range(3))
+        tensor = torch.ones(1)
+
+        def work(comm: Comm = comm, first: Any = first, whole: Any = whole, tensor: Any = tensor) -> None:
+            if comm.rank < 2:
+                dist.all_reduce(tensor, group=first)
+            dist.all_reduce(tensor, group=whole)
+
+        found += [(Kind(row[1]), row[4], float(tensor)) for row in rows_of(comm, work)]
+        close_comm(comm)
+    return found
 
 
-def test_subgroups_need_every_rank(pool: Pool) -> None:
-    said = "subgroup() needs every rank, but 2 of 4 take part in the run."
-    assert pool.run(subgroup_of_a_part, SIZE)[:2] == [said] * 2
+def test_subgroups_of_a_run_that_some_ranks_are_not_part_of(pool: Pool) -> None:
+    of_the_two = [(Kind.ALL_REDUCE, 4, 5.0)] * 2
+    assert pool.run(subgroups_of_a_part, SIZE) == [of_the_two * 2, of_the_two * 2, of_the_two[:1] * 2, []]
 
 
 def ask_for_the_backend(_: Comm) -> tuple[str, list[Kind]] | None:

@@ -30,6 +30,7 @@ ALL = [
     "ddp",
     "ddp:overlap=false",
     "bucketed",
+    "priority",
     "parameter_server:servers=2",
 ]
 
@@ -99,6 +100,7 @@ def agreed_weights(comm: Comm, text: str) -> tuple[Tensor, Tensor, Tensor]:
     model = make_model()
     sync = Sync(model, sgd, create(text), comm, "local")
     train(sync, 3)
+    sync.strategy.finish()
     own = weights(model)
     with sync.agreed() as shipped:
         agreed = weights(shipped)
@@ -145,6 +147,8 @@ def save_and_go_on(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor]:
         ("p2p", "p2p"),
         ("ring", "halving_doubling"),
         ("bucketed", "ddp"),
+        ("priority", "bucketed"),
+        ("ddp", "priority"),
         ("parameter_server:servers=2", "ddp"),
         ("allreduce", "parameter_server:servers=2"),
     ],
@@ -177,7 +181,20 @@ def train_branching(comm: Comm, text: str, allow_unused: bool) -> tuple[Tensor, 
     return model.sometimes.weight.detach(), model.never.weight.detach(), never
 
 
-@pytest.mark.parametrize("text", ["gather_scatter", "p2p", "allreduce", "ring", "halving_doubling", "ddp", "bucketed", "parameter_server"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gather_scatter",
+        "p2p",
+        "allreduce",
+        "ring",
+        "halving_doubling",
+        "ddp",
+        "bucketed",
+        "priority",
+        "parameter_server",
+    ],
+)
 def test_unused_parameters_where_allowed(pool: Pool, text: str) -> None:
     answers = pool.run(train_branching, 3, text, True)
     for sometimes, never, untouched in answers:
@@ -229,7 +246,17 @@ def channels_last(comm: Comm, text: str) -> tuple[bool, Tensor]:
 def test_channels_last_gradients(pool: Pool) -> None:
     found = {
         text: pool.run(channels_last, 3, text)[1]
-        for text in ("gather_scatter", "p2p", "allreduce", "ring", "halving_doubling", "ddp", "bucketed", "parameter_server")
+        for text in (
+            "gather_scatter",
+            "p2p",
+            "allreduce",
+            "ring",
+            "halving_doubling",
+            "ddp",
+            "bucketed",
+            "priority",
+            "parameter_server",
+        )
     }
     assert found["allreduce"][0], "the gradient under test is not channels-last"
     for _, weight in found.values():

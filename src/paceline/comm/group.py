@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -11,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.comm.local_group import NewGroup, local_maker
 from paceline.comm.timed import TimedGroup, carrying, end_group, timed_group
-from paceline.errors import UsageError
 from paceline.measure.operations import OperationLog
 from paceline.measure.sockets import SocketName, open_sockets
 from paceline.measure.steps import Stopwatch
@@ -37,6 +38,8 @@ class Comm:
     timeout_s: float = 120.0
     subgroups: list[dist.ProcessGroup] = field(default_factory=list)
     """What `subgroup` has made, on this rank."""
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    """Of subgroups, the same on all ranks."""
     sockets: set[SocketName] = field(default_factory=set)
     """Those that were opened for `group` and the subgroups: what goes over them is the strategy's. Gloo's alone."""
 
@@ -46,19 +49,29 @@ class Comm:
         Every rank of the run calls it, as `torch.distributed.new_group`; those that are not named get what that gives
         to such ranks.
         """
-        if self.world_size < dist.get_world_size():
-            raise UsageError(
-                f"subgroup() needs every rank, but {self.world_size} of {dist.get_world_size()} take part in the run.",
-                hint="let every rank be a worker",
-            )
         members = sorted(ranks)
         in_world = [dist.get_global_rank(self.group, rank) for rank in members]
+        is_whole = self.world_size == dist.get_world_size()
+        make = dist.new_group if is_whole else local_maker(f"{self.group.group_name}-{next(self._numbers)}")
         before = open_sockets()
-        group = _make_group(in_world, self.backend, self.timeout_s, self._log, members)
+        group = _make_group(in_world, self.backend, self.timeout_s, self._log, members, make)
         if self.rank in members:
             self.subgroups.append(group)
             self.sockets.update(_sockets_since(before, self.backend))
         return group
+
+    @property
+    def step(self) -> int | None:
+        """The step that goes on, where operations are noted."""
+        return None if self._log is None else self._log.step
+
+    def on_behalf_of(self, step: int | None) -> AbstractContextManager[None]:
+        """Says, for the length of a `with`, for which step this thread sends: one that `step` gave, maybe long ago."""
+        return nullcontext() if self._log is None or step is None else self._log.on_behalf_of(step)
+
+    def idle(self) -> AbstractContextManager[None]:
+        """The computing thread says so while it only waits for what another thread sends."""
+        return nullcontext() if self._log is None else self._log.idle()
 
     def agreed(self) -> None:
         """A strategy says so when its gradients are agreed on and the optimiser starts."""
@@ -168,13 +181,13 @@ def _make_group(
     timeout_s: float,
     log: OperationLog | None,
     members: Sequence[int] | None = None,
+    new_group: NewGroup = dist.new_group,
 ) -> dist.ProcessGroup:
     """A group over ranks of the world, timed where there is a log; `members` are their numbers in the run."""
     timeout = timedelta(seconds=timeout_s)
     if log is not None:
-        return timed_group(ranks, backend, timeout, log, members)
-    group: dist.ProcessGroup = dist.new_group(list(ranks), backend=backend, timeout=timeout)
-    return group
+        return timed_group(ranks, backend, timeout, log, members, new_group)
+    return new_group(list(ranks), backend=backend, timeout=timeout)
 
 
 def close_comm(comm: Comm) -> None:

@@ -35,6 +35,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 )
 from torch.futures import Future
 
+from paceline.comm.local_group import NewGroup
 from paceline.measure.operations import Operation, OperationLog
 from paceline.records.timeline import NO_PEER, Kind, Purpose
 
@@ -279,15 +280,20 @@ class _Timing:
 
 
 def timed_group(
-    ranks: Sequence[int], backend: str, timeout: timedelta, log: OperationLog, members: Sequence[int] | None = None
+    ranks: Sequence[int],
+    backend: str,
+    timeout: timedelta,
+    log: OperationLog,
+    members: Sequence[int] | None = None,
+    new_group: NewGroup = dist.new_group,
 ) -> dist.ProcessGroup:
     """A timed group over ranks of the world; called on every rank, as `torch.distributed.new_group`.
 
     `members` are their numbers in the run, where those are not 0, 1, 2 and so on.
     """
-    inner = dist.new_group(list(ranks), backend=backend, timeout=timeout)
+    inner = new_group(list(ranks), backend=backend, timeout=timeout)
     timing = _Timing(inner, log, range(len(ranks)) if members is None else members)
-    group: dist.ProcessGroup = dist.new_group(list(ranks), backend=BACKEND, timeout=timeout, pg_options=timing)
+    group = new_group(list(ranks), backend=BACKEND, timeout=timeout, pg_options=timing)
     if isinstance(group, TimedGroup):
         # Whoever asks for the backend, torch itself too, shall go on as with the group inside.
         known = distributed_c10d._world.pg_map

@@ -33,14 +33,23 @@ class Operation:
         """`start` itself where the computing thread did not go on after it."""
 
 
+class _Said(threading.local):
+    """What a thread says of the operations that it starts."""
+
+    purpose = Purpose.GRADIENTS
+    step: int | None = None
+    """The step for whose sake it works, where that may be another than the one that goes on."""
+
+
 class OperationLog:
-    """The operations of one rank. Their ends may be noted by other threads."""
+    """The operations of one rank. Other threads may start them too, and note their ends."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._step = 0
         self._keeping = False
-        self._purpose = Purpose.GRADIENTS
+        self._said = _Said()
+        self._idle_since: Mark = None
         self._done: deque[Operation] = deque()  # Other threads add to it while it is emptied.
         self._under_way: list[tuple[Operation, Callable[[], bool]]] = []
         self._ending = threading.Lock()
@@ -71,17 +80,48 @@ class OperationLog:
     @contextmanager
     def carrying(self, purpose: Purpose) -> Iterator[None]:
         """Says what operations carry; elsewhere they carry gradients."""
-        before, self._purpose = self._purpose, purpose
+        before, self._said.purpose = self._said.purpose, purpose
         try:
             yield
         finally:
-            self._purpose = before
+            self._said.purpose = before
+
+    @property
+    def step(self) -> int:
+        """The step that goes on, or was the last one."""
+        return self._step
+
+    @contextmanager
+    def on_behalf_of(self, step: int) -> Iterator[None]:
+        """What this thread starts is part of a step, which may have ended."""
+        self._said.step = step
+        try:
+            yield
+        finally:
+            self._said.step = None
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """The computing thread does nothing but wait, for operations that another thread starts one after the other.
+
+        Each that ends meanwhile was waited for; those that go on after it were not.
+        """
+        if not self._clock.on_host:
+            yield
+            return
+        self._idle_since = self._clock.mark()
+        try:
+            yield
+        finally:
+            self._idle_since = None
 
     def start(self, kind: Kind, size: int, peer: int, *, blocking: bool = False) -> Operation | None:
         """An operation starts, and the thread waits for its end at once or not; None where nobody wants to know."""
-        if not self._keeping:
+        step = self._said.step
+        if not (self._keeping if step is None else keeps(step)):
             return None
-        operation = Operation(self._step, kind, self._purpose, size, peer, self._clock.mark())
+        step = self._step if step is None else step
+        operation = Operation(step, kind, self._said.purpose, size, peer, self._clock.mark())
         if blocking and self._computes_here():
             operation.waited_from = operation.start
         return operation
@@ -96,6 +136,9 @@ class OperationLog:
         with self._ending:
             if operation.end is None:
                 operation.end = self._clock.mark()
+                idle_since = self._idle_since
+                if idle_since is not None and operation.waited_from is None:
+                    operation.waited_from = max(operation.start, idle_since)
                 self._done.append(operation)
 
     def look_after(self, operation: Operation, has_ended: Callable[[], bool]) -> None:

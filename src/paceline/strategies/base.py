@@ -74,6 +74,9 @@ class Strategy(ABC):
     updating: int | None = None
     """Where the optimiser is asked to step part by part: the number of the step that this part belongs to. None where
     each time that it is asked is a step."""
+    updating: int | None = None
+    """Where the optimiser is asked to step part by part: the number of the step that this part belongs to. None where
+    each time that it is asked is a step."""
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()

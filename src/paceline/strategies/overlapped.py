@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -82,6 +82,10 @@ class Overlapped(Strategy):
     def memory(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
         """A flat tensor for each bucket, of so many items, of the kind of a parameter in it."""
         return [torch.zeros(count, dtype=one.dtype, device=one.device) for count, one in zip(items, like, strict=True)]
+
+    def packed(self, sizes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
+        """The places of the gradients that each bucket holds; they come in the order in which backward fills them."""
+        return cut(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
 
     @contextmanager
     def microbatch(self, last: bool) -> Iterator[None]:
@@ -166,7 +170,7 @@ class Overlapped(Strategy):
         parameters = [self.parameters[position] for position in order]
         kinds = [(parameter.dtype, parameter.device) for _, parameter in parameters]
         sizes = [parameter.nbytes for _, parameter in parameters]
-        packed = cut(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
+        packed = self.packed(sizes, kinds)
         members = [[parameters[place] for place in bucket] for bucket in packed]
         items = [sum(parameter.numel() for _, parameter in bucket) for bucket in members]
         memory = self.memory(items, [bucket[0][1] for bucket in members])

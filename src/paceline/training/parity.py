@@ -81,16 +81,33 @@ class Parity:
 class Probe(torch.optim.Optimizer):
     """An optimiser that keeps the gradients it is given and changes nothing."""
 
-    def __init__(self, parameters: NamedParameters) -> None:
+    def __init__(self, parameters: NamedParameters, strategy: Strategy) -> None:
         super().__init__(list(parameters), {})
-        self.seen: list[Gradients] = []
+        self.seen = SeenSteps(strategy)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        """Keeps the gradients of this step."""
+        """Keeps the gradients of this step, or of a part of it."""
         pairs = [
             pair for group in self.param_groups for pair in zip(group["param_names"], group["params"], strict=True)
         ]
-        self.seen.append({name: p.grad.detach().clone() for name, p in pairs if p.grad is not None})
+        self.seen.add({name: p.grad.detach().clone() for name, p in pairs if p.grad is not None})
+
+
+class SeenSteps:
+    """The gradients of each step, put together where a strategy has its optimiser step part by part."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._last: int | None = None
+        self.steps: list[Gradients] = []
+
+    def add(self, gradients: Gradients) -> None:
+        """What the optimiser was just given."""
+        step = self._strategy.updating
+        if step is None or step != self._last:
+            self.steps.append({})
+        self.steps[-1] |= gradients
+        self._last = step
 
 
 def prove(
@@ -136,7 +153,7 @@ def _under(
     model = copy.deepcopy(workload.model)
     if trains_jointly(model, config, comm.world_size):
         without_dropout(model)
-    sync = Sync(model, Probe, strategy, comm, config.bn)
+    sync = Sync(model, lambda parameters: Probe(parameters, strategy), strategy, comm, config.bn)
     for step, pieces in enumerate(shards.own):
         for number, piece in enumerate(pieces):
             with sync.microbatch(last=number == len(pieces) - 1):
@@ -144,7 +161,7 @@ def _under(
         sync.step(clip_norm_of(step, len(shards.own), config.clip_norm))
     sync.strategy.finish()
     assert isinstance(sync.optimizer, Probe)
-    seen = sync.optimizer.seen
+    seen = sync.optimizer.seen.steps
     sync.detach()
     return seen
 

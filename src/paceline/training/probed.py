@@ -20,8 +20,8 @@ from paceline.comm import Comm
 from paceline.config import BatchNormMode
 from paceline.strategies.base import AfterBackward, MakeOptimizer, NamedParameters, Strategy
 from paceline.training.assignment import AssignedSync, Assignment
-from paceline.training.oracle import TOLERANCE, Gradients, clip_norm_of
-from paceline.training.parity import Parity, compare_gradients, worst
+from paceline.training.oracle import TOLERANCE, clip_norm_of
+from paceline.training.parity import Parity, SeenSteps, compare_gradients, worst
 from paceline.training.proof import STEPS
 
 HALF_PRECISION_TOLERANCE = 2e-2
@@ -50,8 +50,9 @@ class ProbedSync(AssignedSync):
         comm: Comm,
         bn: BatchNormMode,
     ) -> None:
-        self.seen: list[Gradients] = []
-        super().__init__(STEPS, model, _probed(make_optimizer, self.seen), strategy, comm, bn)
+        seen = SeenSteps(strategy)
+        self.seen = seen.steps
+        super().__init__(STEPS, model, _probed(make_optimizer, seen), strategy, comm, bn)
         self._conclude = conclude
 
     def step(self, max_norm: float | None = None) -> None:
@@ -113,12 +114,12 @@ class ProvingOracle(Proving):
         return ExactMean()
 
 
-def _probed(make_optimizer: MakeOptimizer, seen: list[Gradients]) -> MakeOptimizer:
+def _probed(make_optimizer: MakeOptimizer, seen: SeenSteps) -> MakeOptimizer:
     """Makes the user's optimiser, and takes its `step`; a method, since that is what schedulers wrap."""
 
     def make(parameters: NamedParameters) -> torch.optim.Optimizer:
         def keep(_: torch.optim.Optimizer, closure: Any = None) -> None:  # noqa: ARG001  (as optimisers have it)
-            seen.append({name: p.grad.detach().clone() for name, p in parameters if p.grad is not None})
+            seen.add({name: p.grad.detach().clone() for name, p in parameters if p.grad is not None})
 
         optimizer = make_optimizer(parameters)
         optimizer.step = types.MethodType(keep, optimizer)  # type: ignore[method-assign]
