@@ -12,7 +12,7 @@ from paceline.comm.messages import Message, irecv, isend
 from paceline.plans.schedule import Incoming, Outgoing, Schedule
 
 AHEAD = 4
-"""Messages that a rank is ready to receive before it needs them."""
+"""Messages to be added that a rank is ready to receive before it needs them."""
 
 
 class Scratch:
@@ -47,7 +47,7 @@ class _Wire:
         self._slots = slots
         self._arrivals: deque[tuple[Message, Tensor, Tensor | None]] = deque()
         self._departures: list[Message] = []
-        self._received = 0
+        self.received = 0
 
     def send(self, message: Outgoing) -> None:
         part = self._tensor[message.start : message.end]
@@ -59,8 +59,8 @@ class _Wire:
         That memory may be on its way out still, but not when the message comes: it is made of what was sent.
         """
         part = self._tensor[message.start : message.end]
-        slot = self._slots[self._received % AHEAD][: len(part)] if message.adds else None
-        self._received += 1
+        slot = self._slots[self.received % AHEAD][: len(part)] if message.adds else None
+        self.received += 1
         arrival = irecv(part if slot is None else slot, self._members[message.peer], self._comm)
         self._arrivals.append((arrival, part, slot))
 
@@ -86,21 +86,24 @@ class _Wire:
 
 
 def _as_they_come(schedule: Schedule, wire: _Wire) -> None:
-    """Every message leaves as soon as it can."""
-    incoming, waiting = schedule.incoming, deque(schedule.outgoing)
+    """Every message leaves as soon as it can, and is awaited before it does: then Gloo sends it at once."""
+    coming, waiting = deque(schedule.incoming), deque(schedule.outgoing)
+
+    def get_ready(taken: int) -> None:
+        """What is to be added needs a slot; the rest, which comes after it, is received where it belongs."""
+        while coming and (not coming[0].adds or wire.received < taken + AHEAD):
+            wire.receive(coming.popleft())
 
     def send_ready(taken: int) -> None:
         while waiting and waiting[0].needs <= taken:
             wire.send(waiting.popleft())
 
-    for message in incoming[:AHEAD]:
-        wire.receive(message)
+    get_ready(0)
     send_ready(0)
-    for number in range(len(incoming)):
+    for taken in range(1, len(schedule.incoming) + 1):
         wire.take()
-        send_ready(number + 1)
-        if number + AHEAD < len(incoming):
-            wire.receive(incoming[number + AHEAD])
+        send_ready(taken)
+        get_ready(taken)
     wire.drain()
 
 
