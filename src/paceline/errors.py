@@ -70,6 +70,13 @@ class RankError(PacelineError):
 
     exit_code = 6
 
+    def __init__(
+        self, message: str, *, hint: str | None = None, detail: str | None = None, peer_lost: bool = False
+    ) -> None:
+        super().__init__(message, hint=hint, detail=detail)
+        self.peer_lost = peer_lost
+        """Whether it only waited for another that is gone: the reason to show is that one's."""
+
 
 class ParityError(PacelineError):
     """A strategy that promises the mean gradient computes something else."""

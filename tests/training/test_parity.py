@@ -40,6 +40,7 @@ LOSSLESS = [
     "ddp:overlap=false",
     "ddp:bucket_mb=0.01,bucket_view=true",
     "bucketed:bucket_mb=0.01,first_mb=0.003",
+    "shared_memory",
     "priority:slice_mb=0.01",
     "parameter_server",
     "parameter_server:servers=2",

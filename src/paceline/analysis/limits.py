@@ -130,9 +130,13 @@ def rounds(traffic: Traffic, ranks: int) -> float:
         return 2 * (ranks - 1)
     if traffic.kind in (Kind.BROADCAST.title, Kind.REDUCE.title, Kind.BARRIER.title):
         return math.ceil(math.log2(ranks)) if ranks > 1 else 0
+    if traffic.kind == Kind.SHARED_REDUCE.title:
+        return 0
     return 1 if traffic.kind in (Kind.SEND.title, Kind.RECV.title) else ranks - 1
 
 
 def on_busiest_link(traffic: Traffic, ranks: int) -> float:
     """The bytes of a step that the busiest link has to carry."""
+    if traffic.kind == Kind.SHARED_REDUCE.title:
+        return 0.0
     return traffic.bytes_per_step * bus_factor(Kind[traffic.kind.upper()], ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.local_group import NewGroup, local_maker
+from paceline.comm.hosts import hosts_of, own_host
 from paceline.comm.timed import TimedGroup, carrying, end_group, timed_group
 from paceline.measure.operations import OperationLog
 from paceline.measure.sockets import SocketName, open_sockets
@@ -42,6 +43,8 @@ class Comm:
     """Of subgroups, the same on all ranks."""
     sockets: set[SocketName] = field(default_factory=set)
     """Those that were opened for `group` and the subgroups: what goes over them is the strategy's. Gloo's alone."""
+    hosts: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each host, in the order of their first ones; an emulated host is one. `open_comm` finds them out."""
 
     def subgroup(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """A group of some of the run's ranks, whose operations are timed as those of `group`; `close_comm` ends it.
@@ -157,7 +160,7 @@ def open_comm(
     control = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=timeout_s))
     if dist.get_rank() not in ranks:
         return None
-    return Comm(
+    comm = Comm(
         rank=list(ranks).index(dist.get_rank()),
         world_size=len(ranks),
         device=device,
@@ -168,6 +171,7 @@ def open_comm(
         timeout_s=timeout_s,
         sockets=sockets,
     )
+    return replace(comm, hosts=hosts_of(comm.gather(own_host())))
 
 
 def _sockets_since(before: frozenset[SocketName], backend: str) -> set[SocketName]:

@@ -36,7 +36,9 @@ def record_failure(error: BaseException, rank: int, file: Path, run: int | None 
         "message": str(error),
         "hint": getattr(error, "hint", None),
         "detail": error.detail if isinstance(error, PacelineError) else traceback.format_exc().rstrip(),
-        "peer_lost": not known and any(phrase in str(error) for phrase in _PEER_LOST),
+        "peer_lost": error.peer_lost
+        if isinstance(error, RankError)
+        else not known and any(phrase in str(error) for phrase in _PEER_LOST),
     }
     write_json(file, reason)
 

@@ -1,4 +1,4 @@
-"""Which machine, clock and network a process lives on: ranks tell by it whether they share them. Free of torch."""
+"""Which machine, clock, network and memory a process lives on: ranks tell by it whether they share them. No torch."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def clock_id() -> str:
 def network_id() -> str:
     """Processes with the same one reach each other without leaving the host; an emulated host has its own."""
     return f"{boot_id()} {_namespace('net')}"
+
+
+def memory_id() -> str:
+    """Processes with the same one may share memory: they see each other's numbers, and no network lies between them."""
+    return f"{network_id()} {_namespace('pid')}"
 
 
 def _namespace(kind: str) -> str:

@@ -102,6 +102,7 @@ def as_carried_out(kind: str, size: int, ranks: int, root: int) -> Operation | N
         "all_gather": lambda: all_gather(size, ranks),
         "all_to_all": lambda: all_to_all(size, ranks),
         "barrier": lambda: barrier(ranks),
+        "shared_reduce": lambda: Operation("shared_reduce", "memory", size, (), 0.0),
     }
     if kind not in known:
         return None

@@ -44,6 +44,8 @@ class Kind(enum.IntEnum):
     SEND = 24
     RECV = 25
     BARRIER = 26
+    SHARED_REDUCE = 27
+    """An all_reduce through memory that the ranks of a host share: nothing of it is on the wire."""
 
     @property
     def is_operation(self) -> bool:

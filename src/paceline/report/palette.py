@@ -68,6 +68,7 @@ OPERATIONS = {
     "send": "#b07d00",
     "recv": "#c94f4f",
     "barrier": "#5f7690",
+    "shared_reduce": "#c87800",
 }
 """What happens in a step, in the same sense: phases are cold, operations are warm."""
 

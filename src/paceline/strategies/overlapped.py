@@ -40,6 +40,8 @@ class Slot:
     bucket: Bucket
     view: Tensor
     """Its part of the bucket, laid out as the parameter is."""
+    total: Tensor
+    """Its part of the sum, which the optimiser is given."""
     is_filled: bool = False
     """Whether this step's gradient is in it."""
 
@@ -79,6 +81,10 @@ class Overlapped(Strategy):
     def arrive(self, bucket: Bucket) -> None:
         """Returns when the bucket holds the sum."""
 
+    def put(self, slot: Slot, gradient: Tensor) -> None:
+        """Puts a gradient into its bucket, divided by the number of ranks."""
+        torch.mul(gradient, self._share, out=slot.view)
+
     def memory(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
         """A flat tensor for each bucket, of so many items, of the kind of a parameter in it."""
         return [torch.zeros(count, dtype=one.dtype, device=one.device) for count, one in zip(items, like, strict=True)]
@@ -86,6 +92,10 @@ class Overlapped(Strategy):
     def packed(self, sizes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
         """The places of the gradients that each bucket holds; they come in the order in which backward fills them."""
         return cut(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
+
+    def sums(self, memory: list[Tensor]) -> list[Tensor]:
+        """Where each bucket's sum will be: in the bucket itself, unless told otherwise."""
+        return memory
 
     @contextmanager
     def microbatch(self, last: bool) -> Iterator[None]:
@@ -101,7 +111,7 @@ class Overlapped(Strategy):
             for bucket in self.buckets:
                 self.arrive(bucket)
             for slot, is_used in zip(self._slots, used, strict=True):
-                slot.parameter.grad = slot.view if is_used else None
+                slot.parameter.grad = slot.total if is_used else None
         elif not self.allow_unused:
             self._refuse([name for name, parameter in self.parameters if parameter.grad is None])
         self.update(max_norm)
@@ -113,7 +123,8 @@ class Overlapped(Strategy):
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self.buckets, self._slots = [], [], []
+        self._hooks = []
+        self._unpack()
         super().close()
 
     def _hook(self, position: int) -> Callable[[Tensor], None]:
@@ -131,7 +142,7 @@ class Overlapped(Strategy):
             raise WorkloadError(f"{slot.name} got a gradient twice in one step, the first is on its way.", hint=_TWICE)
         if gradient.is_sparse:
             raise sparse_gradient(slot.name)
-        torch.mul(gradient, self._share, out=slot.view)
+        self.put(slot, gradient)
         slot.is_filled = True
         self._count(slot.bucket)
 
@@ -167,6 +178,7 @@ class Overlapped(Strategy):
 
     def _pack(self, order: Sequence[int]) -> None:
         """Shares the parameters out over buckets, in an order."""
+        self._unpack()
         parameters = [self.parameters[position] for position in order]
         kinds = [(parameter.dtype, parameter.device) for _, parameter in parameters]
         sizes = [parameter.nbytes for _, parameter in parameters]
@@ -176,13 +188,20 @@ class Overlapped(Strategy):
         memory = self.memory(items, [bucket[0][1] for bucket in members])
         self.buckets = [Bucket(number, flat, []) for number, flat in enumerate(memory)]
         slots = dict[str, Slot]()
-        for bucket, inside in zip(self.buckets, members, strict=True):
-            for (name, parameter), view in zip(inside, views_of(bucket.flat, inside), strict=True):
-                slots[name] = Slot(name, parameter, bucket, view)
+        for bucket, inside, flat in zip(self.buckets, members, self.sums(memory), strict=True):
+            views, totals = views_of(bucket.flat, inside), views_of(flat, inside)
+            for (name, parameter), view, total in zip(inside, views, totals, strict=True):
+                slots[name] = Slot(name, parameter, bucket, view, total)
                 bucket.slots.append(slots[name])
         self._slots = [slots[name] for name, _ in self.parameters]
         self._share = 1 / self.comm.world_size
         self._expect_all()
+
+    def _unpack(self) -> None:
+        """Lets go of the buckets and, at once, of their memory: they and their slots hold each other."""
+        for bucket in self.buckets:
+            bucket.slots.clear()
+        self.buckets, self._slots = [], []
 
     def _expect_all(self) -> None:
         """A step begins."""

@@ -53,6 +53,9 @@ ENTRIES = {
         _entry("allreduce", "a blocking all_reduce per parameter, after backward", "AllReduce", "classic:allreduce"),
         _entry("ddp", "PyTorch's DistributedDataParallel: buckets, overlapped with backward", "Ddp", "classic:ddp"),
         _entry("bucketed", "our own overlapped reducer: `ddp`, to be read", "Bucketed"),
+        _entry(
+            "shared_memory", "ranks of a host add up in memory they share; leaders ring across hosts", "SharedMemory"
+        ),
         _entry("priority", "the first layers' gradients first, hidden behind the next forward too", "Priority"),
         _entry("ring", "one all-reduce around a ring of our own, after backward", "Ring"),
         _entry("halving_doubling", "the same between partners, in 2 lg p steps", "HalvingDoubling"),

@@ -20,7 +20,7 @@ def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
     if Spec.parse(strategy).name not in ENTRIES or sync.normalises_together:
         return None
     gradients = [Gradient(name, p.numel(), p.element_size()) for name, p in sync.strategy.parameters]
-    plan = plan_of(strategy)(gradients, sync.ranks, **dataclasses.asdict(sync.strategy.options))
+    plan = plan_of(strategy)(gradients, sync.ranks, hosts=sync.comm.hosts, **dataclasses.asdict(sync.strategy.options))
     whole = plan + Plan(tuple(broadcast(size, sync.ranks) for size in sync.broadcast_sizes))
     # Which parameters are used may differ from step to step, and what ranks tell each other about it comes on top.
     # And where ranks do not step together, some send more often than others.

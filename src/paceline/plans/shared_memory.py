@@ -1,0 +1,33 @@
+"""The plan of `shared_memory`: nothing on the wire inside a host, a ring of the hosts' leaders across them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from paceline.plans.buckets import buckets_of
+from paceline.plans.plan import Gradient, Operation, Plan
+from paceline.plans.ring import all_reduce
+
+
+def plan(
+    gradients: Sequence[Gradient],
+    ranks: int,
+    *,
+    hosts: Sequence[Sequence[int]] = (),
+    bucket_mb: float = 1.0,
+    first_mb: float = 0.0625,
+    **_: Any,
+) -> Plan:
+    """Per bucket a ring of the leaders, started when its last gradient is ready; ranks are on one host unless told."""
+    leaders = [host[0] for host in hosts] or [0]
+    buckets = buckets_of(gradients, first_mb, bucket_mb) if ranks > 1 else []
+    return Plan(tuple(_all_reduce(bucket, leaders) for bucket in buckets))
+
+
+def _all_reduce(bucket: Sequence[Gradient], leaders: Sequence[int]) -> Operation:
+    items, ready_s = sum(gradient.items for gradient in bucket), max(gradient.ready_s for gradient in bucket)
+    ring = all_reduce(items, bucket[0].item_bytes, len(leaders), earliest_s=ready_s)
+    moved = (replace(t, source=leaders[t.source], target=leaders[t.target]) for t in ring.transfers)
+    return replace(ring, algorithm="memory" if len(leaders) == 1 else "memory, ring", transfers=tuple(moved))

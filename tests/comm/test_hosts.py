@@ -1,0 +1,28 @@
+"""Which ranks share a host."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.comm import Comm
+from paceline.comm.hosts import hosts_of, own_host
+from paceline.measure.host import memory_id, network_id
+from ranks import Pool
+
+
+def test_hosts_are_in_the_order_of_their_first_ranks() -> None:
+    a, b, c = (torch.full((4,), value) for value in (3, 1, 2))
+    assert hosts_of([a, b, a, c, b]) == ((0, 2), (1, 4), (3,))
+
+
+def test_another_network_is_another_host() -> None:
+    assert memory_id().startswith(network_id()), "emulated hosts differ by their networks"
+    assert len(own_host()) == 32
+
+
+def hosts(comm: Comm) -> tuple[tuple[int, ...], ...]:
+    return comm.hosts
+
+
+def test_ranks_of_this_machine_share_it(pool: Pool) -> None:
+    assert pool.run(hosts, 3) == [((0, 1, 2),)] * 3

@@ -1,0 +1,265 @@
+"""Memory that ranks of a host share: sums, who may write when, what is left behind, and what becomes of a dead peer."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import random
+import signal
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.comm import Comm, futex, host_memory
+from paceline.comm.futex import Words
+from paceline.comm.headway import DONE, LOOK_AROUND_S, READY, Headway
+from paceline.comm.host_memory import HostMemory, Peer, started
+from paceline.comm.shared_memory import CHUNK_BYTES, SharedBuckets
+from paceline.errors import RankError
+from ranks import Pool
+
+BUCKETS = [(1, torch.float32), (70_001, torch.float64), (1000, torch.bfloat16), (3 * CHUNK_BYTES // 4, torch.float32)]
+HOSTS = {
+    1: [((0,),)],
+    2: [((0, 1),), ((0,), (1,))],
+    3: [((0, 1, 2),), ((0, 2), (1,))],
+    4: [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0, 1, 2), (3,)), ((0, 3), (1, 2))],
+}
+"""Ranks of one machine are one host or, as far as they are concerned, several."""
+
+
+def values(rank: int, step: int, items: int, dtype: torch.dtype) -> Tensor:
+    """What a rank has to add: small whole numbers, of which no type makes anything else."""
+    return ((torch.arange(items) + 7 * rank + step) % 16 * 12).to(dtype)
+
+
+def on_hosts(comm: Comm, hosts: tuple[tuple[int, ...], ...]) -> Comm:
+    return replace(comm, hosts=hosts)
+
+
+def maps() -> int:
+    """How many pieces of shared memory this process holds."""
+    return Path("/proc/self/maps").read_text().count(f"memfd:{host_memory.NAME}")
+
+
+def means(comm: Comm, hosts: tuple[tuple[int, ...], ...], thread: bool) -> list[str]:
+    """What is wrong in five steps with a rank that is late now and then, in words."""
+    wrong, (items, dtypes) = [], zip(*BUCKETS, strict=True)
+    chance = random.Random(comm.rank)
+    buckets = SharedBuckets(items, dtypes, on_hosts(comm, hosts), thread=thread)
+    for step in range(5):
+        for number, (count, dtype) in enumerate(BUCKETS):
+            buckets.rows[number].copy_(values(comm.rank, step, count, dtype))
+            buckets.ready(number)
+            if number % 2:
+                buckets.progress()
+        for number, (count, dtype) in enumerate(BUCKETS):
+            buckets.wait(number)
+            time.sleep(chance.choice([0, 0, 0.005]))  # Whoever is late finds what it should all the same.
+            expected = sum(values(rank, step, count, torch.float64) for rank in range(comm.world_size))
+            off = buckets.means[number].double() - expected / comm.world_size
+            if off.abs().max() > (1.0 if dtype is torch.bfloat16 else 1e-4):
+                wrong.append(f"step {step}, bucket {number}: {off.abs().max()}")
+    buckets.close()
+    return [*wrong, *([] if maps() == 0 else ["memory is left"])]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "thread"),
+    [(ranks, hosts, False) for ranks, every in HOSTS.items() for hosts in every] + [(4, ((0, 1, 3), (2,)), True)],
+)
+def test_the_mean_is_there_on_every_rank(
+    pool: Pool, ranks: int, hosts: tuple[tuple[int, ...], ...], thread: bool
+) -> None:
+    assert pool.run(means, ranks, hosts, thread) == [[]] * ranks
+
+
+def many_steps(comm: Comm) -> list[int]:
+    """Steps in which what was to be read was overwritten before it was; ranks take turns to be late."""
+    buckets, items, wrong = SharedBuckets([40, 40], [torch.float32] * 2, comm), 40, []
+    for step in range(120):
+        for number in range(2):
+            if (step + number) % comm.world_size == comm.rank:
+                time.sleep(0.001)
+            buckets.rows[number].fill_(float(step + comm.rank))
+            buckets.ready(number)
+            buckets.progress()
+        for number in range(2):
+            buckets.wait(number)
+        if step % comm.world_size == comm.rank:
+            time.sleep(0.001)  # The others go on with the next step meanwhile.
+        expected = torch.full((items,), step + (comm.world_size - 1) / 2)
+        if not all(torch.equal(mean, expected) for mean in buckets.means):
+            wrong.append(step)
+    buckets.close()
+    return wrong
+
+
+def test_a_slow_reader_is_not_overtaken(pool: Pool) -> None:
+    assert pool.run(many_steps, 3) == [[]] * 3
+
+
+def again_and_again(comm: Comm) -> tuple[int, int, list[str]]:
+    """Pieces of memory and open files that twenty lives leave, and what stands in /dev/shm meanwhile."""
+    for _ in range(20):
+        buckets = SharedBuckets([1000], [torch.float32], comm)
+        assert maps() > 0
+        named = [file.name for file in Path("/dev/shm").iterdir() if host_memory.NAME in file.name]
+        buckets.close()
+    targets = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return maps(), sum("memfd" in target for target in targets), named
+
+
+def test_nothing_is_left_behind(pool: Pool) -> None:
+    assert pool.run(again_and_again, 3) == [(0, 0, [])] * 3
+
+
+def test_the_memory_is_its_owners_alone_and_keeps_its_size() -> None:
+    file = host_memory._make(8192, b"t" * host_memory.TOKEN_BYTES)
+    try:
+        assert stat.S_IMODE(os.fstat(file).st_mode) == 0o600
+        assert fcntl.fcntl(file, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+        with pytest.raises(PermissionError):
+            os.ftruncate(file, 0)
+    finally:
+        os.close(file)
+
+
+@pytest.mark.parametrize("wrong", [{"size": 4096}, {"token": "00" * host_memory.TOKEN_BYTES}, {"process": 2**22}])
+def test_memory_that_was_not_meant_is_refused(wrong: dict[str, object]) -> None:
+    token = os.urandom(host_memory.TOKEN_BYTES)
+    file = host_memory._make(8192, token)
+    try:
+        told = {"process": os.getpid(), "file": file, "token": token.hex(), "size": 8192}
+        host_memory._open(told, -1).close()
+        with pytest.raises(OSError, match=r"not the one that was meant|No such file"):
+            host_memory._open(told | wrong, -1)
+    finally:
+        os.close(file)
+
+
+def no_memory(comm: Comm) -> str:
+    if comm.rank == 1:
+        host_memory._open = refused  # type: ignore[assignment]
+    try:
+        SharedBuckets([10], [torch.float32], comm)
+    except Exception as error:
+        return str(error)
+    finally:
+        host_memory._open = _OPEN
+    return "no error"
+
+
+_OPEN = host_memory._open
+
+
+def refused(*_: object) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+def test_who_cannot_share_memory_is_named_everywhere(pool: Pool) -> None:
+    said = "rank 1 cannot share memory with the ranks of its host: Permission denied."
+    assert pool.run(no_memory, 3) == [said] * 3
+
+
+# Two ranks in one process, as far as words are concerned.
+
+
+@pytest.fixture
+def pair() -> Iterator[Callable[..., tuple[Headway, Headway]]]:
+    """Makes the headway of rank 0 and of rank 1, which is another process."""
+    made: list[Headway] = []
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def make(process: int = os.getpid(), timeout_s: float = 30.0) -> tuple[Headway, Headway]:
+        peers = (Peer(0, os.getpid(), started(os.getpid())), Peer(1, process, started(process)))
+        made.extend(Headway(HostMemory(memory, peers, place), 0, place, timeout_s) for place in range(2))
+        return made[0], made[1]
+
+    yield make
+    for headway in made:
+        headway._words.release()
+    memory.close()
+
+
+def test_waiting_takes_no_processor_time(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+    here, there = pair()
+    later = threading.Timer(1.0, lambda: there.advance(READY))
+    later.start()
+    since_s, busy_s = time.perf_counter(), time.process_time()
+    here.wait(here.all_of(READY)[1:], 1)
+    assert time.perf_counter() - since_s > 0.9
+    assert time.process_time() - busy_s < 0.05
+    later.join()
+
+
+def test_a_killed_peer_is_noticed_and_named(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        here, _ = pair(process.pid)
+        threading.Timer(0.2, process.send_signal, [signal.SIGKILL]).start()
+        since_s = time.perf_counter()
+        with pytest.raises(RankError, match="rank 1 ended while rank 0 waited for its gradients"):
+            here.wait(here.all_of(DONE)[1:], 1)
+        assert time.perf_counter() - since_s < 2
+
+
+def test_another_process_of_the_same_number_is_not_the_peer() -> None:
+    assert Peer(0, os.getpid(), started(os.getpid())).is_alive
+    assert not Peer(0, os.getpid(), "1").is_alive
+    assert started(2**22 + 1) == ""
+
+
+def test_a_peer_that_has_left_is_noticed(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+    here, there = pair()
+    there.leave()
+    with pytest.raises(RankError, match="rank 1 ended"):
+        here.wait(here.all_of(READY)[1:], 1)
+
+
+def test_a_peer_that_does_not_come_is_given_up(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+    here, _ = pair(timeout_s=3 * LOOK_AROUND_S)
+    with pytest.raises(RankError, match="rank 0 waited 0 s for the gradients of rank 1"):
+        here.wait(here.all_of(READY)[1:], 1)
+
+
+def test_a_thread_that_fails_is_told(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+    here, _ = pair()
+
+    def fail(_: object) -> None:
+        raise RuntimeError("the ring is broken")
+
+    here.start("fails", fail)
+    with pytest.raises(RuntimeError, match="the ring is broken"):
+        here.wait(here.all_of(READY)[1:], 1)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_words_go_round(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """With the kernel's help, and where it is not known how to ask for it."""
+    if not known:
+        monkeypatch.setattr(futex, "_system_call", lambda: None)
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    words = Words(memory, 0, 8)
+    memory[8:12] = (2**32 - 2).to_bytes(4, "little")
+    assert not words.reached(2, 2**32 - 1)
+    for _ in range(3):
+        words.advance(2)
+    assert words[2] == 1
+    assert words.reached(2, 2**32 + 1)
+    assert not words.reached(2, 2**32 + 2)
+    threading.Timer(0.05, lambda: words.advance(2)).start()
+    since_s = time.perf_counter()
+    while not words.reached(2, 2):
+        words.sleep(2, words[2], 1.0)
+    assert time.perf_counter() - since_s < 0.9
+    words.release()
+    memory.close()

@@ -1,0 +1,213 @@
+"""`shared_memory`: parity over hosts, gradients where they are, optimisers that write into them, overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.comm import Comm, open_comm
+from paceline.errors import UsageError, WorkloadError
+from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, make_stopwatch
+from paceline.records.timeline import Kind
+from paceline.strategies.registry import create
+from paceline.strategies.shared_memory import SharedMemory
+from paceline.training.parity import Parity
+from paceline.training.sync import Sync
+from ranks import SIZE, Pool
+from training.test_parity import proof
+
+SMALL = "shared_memory:bucket_mb=0.002,first_mb=0.001"
+Hosts = tuple[tuple[int, ...], ...]
+
+
+def proof_on(comm: Comm, hosts: Hosts, strategy: str, case: str, settings: dict[str, Any]) -> Parity:
+    return proof(replace(comm, hosts=hosts), strategy, case, settings)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "strategy", "case", "settings"),
+    [
+        (((0, 1), (2, 3)), SMALL, "cnn", {"batch": 13}),
+        (((0, 1, 2), (3,)), "shared_memory", "tied", {"batch": 11, "accumulate": 2, "clip_norm": 0.01}),
+        (((0,), (1,), (2,)), SMALL, "small_bn", {"bn": "sync"}),
+        (((0, 1, 2, 3),), SMALL + ",thread=true", "frozen", {}),
+        (((0, 1),), SMALL + ",copy=true", "cnn", {}),
+    ],
+)
+def test_gradients_are_those_of_one_process(
+    pool: Pool, hosts: Hosts, strategy: str, case: str, settings: dict[str, Any]
+) -> None:
+    for verdict in pool.run(proof_on, sum(map(len, hosts)), hosts, strategy, case, settings):
+        verdict.check()
+        assert verdict.error < 1e-10
+
+
+def attach(comm: Comm, make: Callable[[Any], torch.optim.Optimizer], text: str = SMALL) -> tuple[Sync, nn.Module]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 3).double())
+    model[1].register_forward_hook(lambda _, __, output: output.double())
+    return Sync(model, make, create(text), comm, "local"), model
+
+
+def train(sync: Sync, steps: int, max_norm: float | None = None) -> None:
+    for step in range(steps):
+        torch.manual_seed(100 * sync.rank + step)
+        sync.model(torch.randn(4, 20)).square().mean().backward()
+        sync.step(max_norm)
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+class Seeing(torch.optim.SGD):
+    """Notes where gradients are."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.places: list[list[int]] = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.places.append([p.grad.data_ptr() for p in parameters])
+        super().step(closure)
+
+
+def in_memory(comm: Comm) -> list[list[bool]]:
+    """Whether each gradient that the optimiser is given is in the shared memory; the last step is clipped."""
+    sync, _ = attach(comm, Seeing)
+    train(sync, 3)
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:paceline" in line]
+    ((start, end),) = [tuple(int(part, 16) for part in line.split()[0].split("-")) for line in lines]
+    train(sync, 1, max_norm=0.1)
+    assert isinstance(sync.optimizer, Seeing)
+    found = [[start <= place < end for place in places] for places in sync.optimizer.places]
+    sync.close()
+    return found
+
+
+def test_the_optimiser_reads_the_sum_where_it_is(pool: Pool) -> None:
+    for first, second, third, clipped in pool.run(in_memory, 2):
+        assert not any(first), "whether it writes is not known yet"
+        assert all(second)
+        assert all(third)
+        assert not any(clipped), "clipping writes"
+
+
+class Writing(torch.optim.SGD):
+    """Writes into gradients, from some step on."""
+
+    def __init__(self, parameters: Any, since: int = 0) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.since = since
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self.since <= 0:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.mul_(0.5)
+        self.since -= 1
+        super().step(closure)
+
+
+def nesterov(parameters: Any) -> torch.optim.Optimizer:
+    """Torch's own, which writes into gradients in this mode."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+
+
+def trained(comm: Comm, text: str, make: Callable[[Any], torch.optim.Optimizer]) -> list[Tensor]:
+    sync, model = attach(comm, make, text)
+    train(sync, 5)
+    sync.close()
+    return weights(model)
+
+
+@pytest.mark.parametrize("make", [Writing, nesterov])
+def test_an_optimiser_may_write_into_gradients(pool: Pool, make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    expected = pool.run(trained, 3, "ddp", make)[0]
+    found = pool.run(trained, 3, SMALL, make)
+    for own in found:
+        assert all(torch.equal(one, other) for one, other in zip(own, found[0], strict=True))
+        for one, other in zip(own, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def writes_later(comm: Comm) -> tuple[str, str | None]:
+    sync, _ = attach(comm, lambda parameters: Writing(parameters, since=2))
+    try:
+        train(sync, 4)
+    except WorkloadError as error:
+        return error.message, error.hint
+    finally:
+        sync.detach()
+    return "no error", None
+
+
+def test_one_that_begins_to_later_is_found_out(pool: Pool) -> None:
+    message, hint = pool.run(writes_later, 2)[0]
+    assert message == "the optimiser wrote into gradients, which it did not in its first step."
+    assert hint == "give it copies: shared_memory:copy=true"
+
+
+def timed_rows(comm: Comm) -> list[tuple[Any, ...]]:
+    """The rows of a timeline of some steps."""
+    stopwatch = make_stopwatch(comm.device, events=True)
+    ours = open_comm(range(SIZE), device=comm.device, backend="gloo", timeout_s=30, stopwatch=stopwatch)
+    assert ours is not None
+    assert stopwatch.operations is not None
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(300, 300) for _ in range(6)])
+    sync = Sync(model, lambda p: torch.optim.SGD(p, lr=0.1), create("shared_memory:first_mb=0.3"), ours, "local")
+    rows = list[tuple[Any, ...]]()
+    for _ in range(6):
+        stopwatch.begin()
+        stopwatch.lap(DATA)
+        loss = sync.model(torch.randn(64, 300)).square().mean()
+        stopwatch.lap(FORWARD)
+        loss.backward()
+        stopwatch.lap(BACKWARD)
+        sync.step()
+        stopwatch.lap(OPTIMISER)
+        rows += [*stopwatch.read(stopwatch.end())[1], *stopwatch.operations.take_rows()]
+    sync.close()
+    return rows
+
+
+def of(rows: Sequence[tuple[Any, ...]], step: int, kind: Kind) -> list[tuple[Any, ...]]:
+    return [row for row in rows if row[0] == step and row[1] is kind]
+
+
+def test_a_timeline_shows_buckets_while_backward_runs(pool: Pool) -> None:
+    for rows in pool.run(timed_rows, SIZE):
+        for step in range(2, 6):
+            (backward,) = of(rows, step, Kind.BACKWARD)
+            operations = of(rows, step, Kind.SHARED_REDUCE)
+            assert len(operations) == 3
+            starts, ends = zip(*[(row[5], row[6]) for row in operations], strict=True)
+            assert starts[0] < backward[6], "the first bucket sets out before the last gradient is there"
+            assert list(ends) == sorted(ends)
+
+
+@pytest.mark.parametrize("option", ["bucket_mb=0", "first_mb=-1"])
+def test_sizes_that_cannot_be_are_refused(option: str) -> None:
+    with pytest.raises(UsageError, match="shared_memory:"):
+        create(f"shared_memory:{option}")
+
+
+def alone(comm: Comm) -> bool:
+    sync, model = attach(comm, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    before = weights(model)
+    train(sync, 2)
+    assert isinstance(sync.strategy, SharedMemory)
+    sync.close()
+    return not torch.equal(before[0], weights(model)[0])
+
+
+def test_one_rank_trains_too(pool: Pool) -> None:
+    assert pool.run(alone, 1) == [True]
