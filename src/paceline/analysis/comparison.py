@@ -274,7 +274,7 @@ def _row(
     own = costs[contender.name]
     times = [step_time(windows_of(entry.run)) for entry in entries if entry.moment in own]
     ranks = rank_rows(runs)
-    sent = [rank.sent_bytes for rank in ranks if rank.sent_bytes is not None]
+    sent = [size for run in runs for size in ((run.summary or {}).get("traffic") or {}).get("sent_bytes", [])]
     first = next(iter(runs), None)
     return Row(
         contender=contender,

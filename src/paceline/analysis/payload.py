@@ -130,7 +130,7 @@ def payload_of(run: RunRecord) -> Payload | None:
     sockets = summary.get("sockets")
     if not sockets:
         return None
-    ranks, steps = len(summary["ranks"]), sockets["steps"]
+    ranks, steps = len(summary["ranks"]) + summary.get("servers", 0), sockets["steps"]
     against, expected = _expected(run, ranks)
     counted = {(link["source"], link["target"]): link for link in sockets["links"]}
     pairs = [

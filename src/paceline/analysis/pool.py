@@ -186,13 +186,16 @@ def _reference(contenders: Sequence[Contender]) -> Contender:
 def _role(run: RunRecord) -> Role:
     if not run.topology["exchanges"]:
         return "bound"
-    return "baseline" if run.topology["workers"] == 1 else "candidate"
+    return "baseline" if _trains_alone(run) else "candidate"
+
+
+def _trains_alone(run: RunRecord) -> bool:
+    return int(run.topology["workers"]) == 1 and not run.topology.get("servers")
 
 
 def _ranks(run: RunRecord) -> int:
     """The world size; what trains in one process does so however many were started."""
-    workers = int(run.topology["workers"])
-    return 1 if workers == 1 else int(run.topology.get("world_size") or workers)
+    return 1 if _trains_alone(run) else int(run.topology.get("world_size") or run.topology["workers"])
 
 
 def _by_seed(runs: Sequence[RunRecord]) -> dict[tuple[int, int], RunRecord]:

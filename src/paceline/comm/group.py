@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -12,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.comm.local_group import NewGroup, local_maker
 from paceline.comm.hosts import hosts_of, own_host
+from paceline.comm.local_group import NewGroup, local_maker
+from paceline.comm.parcel import receive_parcel, send_parcel
 from paceline.comm.timed import TimedGroup, carrying, end_group, timed_group
 from paceline.measure.operations import OperationLog
-from paceline.measure.sockets import SocketName, open_sockets
+from paceline.measure.sockets import SocketName, connections, open_sockets
 from paceline.measure.steps import Stopwatch
 from paceline.records.timeline import NO_PEER, Kind, Purpose
 
@@ -43,10 +45,26 @@ class Comm:
     """Of subgroups, the same on all ranks."""
     sockets: set[SocketName] = field(default_factory=set)
     """Those that were opened for `group` and the subgroups: what goes over them is the strategy's. Gloo's alone."""
+    servers: int = 0
+    """Ranks that do not train, but keep parameters; they are numbered after those that do."""
+    with_servers: dist.ProcessGroup | None = None
+    """All of them in one group, where there are servers; Gloo's, timed as `group`."""
+    server_ends: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """The local and remote address of each connection of a server, and whose it is; on the others."""
     hosts: tuple[tuple[int, ...], ...] = ()
     """The ranks of each host, in the order of their first ones; an emulated host is one. `open_comm` finds them out."""
 
-    def subgroup(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+    @property
+    def everyone(self) -> dist.ProcessGroup:
+        """For messages between any two of all: those that train, then those that keep parameters."""
+        return self.group if self.with_servers is None else self.with_servers
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank does not train, but keeps parameters."""
+        return self.rank >= self.world_size
+
+    def subgroup(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup:
         """A group of some of the run's ranks, whose operations are timed as those of `group`; `close_comm` ends it.
 
         Every rank of the run calls it, as `torch.distributed.new_group`; those that are not named get what that gives
@@ -57,10 +75,10 @@ class Comm:
         is_whole = self.world_size == dist.get_world_size()
         make = dist.new_group if is_whole else local_maker(f"{self.group.group_name}-{next(self._numbers)}")
         before = open_sockets()
-        group = _make_group(in_world, self.backend, self.timeout_s, self._log, members, make)
+        group = _make_group(in_world, backend or self.backend, self.timeout_s, self._log, members, make)
         if self.rank in members:
             self.subgroups.append(group)
-            self.sockets.update(_sockets_since(before, self.backend))
+            self.sockets.update(_sockets_since(before, backend or self.backend))
         return group
 
     @property
@@ -111,7 +129,7 @@ class Comm:
     @property
     def own_groups(self) -> set[dist.ProcessGroup]:
         """Every group of the run, those inside timed ones too."""
-        groups = {self.group, self.control, *self.subgroups}
+        groups = {self.group, self.control, self.everyone, *self.subgroups}
         return groups | {group.inner for group in groups if isinstance(group, TimedGroup)}
 
     @property
@@ -149,29 +167,53 @@ def open_comm(
     backend: str,
     timeout_s: float,
     stopwatch: Stopwatch | None = None,
+    servers: Sequence[int] = (),
 ) -> Comm | None:
     """Makes the groups of a run among `ranks` of the world; called on every rank, None on those not among them.
 
-    With a stopwatch that has a log of operations, what the strategy sends is noted there.
+    With a stopwatch that has a log of operations, what the strategy sends is noted there. `servers` are more ranks,
+    which do not train; they have no part in `group` and `control`, nor a stopwatch.
     """
     before = open_sockets()
-    group = _make_group(ranks, backend, timeout_s, None if stopwatch is None else stopwatch.operations)
+    log = None if stopwatch is None else stopwatch.operations
+    group = _make_group(ranks, backend, timeout_s, log)
     sockets = _sockets_since(before, backend)
     control = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=timeout_s))
-    if dist.get_rank() not in ranks:
+    before = open_sockets()
+    everyone = _make_group([*ranks, *servers], "gloo", timeout_s, log) if servers else None
+    to_servers = _sockets_since(before, "gloo") if servers else set()
+    if dist.get_rank() not in (*ranks, *servers):
         return None
     comm = Comm(
-        rank=list(ranks).index(dist.get_rank()),
+        rank=[*ranks, *servers].index(dist.get_rank()),
         world_size=len(ranks),
         device=device,
         group=group,
         control=control,
         backend=backend,
-        stopwatch=stopwatch,
+        stopwatch=stopwatch if dist.get_rank() in ranks else None,
         timeout_s=timeout_s,
-        sockets=sockets,
+        sockets=sockets | to_servers,
+        servers=len(servers),
+        with_servers=everyone,
     )
-    return replace(comm, hosts=hosts_of(comm.gather(own_host())))
+    if servers:
+        comm = replace(comm, server_ends=_server_ends(comm))
+    return comm if comm.serves else replace(comm, hosts=hosts_of(comm.gather(own_host())))
+
+
+def _server_ends(comm: Comm) -> dict[tuple[str, str], int]:
+    """The connections of all servers, which these tell the others: they themselves count no bytes."""
+    group, found = comm.everyone, dict[tuple[str, str], int]()
+    if comm.serves:
+        own = [[connection.local, connection.remote] for connection in connections(comm.sockets)]
+        for rank in range(comm.world_size):
+            send_parcel({"ends": {"as_json": json.dumps(own)}}, rank, group)
+        return found
+    for server in range(comm.world_size, comm.world_size + comm.servers):
+        told = json.loads(receive_parcel(server, group)["ends"]["as_json"])
+        found |= {(local, remote): server for local, remote in told}
+    return found
 
 
 def _sockets_since(before: frozenset[SocketName], backend: str) -> set[SocketName]:
@@ -198,8 +240,11 @@ def close_comm(comm: Comm) -> None:
     """Ends the run's groups and their threads."""
     while comm.subgroups:
         end_group(comm.subgroups.pop())
-    end_group(comm.group)
-    dist.destroy_process_group(comm.control)
+    if comm.with_servers is not None:
+        end_group(comm.with_servers)
+    if not comm.serves:
+        end_group(comm.group)
+        dist.destroy_process_group(comm.control)
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> None:

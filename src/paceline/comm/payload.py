@@ -67,7 +67,7 @@ class PayloadCount:
             "on_interface": dict(self._on_interface) or None,
         }
         ranks = gather_json(own, self._comm)
-        links = match_ends([rank["connections"] for rank in ranks])
+        links = match_ends([rank["connections"] for rank in ranks], self._comm.server_ends)
         everyone = self._comm.world_size * (self._comm.world_size - 1)
         if not self._steps or len(links) < everyone:
             return None
@@ -96,13 +96,18 @@ class PayloadCount:
             self._on_interface["received_bytes"] += after.interface.received_bytes - before.interface.received_bytes
 
 
-def match_ends(ranks: Sequence[Sequence[Sequence[Any]]]) -> list[dict[str, int]]:
+def match_ends(
+    ranks: Sequence[Sequence[Sequence[Any]]], silent: Mapping[Ends, int] | None = None
+) -> list[dict[str, int]]:
     """What went from rank to rank, from each rank's connections: their ends, bytes sent, received and sent again.
+
+    `silent` are the ends of ranks that do not count: what the other end sent them, they have received.
 
     A connection without an other end among the ranks is nobody's: something else opened it, or addresses are translated
     on the way.
     """
-    owners = {(local, remote): rank for rank, own in enumerate(ranks) for local, remote, *_ in own}
+    silent = silent or {}
+    owners = {(local, remote): rank for rank, own in enumerate(ranks) for local, remote, *_ in own} | {**silent}
     links: dict[tuple[int, int], Counter[str]] = {}
     for rank, own in enumerate(ranks):
         for local, remote, sent, received, resent in own:
@@ -111,6 +116,9 @@ def match_ends(ranks: Sequence[Sequence[Sequence[Any]]]) -> list[dict[str, int]]
                 continue
             links.setdefault((rank, peer), Counter()).update(sent_bytes=sent, resent_bytes=resent)
             links.setdefault((peer, rank), Counter()).update(received_bytes=received)
+            if (remote, local) in silent:
+                links[rank, peer].update(received_bytes=sent)
+                links[peer, rank].update(sent_bytes=received, resent_bytes=0)
     return [{"source": source, "target": target, **counts} for (source, target), counts in sorted(links.items())]
 
 

@@ -35,7 +35,7 @@ def choose_shape(config: RunConfig, launch: LaunchConfig, seat: Seat) -> Shape:
         check_tensorboard()
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     gpus = gpus_to_use(config)
-    alone = strategy.roles(RANKS_ON_A_CPU).count(Role.WORKER) == 1
+    alone = strategy.is_alone(RANKS_ON_A_CPU)
     local_ranks = (
         launch.local_ranks(default=1 if alone else gpus or RANKS_ON_A_CPU) if seat.ranks is None else seat.local_size
     )
@@ -78,6 +78,7 @@ def place_settings() -> dict[str, Any]:
 
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
     """Refuses what the strategy cannot do, and a batch that is too small for its workers."""
+    strategy.check_ranks(ranks)
     config.global_batch(strategy.roles(ranks).count(Role.WORKER))
     if config.bn == "sync" and not strategy.lockstep:
         raise not_together(strategy)

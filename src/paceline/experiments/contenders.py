@@ -17,7 +17,7 @@ from paceline.records.experiment import Contender
 from paceline.records.experiment import Role as ContenderRole
 from paceline.slowing import NOBODY, check_slow_ranks
 from paceline.specs import convert, split_list
-from paceline.strategies.base import Role, Strategy
+from paceline.strategies.base import Strategy
 from paceline.strategies.registry import create, in_a_set, parse_list
 
 FIXED = {
@@ -155,8 +155,7 @@ def role_of(strategy: Strategy, ranks: int) -> ContenderRole:
     """What a strategy can be in an experiment."""
     if not strategy.exchanges:
         return "bound"
-    alone = strategy.roles(max(2, ranks)).count(Role.WORKER) == 1
-    return "baseline" if alone else "candidate"
+    return "baseline" if strategy.is_alone(ranks) else "candidate"
 
 
 def _shown(value: Any) -> str:

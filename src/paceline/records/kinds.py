@@ -63,6 +63,7 @@ TOPOLOGY = {
     "lockstep": FLAG,
     "world_size": SOME,
     "workers": SOME,
+    "servers": COUNT,
     "ranks_per_host": SOME,
     "batch": SOME.or_null,
     "threads": SOME,
@@ -98,6 +99,7 @@ SUMMARY = {
     "average_loss": NUMBER.or_null,
     "weight_divergence": NUMBER.or_null,
     "ranks": OBJECT.listed.or_null,
+    "servers": COUNT,
     "traffic": OBJECT.or_null,
     "sockets": OBJECT.or_null,
     "clock": OBJECT.or_null,
@@ -185,7 +187,7 @@ def check_summary(summary: Mapping[str, Any], file: Path) -> None:
         check_kinds(rank, RANK, "a rank", file, needed={"rank"} if "split" in rank else ())
         if "split" in rank:
             check_kinds(rank["split"], SPLIT, "a rank's split", file, needed=SPLIT.keys() - {"stolen_s"})
-    _check_bytes(summary, len(summary.get("ranks") or []), file)
+    _check_bytes(summary, len(summary.get("ranks") or []) + summary.get("servers", 0), file)
     check_kinds(summary.get("test") or {}, TEST, "its test", file)
     check_kinds(summary.get("unseen") or {}, UNSEEN, "what it says of unseen traffic", file)
     ages = summary.get("ages") or {}

@@ -153,12 +153,13 @@ def configuration_line(topology: dict[str, Any]) -> str:
     """What a run was set up with, in one line."""
     each = "–".join(str(size) for size in topology["batch_per_rank"])
     batch = f"batch {topology['batch']} = {topology['workers']} × {each}" if each else "batches as the data has them"
-    ranks = plural(topology["workers"], "rank")
-    idle = topology["world_size"] - topology["workers"]
+    ranks, servers = plural(topology["workers"], "rank"), topology.get("servers", 0)
+    idle = topology["world_size"] - topology["workers"] - servers
+    beside = [f"and {plural(servers, 'server')}"] * (servers > 0) + [f"({idle} idle)"] * (idle > 0)
     return " · ".join(
         [
             f"[bold]{escape(topology['workload'])}[/bold], {count(topology['parameters'])} parameters",
-            f"{escape(topology['strategy'])} on {ranks}" + (f" ({idle} idle)" if idle else ""),
+            " ".join([f"{escape(topology['strategy'])} on {ranks}", *beside]),
             batch,
             "its own optimiser" if topology["own_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
             f"{plural(topology['threads'], 'thread')} per rank",

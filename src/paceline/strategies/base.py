@@ -74,9 +74,6 @@ class Strategy(ABC):
     updating: int | None = None
     """Where the optimiser is asked to step part by part: the number of the step that this part belongs to. None where
     each time that it is asked is a step."""
-    updating: int | None = None
-    """Where the optimiser is asked to step part by part: the number of the step that this part belongs to. None where
-    each time that it is asked is a step."""
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()
@@ -85,13 +82,21 @@ class Strategy(ABC):
     # The life of a strategy, in the order in which it happens.
 
     def roles(self, world_size: int) -> list[Role]:
-        """What each rank does."""
+        """What each rank does: those that train come first, then those that keep parameters, then idle ones."""
         return [Role.WORKER] * world_size
+
+    def check_ranks(self, world_size: int) -> None:  # noqa: B027  (most go with any number)
+        """Refuses so many ranks if it cannot do with them."""
+
+    def is_alone(self, world_size: int) -> bool:
+        """Whether one rank does everything, however many there are."""
+        return self.roles(max(2, world_size)).count(Role.IDLE) == max(2, world_size) - 1
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:
         """Gives every rank rank 0's weights and prepares the model; returns the module to call in its place."""
-        with comm.carrying(Purpose.WEIGHTS):
-            broadcast_from_rank_0([*model.parameters(), *model.buffers()], comm)
+        if not comm.serves:  # Those that keep parameters get them from the strategy.
+            with comm.carrying(Purpose.WEIGHTS):
+                broadcast_from_rank_0([*model.parameters(), *model.buffers()], comm)
         parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not parameters:
             raise WorkloadError("the model has no parameter that wants a gradient.", hint="unfreeze some of it")

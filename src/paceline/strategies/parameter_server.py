@@ -10,9 +10,9 @@ from torch import nn
 from paceline.comm.group import Comm
 from paceline.errors import UsageError
 from paceline.plans.parameter_server import shards
-from paceline.strategies.base import MakeOptimizer, State, Strategy
-from paceline.strategies.server_rounds import Link, Rounds
-from paceline.strategies.server_threads import AtWill, Bound
+from paceline.strategies.base import MakeOptimizer, Role, State, Strategy
+from paceline.strategies.server_rounds import Link, Rounds, RoundServer
+from paceline.strategies.server_threads import AtWill, Bound, Desk, desk_of_its_own
 
 ROUNDS_WITHIN_BOUND = 4
 """A gradient is as old as the updates of all others while it was computed: of even workers, one less than workers."""
@@ -24,6 +24,8 @@ class ParameterServerOptions:
 
     servers: int = 1
     """How many ranks keep weights: each has whole tensors, about as many bytes as the others."""
+    extra: bool = False
+    """Put servers on ranks of their own, the last ones, which do not train; else they sit beside the first workers."""
     asynchronous: bool = False
     """Let no worker wait for another: a server steps by each gradient as it comes, and answers at once."""
     max_age: int | None = None
@@ -50,7 +52,8 @@ class ParameterServer(Strategy):
         The weights live in one place, or in k: each tensor is kept by one server, which alone has its optimiser's
         state. A worker sends every server the gradients of its tensors in one message. When those of all workers are
         there, the server adds them in the order of ranks, steps, and sends everybody the weights. No worker talks to
-        another. Servers sit beside the first workers, where a worker reaches its own by a function call.
+        another. Servers sit beside the first workers, where a worker reaches its own by a function call, or with
+        extra=true on the last ranks, which do not train.
 
         With asynchronous=true nobody waits: the server steps by each gradient as it comes, counting it 1 ÷ workers, and
         answers with the weights of that moment and a ticket, the next share of the data that nobody has yet. A fast
@@ -86,60 +89,93 @@ class ParameterServer(Strategy):
     travel = "packed"
     Options: ClassVar[type] = ParameterServerOptions
 
-    _exchange: Rounds | AtWill
+    _exchange: Rounds | AtWill | None = None
+    """On ranks that train."""
+    _server: RoundServer | Desk | None = None
+    """On ranks that do not."""
 
     def __init__(self, options: ParameterServerOptions | None = None) -> None:
         super().__init__(options)
         self.lockstep = self.lossless = not self.options.asynchronous
 
+    def roles(self, world_size: int) -> list[Role]:
+        servers = min(self.options.servers, world_size - 1) if self.options.extra else 0
+        return [Role.WORKER] * (world_size - servers) + [Role.SERVER] * servers
+
+    def check_ranks(self, world_size: int) -> None:
+        servers, extra = self.options.servers, self.options.extra
+        if servers >= world_size + (not extra):
+            left = "leaves none to train" if extra else "is more than there are: servers sit beside the first of them"
+            raise UsageError(
+                f"parameter_server:servers={servers} of {world_size} ranks {left}.",
+                hint="use fewer servers, or more ranks",
+            )
+
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:
         options: ParameterServerOptions = self.options
-        if options.servers > comm.world_size:
-            raise UsageError(
-                f"parameter_server:servers={options.servers} is more than the {comm.world_size} ranks that there are.",
-                hint="servers sit beside workers, one on each of the first ranks",
-            )
+        self.check_ranks(comm.world_size + comm.servers)
         module = super().attach(model, make_optimizer, comm)
         kept = shards([parameter.nbytes for _, parameter in self.parameters], options.servers)
+        first = comm.world_size if options.extra else 0
         links = [
-            Link(server, [self.parameters[number] for number in numbers], comm.device)
+            Link(first + server, [self.parameters[number] for number in numbers], comm.device)
             for server, numbers in enumerate(kept)
         ]
+        max_age = ROUNDS_WITHIN_BOUND * comm.world_size if options.max_age is None else options.max_age
+        bound = Bound(max_age, drops=options.late == "drop")
+        if comm.serves:
+            own = links[comm.rank - first]
+            serving = desk_of_its_own(own, self.optimizer, comm, bound) if options.asynchronous else None
+            self._server = serving or RoundServer(own, self.optimizer, comm, self._update)
+            return module
+        group = comm.everyone
+        if not comm.servers and comm.backend != "gloo":  # NCCL takes neither messages of threads nor main memory.
+            group = comm.subgroup(range(comm.world_size), backend="gloo")
         if options.asynchronous:
-            max_age = ROUNDS_WITHIN_BOUND * comm.world_size if options.max_age is None else options.max_age
-            bound = Bound(max_age, drops=options.late == "drop")
-            self._exchange = AtWill(links, self.parameters, self.optimizer, make_optimizer, comm, bound)
+            self._exchange = AtWill(links, self.parameters, self.optimizer, make_optimizer, comm, group, bound)
         else:
-            self._exchange = Rounds(links, self.optimizer, comm, lambda: self.update(None))
+            self._exchange = Rounds(links, self.optimizer, comm, group, self._update)
         return module
+
+    def serve(self) -> None:
+        assert self._server is not None
+        self._server.serve()
 
     def step(self, max_norm: float | None = None) -> None:
         self.gradients()  # All are there, or filled up, or an error names them.
-        self._exchange.step(max_norm)
+        self._training.step(max_norm)
 
     def finish(self) -> None:
-        self._exchange.finish()
+        self._training.finish()
 
     @property
     def ticket(self) -> int:
-        return self._exchange.ticket
+        return self._training.ticket
 
     def state(self) -> State:
-        return State(super().state().model, self._exchange.state())
+        return State(super().state().model, self._training.state())
 
     def load(self, state: State) -> list[str]:
         unused = super().load(state)
-        self._exchange.load(state.optimizer)
+        self._training.load(state.optimizer)
         return unused
 
     def figures(self) -> dict[str, Any]:
-        return self._exchange.figures()
+        return self._training.figures()
 
     def close(self) -> None:
-        if self._attached is not None:
+        if self._exchange is not None:
             self._exchange.close()
-            del self._exchange
+        self._exchange = self._server = None
         super().close()
+
+    @property
+    def _training(self) -> Rounds | AtWill:
+        assert self._exchange is not None, "this rank does not train"
+        return self._exchange
+
+    def _update(self) -> None:
+        self.update(None)
 
     def _fill_unused(self) -> None:
         if self.lockstep:  # Else nobody waits to hear what others have used: servers are told by each.

@@ -1,12 +1,14 @@
 """Servers that go by rounds: each step waits for the gradients of all workers, and everybody gets the new weights.
 
-A server beside a worker steps the worker's own parameters, by the worker's own optimiser.
+A server beside a worker steps the worker's own parameters, by the worker's own optimiser. One on a rank of its own
+steps those of its own model, and does what worker 0 says.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,10 +18,14 @@ from torch import Tensor, nn
 from paceline.comm.group import Comm
 from paceline.comm.packet import Packet, PacketOnTheWay
 from paceline.comm.parcel import receive_parcel, send_parcel
+from paceline.plans.parameter_server import WORD_BYTES
 from paceline.records.timeline import Purpose
 
-GRADIENTS, WEIGHTS, STATES = range(3)
+GRADIENTS, WEIGHTS, STATES, NORMS, WORDS = range(5)
 """Tags: two ranks that are both worker and server send each other gradients and weights."""
+STEP, RATES, STATE, LOAD, LEAVE = range(5)
+"""What worker 0 may say to a server on a rank of its own."""
+WORD_NUMBERS = WORD_BYTES // 8
 EPSILON = 1e-6
 """As in torch's clip_grad_norm_."""
 
@@ -49,6 +55,16 @@ class Link:
     def take(self) -> None:
         """Puts the weights that have come into the model."""
         self.weights.unpack([parameter.detach() for parameter in self.parameters])
+
+    def give(self, rank: int, group: dist.ProcessGroup) -> None:
+        """Sends the weights of the model to a rank that `fetch`es them."""
+        self.weights.pack([parameter.detach() for parameter in self.parameters])
+        self.weights.send(rank, group, WEIGHTS).wait()
+
+    def fetch(self, rank: int, group: dist.ProcessGroup) -> None:
+        """Gets them from there into the model."""
+        self.weights.receive(rank, group, WEIGHTS).wait()
+        self.take()
 
 
 class Shard:
@@ -116,15 +132,26 @@ class Rounds:
     """A worker under servers that wait for all workers, and the server on its rank if there is one."""
 
     def __init__(
-        self, links: Sequence[Link], optimizer: torch.optim.Optimizer, comm: Comm, update: Callable[[], None]
+        self,
+        links: Sequence[Link],
+        optimizer: torch.optim.Optimizer,
+        comm: Comm,
+        group: dist.ProcessGroup,
+        update: Callable[[], None],
     ) -> None:
         self._links = links
         self._optimizer = optimizer
         self._comm = comm
+        self._group = group
         self._update = update
         self._remote = [link for link in links if link.home != comm.rank and link.names]
         own = [link for link in links if link.home == comm.rank]
-        self._shard = Shard(own[0], comm.world_size, comm.group, comm.device) if own else None
+        self._shard = Shard(own[0], comm.world_size, group, comm.device) if own else None
+        self._told = links if comm.servers and comm.rank == 0 else []
+        """Whom this worker tells what comes next."""
+        self._rates: list[float] = []
+        for link in self._told:
+            link.give(link.home, group)
 
     @property
     def ticket(self) -> int:
@@ -133,7 +160,8 @@ class Rounds:
 
     def step(self, max_norm: float | None) -> None:
         """Sends gradients, steps what this rank keeps, and gets the weights of the rest."""
-        group, own = self._comm.group, self._shard
+        group, own = self._group, self._shard
+        self._announce(max_norm)
         with self._comm.carrying(Purpose.WEIGHTS):
             arriving = [link.weights.receive(link.home, group, WEIGHTS) for link in self._remote]
         if own is not None:
@@ -144,7 +172,7 @@ class Rounds:
                 parameter.grad = None
         if own is not None:
             own.add_up(own.link.used)
-        if max_norm is not None:
+        if max_norm is not None and not self._comm.servers:
             self._clip(max_norm)
         self._update()
         if own is not None:
@@ -156,25 +184,48 @@ class Rounds:
         for message in leaving:
             message.wait()
 
+    def _announce(self, max_norm: float | None) -> None:
+        """Tells servers on ranks of their own that a step comes, how it is clipped, and at which learning rates."""
+        if not self._told:
+            return
+        rates = [float(group.get("lr", math.nan)) for group in self._optimizer.param_groups]
+        if rates != self._rates:  # At first, and when a scheduler has changed them.
+            self._rates = rates
+            self._tell(RATES, len(rates), then=lambda _: torch.tensor(rates, dtype=torch.float64))
+        if all(all(link.used) for link in self._told):
+            self._tell(STEP, math.nan if max_norm is None else max_norm)
+        else:
+            flags = {link.home: torch.tensor(link.used, dtype=torch.uint8) for link in self._told}
+            self._tell(STEP, math.nan if max_norm is None else max_norm, 1, then=lambda link: flags[link.home])
+
+    def _tell(self, *word: float, then: Callable[[Link], Tensor] | None = None) -> None:
+        for link in self._told:
+            said = torch.zeros(WORD_NUMBERS, dtype=torch.float64)
+            said[: len(word)] = torch.tensor(word, dtype=torch.float64)
+            for tensor in [said] if then is None else [said, then(link)]:
+                if tensor.numel():
+                    dist.send(tensor, group_dst=link.home, group=self._group, tag=WORDS)
+
     def finish(self) -> None:
         """A step leaves nothing in flight."""
 
     def state(self) -> dict[str, dict[str, Any]]:
         """What all servers' optimisers keep, on every rank."""
+        self._tell(STATE)
         found: dict[str, dict[str, Any]] = {}
         for link in self._links:
             if link.home == self._comm.rank:
-                kept = kept_for(link.names, link.parameters, self._optimizer)
-                for rank in range(self._comm.world_size):
-                    if rank != link.home:
-                        send_parcel(kept, rank, self._comm.group, STATES)
+                found |= hand_out_state(link, self._optimizer, self._comm, self._group)
             else:
-                kept = to_device(receive_parcel(link.home, self._comm.group, STATES), self._comm.device)
-            found |= kept
+                found |= to_device(receive_parcel(link.home, self._group, STATES), self._comm.device)
         return found
 
-    def load(self, kept: Mapping[str, Mapping[str, Any]]) -> None:  # noqa: ARG002
-        """Forgets what the optimiser was given for parameters that others step."""
+    def load(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
+        """Gives it to those who step; forgets what this rank's optimiser was given for parameters of others."""
+        self._tell(LOAD)
+        for link in self._told:
+            link.give(link.home, self._group)
+            send_parcel({name: kept.get(name, {}) for name in link.names}, link.home, self._group, STATES)
         for link in self._remote:
             for parameter in link.parameters:
                 self._optimizer.state.pop(parameter, None)
@@ -184,7 +235,9 @@ class Rounds:
         return {}
 
     def close(self) -> None:
-        """Nothing goes on between steps."""
+        """Nothing goes on between steps; servers on ranks of their own may go."""
+        with suppress(RuntimeError):  # One that is gone needs no farewell.
+            self._tell(LEAVE)
 
     def _clip(self, max_norm: float) -> None:
         """Clips by the norm over all servers, of which each knows a part."""
@@ -192,6 +245,85 @@ class Rounds:
         whole = own if len(self._links) == 1 else self._comm.sum(own)
         if self._shard is not None:
             self._shard.scale(clip_factor(max_norm, whole))
+
+
+class RoundServer:
+    """A server on a rank of its own, for workers that step together."""
+
+    def __init__(self, link: Link, optimizer: torch.optim.Optimizer, comm: Comm, update: Callable[[], None]) -> None:
+        self._link = link
+        self._optimizer = optimizer
+        self._comm = comm
+        self._group = comm.everyone
+        self._update = update
+        self._shard = Shard(link, comm.world_size, self._group, comm.device)
+        link.fetch(0, self._group)
+
+    def serve(self) -> None:
+        """Does what worker 0 says, until that is to leave."""
+        while True:
+            what, number, flag, _ = self._hear(torch.zeros(WORD_NUMBERS, dtype=torch.float64)).tolist()
+            if what == LEAVE:
+                return
+            if what == STEP:
+                self._step(None if math.isnan(number) else number, has_unused=flag > 0)
+            elif what == RATES:
+                rates = self._hear(torch.zeros(int(number), dtype=torch.float64)).tolist()
+                for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+                    if "lr" in group:
+                        group["lr"] = rate
+            elif what == STATE:
+                hand_out_state(self._link, self._optimizer, self._comm, self._group)
+            else:
+                self._load()
+
+    def _step(self, max_norm: float | None, *, has_unused: bool) -> None:
+        self._shard.expect()
+        used = [True] * len(self._link.names)
+        if has_unused and used:
+            used = self._hear(torch.zeros(len(used), dtype=torch.uint8)).bool().tolist()
+        self._shard.add_up(used)
+        if max_norm is not None:
+            self._shard.scale(clip_factor(max_norm, self._norm_of_all()))
+        self._update()
+        for message in self._shard.reply():
+            message.wait()
+
+    def _norm_of_all(self) -> Tensor:
+        """The squared norm over all servers, which tell each other theirs."""
+        own = self._shard.squared_norm()
+        first = self._comm.world_size
+        others = [rank for rank in range(first, first + self._comm.servers) if rank != self._comm.rank]
+        leaving = [dist.isend(own, group_dst=rank, group=self._group, tag=NORMS) for rank in others]
+        theirs = {rank: torch.zeros_like(own) for rank in others}
+        for rank in others:
+            dist.recv(theirs[rank], group_src=rank, group=self._group, tag=NORMS)
+        for message in leaving:
+            assert message is not None
+            message.wait()
+        norms = theirs | {self._comm.rank: own}
+        return torch.stack([norms[rank] for rank in sorted(norms)]).sum()
+
+    def _load(self) -> None:
+        self._link.fetch(0, self._group)
+        kept = to_device(receive_parcel(0, self._group, STATES), self._comm.device)
+        for name, parameter in zip(self._link.names, self._link.parameters, strict=True):
+            self._optimizer.state[parameter] = kept[name]
+
+    def _hear(self, tensor: Tensor) -> Tensor:
+        dist.recv(tensor, group_src=0, group=self._group, tag=WORDS)
+        return tensor
+
+
+def hand_out_state(
+    link: Link, optimizer: torch.optim.Optimizer, comm: Comm, group: dist.ProcessGroup
+) -> dict[str, dict[str, Any]]:
+    """Gives every other worker what the optimiser keeps for a server's parameters, and returns it."""
+    kept = kept_for(link.names, link.parameters, optimizer)
+    for rank in range(comm.world_size):
+        if rank != link.home:
+            send_parcel(kept, rank, group, STATES)
+    return kept
 
 
 def kept_for(

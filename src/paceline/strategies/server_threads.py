@@ -27,10 +27,12 @@ from paceline.comm.parcel import receive_parcel, send_parcel
 from paceline.comm.timed import TimedGroup
 from paceline.errors import RankError
 from paceline.strategies.base import MakeOptimizer, NamedParameters
-from paceline.strategies.server_rounds import GRADIENTS, STATES, WEIGHTS, Link, copies, kept_for, to_device
+from paceline.strategies.server_rounds import GRADIENTS, STATES, WEIGHTS, WORDS, Link, copies, kept_for, to_device
 
-WORDS, ANSWERS = 3, 4
-"""More tags: what a worker says before it sends anything, and what it is told before it gets anything."""
+ANSWERS = WORDS + 1
+"""One more tag: what a worker is told before it gets weights."""
+POLL_S = 0.2
+"""How often a server on a rank of its own looks whether all is well."""
 
 
 class Say(enum.IntEnum):
@@ -204,6 +206,14 @@ class Desk:
         for thread in self._threads:
             thread.start()
 
+    def serve(self) -> None:
+        """Stays until all workers have left; raises when one is lost."""
+        while any(thread.is_alive() for thread in self._threads):
+            for thread in self._threads:
+                thread.join(POLL_S)
+            if self.master.failure is not None:
+                raise self.master.failure
+
     def close(self) -> None:
         """Returns when all workers have left, or when one has kept silent for too long."""
         for thread in self._threads:
@@ -299,6 +309,7 @@ class AtWill:
         optimizer: torch.optim.Optimizer,
         make_optimizer: MakeOptimizer,
         comm: Comm,
+        group: dist.ProcessGroup,
         bound: Bound,
     ) -> None:
         self._bound = bound
@@ -309,9 +320,13 @@ class AtWill:
         self._parameters = parameters
         self._optimizer = optimizer
         here = [link for link in links if link.home == comm.rank]
-        self._local = [_Local(link, _open_desk(link, parameters, make_optimizer, comm, bound), comm) for link in here]
+        for link in links if comm.servers and comm.rank == 0 else []:
+            link.give(link.home, group)
+        desks = [_open_desk(link, parameters, make_optimizer, comm, group, bound) for link in here]
+        self._local = [_Local(link, desk, comm) for link, desk in zip(here, desks, strict=True)]
         groups = len(optimizer.param_groups)
-        self._errands = [Errand(link, comm.group, groups) for link in links if link.home != comm.rank and link.names]
+        self._errands = [Errand(link, group, groups) for link in links if link.home != comm.rank and link.names]
+        self._quiet = untimed(group)
 
     def step(self, max_norm: float | None) -> None:
         """Sends gradients to all servers, and goes on with the weights that they have then."""
@@ -352,7 +367,7 @@ class AtWill:
         found: dict[str, dict[str, Any]] = {}
         for errand in self._errands:
             errand.say(Say.STATE)
-            found |= to_device(receive_parcel(errand.link.home, untimed(self._comm.group), STATES), self._comm.device)
+            found |= to_device(receive_parcel(errand.link.home, self._quiet, STATES), self._comm.device)
         for local in self._local:
             found |= local.desk.master.state()
         return found
@@ -362,15 +377,14 @@ class AtWill:
         self._optimizer.state.clear()  # It steps nothing.
         self._comm.smallest(0)
         for local in self._local:
-            own = to_device({name: kept.get(name, {}) for name in local.link.names}, self._comm.device)
-            local.desk.master.load([parameter.detach() for parameter in local.link.parameters], own)
+            weights = [parameter.detach() for parameter in local.link.parameters]
+            local.desk.master.load(weights, to_device(kept, self._comm.device))
         if self._comm.rank == 0:
-            group = untimed(self._comm.group)
             for errand in self._errands:
                 errand.say(Say.LOAD)
-                errand.link.weights.pack([parameter.detach() for parameter in errand.link.parameters])
-                errand.link.weights.send(errand.link.home, group, WEIGHTS).wait()
-                send_parcel({name: kept.get(name, {}) for name in errand.link.names}, errand.link.home, group, STATES)
+                errand.link.give(errand.link.home, self._quiet)
+                own = {name: kept.get(name, {}) for name in errand.link.names}
+                send_parcel(own, errand.link.home, self._quiet, STATES)
         self.finish()
 
     def figures(self) -> dict[str, Any]:
@@ -381,7 +395,7 @@ class AtWill:
         total = Ages()
         for errand in self._errands:
             errand.say(Say.FIGURES)
-            told = receive_parcel(errand.link.home, untimed(self._comm.group), STATES)
+            told = receive_parcel(errand.link.home, self._quiet, STATES)
             total.add(Ages.of(json.loads(told["ages"]["json"])))
         for local in self._local:
             total.add(local.desk.master.ages)
@@ -419,8 +433,21 @@ class _Local:
         return self._answer
 
 
+def desk_of_its_own(link: Link, optimizer: torch.optim.Optimizer, comm: Comm, bound: Bound) -> Desk:
+    """A server on a rank of its own: it steps the parameters of its own model."""
+    link.fetch(0, comm.everyone)
+    named = list(zip(link.names, link.parameters, strict=True))
+    master = Master(named, optimizer, comm.world_size, bound, first_ticket=comm.world_size)
+    return Desk(master, range(comm.world_size) if link.names else (), comm, comm.everyone)
+
+
 def _open_desk(
-    link: Link, parameters: NamedParameters, make_optimizer: MakeOptimizer, comm: Comm, bound: Bound
+    link: Link,
+    parameters: NamedParameters,
+    make_optimizer: MakeOptimizer,
+    comm: Comm,
+    group: dist.ProcessGroup,
+    bound: Bound,
 ) -> Desk:
     """A server beside a worker, with weights of its own.
 
@@ -432,7 +459,7 @@ def _open_desk(
     masters = [(name, parameter) for name, parameter in own if name in kept]
     master = Master(masters, make_optimizer(own), comm.world_size, bound, first_ticket=comm.world_size)
     others = [rank for rank in range(comm.world_size) if rank != comm.rank and link.names]
-    return Desk(master, others, comm, comm.group)
+    return Desk(master, others, comm, group)
 
 
 def _hollow(parameter: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ from paceline.measure.memory import peak_bytes
 from paceline.records import RunFolder, StepWriter
 from paceline.records.examination import MeasuringCost
 from paceline.records.timeline import TimelineWriter
+from paceline.strategies.base import Role
+from paceline.strategies.registry import create
 from paceline.training.account import silent
 from paceline.training.ledger import Ledger
 from paceline.training.loop import Loop
@@ -53,6 +55,8 @@ def measure_cost(
 
     None on ranks that stay idle, and on all of them where it cannot be measured.
     """
+    if Role.SERVER in create(config.strategy).roles(world.size):  # A rank cannot serve two trainings at once.
+        return None
     room = torch.tensor(int(_has_room(world.local_size)))
     dist.all_reduce(room, dist.ReduceOp.MIN)
     if not room:

@@ -157,8 +157,8 @@ def _try_workload(
     if not times:
         raise WorkloadError("the training data gave fewer than two batches.", hint="use a smaller --batch")
     roles = create(config.strategy).roles(world.size)
-    active = [rank for rank, role in enumerate(roles) if role is not Role.IDLE]
-    peaks = {rank: summary["peak_bytes"] for rank, summary in zip(active, trained, strict=True)}
+    workers = [rank for rank, role in enumerate(roles) if role is Role.WORKER]
+    peaks = {rank: summary["peak_bytes"] for rank, summary in zip(workers, trained, strict=True)}
     topology = record.topology
     return WorkloadNeeds(
         name=topology["workload"],

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.comm.group import Comm
+from paceline.comm.parcel import receive_parcel, send_parcel
 from paceline.config import RunConfig
 from paceline.errors import ParityError
 from paceline.strategies.base import NamedParameters, Strategy
@@ -126,7 +127,7 @@ def prove(
     the strategy, but not the groups.
     """
     shards = shards or take_shards(workload, share, config, comm, steps)
-    seen = _under(strategy, workload, share, config, comm, shards)
+    seen = _with_servers(_under(strategy, workload, share, config, comm, shards), comm)
     if comm.rank == 0 and expected is None:
         expected = oracle(workload, shards.everyones, share, config)
     right = seen if expected is None else expected
@@ -137,6 +138,24 @@ def prove(
     doubt = [doubts(workload, shards.everyones, share, config, right) if comm.rank == 0 else ""]
     dist.broadcast_object_list(doubt, group_src=0, group=comm.control)
     return replace(parity, unproven=doubt[0])
+
+
+def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
+    """What a rank does in `prove` which does not train: it serves, and tells rank 0 what it would have stepped."""
+    strategy.attach(copy.deepcopy(workload.model), lambda parameters: Probe(parameters, strategy), comm)
+    strategy.serve()
+    assert isinstance(strategy.optimizer, Probe)
+    seen = strategy.optimizer.seen.steps
+    strategy.close()
+    send_parcel({str(step): gradients for step, gradients in enumerate(seen)}, 0, comm.everyone)
+
+
+def _with_servers(seen: list[Gradients], comm: Comm) -> list[Gradients]:
+    """On rank 0, also what servers on ranks of their own have stepped."""
+    for server in range(comm.servers if comm.rank == 0 else 0):
+        told = receive_parcel(comm.world_size + server, comm.everyone)
+        seen = [own | told.get(str(step), {}) for step, own in enumerate(seen)]
+    return seen
 
 
 def take_shards(workload: Workload, share: Share, config: RunConfig, comm: Comm, steps: int) -> Shards:

@@ -18,7 +18,7 @@ from paceline.strategies.base import Role
 from paceline.strategies.registry import create
 from paceline.training.check import check_gradients
 from paceline.training.oracle import Gradients, Shards, oracle
-from paceline.training.parity import prove, take_shards
+from paceline.training.parity import prove, serve_proof, take_shards
 from paceline.training.stage import Stage, set_stage
 
 SAMPLES_PER_MICRO_BATCH = 8
@@ -45,6 +45,11 @@ def prove_run(
     stage = set_stage(small(config, world.size), world, threads)
     if stage is None:
         world.wait_for(f"proof-{number}")
+        return
+    if stage.comm.serves:
+        with exact_kernels():
+            serve_proof(stage.strategy, stage.workload, stage.comm)
+        close_comm(stage.comm)
         return
     with exact_kernels():
         # On a copy: after a forward pass some models (those under an old `spectral_norm`) cannot be copied any more.

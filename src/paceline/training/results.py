@@ -93,6 +93,7 @@ def summarise(
         "average_loss": _weighted([(rank["average_loss"], rank["samples"]) for rank in ranks]),
         "train_accuracy": _weighted([(rank["accuracy"], rank["samples"]) for rank in ranks]),
         "ranks": ranks,
+        "servers": sync.comm.servers,
         "traffic": planned_traffic(strategy, sync),
         "sockets": None if sync.payload is None else sync.payload.result(),
         "unseen": sync.unseen(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.comm import World
+from paceline.comm import World, close_comm
 from paceline.config import RunConfig
 from paceline.emulation import emulation_of
 from paceline.measure.memory import peak_bytes, reset_peak
@@ -40,7 +40,7 @@ def run(
     listen: Report = silent,
     command: str | None = None,
 ) -> None:
-    """Trains, tests, and leaves a record; idle ranks wait until the others are done.
+    """Trains, tests, and leaves a record; servers serve, and idle ranks wait, until the others are done.
 
     `number` tells the runs of one job apart, `command` is what the user typed. `listen` hears, on every rank, what
     rank 0 writes to the record's events.
@@ -48,6 +48,10 @@ def run(
     stage = set_stage(config, world, threads, timed=True)
     if stage is None:
         world.wait_for(f"run-{number}")
+        return
+    if stage.comm.serves:
+        stage.serve(optimizer_factory(config, stage.workload))
+        close_comm(stage.comm)
         return
     _run_as_worker(stage, folder, listen, command)
     if stage.comm.rank == 0:
@@ -113,6 +117,7 @@ def _topology(stage: Stage, batch: int | None) -> dict[str, Any]:
         **describe_strategy(config.strategy, stage.strategy),
         "world_size": world.size,
         "workers": workers,
+        "servers": stage.comm.servers,
         "ranks_per_host": world.local_size,
         "batch": batch,
         "batch_per_rank": [] if batch is None else sorted({batch // workers, -(-batch // workers)}),

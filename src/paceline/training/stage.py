@@ -11,7 +11,7 @@ from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
 from paceline.measure.slowed import stopwatch_for
 from paceline.measure.steps import Stopwatch
-from paceline.strategies.base import Role, Strategy
+from paceline.strategies.base import MakeOptimizer, Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.placement import Placement
 from paceline.training.precision import storage_dtype
@@ -43,6 +43,12 @@ class Stage:
         assert self.comm.stopwatch is not None, "the stage was set without timing"
         return self.comm.stopwatch
 
+    def serve(self, make_optimizer: MakeOptimizer) -> None:
+        """All that a rank does which does not train: it keeps parameters until the others are done."""
+        self.strategy.attach(self.model, make_optimizer, self.comm)
+        self.strategy.serve()
+        self.strategy.close()
+
     def source(self) -> Source:
         """This rank's share of the training data, from the beginning."""
         batch = self.config.global_batch(self.comm.world_size)
@@ -56,10 +62,11 @@ def set_stage(config: RunConfig, world: World, threads: int | None, *, timed: bo
     roles = strategy.roles(world.size)
     placement = Placement.choose(config, world, roles, threads)
     placement.apply(config)
-    active = [rank for rank, role in enumerate(roles) if role is not Role.IDLE]
+    workers, servers = ([n for n, own in enumerate(roles) if own is role] for role in (Role.WORKER, Role.SERVER))
     pace = {"factor": config.slowed.get(world.rank, 1.0), "core_share": placement.core_share}
     comm = open_comm(
-        active,
+        workers,
+        servers=servers,
         device=placement.device,
         backend=placement.backend,
         timeout_s=config.timeout,
@@ -75,5 +82,6 @@ def set_stage(config: RunConfig, world: World, threads: int | None, *, timed: bo
     model = workload.model.to(placement.device, dtype, memory_format=layout)  # type: ignore[call-overload]
     if not model.training:  # As a whole; parts that a user keeps in evaluation mode stay so.
         model.train()
-    share = Share(comm.rank, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
+    trains_as = 0 if comm.serves else comm.rank  # A server trains nothing.
+    share = Share(trains_as, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
     return Stage(config, world, strategy, placement, comm, workload, share)

@@ -25,10 +25,11 @@ def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
     # Which parameters are used may differ from step to step, and what ranks tell each other about it comes on top.
     # And where ranks do not step together, some send more often than others.
     exact = not sync.strategy.allow_unused and sync.strategy.lockstep
+    everyone = range(sync.ranks + sync.comm.servers)
     return {
         **({"links": [dataclasses.asdict(link) for link in whole.links()]} if exact else {}),
-        "sent_bytes": [whole.sent_bytes(rank) for rank in range(sync.ranks)],
-        "received_bytes": [whole.received_bytes(rank) for rank in range(sync.ranks)],
+        "sent_bytes": [whole.sent_bytes(rank) for rank in everyone],
+        "received_bytes": [whole.received_bytes(rank) for rank in everyone],
         "operations": len(whole.operations),
         "buffer_bytes": sum(sync.broadcast_sizes),
     }
