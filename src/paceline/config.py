@@ -50,6 +50,8 @@ class RunConfig:
     """Passes over the training data [default: 1, unless --steps is given]."""
     steps: int | None = None
     """Stop after this many steps; --epochs is then what the time is estimated for."""
+    seconds: float | None = None
+    """Stop after this many seconds of training, on the slowest rank's clock; alone, or before --steps or --epochs."""
     lr: float = 0.1
     """Learning rate of SGD, for the global batch: not scaled by the ranks. A workload's own optimiser has its own."""
     momentum: float = 0.9
@@ -101,13 +103,24 @@ class RunConfig:
             raise UsageError("--batch and --batch-per-rank were both given.", hint="they are two ways to say one thing")
         if self.trace and not self.events:
             raise UsageError("--trace was given with --no-events.", hint="a trace is made of events")
-        positive = ("batch", "batch_per_rank", "accumulate", "epochs", "steps", "log_every", "timeout", "clip_norm")
+        positive = ("batch", "batch_per_rank", "accumulate", "epochs", "steps", "seconds", "log_every", "timeout")
+        positive += ("clip_norm",)
         check_bounds(self, positive, lambda value: value > 0, "more than 0")
         check_bounds(self, ("lr", "momentum", "weight_decay"), lambda value: value >= 0, "0 or more")
         check_bounds(self, ("seed",), lambda value: 0 <= value < 2**40, "from 0 to 2^40")
-        check_bounds(self, ("lr", "momentum", "weight_decay", "clip_norm", "timeout"), math.isfinite, "a finite number")
+        check_bounds(
+            self,
+            ("lr", "momentum", "weight_decay", "clip_norm", "timeout", "seconds"),
+            math.isfinite,
+            "a finite number",
+        )
         self._check_profile()
         _ = self.slowed
+
+    @property
+    def most_epochs(self) -> int:
+        """After how many epochs a run ends, if its steps or its time do not end it before."""
+        return self.epochs or (ENDLESS if self.seconds else 1)
 
     @property
     def slowed(self) -> dict[int, float]:
@@ -337,6 +350,8 @@ class Script:
         }
 
 
+ENDLESS = 10**9
+"""More epochs than anybody waits for."""
 MOST_PROFILED_STEPS = 50
 """A step leaves thousands of events, all of which are kept in memory until they are summed up."""
 

@@ -273,3 +273,17 @@ def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_waited_for(tm
     (reason,) = [r for r in result["why"] if r["contender"] == "slow_rank=1:4" and r["limit"] == "slow_rank"]
     assert "for rank 1, which was made 4× as slow" in reason["text"]
     assert "slow_rank=1:4: rank 1 was made 4× as slow on purpose (--slow-rank)." in result["warnings"]
+
+
+def test_runs_end_at_equal_time_whatever_they_have_trained_by_then(tmp_path: Path) -> None:
+    short = ("--batch", "16", "--repeats", "1", "--max-repeats", "1", "--ranks", "2", "--no-doctor", "--no-proof")
+    strategies = "ddp,parameter_server:asynchronous=true"
+    result = compare(*short, "--seconds", "1.5", "--strategies", strategies, out=tmp_path / "out")
+    assert "· 1.5 s × 1 repeat" in result["messages"]
+    assert "--seconds 3" in result["next"] or "--seconds" not in result["next"]
+    for measured in read_experiment(tmp_path / "out").runs:
+        summary = measured.run.summary
+        assert summary is not None
+        assert 1.2 < summary["train_s"] < 3
+        assert summary["steps"] > 40
+        assert summary["test"]["accuracy"] is not None

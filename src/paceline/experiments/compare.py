@@ -55,7 +55,8 @@ def compare(
     """
     seat = find_seat(launch, os.environ)
     subject, base = choose_subject(base, config, script_args)
-    if base.steps is None and base.epochs is None and not varied_keys(config) & {"steps", "epochs"}:
+    length = ("steps", "epochs", "seconds")
+    if all(getattr(base, name) is None for name in length) and not varied_keys(config) & set(length):
         base = replace(base, steps=DEFAULT_STEPS)
     shape = choose_shape(base, launch, seat)
     entrants = make_entrants(base, config, shape, subject.rules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,9 +59,10 @@ def estimate_s(entrants: Sequence[Entrant], ranks: int, repeats: int, *, proof: 
             trials[alike] = try_out(entrant.config)
         trial = trials[alike]
         batch = entrant.config.global_batch(ranks)
-        steps = entrant.config.steps or trial.steps_per_epoch * (entrant.config.epochs or 1)
+        steps = entrant.config.steps or trial.steps_per_epoch * entrant.config.most_epochs
         slowest = max(entrant.config.slowed.values(), default=1.0)
-        runs_s += RUN_S + (steps * batch * SYNCHRONISING * slowest + trial.tested / 3) * trial.sample_s
+        training_s = min(steps * batch * SYNCHRONISING * slowest * trial.sample_s, entrant.config.seconds or math.inf)
+        runs_s += RUN_S + training_s + trial.tested / 3 * trial.sample_s
         proofs_s += RUN_S + PROOF_STEPS * min(batch, 8 * ranks) * trial.sample_s
     before_s = (launch_s + proofs_s if proof else 0.0) + (launch_s + DOCTOR_S if doctor else 0.0)
     return before_s + repeats * (launch_s + runs_s)

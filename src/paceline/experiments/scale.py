@@ -86,7 +86,7 @@ def scale(
     No folder is told on a host that only takes part: all but the first.
     """
     seat = find_seat(launch, os.environ)
-    if base.steps is None and base.epochs is None:
+    if base.steps is None and base.epochs is None and base.seconds is None:
         base = replace(base, steps=DEFAULT_STEPS)
     if base.steps is not None and base.steps <= WARM_UP_STEPS:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,9 +54,9 @@ def _launch_s(ranks: int, place: Mapping[str, Any]) -> float:
 def _run_s(entrant: Entrant, trial: Trial, core_s: float, place: Mapping[str, Any]) -> float:
     shape, config = entrant.shape, entrant.config
     batch = config.global_batch(shape.ranks)
-    steps = config.steps or trial.steps_per_epoch * (config.epochs or 1)
+    steps = config.steps or trial.steps_per_epoch * config.most_epochs
     computing_s = batch * core_s * SYNCHRONISING / _cores(shape.ranks, shape.hosts, place)
-    return RUN_S + steps * (computing_s + _wire_s(entrant, trial, place))
+    return RUN_S + min(steps * (computing_s + _wire_s(entrant, trial, place)), config.seconds or math.inf)
 
 
 def _cores(ranks: int, hosts: int, place: Mapping[str, Any]) -> float:

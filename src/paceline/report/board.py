@@ -23,7 +23,7 @@ from paceline.errors import PacelineError
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
 from paceline.report.doctor import Following
 from paceline.report.live import Tail
-from paceline.report.words import factor, on_hosts, percent, plural, roughly, seconds
+from paceline.report.words import factor, on_hosts, percent, plural, roughly, run_length, seconds
 
 POLL_S = 0.2
 
@@ -172,7 +172,7 @@ class Board:
 
 def plan_in_words(design: dict[str, Any], config: RunConfig, repeats: str) -> str:
     """What an experiment will do, in one line."""
-    length = plural(config.steps, "step") if config.steps else plural(config.epochs or 1, "epoch")
+    length = run_length(config)
     names = design["contenders"]
     batch = "" if design["batch"] is None else f", global batch {design['batch']}"
     expected = design["estimate_s"]

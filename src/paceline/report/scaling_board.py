@@ -8,7 +8,7 @@ from paceline.analysis.comparison import Comparison, Row
 from paceline.analysis.machines import cores_in_words, is_packed, machines_of, placements, sharing
 from paceline.config import RunConfig
 from paceline.report.board import Board
-from paceline.report.words import listed, plural, roughly
+from paceline.report.words import listed, plural, roughly, run_length
 
 
 class ScaleBoard(Board):
@@ -45,7 +45,7 @@ class ScaleBoard(Board):
 
 def plan_in_words(design: dict[str, Any], config: RunConfig) -> str:
     """What the experiment will do, in one line: the batches are part of it."""
-    length = plural(config.steps, "step") if config.steps else plural(config.epochs or 1, "epoch")
+    length = run_length(config)
     shapes = sorted(_shapes(design), key=lambda shape: shape[0] * shape[1])
     counts = dict.fromkeys(f"{hosts * number}{_packed(design, hosts, number)}" for hosts, number in shapes)
     batches = {"strong": f"global batch {design['batch']:,}", "weak": f"batch {design['batch_per_rank']:,} per rank"}

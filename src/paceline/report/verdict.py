@@ -247,7 +247,8 @@ def next_command(comparison: Comparison) -> str | None:
         start = ["python"] if alone else ["torchrun", "--nproc-per-node", str(ranks)]
         command = shlex.join([*start, pool.config["script"], *pool.config["args"]])
         return f'{command}  # with paceline.attach(model, make_optimizer, "{winner.strategy}")'
-    config = dict(pool.config) | winner.settings | {"steps": None, "epochs": max(3, pool.config.get("epochs") or 0)}
+    config = dict(pool.config) | winner.settings | {"steps": None, "seconds": None}
+    config["epochs"] = max(3, pool.config.get("epochs") or 0)
     return _command("train", config, {"strategy": winner.strategy, **start_with})
 
 
@@ -261,10 +262,12 @@ def _launch_settings(design: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _longer(config: dict[str, Any]) -> dict[str, int]:
+def _longer(config: dict[str, Any]) -> dict[str, float]:
     """The length of a run that tells more."""
     if config.get("steps"):
         return {"steps": 4 * config["steps"]}
+    if config.get("seconds") and not config.get("epochs"):
+        return {"seconds": 2 * config["seconds"]}
     return {"epochs": 2 * (config.get("epochs") or 1)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.config import RunConfig
 from paceline.emulation import hosts_in_words, parse_hosts
 from paceline.errors import UsageError
 
@@ -51,6 +52,14 @@ def count(value: int) -> str:
 def plural(value: int, noun: str) -> str:
     """A count with its noun."""
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
+
+
+def run_length(config: RunConfig) -> str:
+    """How long a run lasts."""
+    if config.steps is None and config.epochs is None and config.seconds is not None:
+        return f"{config.seconds:g} s"
+    length = plural(config.steps, "step") if config.steps else plural(config.epochs or 1, "epoch")
+    return length if config.seconds is None else f"{length}, {config.seconds:g} s at most,"
 
 
 def on_hosts(design: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.config import RunConfig
+from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
 from paceline.training.account import Report
@@ -47,7 +47,7 @@ class Loop:
         for epoch in itertools.count():
             before, end, ended = step, self._epoch_end(step, total), False
             steps = self.source.epoch(epoch)
-            while not ended and step != end:
+            while not ended and step != end and not self.windows.over:
                 window = self.windows.end(step) - step
                 count = window if end is None else min(window, end - step)
                 self.windows.open()
@@ -59,15 +59,15 @@ class Loop:
             self.report("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
             if step == before:
                 raise WorkloadError(f"the training data gave no batch in epoch {epoch + 1}.", hint=ONE_SHOT)
-            if step == total or (total is None and epoch + 1 == (self.config.epochs or 1)):
+            if step == total or self.windows.over or (total is None and epoch + 1 == self.config.most_epochs):
                 return
         raise AssertionError("the loop ends by its steps or its epochs")
 
     def _train_by_tickets(self, total: int | None) -> None:
         """Every rank trains what its tickets stand for; they wait for each other at the end of a window alone."""
-        tickets, workers = Tickets(self.source, self.config.epochs, total), self.sync.ranks
+        tickets, workers = Tickets(self.source, self.config.most_epochs, total), self.sync.ranks
         step, epochs = 0, 0
-        while not self._ended_everywhere(tickets):
+        while not self.windows.over and not self._ended_everywhere(tickets):
             end = self.windows.end(step)
             if total is not None and total - end < (end - step) / 2:  # A short one at the end would mostly be waiting.
                 end = total
@@ -134,8 +134,10 @@ class Loop:
         """Steps of the whole run, or None where only going through the data tells."""
         if self.config.steps is not None:
             return self.config.steps
+        if self.config.most_epochs == ENDLESS:
+            return None
         per_epoch = self.source.steps()
-        return None if per_epoch is None else self.sync.comm.smallest(per_epoch) * (self.config.epochs or 1)
+        return None if per_epoch is None else self.sync.comm.smallest(per_epoch) * self.config.most_epochs
 
     def _epoch_end(self, step: int, total: int | None) -> int | None:
         """The step at which an epoch (or the run) ends, agreed on by the ranks; None where only the data tells."""

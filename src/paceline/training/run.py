@@ -74,7 +74,7 @@ def _run_as_worker(stage: Stage, folder: RunFolder, listen: Report, command: str
     sync = Sync(model, optimizer_factory(config, workload), stage.strategy, comm, config.bn)
     ledger = Ledger(stopwatch, account.steps, account.timeline if config.events else None)
     profiler = StepProfiler(config.profiled_steps, folder, comm.rank, comm.device) if config.profile else None
-    windows = Windows(sync, ledger, config.log_every, account.report, profiler)
+    windows = Windows(sync, ledger, config.log_every, account.report, profiler, config.seconds)
     loop = Loop(config, workload, sync, source, stopwatch, ledger, windows, account.report)
     watch = Watch(folder, comm.rank, stopwatch.clock.now, comm.device, first_on_host=stage.world.local_rank == 0)
     account.tell(watch)

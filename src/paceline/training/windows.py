@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 
 import torch
@@ -27,7 +28,13 @@ class Windows:
     """The windows of one run; every rank opens and closes them at the same steps."""
 
     def __init__(
-        self, sync: Sync, ledger: Ledger, log_every: int, report: Report, profiler: StepProfiler | None = None
+        self,
+        sync: Sync,
+        ledger: Ledger,
+        log_every: int,
+        report: Report,
+        profiler: StepProfiler | None = None,
+        seconds: float | None = None,
     ) -> None:
         self.times: list[WindowTime] = []
         """What was timed so far."""
@@ -36,6 +43,7 @@ class Windows:
         self._log_every = log_every
         self._report = report
         self._profiler = profiler
+        self._seconds = seconds
         self._logs_per_window = 1
         self._step = 0
         """Steps done before the window that is open."""
@@ -43,8 +51,28 @@ class Windows:
 
     def end(self, step: int) -> int:
         """Where the window from this step on ends: after whole periods, and late enough for closing to cost nothing."""
-        end = self._whole_periods(step)
+        end = min(self._whole_periods(step), self._in_time(step))
         return end if self._profiler is None else self._profiler.cut(step, end)
+
+    @property
+    def over(self) -> bool:
+        """Whether the time of the run is over, as far as whole steps can tell; the same on all ranks."""
+        return bool(self.times) and self._left_s < self._last_step_s / 2
+
+    @property
+    def _left_s(self) -> float:
+        return math.inf if self._seconds is None else self._seconds - sum(window.wall_s for window in self.times)
+
+    @property
+    def _last_step_s(self) -> float:
+        return self.times[-1].wall_s / self.times[-1].steps
+
+    def _in_time(self, step: int) -> int:
+        """The step at which the time of the run is over, going by the last window."""
+        if not self.times or self._seconds is None:
+            return sys.maxsize
+        period = self._sync.strategy.period
+        return step + max(1, round(self._left_s / self._last_step_s / period)) * period
 
     def _whole_periods(self, step: int) -> int:
         period = self._sync.strategy.period
