@@ -54,6 +54,13 @@ def test_parts_come_largest_first_and_small_ones_not_at_all() -> None:
     ]
 
 
+def test_adding_up_in_memory_is_no_transfer() -> None:
+    exposed = split(compute_s=0.1, exposed_s=0.9)
+    found = main(exposed, wire(3, 1e8, kind="shared_reduce"), PLACE, LINK)
+    assert found.kind == "memory"
+    assert found.facts == {"bytes": 1e8}
+
+
 def test_many_small_messages_cost_latency_and_a_few_large_ones_bandwidth() -> None:
     exposed = split(compute_s=0.1, exposed_s=0.9)
     many = main(exposed, wire(60, 240_000), PLACE, LINK)

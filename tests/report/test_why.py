@@ -30,6 +30,7 @@ FACTS: dict[LimitKind, dict[str, Any]] = {
     "uneven_ranks": {"rank": 2, "blame": 0.4},
     "latency": TRANSFER,
     "bandwidth": TRANSFER,
+    "memory": {"bytes": 215_000},
     "other": {},
 }
 
@@ -95,6 +96,40 @@ def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
     assert "spreading it over all links (allreduce)" in words("bandwidth", through_0)[1]
     assert "ddp packs them" in words("latency", plain)[1]
     assert "larger buckets" in words("latency", buckets)[1]
+
+
+@pytest.mark.parametrize(
+    ("travel", "latency", "bandwidth"),
+    [
+        ("singly", "ddp packs them into buckets", "hiding it behind backward (ddp)"),
+        ("packed", "fewer ranks", "hiding it behind backward (ddp)"),
+        ("overlapped", "larger buckets", "hiding it behind forward too (priority)"),
+    ],
+)
+def test_what_helps_depends_on_how_gradients_travel(travel: str, latency: str, bandwidth: str, tmp_path: Path) -> None:
+    about = replace(case(tmp_path, "ring"), topology={"travel": travel})
+    assert latency in words("latency", about)[1]
+    assert bandwidth in words("bandwidth", about)[1]
+    assert ("ddp" in words("latency", about)[1]) == (travel == "singly")
+    assert ("ddp" in words("bandwidth", about)[1]) == (travel != "overlapped")
+
+
+def test_ranks_of_one_host_may_share_memory(tmp_path: Path) -> None:
+    about = case(tmp_path, "ddp")
+    for kind in ("latency", "bandwidth"):
+        assert "(shared_memory)" in words(kind, about, within_host=True)[1]  # type: ignore[arg-type]
+        assert "(shared_memory)" not in words(kind, about)[1]  # type: ignore[arg-type]
+    text, remedy = words("memory", about)
+    assert "add up 215.0 kB of gradients in memory that they share" in text
+    assert "link" not in text + remedy
+
+
+def test_a_rank_that_was_slowed_on_purpose_needs_no_finding_out(tmp_path: Path) -> None:
+    slowed = replace(case(tmp_path), config={"slow_rank": "2:3"})
+    text, remedy = words("slow_rank", slowed)
+    assert "rank 2, which was made 3× as slow" in text
+    assert "nobody waits" in remedy
+    assert "find out" in words("slow_rank", slowed, rank=1)[1]
 
 
 def test_waiting_for_the_rank_in_the_middle_is_the_strategys_fault(tmp_path: Path) -> None:

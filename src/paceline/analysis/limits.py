@@ -16,7 +16,7 @@ from paceline.analysis.wire import Traffic, Wire, bus_factor
 from paceline.records.examination import PairLink
 from paceline.records.timeline import Kind
 
-LimitKind = Literal["compute", "cores", "data", "slow_rank", "uneven_ranks", "latency", "bandwidth", "other"]
+LimitKind = Literal["compute", "cores", "data", "slow_rank", "uneven_ranks", "latency", "bandwidth", "memory", "other"]
 
 NOTABLE = 0.05
 """Parts below this share of a step are not worth a sentence."""
@@ -95,13 +95,17 @@ def _waiting(wait_s: float, wire: Wire) -> Limit:
 
 def _transfers(transfer_s: float, wire: Wire, link: PairLink | None) -> Limit:
     """Transfers, by what the greater part of them would cost on the measured link."""
+    on_wire_s = sum(traffic.per_step * traffic.duration_s for traffic in wire.traffic)
+    in_memory = [traffic for traffic in wire.traffic if traffic.kind == Kind.SHARED_REDUCE.title]
+    if sum(traffic.per_step * traffic.duration_s for traffic in in_memory) > on_wire_s / 2:
+        facts = {"bytes": sum(traffic.bytes_per_step for traffic in in_memory)}
+        return Limit("memory", 0.0, max(0.0, transfer_s), facts)
     operations = sum(traffic.per_step for traffic in wire.traffic)
     carried = sum(traffic.bytes_per_step for traffic in wire.traffic)
     each = carried / operations if operations else 0.0
     latency_s = bandwidth_s = None
     slow_start = each < SMALL_BYTES
     cost = None if link is None else link_cost(wire, link)
-    on_wire_s = sum(traffic.per_step * traffic.duration_s for traffic in wire.traffic)
     if cost is not None and sum(cost) <= on_wire_s:  # Else the link was busy when it was measured.
         latency_s, bandwidth_s = cost
         slow_start = latency_s > bandwidth_s

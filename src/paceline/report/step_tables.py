@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.split import PARTS, Split
 from paceline.analysis.wire import Traffic, Wire
+from paceline.records.timeline import Kind
 from paceline.report.columns import NOTHING, SIZES, TIMES, Cell, Column, Unit, percent_unit, plain_column, unit_for
 from paceline.report.definitions import DEFINITIONS
-from paceline.report.words import percent
+from paceline.report.words import percent, size
 
 RATES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
 SPLIT_PARTS = (*PARTS, "data", "stolen")
@@ -51,7 +52,7 @@ class BytesRow:
     lower_bound: int | None
     """What the busiest rank must send at least to all-reduce the gradients."""
     over_bound: float | None
-    """Gradients sent ÷ that."""
+    """Gradients sent, and weights where these come back in the gradients' place, ÷ that."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,23 @@ def bytes_rows(comparison: Comparison) -> list[BytesRow]:
         busiest = {purpose: max(sizes) for purpose, sizes in wire.sent_bytes.items()}
         if not any(busiest.values()):
             continue
-        bound, gradients = wire.lower_bound_bytes, busiest.get("gradients")
+        bound = wire.lower_bound_bytes
         together = [sum(sizes) for sizes in zip(*wire.sent_bytes.values(), strict=True)]
-        over = gradients / bound if bound and gradients else None
+        needed = [sizes for purpose, sizes in wire.sent_bytes.items() if purpose in ("gradients", "weights")]
+        most = max((sum(sizes) for sizes in zip(*needed, strict=True)), default=0)
+        over = most / bound if bound and most else None
         by_purpose = {purpose: busiest.get(purpose) for purpose in PURPOSES}
         found.append(BytesRow(name, **by_purpose, total=max(together), lower_bound=bound, over_bound=over))
+    return found
+
+
+def in_memory(comparison: Comparison) -> list[str]:
+    """Sentences on what passes between ranks without a network."""
+    found = []
+    for name, wire in comparison.wires.items():
+        shared = sum(traffic.bytes_per_step for traffic in wire.traffic if traffic.kind == Kind.SHARED_REDUCE.title)
+        if shared:
+            found.append(f"{name}: ranks of a host add up {size(shared)} per step in memory that they share.")
     return found
 
 

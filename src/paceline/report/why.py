@@ -25,6 +25,7 @@ PART = {
     "uneven_ranks": "wait_s",
     "latency": "exposed",
     "bandwidth": "exposed",
+    "memory": "exposed",
     "other": "other",
 }
 """The column of the time split that a limit rests on."""
@@ -70,9 +71,14 @@ class Case:
         return self.row.imbalance is not None and self.row.imbalance > NOTABLE_IMBALANCE
 
     @property
-    def buckets(self) -> bool:
-        """Whether its gradients travel in few large messages already, while backward runs."""
-        return self.row.contender.strategy.partition(":")[0] == "ddp"
+    def name(self) -> str:
+        """Of the strategy, without its options."""
+        return self.row.contender.strategy.partition(":")[0]
+
+    @property
+    def travel(self) -> str:
+        """How its gradients travel: `singly`, `packed` into few messages, or `overlapped` with backward."""
+        return str(self.topology.get("travel") or ("overlapped" if self.name == "ddp" else "singly"))
 
 
 def anchor(comparison: Comparison, contender: str, part: str) -> str:
@@ -181,24 +187,39 @@ def _latency(limit: Limit, case: Case) -> tuple[str, str]:
     facts = limit.facts
     each = f"{plural(round(facts['operations']), 'operation')} of {size(facts['bytes_each'])} on average"
     text = f"{_amount(limit)} is {_transfer(limit)}, and latency rather than bandwidth: {each}{_on_idle_link(limit)}."
-    if not case.buckets:
+    if case.travel == "singly":
         return text, "fewer, larger messages: ddp packs them into buckets."
-    return text, f"{CORES_FOR_THE_WIRE}." if _is_held_up(limit) else "larger buckets, or fewer ranks."
+    ways = ["larger buckets", "fewer ranks"] if case.travel == "overlapped" else ["fewer ranks"]
+    ways = [CORES_FOR_THE_WIRE] if _is_held_up(limit) else ways
+    return text, ", or ".join([*ways, *_through_memory(limit)]) + "."
 
 
 def _bandwidth(limit: Limit, case: Case) -> tuple[str, str]:
     busiest = f"{size(limit.facts['bytes'])} that the busiest rank sends"
     text = f"{_amount(limit)} is {_transfer(limit)} of the {busiest}{_on_idle_link(limit)}."
-    ways = []
-    if not case.buckets:
-        ways += ["spreading it over all links (allreduce)"] if case.through_one_rank else []
+    ways = ["spreading it over all links (allreduce)"] if case.through_one_rank else []
+    if case.travel != "overlapped":
         ways.append("hiding it behind backward (ddp)")
+    elif case.name != "priority" and not limit.facts["within_host"]:
+        ways.append("hiding it behind forward too (priority)")
+    ways += _through_memory(limit)
     if _is_held_up(limit):
         ways.append(CORES_FOR_THE_WIRE)
     elif not limit.facts["within_host"]:
         ways.append("a faster link")
     ways.append("sending less often: --accumulate, a larger --batch")
     return text, "; or ".join(ways) + "."
+
+
+def _through_memory(limit: Limit) -> list[str]:
+    """What helps where all ranks are on one host, as far as that is known."""
+    return ["memory that ranks share, in place of sockets (shared_memory)"] if limit.facts["within_host"] else []
+
+
+def _memory(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
+    added = f"add up {size(limit.facts['bytes'])} of gradients in memory that they share"
+    text = f"{_amount(limit)} ranks {added}, and have nothing else to do."
+    return text, "a core for each rank; or doing it less often: --accumulate, a larger --batch."
 
 
 def _other(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
@@ -214,5 +235,6 @@ SENTENCES: dict[LimitKind, Callable[[Limit, Case], tuple[str, str]]] = {
     "uneven_ranks": _uneven_ranks,
     "latency": _latency,
     "bandwidth": _bandwidth,
+    "memory": _memory,
     "other": _other,
 }
