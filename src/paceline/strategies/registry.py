@@ -65,7 +65,21 @@ ENTRIES = {
     )
 }
 
-SETS = {"classic": ("single", "none", "gather_scatter", "p2p", "allreduce", "ddp"), "all": tuple(ENTRIES)}
+SETS = {
+    "classic": ("single", "none", "gather_scatter", "p2p", "allreduce", "ddp"),
+    "fast": (
+        "single",
+        "none",
+        "ddp",
+        "bucketed",
+        "ring",
+        "halving_doubling",
+        "shared_memory",
+        "priority",
+        "parameter_server",
+    ),
+    "all": tuple(ENTRIES),
+}
 """Names for several strategies at once."""
 
 
