@@ -235,7 +235,7 @@ class CompareConfig:
     """What is compared, and how often it is measured."""
 
     strategies: str = ""
-    """Strategies to compare, as single,ddp,ddp:bucket_mb=1; or a set: classic, or all that fit [default: classic; with
+    """Strategies to compare, as single,ddp,ddp:bucket_mb=1; or a set: classic, fast, or all [default: classic; with
     --vary: ddp]."""
     vary: tuple[str, ...] = ()
     """Compare a setting: KEY=A,B, with KEY any option of `paceline train`; may be given several times."""
