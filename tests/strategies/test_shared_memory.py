@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from comm.test_payload import counted as count
+from comm.test_payload import matrix_of
 from paceline.comm import Comm, open_comm
 from paceline.errors import UsageError, WorkloadError
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, make_stopwatch
+from paceline.plans import Gradient
+from paceline.plans.shared_memory import plan
 from paceline.records.timeline import Kind
 from paceline.strategies.registry import create
 from paceline.strategies.shared_memory import SharedMemory
@@ -46,6 +50,25 @@ def test_gradients_are_those_of_one_process(
     for verdict in pool.run(proof_on, sum(map(len, hosts)), hosts, strategy, case, settings):
         verdict.check()
         assert verdict.error < 1e-10
+
+
+def step_bytes(comm: Comm, hosts: Hosts) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
+    """Who sent how much to whom in a step, by the kernel's count and by the plan."""
+    ours = replace(comm, hosts=hosts)
+    sync, model = attach(ours, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    train(sync, 1)  # After it buckets are packed anew.
+    counted = matrix_of(count(ours, lambda: train(sync, 1)))
+    gradients = [Gradient(name, p.numel(), p.element_size()) for name, p in model.named_parameters()]
+    links = plan(gradients, comm.world_size, hosts=hosts, **asdict(sync.strategy.options)).links()
+    sync.close()
+    return counted, [(link.source, link.target, link.payload_bytes + link.framing_bytes) for link in links]
+
+
+@pytest.mark.parametrize("hosts", [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0, 2), (1,), (3,))])
+def test_the_kernel_counts_what_was_planned(pool: Pool, hosts: Hosts) -> None:
+    for counted, planned in pool.run(step_bytes, 4, hosts):
+        assert counted == planned
+        assert bool(planned) == (len(hosts) > 1), "there is something to prove"
 
 
 def attach(comm: Comm, make: Callable[[Any], torch.optim.Optimizer], text: str = SMALL) -> tuple[Sync, nn.Module]:

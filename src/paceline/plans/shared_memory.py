@@ -17,7 +17,7 @@ def plan(
     *,
     hosts: Sequence[Sequence[int]] = (),
     bucket_mb: float = 1.0,
-    first_mb: float = 0.0625,
+    first_mb: float = 0.25,
     **_: Any,
 ) -> Plan:
     """Per bucket a ring of the leaders, started when its last gradient is ready; ranks are on one host unless told."""
