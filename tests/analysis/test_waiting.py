@@ -7,7 +7,7 @@ import pytest
 
 from analysis.timelines import FIRST, operation, phase, timeline
 from paceline.analysis.waiting import Waiting, waiting
-from paceline.records.timeline import Kind, Timeline
+from paceline.records.timeline import Kind, Purpose, Timeline
 
 
 def waits(*timelines: Timeline) -> Waiting:
@@ -76,3 +76,35 @@ def test_steps_whose_operations_do_not_match_say_nothing() -> None:
     one = timeline(operation(Kind.ALL_REDUCE, 0.0, 1.0))
     other = timeline(operation(Kind.BROADCAST, 0.0, 1.0, peer=0))
     assert waiting({0: one, 1: other}, np.array([FIRST], dtype=np.uint32)) is None
+
+
+def test_what_is_still_under_way_in_the_next_step_is_waited_for_there() -> None:
+    """Rank 1 comes late to a slice of the first step that both wait for in the next one's forward."""
+
+    def rank(start_s: float) -> Timeline:
+        return timeline(
+            phase(Kind.STEP, 0.0, 1.0),
+            phase(Kind.BACKWARD, 0.0, 1.0),
+            phase(Kind.STEP, 1.0, 2.0, step=FIRST + 1),
+            phase(Kind.FORWARD, 1.0, 2.0, step=FIRST + 1),
+            operation(Kind.ALL_REDUCE, start_s, 1.7, waited_from_s=max(start_s, 1.1)),
+        )
+
+    steps = np.array([FIRST, FIRST + 1], dtype=np.uint32)
+    found = waiting({0: rank(0.9), 1: rank(1.4)}, steps)
+    assert found is not None
+    assert [2 * wait_s for wait_s in found.waits_s] == pytest.approx([0.3, 0.0]), "from 1.1 on it computes nothing"
+    assert found.waited_for == {1: 1.0}
+
+
+def test_operations_of_two_groups_match_by_what_they_carry() -> None:
+    """Buffers of a step come before the last slice of the one before on one rank, and after it on the other."""
+
+    def rank(slice_s: float, buffers_s: float) -> Timeline:
+        return timeline(
+            phase(Kind.STEP, 0.0, 1.0),
+            operation(Kind.ALL_REDUCE, slice_s, 0.6),
+            operation(Kind.BROADCAST, buffers_s, 0.5, peer=0, purpose=Purpose.BUFFERS),
+        )
+
+    assert waits(rank(0.3, 0.2), rank(0.1, 0.4)).waits_s == pytest.approx([0.0, 0.2])

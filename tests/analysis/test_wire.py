@@ -215,3 +215,18 @@ def test_bus_bandwidth_has_the_factors_of_the_definitions(kind: Kind, factor: fl
 )
 def test_bytes_sent_follow_from_the_operation(kind: str, size: int, root: int, sent: list[int]) -> None:
     assert [sent_by_rank(kind, size, 4, root, rank) for rank in range(4)] == sent
+
+
+def test_operations_of_two_groups_match_by_what_they_carry() -> None:
+    """Buffers come before a slice on one rank, and after it on the other: each has the wire for itself on both."""
+
+    def rank(slice_s: float, buffers_s: float) -> Timeline:
+        return timeline(
+            phase(Kind.STEP, 0.0, 1.0),
+            operation(Kind.ALL_REDUCE, slice_s, slice_s + 0.1, MB),
+            operation(Kind.BROADCAST, buffers_s, buffers_s + 0.1, MB, peer=0, purpose=Purpose.BUFFERS),
+        )
+
+    wire = wire_of({0: rank(0.2, 0.4), 1: rank(0.4, 0.2)})
+    assert wire is not None
+    assert [(traffic.kind, traffic.isolated) for traffic in wire.traffic] == [("all_reduce", 1.0), ("broadcast", 1.0)]

@@ -342,6 +342,59 @@ def test_operations(ours: Time) -> None:
     assert log.take_rows() == []
 
 
+def test_another_thread_sends_for_a_step_that_has_ended(ours: Time) -> None:
+    watch = with_events()
+    log = watch.operations
+    watch.begin()
+    step = log.step
+    watch.end()
+    sent: list[Any] = []
+
+    def send() -> None:
+        with log.on_behalf_of(step):
+            sent.extend(log.start(Kind.ALL_REDUCE, size, NO_PEER) for size in (1, 2, 3))
+
+    watch.begin()
+    with log.carrying(Purpose.BUFFERS):
+        thread = threading.Thread(target=send)
+        thread.start()
+        thread.join()
+    ours.spend(1)
+    with log.idle():
+        ours.spend(2)
+        log.end(sent[0])
+        ours.spend(4)
+        log.end(sent[1])
+    ours.spend(8)
+    log.end(sent[2])
+    watch.end()
+    rows = [(row[0], row[2], *row[4:7]) for row in log.take_rows()]
+    assert rows == [(0, Purpose.GRADIENTS, size, 0, end_s) for size, end_s in ((1, 3), (2, 7), (3, 15))]
+
+
+def test_who_waits_for_another_thread_waits_for_what_ends_meanwhile(ours: Time) -> None:
+    watch = with_events()
+    log = watch.operations
+    watch.begin()
+    first, second, third = (log.start(Kind.ALL_REDUCE, 8, NO_PEER) for _ in range(3))
+    ours.spend(1)
+    with log.idle():
+        ours.spend(2)
+        log.end(first)
+        later = log.start(Kind.ALL_REDUCE, 8, NO_PEER)
+        ours.spend(4)
+        log.end(later)
+        log.waiting(second)
+        ours.spend(8)
+        log.end(second)
+    ours.spend(16)
+    log.end(third)
+    watch.end()
+    waited = [row[7] for row in log.take_rows()]
+    assert waited[:3] == [1, 3, 7], "since it began to wait, or since that had started"
+    assert math.isnan(waited[3]), "it computed again when that one ended"
+
+
 def test_an_end_that_its_thread_tells_too_late_is_seen_after_backward(ours: Time) -> None:
     watch = with_events()
     log = watch.operations

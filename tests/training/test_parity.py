@@ -88,7 +88,7 @@ class TestGradients:
 )
 def test_gradients_of_vgg11(pool: Pool, strategy: str, bn: str, ranks: int) -> None:
     """Every strategy and every BatchNorm in full size, though not every pair of them: a proof takes seconds."""
-    of_its_size = strategy.replace("slice_mb=0.01", "slice_mb=1")  # The others would be thousands.
+    of_its_size = strategy.replace("slice_mb=0.01", "slice_mb=4")  # The others would be thousands.
     check(pool, ranks, of_its_size, "vgg11", bn=bn, batch=ranks + 1)
 
 

@@ -50,17 +50,22 @@ def waiting(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) ->
     """The waiting in some steps; None where the ranks' operations do not match, as in a run that was cut short."""
     counted = set(steps.tolist())
     by_rank = [_by_step(timelines[rank], counted) for rank in range(len(timelines))]
-    exposed = [_exposed(timelines[rank], counted) for rank in range(len(timelines))]
+    # What a step has sent may still be under way in the next one.
+    and_next = counted | {step + 1 for step in counted}
+    exposed = [_exposed(timelines[rank], and_next) for rank in range(len(timelines))]
     totals, blamed, matched = [0.0] * len(by_rank), defaultdict[int, float](float), 0
     for step in sorted(counted):
         rows = [own.get(step) for own in by_rank]
         if any(own is None for own in rows):
             continue
-        found = step_waits([own for own in rows if own is not None], [own.get(step, []) for own in exposed])
+        idle = [[*own.get(step, []), *own.get(step + 1, [])] for own in exposed]
+        found = step_waits([own for own in rows if own is not None], idle)
         if found is None:
             continue
         matched += 1
         for rank, waits in enumerate(found):
+            taken = union((wait.start_s, wait.end_s) for wait in waits)
+            exposed[rank][step + 1] = difference(exposed[rank].get(step + 1, []), taken)
             for wait in waits:
                 totals[rank] += wait.end_s - wait.start_s
                 for piece in traced(wait, found):
@@ -74,7 +79,7 @@ def waiting(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) ->
 
 def step_waits(rows: Sequence[Rows], exposed: Sequence[Sequence[Interval]]) -> list[list[Wait]] | None:
     """By rank, what it waited in one step: no two waits of a rank overlap. None where the operations do not match."""
-    collectives = [own[~np.isin(own["kind"], MESSAGES)] for own in rows]
+    collectives = [own[matching(own)] for own in rows]
     if any(own["kind"].tolist() != collectives[0]["kind"].tolist() for own in collectives):
         return None
     pairs = [(source, target) for source in range(len(rows)) for target in range(len(rows)) if source != target]
@@ -92,6 +97,16 @@ def step_waits(rows: Sequence[Rows], exposed: Sequence[Sequence[Interval]]) -> l
             came_s = min(float(one["start_s"]), float(other["end_s"]))
             found[target].append(Wait(float(other["start_s"]), came_s, source))
     return [_exposed_parts(waits, own) for waits, own in zip(found, exposed, strict=True)]
+
+
+def matching(rows: Rows) -> npt.NDArray[np.intp]:
+    """The places of a rank's collectives in an order that is the same on all ranks: by step, and by what they carry.
+
+    Ranks start those of a step that carry the same in the same order. What carries something else may go by another
+    group, and come a little earlier on one rank and later on another.
+    """
+    places = np.flatnonzero(~np.isin(rows["kind"], MESSAGES))
+    return places[np.lexsort((rows["purpose"][places], rows["step"][places]))]
 
 
 def traced(wait: Wait, waits: Sequence[Sequence[Wait]], passed: frozenset[int] = frozenset()) -> Iterator[Wait]:

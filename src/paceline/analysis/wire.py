@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.analysis.split import WARM_UP_STEPS, mean_split, split_steps
-from paceline.analysis.waiting import FROM_ROOT, MESSAGES, TO_ROOT, waiting
+from paceline.analysis.waiting import FROM_ROOT, MESSAGES, TO_ROOT, matching, waiting
 from paceline.plans.operations import sent_by_rank
 from paceline.plans.plan import all_reduce_lower_bound
 from paceline.records.timeline import Kind, Purpose, Timeline
@@ -180,13 +180,14 @@ def _isolated(rows: Rows) -> npt.NDArray[np.bool_]:
 
 
 def _collectives(rows: Sequence[Rows]) -> list[Instance]:
-    """Isolated collectives; ranks start them in the same order, so the n-th of a step is the n-th on all of them."""
-    isolated = [_isolated(own) for own in rows]
-    own_rows = [own[~np.isin(own["kind"], MESSAGES)] for own in rows]
-    own_isolated = [flags[~np.isin(own["kind"], MESSAGES)] for own, flags in zip(rows, isolated, strict=True)]
+    """Isolated collectives; the n-th of a step that carries the same is the n-th on all ranks."""
+    places = [matching(own) for own in rows]
+    own_rows = [own[order] for own, order in zip(rows, places, strict=True)]
+    own_isolated = [_isolated(own)[order] for own, order in zip(rows, places, strict=True)]
     if len({len(own) for own in own_rows}) > 1 or not len(own_rows[0]):
         return []  # A run that was cut short: the ranks' files do not end with the same operation.
-    if any(not np.array_equal(own[["step", "kind"]], own_rows[0][["step", "kind"]]) for own in own_rows):
+    what = ["step", "kind", "purpose"]
+    if any(not np.array_equal(own[what], own_rows[0][what]) for own in own_rows):
         return []
     alone = np.logical_and.reduce(own_isolated)
     starts = np.stack([own["start_s"] for own in own_rows])[:, alone]

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from paceline.comm.group import Comm
 
+AT_ONCE = 2
+"""A group of Gloo carries out so many operations at the same time; for more, there are more groups, used in turn."""
 LEAVE_AFTER_S = 5.0
 """An operation that peers never come to ends by the group's time-out; `close` does not wait as long."""
 
@@ -43,7 +45,9 @@ class Sender:
 
     def __init__(self, comm: Comm, window: int) -> None:
         self._comm = comm
-        self._group: dist.ProcessGroup | None = comm.subgroup(range(comm.world_size))
+        everyone, count = range(comm.world_size), -(-window // AT_ONCE) if comm.backend == "gloo" else 1
+        self._groups = [comm.subgroup(everyone) for _ in range(count)]
+        self._turn = 0
         self._window = window
         self._changed = threading.Condition()
         self._queue: deque[Slice] = deque()
@@ -90,7 +94,7 @@ class Sender:
             self._changed.notify_all()
         self._thread.join(LEAVE_AFTER_S)
         self._queue.clear()
-        self._group = None
+        self._groups = []
 
     @property
     def has_failed(self) -> bool:
@@ -125,8 +129,9 @@ class Sender:
         if one.full_on_device is not None:
             one.full_on_device.wait()
         one.start_s = time.perf_counter()
+        group, self._turn = self._groups[self._turn % len(self._groups)], self._turn + 1
         with self._comm.on_behalf_of(self._step):
-            work: dist.Work | None = dist.all_reduce(one.flat, group=self._group, async_op=True)
+            work: dist.Work | None = dist.all_reduce(one.flat, group=group, async_op=True)
         assert work is not None, "only a rank outside the group gets no handle"
         if self._is_timed:
             work.get_future().add_done_callback(lambda _: setattr(one, "end_s", time.perf_counter()))

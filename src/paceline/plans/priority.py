@@ -11,11 +11,11 @@ from paceline.plans.buckets import MIB
 from paceline.plans.cuts import Span, chunks
 from paceline.plans.plan import Gradient, Operation, Plan
 
-_SMALL = 16
-"""A gradient of less than this part of a slice rides with the one before it."""
+_BLOCK, _SMALL = 4, 16
+"""Layers share a block of about a quarter of a slice; a gradient of less than a sixteenth of that rides along."""
 
 
-def plan(gradients: Sequence[Gradient], ranks: int, *, slice_mb: float = 1.0, **_: Any) -> Plan:
+def plan(gradients: Sequence[Gradient], ranks: int, *, slice_mb: float = 4.0, **_: Any) -> Plan:
     """An all-reduce per slice, which may start when the block that it is cut from has its last gradient.
 
     They stand in the order of forward: of those that may start, the first of them does.
@@ -34,16 +34,18 @@ def plan(gradients: Sequence[Gradient], ranks: int, *, slice_mb: float = 1.0, **
 def blocks(sizes: Sequence[int], kinds: Sequence[Hashable], slice_bytes: int) -> list[list[int]]:
     """The positions that each block holds, in the order of forward; only gradients of one kind share a block.
 
-    Small ones share a block of about a slice. A large one begins a block of its own, unless that before it is not half
-    a slice; small ones that follow it, a bias or the weights of a normalisation, ride with it, up to half a slice.
+    Small ones share a block, which is less than a slice: forward cannot begin before it has the first. A large one
+    begins a block of its own, unless that before it is not half full; small ones that follow it, a bias or the weights
+    of a normalisation, ride with it, up to half a block.
     """
+    limit = slice_bytes / _BLOCK
     closed: list[list[int]] = []
     filling: dict[Hashable, list[int]] = {}
     held, riding = dict[Hashable, int](), dict[Hashable, int]()
     for position, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
-        before, is_small = held.get(kind, 0), _SMALL * size <= slice_bytes
-        rides = is_small and 2 * (riding.get(kind, 0) + size) <= slice_bytes
-        if 2 * before >= slice_bytes and before + size > slice_bytes and not rides:
+        before, is_small = held.get(kind, 0), _SMALL * size <= limit
+        rides = is_small and 2 * (riding.get(kind, 0) + size) <= limit
+        if 2 * before >= limit and before + size > limit and not rides:
             closed.append(filling.pop(kind))
             before = 0
         filling.setdefault(kind, []).append(position)

@@ -26,9 +26,9 @@ _ANOTHER_WAY = "use bucketed for a model whose forward takes another way each ti
 class PriorityOptions:
     """What travels at once."""
 
-    slice_mb: float = 1.0
+    slice_mb: float = 4.0
     """About how many MiB travel at once: smaller slices let urgent ones pass sooner, larger ones cost less."""
-    window: int = 2
+    window: int = 3
     """How many slices may be under way at the same time; what is under way cannot be overtaken."""
 
     def __post_init__(self) -> None:
