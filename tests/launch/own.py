@@ -147,6 +147,24 @@ def uneven() -> Workload:
     return Workload(model=nn.Linear(4, 3), train=Uneven(), loss=F.cross_entropy)
 
 
+class _OutOfOrder(torch.optim.SGD):
+    """Fails where it has something to step."""
+
+    def step(self, closure=None):  # type: ignore[no-untyped-def, override]
+        """Steps nothing."""
+        if any(parameter.grad is not None for group in self.param_groups for parameter in group["params"]):
+            raise ValueError("the optimiser is out of order")
+        return super().step(closure)
+
+
+def server_fails() -> Workload:
+    """An optimiser that fails, wherever it is that steps."""
+    model = nn.Linear(4, 3)
+    return Workload(
+        model=model, train=_samples(), loss=F.cross_entropy, optimizer=lambda named: _OutOfOrder(named, lr=0.1)
+    )
+
+
 def _samples(count: int = 64) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(count, 4, generator=generator), torch.randint(0, 3, (count,), generator=generator)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.flat import flat_view
+from paceline.errors import RankError
+
+_VERY_LONG = timedelta(days=30)
+"""A receive of Gloo that runs out of time ends all connections of its group."""
 
 
 class Packet:
@@ -54,19 +59,15 @@ class Packet:
         """Adds what another packet holds."""
         torch._foreach_add_(self.flats, other.flats)
 
-    def send(self, rank: int, group: dist.ProcessGroup, tag: int = 0) -> PacketOnTheWay:
-        """Starts sending it to a rank; it must not be packed again before that has been waited for."""
+    def send(self, ranks: Sequence[int], group: dist.ProcessGroup, tag: int = 0) -> list[PacketOnTheWay]:
+        """Starts sending it to some ranks; it must not be packed again before that has been waited for."""
         if self._wire is not self._whole:
             self._wire.copy_(self._whole)
-        work = dist.isend(self._wire, group_dst=rank, group=group, tag=tag)
-        assert work is not None
-        return PacketOnTheWay(work)
+        return [PacketOnTheWay(dist.isend(self._wire, group_dst=rank, group=group, tag=tag), rank) for rank in ranks]
 
     def receive(self, rank: int, group: dist.ProcessGroup, tag: int = 0) -> PacketOnTheWay:
         """Starts receiving it from a rank; its content counts once that has been waited for."""
-        work = dist.irecv(self._wire, group_src=rank, group=group, tag=tag)
-        assert work is not None
-        return PacketOnTheWay(work, self)
+        return PacketOnTheWay(dist.irecv(self._wire, group_src=rank, group=group, tag=tag), rank, self)
 
     def _has_come(self) -> None:
         if self._wire is not self._whole:
@@ -76,15 +77,33 @@ class Packet:
 class PacketOnTheWay:
     """A packet that is being sent or received."""
 
-    def __init__(self, work: dist.Work, expected: Packet | None = None) -> None:
+    def __init__(self, work: dist.Work | None, rank: int, expected: Packet | None = None) -> None:
         self._work = work
+        self._rank = rank
         self._expected = expected
 
     def wait(self) -> None:
         """Returns when it has been sent, or is there."""
-        self._work.wait()
+        assert self._work is not None, "only a rank outside the group gets no handle"
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0].rpartition("] ")[2]
+            raise RankError(
+                f"rank {self._rank} is gone, or has kept silent for too long: {reason}.",
+                hint="its log says why; --timeout waits longer for one that is late",
+                peer_lost=True,
+            ) from error
         if self._expected is not None:
             self._expected._has_come()
+
+
+def receive_patiently(tensor: Tensor, rank: int, group: dist.ProcessGroup, tag: int = 0) -> Tensor:
+    """Receives what a rank may send in a moment or in an hour; raises when it is gone. Returns the tensor."""
+    work = dist.irecv(tensor, group_src=rank, group=group, tag=tag)
+    assert work is not None
+    work.wait(_VERY_LONG)
+    return tensor
 
 
 def _as(part: Tensor, like: Tensor) -> Tensor:

@@ -157,6 +157,10 @@ class Strategy(ABC):
         """Leaves nothing behind: hooks, threads, groups, shared memory."""
         self._attached = None
 
+    def abandon(self) -> None:
+        """As `close`, but after an error on this rank: it waits for nobody, since others may wait for this one."""
+        self.close()
+
     # What subclasses build on.
 
     @property

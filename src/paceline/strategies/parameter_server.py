@@ -163,9 +163,17 @@ class ParameterServer(Strategy):
     def figures(self) -> dict[str, Any]:
         return self._training.figures()
 
+    def abandon(self) -> None:
+        if self._exchange is not None:
+            self._exchange.abandon()
+        self._forget()
+
     def close(self) -> None:
         if self._exchange is not None:
             self._exchange.close()
+        self._forget()
+
+    def _forget(self) -> None:
         self._exchange = self._server = None
         super().close()
 

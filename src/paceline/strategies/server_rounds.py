@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm
-from paceline.comm.packet import Packet, PacketOnTheWay
+from paceline.comm.packet import Packet, PacketOnTheWay, receive_patiently
 from paceline.comm.parcel import receive_parcel, send_parcel
 from paceline.plans.parameter_server import WORD_BYTES
 from paceline.records.timeline import Purpose
@@ -50,7 +50,8 @@ class Link:
     def push(self, group: dist.ProcessGroup) -> PacketOnTheWay:
         """Sends the gradients that backward has left."""
         self.gradients.pack([parameter.grad for parameter in self.parameters])
-        return self.gradients.send(self.home, group, GRADIENTS)
+        (message,) = self.gradients.send([self.home], group, GRADIENTS)
+        return message
 
     def take(self) -> None:
         """Puts the weights that have come into the model."""
@@ -59,7 +60,8 @@ class Link:
     def give(self, rank: int, group: dist.ProcessGroup) -> None:
         """Sends the weights of the model to a rank that `fetch`es them."""
         self.weights.pack([parameter.detach() for parameter in self.parameters])
-        self.weights.send(rank, group, WEIGHTS).wait()
+        for message in self.weights.send([rank], group, WEIGHTS):
+            message.wait()
 
     def fetch(self, rank: int, group: dist.ProcessGroup) -> None:
         """Gets them from there into the model."""
@@ -115,7 +117,7 @@ class Shard:
         if not self.size:
             return []
         self.link.weights.pack([parameter.detach() for parameter in self.link.parameters])
-        return [self.link.weights.send(rank, self._group, WEIGHTS) for rank in self._others]
+        return self.link.weights.send(self._others, self._group, WEIGHTS)
 
     @property
     def size(self) -> int:
@@ -234,6 +236,9 @@ class Rounds:
         """In step, no gradient is late."""
         return {}
 
+    def abandon(self) -> None:
+        """Servers notice by themselves when workers are gone."""
+
     def close(self) -> None:
         """Nothing goes on between steps; servers on ranks of their own may go."""
         with suppress(RuntimeError):  # One that is gone needs no farewell.
@@ -311,8 +316,7 @@ class RoundServer:
             self._optimizer.state[parameter] = kept[name]
 
     def _hear(self, tensor: Tensor) -> Tensor:
-        dist.recv(tensor, group_src=0, group=self._group, tag=WORDS)
-        return tensor
+        return receive_patiently(tensor, 0, self._group, WORDS)
 
 
 def hand_out_state(

@@ -11,6 +11,7 @@ import enum
 import json
 import math
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm
-from paceline.comm.packet import Packet
+from paceline.comm.packet import Packet, receive_patiently
 from paceline.comm.parcel import receive_parcel, send_parcel
 from paceline.comm.timed import TimedGroup
 from paceline.errors import RankError
@@ -32,7 +33,7 @@ from paceline.strategies.server_rounds import GRADIENTS, STATES, WEIGHTS, WORDS,
 ANSWERS = WORDS + 1
 """One more tag: what a worker is told before it gets weights."""
 POLL_S = 0.2
-"""How often a server on a rank of its own looks whether all is well."""
+"""How often a server on a rank of its own looks whether all have left."""
 
 
 class Say(enum.IntEnum):
@@ -48,7 +49,9 @@ class Say(enum.IntEnum):
     """Here are weights, and what your optimiser shall keep."""
     FIGURES = 4
     """Tell me how old gradients were."""
-    LEAVE = 5
+    WHY = 5
+    """Tell me why you have failed."""
+    LEAVE = 6
     """I shall not ask again."""
 
 
@@ -60,7 +63,7 @@ class Answer(NamedTuple):
     ticket: int
     """Which share of which step the worker shall train next; the first server's alone counts."""
     failed: bool = False
-    """The server has lost a worker, so the weights say nothing."""
+    """The server has failed, or has lost a worker: the weights say nothing."""
 
 
 @dataclass
@@ -129,7 +132,9 @@ class Master:
         self.parameters = [parameter for _, parameter in named]
         self.optimizer = optimizer
         self.ages = Ages()
-        self.failure: BaseException | None = None
+        self.failure: Exception | None = None
+        """Why the weights say nothing any more."""
+        self.has_failed = threading.Event()
         self._workers = workers
         self._bound = bound
         self._version = 0
@@ -150,7 +155,7 @@ class Master:
             factor = self._bound.factor(age)
             if factor:
                 self.ages.damped += factor < 1
-                self._step(gradients, used, rates, factor)
+                self._try_to_step(gradients, used, rates, factor)
             else:
                 self.ages.dropped += 1
             ticket, self._ticket = self._ticket, self._ticket + 1
@@ -176,6 +181,30 @@ class Master:
     def _give(self, into: Packet, ticket: int) -> Answer:
         into.pack([parameter.detach() for parameter in self.parameters])
         return Answer(self._version, ticket, failed=self.failure is not None)
+
+    def _try_to_step(
+        self, gradients: Sequence[Tensor], used: Sequence[bool], rates: Sequence[float], factor: float
+    ) -> None:
+        """Steps; where that fails, whoever asks gets to know it, and the rank that it happens on raises it."""
+        try:
+            self._step(gradients, used, rates, factor)
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, failure: Exception) -> None:
+        """Has whoever asks get to know that it has failed; the first reason counts."""
+        self.failure = self.failure or failure
+        self.has_failed.set()
+
+    def why(self) -> dict[str, Any]:
+        """Why it has failed, in words that can be sent."""
+        assert self.failure is not None
+        known = isinstance(self.failure, RankError)
+        return {
+            "reason": str(self.failure) if known else f"{type(self.failure).__name__}: {self.failure}",
+            "detail": None if known else "".join(traceback.format_exception(self.failure)).rstrip(),
+            "peer_lost": isinstance(self.failure, RankError) and self.failure.peer_lost,
+        }
 
     def _step(self, gradients: Sequence[Tensor], used: Sequence[bool], rates: Sequence[float], factor: float) -> None:
         if factor < 1:  # By the gradient and not the rate: that momentum keeps it so.
@@ -207,11 +236,10 @@ class Desk:
             thread.start()
 
     def serve(self) -> None:
-        """Stays until all workers have left; raises when one is lost."""
+        """Stays until all workers have left; raises when it has failed, or one is lost."""
         while any(thread.is_alive() for thread in self._threads):
-            for thread in self._threads:
-                thread.join(POLL_S)
-            if self.master.failure is not None:
+            if self.master.has_failed.wait(POLL_S):
+                assert self.master.failure is not None
                 raise self.master.failure
 
     def close(self) -> None:
@@ -225,8 +253,8 @@ class Desk:
             torch.cuda.set_device(self._device)
         try:
             self._serve(rank)
-        except BaseException as error:  # The others hear of it with their next answer.
-            self.master.failure = error
+        except Exception as error:  # The others hear of it with their next answer.
+            self.master.fail(RankError(f"it has lost rank {rank}: {error}", peer_lost=True))
 
     def _serve(self, rank: int) -> None:
         master, group = self.master, self._group
@@ -234,7 +262,7 @@ class Desk:
         gradients, reply = Packet(weights, self._device), Packet(weights, self._device)
         word, quiet = blank_word(master), untimed(group)
         while True:
-            dist.recv(word, group_src=rank, group=quiet, tag=WORDS)  # How long a worker computes is no traffic.
+            receive_patiently(word, rank, quiet, WORDS)  # How long a worker computes is no traffic.
             say, version, rates, used = read_word(word, master)
             if say is Say.LEAVE:
                 return
@@ -245,6 +273,8 @@ class Desk:
                 _answer(rank, master.pull(reply), reply, group)
             elif say is Say.STATE:
                 send_parcel(master.state(), rank, quiet, STATES)
+            elif say is Say.WHY:
+                send_parcel({"why": master.why()}, rank, quiet, STATES)
             elif say is Say.FIGURES:
                 send_parcel({"ages": {"json": json.dumps(master.ages.to_dict())}}, rank, quiet, STATES)
             else:
@@ -357,10 +387,19 @@ class AtWill:
     def _take(self) -> list[tuple[int, Answer]]:
         answers = [(errand.link.home, errand.take()) for errand in self._errands]
         answers += [(local.link.home, local.take()) for local in self._local]
-        for home, answer in answers:
+        for local in self._local:
+            if local.desk.master.failure is not None:
+                raise local.desk.master.failure
+        for errand, (_, answer) in zip(self._errands, answers, strict=False):
             if answer.failed:
-                raise _lost(home, self._local)
+                raise self._failure_of(errand)
         return answers
+
+    def _failure_of(self, errand: Errand) -> RankError:
+        errand.say(Say.WHY)
+        why = receive_parcel(errand.link.home, self._quiet, STATES)["why"]
+        message = f"the server on rank {errand.link.home} has failed: {why['reason']}"
+        return RankError(message, detail=why["detail"], peer_lost=why["peer_lost"])
 
     def state(self) -> dict[str, dict[str, Any]]:
         """What all servers' optimisers keep."""
@@ -401,13 +440,22 @@ class AtWill:
             total.add(local.desk.master.ages)
         return total
 
+    def abandon(self) -> None:
+        """Leaves after an error: who asks the server on this rank from now on gets to know that it has failed."""
+        for local in self._local:
+            local.desk.master.fail(RankError("its rank has failed.", peer_lost=True))
+        self._leave()
+
     def close(self) -> None:
         """Leaves; a server on this rank stays until all others have left too."""
+        self._leave()
+        for local in self._local:
+            local.desk.close()
+
+    def _leave(self) -> None:
         for errand in self._errands:
             with suppress(RuntimeError):  # A server that is gone needs no farewell.
                 errand.say(Say.LEAVE)
-        for local in self._local:
-            local.desk.close()
 
 
 class _Local:
@@ -486,13 +534,7 @@ def read_word(word: Tensor, master: Master) -> tuple[Say, int, list[float], list
 
 def _answer(rank: int, answer: Answer, weights: Packet, group: dist.ProcessGroup) -> None:
     told = dist.isend(torch.tensor(answer), group_dst=rank, group=group, tag=ANSWERS)
-    sent = weights.send(rank, group, WEIGHTS)
     assert told is not None
     told.wait()
-    sent.wait()
-
-
-def _lost(home: int, local: Sequence[_Local]) -> RankError:
-    own = next((one.desk.master.failure for one in local if one.link.home == home), None)
-    reason = f": {own}" if own is not None else "."
-    return RankError(f"the server on rank {home} has lost a worker{reason}")
+    for message in weights.send([rank], group, WEIGHTS):
+        message.wait()

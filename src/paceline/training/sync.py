@@ -148,7 +148,8 @@ class Sync:
         if kind is None:
             self.close()
         else:
-            self.detach()
+            self._undo.close()
+            self.strategy.abandon()
 
     def _noting_its_start(self, make_optimizer: MakeOptimizer) -> MakeOptimizer:
         """Has the optimiser itself say when it starts: a strategy with a `step` of its own need not."""

@@ -1,0 +1,53 @@
+"""Who keeps which tensors, and what that puts on the wire."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.plans import Gradient
+from paceline.plans.parameter_server import WORD_BYTES, plan, shards
+
+GRADIENTS = [Gradient("a", 1000), Gradient("b", 7), Gradient("c", 501, 8), Gradient("d", 300)]
+BYTES = 4000 + 28 + 4008 + 1200
+
+
+@given(st.lists(st.integers(1, 10**6), max_size=60), st.integers(1, 9))
+def test_every_tensor_has_one_server_and_none_has_much_more_than_another(sizes: list[int], servers: int) -> None:
+    kept = shards(sizes, servers)
+    assert sorted(number for numbers in kept for number in numbers) == list(range(len(sizes)))
+    loads = [sum(sizes[number] for number in numbers) for numbers in kept]
+    # The last tensor that the fullest server got went to it when it had least.
+    assert all(
+        load - min(loads) <= min((sizes[n] for n in own), default=0) for load, own in zip(loads, kept, strict=True)
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_workers_send_all_gradients_and_get_all_weights(ranks: int, servers: int) -> None:
+    whole = plan(GRADIENTS, ranks, servers=servers, extra=True)
+    words = WORD_BYTES * servers
+    assert [whole.sent_bytes(rank) for rank in range(ranks)] == [
+        BYTES + (words if rank == 0 else 0) for rank in range(ranks)
+    ]
+    assert [whole.received_bytes(rank) for rank in range(ranks)] == [BYTES] * ranks
+    assert sum(whole.sent_bytes(ranks + server) for server in range(servers)) == ranks * BYTES
+    assert all(
+        ranks <= max(link.source, link.target) and min(link.source, link.target) < ranks for link in whole.links()
+    )
+
+
+def test_a_server_beside_a_worker_does_not_send_to_it() -> None:
+    whole = plan(GRADIENTS, 4)
+    assert [whole.sent_bytes(rank) for rank in range(4)] == [3 * BYTES, BYTES, BYTES, BYTES]
+    assert [whole.received_bytes(rank) for rank in range(4)] == [3 * BYTES, BYTES, BYTES, BYTES]
+    assert plan(GRADIENTS, 1).operations == ()
+
+
+def test_with_a_server_on_each_rank_all_move_about_the_same() -> None:
+    even = [Gradient(str(number), 100) for number in range(8)]
+    whole = plan(even, 4, servers=4)
+    assert {whole.sent_bytes(rank) for rank in range(4)} == {2 * 3 * 800}
+    assert whole.busiest_rank_bytes(4) == 2 * 3 * 800

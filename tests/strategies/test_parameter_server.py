@@ -1,0 +1,341 @@
+"""`parameter_server`: what is said of late gradients, of servers of their own and of those that are lost."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.comm import Comm, close_comm, open_comm
+from paceline.comm.packet import Packet
+from paceline.config import RunConfig
+from paceline.errors import RankError, UsageError
+from paceline.strategies.base import NamedParameters, Role
+from paceline.strategies.registry import create
+from paceline.strategies.server_threads import Bound, Master
+from paceline.training.parity import prove, serve_proof
+from paceline.training.sync import Sync
+from paceline.workloads.batches import Share
+from ranks import Pool
+from training import cases
+
+AT_WILL = "parameter_server:asynchronous=true"
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ("servers=0", "servers is 0"),
+        ("asynchronous=true,max_age=-1", "max_age is -1"),
+        ("max_age=3", "in step none does"),
+        ("late=drop", "in step none does"),
+        ("asynchronous=true,late=forget", "late cannot be 'forget'"),
+    ],
+)
+def test_options_that_cannot_be(options: str, found: str) -> None:
+    with pytest.raises(UsageError, match=found):
+        create(f"parameter_server:{options}")
+
+
+def test_roles_and_ranks() -> None:
+    beside, extra = create("parameter_server:servers=2"), create("parameter_server:servers=2,extra=true")
+    assert beside.roles(3) == [Role.WORKER] * 3
+    assert extra.roles(3) == [Role.WORKER, Role.SERVER, Role.SERVER]
+    assert not extra.is_alone(3)
+    assert create("single").is_alone(3)
+    beside.check_ranks(2)
+    with pytest.raises(UsageError, match="servers=2 of 1 ranks is more than there are"):
+        beside.check_ranks(1)
+    extra.check_ranks(3)
+    with pytest.raises(UsageError, match="servers=2 of 2 ranks leaves none to train"):
+        extra.check_ranks(2)
+
+
+def test_what_it_promises() -> None:
+    in_step, at_will = create("parameter_server"), create(AT_WILL)
+    assert in_step.lossless
+    assert in_step.lockstep
+    assert not at_will.lossless
+    assert not at_will.lockstep
+
+
+def master(bound: Bound, workers: int = 2) -> tuple[Master, Callable[[float, int], float]]:
+    """One weight of 0, and what pushes a gradient for it; a push returns the weight."""
+    parameter = nn.Parameter(torch.zeros(1))
+    named = [("w", parameter)]
+    optimizer = torch.optim.SGD(named, lr=7.0)
+    server = Master(named, optimizer, workers, bound, first_ticket=workers)
+    reply = Packet([parameter.detach()], torch.device("cpu"))
+
+    def push(gradient: float, version: int) -> float:
+        server.push([torch.tensor([gradient])], [True], [1.0], version, reply)
+        return float(reply.views[0])
+
+    return server, push
+
+
+def test_as_many_updates_as_workers_go_as_far_as_one_step() -> None:
+    _, push = master(Bound(0, drops=False))
+    assert push(1.0, 0) == -0.5
+    assert push(1.0, 0) == -1.0
+
+
+def test_late_gradients_are_damped_and_counted() -> None:
+    server, push = master(Bound(2, drops=False), workers=1)
+    weights = [push(1.0, 0) for _ in range(5)]
+    assert weights == pytest.approx([-1, -2, -3, -3 - 2 / 3, -3 - 2 / 3 - 2 / 4])
+    assert server.ages.summary() == {
+        "gradients": 5,
+        "mean": 2.0,
+        "median": 2,
+        "max": 4,
+        "damped": 2,
+        "dropped": 0,
+        "counts": [[age, 1] for age in range(5)],
+    }
+
+
+def test_late_gradients_are_dropped_and_counted() -> None:
+    server, push = master(Bound(1, drops=True), workers=1)
+    assert [push(1.0, 0) for _ in range(4)] == [-1, -2, -2, -2]
+    assert push(1.0, 2) == -3, "what was dropped is no update"
+    assert (server.ages.dropped, server.ages.damped) == (2, 0)
+
+
+def test_without_a_bound_nothing_is_late() -> None:
+    server, push = master(Bound(0, drops=True), workers=1)
+    assert [push(1.0, 0) for _ in range(3)] == [-1, -2, -3]
+    assert server.ages.dropped == 0
+
+
+def sgd(parameters: NamedParameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def train_by_tickets(sync: Sync, total: int, slow_rank: int, pause_s: float) -> list[int]:
+    """Trains what tickets stand for, one rank with a pause in each step; returns those it had."""
+    tickets = []
+    while (ticket := sync.strategy.ticket) < total:
+        torch.manual_seed(ticket)
+        sync.model(torch.randn(4, 6)).square().mean().backward()
+        if sync.rank == slow_rank:
+            time.sleep(pause_s)
+        sync.step()
+        tickets.append(ticket)
+    return tickets
+
+
+def at_will(comm: Comm, options: str) -> dict[str, Any]:
+    model = make_model()
+    sync = Sync(model, sgd, create(f"{AT_WILL}{options}"), comm, "broadcast")
+    before_s = time.perf_counter()
+    tickets = train_by_tickets(sync, 60, slow_rank=1, pause_s=0.2)
+    took_s = time.perf_counter() - before_s
+    sync.strategy.finish()
+    found = {"tickets": tickets, "weights": weights(model), "took_s": took_s, **sync.strategy.figures()}
+    state = sync.strategy.state()
+    found["kept"] = sorted(name for name, values in state.optimizer.items() if "momentum_buffer" in values)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    sync.strategy.load(state)
+    found["loaded"] = weights(model)
+    with sync.agreed():
+        found["agreed"] = weights(model)
+    sync.close()
+    return found
+
+
+@pytest.mark.parametrize("options", ["", ",servers=2,max_age=2,late=drop"])
+def test_no_worker_waits_for_another(pool: Pool, options: str) -> None:
+    """One that takes a long time trains less, the others more, and every share is trained once."""
+    ranks = pool.run(at_will, 3, options)
+    counts = [len(rank["tickets"]) for rank in ranks]
+    assert sorted(ticket for rank in ranks for ticket in rank["tickets"]) == list(range(60))
+    assert all(rank["tickets"] == sorted(rank["tickets"]) for rank in ranks)
+    assert counts[1] < 10, "it has slept most of the time"
+    assert ranks[1]["took_s"] >= 0.2 * counts[1]
+    ages = ranks[0]["ages"]
+    servers = 2 if "servers" in options else 1
+    assert all(rank["ages"] == ages for rank in ranks)
+    assert ages["gradients"] == 60 * servers == sum(count for _, count in ages["counts"])
+    assert ages["max"] > 5, "what the slow one has computed is old"
+    assert ages["bound"] == (2 if options else 12)
+    assert (ages["dropped"] > 0) == bool(options)
+    for rank in ranks:
+        for shipped in ("weights", "loaded", "agreed"):
+            assert torch.equal(rank[shipped], ranks[0]["weights"]), shipped
+        assert rank["kept"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+def on_extra_ranks(comm: Comm, text: str, servers: int, play: Callable[..., Any], *arguments: Any) -> Any:
+    """Has all ranks of the pool take part, the last ones as servers."""
+    close_comm(comm)
+    ranks = dist.get_world_size()
+    parts = range(ranks - servers), range(ranks - servers, ranks)
+    own = open_comm(parts[0], servers=parts[1], device=comm.device, backend="gloo", timeout_s=30)
+    assert own is not None
+    found = play(own, create(text), *arguments)
+    close_comm(own)
+    return found
+
+
+def prove_extra(comm: Comm, text: str, servers: int, case: str, settings: dict[str, Any]) -> Any:
+    return on_extra_ranks(comm, text, servers, _prove, case, settings)
+
+
+def _prove(comm: Comm, strategy: Any, case: str, settings: dict[str, Any]) -> float | None:
+    if comm.serves:
+        serve_proof(strategy, cases.make(case), comm)
+        return None
+    config = RunConfig(**{"batch": 13, "precision": "fp64", "augment": False} | settings)
+    share = Share(comm.rank, comm.world_size, config.accumulate, comm.device, torch.float64)
+    return prove(strategy, cases.make(case), share, config, comm).error
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(
+    ("case", "settings"), [("cnn", {"accumulate": 2, "clip_norm": 0.01}), ("tied", {}), ("small_bn", {"bn": "sync"})]
+)
+def test_servers_on_ranks_of_their_own_step_the_mean_gradient(
+    pool: Pool, servers: int, case: str, settings: dict[str, Any]
+) -> None:
+    found = pool.run(prove_extra, 4, f"parameter_server:extra=true,servers={servers}", servers, case, settings)
+    assert found[4 - servers :] == [None] * servers
+    assert all(error < 1e-10 for error in found[: 4 - servers])
+
+
+def train_extra(comm: Comm, text: str, servers: int) -> Any:
+    return on_extra_ranks(comm, text, servers, _train)
+
+
+def _train(comm: Comm, strategy: Any) -> Any:
+    """Three steps, a save, three steps at another rate; then a load, and the three steps again."""
+    model = make_model()
+    if comm.serves:
+        strategy.attach(model, sgd, comm)
+        strategy.serve()
+        strategy.close()
+        return None
+    sync = Sync(model, sgd, strategy, comm, "broadcast")
+    _three_steps(sync, 0)
+    state = sync.strategy.state()
+    ends = []
+    for _ in range(2):
+        sync.optimizer.param_groups[0]["lr"] = 0.01
+        _three_steps(sync, 3)
+        sync.strategy.finish()
+        ends.append(weights(model))
+        sync.strategy.load(state)
+    sync.detach()
+    return ends
+
+
+def _three_steps(sync: Sync, first: int) -> None:
+    for step in range(first, first + 3):
+        torch.manual_seed(10 * step + sync.rank)
+        sync.model(torch.randn(4, 6)).square().mean().backward()
+        sync.step()
+
+
+def reference(comm: Comm) -> Tensor:
+    model = make_model()
+    with Sync(model, sgd, create("allreduce"), comm, "broadcast") as sync:
+        _three_steps(sync, 0)
+        sync.optimizer.param_groups[0]["lr"] = 0.01
+        _three_steps(sync, 3)
+    return weights(model)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_servers_on_ranks_of_their_own_hear_of_rates_and_keep_states(pool: Pool, servers: int) -> None:
+    right = pool.run(reference, 4 - servers)[0]
+    found = pool.run(train_extra, 4, f"parameter_server:extra=true,servers={servers}", servers)
+    for straight, again in found[: 4 - servers]:
+        torch.testing.assert_close(straight, right)
+        torch.testing.assert_close(again, right)
+
+
+def test_asynchronous_servers_on_ranks_of_their_own(pool: Pool) -> None:
+    found = pool.run(train_extra, 4, f"{AT_WILL},extra=true,servers=2", 2)
+    (straight, again), (other, _) = found[:2]
+    assert torch.equal(straight, other)
+    assert (again - straight).norm() < 0.1 * straight.norm(), "it goes on from the state, but in another order"
+
+
+class Breaking(torch.optim.SGD):
+    """Fails in its third step."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if any(p.grad is not None for group in self.param_groups for p in group["params"]):
+            self.calls += 1
+            if self.calls > 2:
+                raise ValueError("the third step is too many")
+        super().step(closure)
+
+
+def with_a_server_that_fails(comm: Comm) -> tuple[str, bool]:
+    """What each rank gets to see, and whether it is said to be the loss of a peer."""
+    try:
+        with Sync(make_model(), lambda named: Breaking(named, lr=0.1), create(AT_WILL), comm, "local") as sync:
+            train_by_tickets(sync, 10**6, slow_rank=2, pause_s=0.01)
+    except ValueError as error:
+        return str(error), False
+    except RankError as error:
+        return error.message, error.peer_lost
+    return "nothing", False
+
+
+def test_who_has_lost_a_server_gets_to_know_it(pool: Pool) -> None:
+    found = pool.run(with_a_server_that_fails, 3)
+    assert found[0] == ("the third step is too many", False)
+    assert found[1:] == [("the server on rank 0 has failed: ValueError: the third step is too many", False)] * 2
+
+
+def with_a_worker_that_fails(comm: Comm) -> str:
+    try:
+        with Sync(make_model(), sgd, create(f"{AT_WILL},servers=2"), comm, "local") as sync:
+            if comm.rank == 1:
+                raise RuntimeError("this one is out")
+            train_by_tickets(sync, 10**6, slow_rank=2, pause_s=0.01)
+    except (RankError, RuntimeError) as error:
+        return str(error)
+    return "nothing"
+
+
+def test_who_fails_leaves_at_once_and_the_others_get_to_know_it(pool: Pool) -> None:
+    before_s = time.perf_counter()
+    found = pool.run(with_a_worker_that_fails, 3)
+    assert found[1] == "this one is out"
+    assert all(
+        re.fullmatch(r"the server on rank [01] has failed: its rank has failed\.", found[rank]) for rank in (0, 2)
+    )
+    assert time.perf_counter() - before_s < 15, "nobody waits for a time-out"
+
+
+def normalising_over_all(comm: Comm) -> str:
+    try:
+        Sync(make_model(), sgd, create(AT_WILL), comm, "sync")
+    except UsageError as error:
+        return error.message
+    return "nothing"
+
+
+def test_batchnorm_over_all_ranks_is_refused(pool: Pool) -> None:
+    assert "none waits for another" in pool.run(normalising_over_all, 2)[0]
