@@ -27,9 +27,10 @@ class PriorityOptions:
     """What travels at once."""
 
     slice_mb: float = 4.0
-    """About how many MiB travel at once: smaller slices let urgent ones pass sooner, larger ones cost less."""
+    """About how many MiB a slice has: small ones let urgent ones pass sooner, large ones cost less processor time."""
     window: int = 3
-    """How many slices may be under way at the same time; what is under way cannot be overtaken."""
+    """How many slices may be under way at the same time: more fill the wire where hosts are busy computing, fewer let
+    urgent ones pass sooner."""
 
     def __post_init__(self) -> None:
         if not self.slice_mb > 0:
@@ -50,22 +51,23 @@ class Priority(Overlapped):
         time. Ranks must start the same slices in the same order: they agree on one, made of when each had its slices
         full (the latest counts) and how long slices take, after the first steps and ever more seldom then.
 
-    Who sends what to whom (time runs to the right; ▒ is waiting, u an update of one layer)
-        ddp        [bwd 4][bwd 3][bwd 2][bwd 1]▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒[u][fwd 1][fwd 2][fwd 3][fwd 4][bwd 4]
-          the wire        [ layer 4    ][ layer 3   ][ layer 2][layer 1]
-        priority   [bwd 4][bwd 3][bwd 2][bwd 1]▒▒▒▒▒▒▒[u fwd 1][u fwd 2]▒[u fwd 3]▒▒▒▒▒▒[u fwd 4][bwd 4]
-          the wire        [4][4][3][3][2]     [ 1 ][2][2][3][3][4][4][4][4]
-                                             all slices are rings of their own, as in `ddp`
+    Who sends what to whom (time runs to the right; ▒ is waiting, u the update, in `priority` layer by layer in forward)
+        ddp        [bwd 4][bwd 3][bwd 2][bwd 1]▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒[u][fwd 1][fwd 2][fwd 3][fwd 4][bwd 4]
+          the wire        [    layer 4     ][ layer 3  ][ 2  ][1]
+        priority   [bwd 4][bwd 3][bwd 2][bwd 1]▒▒▒[fwd 1][fwd 2][fwd 3][fwd 4][bwd 4]
+          the wire        [4][4][4][3][3][2][2][1][3][3][4][4][4]   each slice a ring of its own
 
     Cost
         The bytes of `ddp`, in more messages: per slice of m bytes 2(p−1)α + 2(p−1)/p·mβ + (p−1)/p·mγ. Where the wire
         never rests a step takes as long as the longer of computing and sending; what stays exposed are the first
         layers' slices, which only the end of backward makes and the next forward needs at once. Each block of layers
-        (about a slice, or one large layer) costs a call of the optimiser, some ten microseconds.
+        (about a quarter of a slice, or one large layer) costs a call of the optimiser, some ten microseconds; each slice
+        costs about half a millisecond of processor time, which is why they are not smaller.
 
     When to use it
         On slow links between hosts, where `ddp` leaves much communication exposed, and above all for models that have
-        most of their weights in their last layers.
+        most of their weights in their last layers. On four emulated hosts of half a core and 1 Gbit/s (vgg11, 16 images
+        a rank), where `ddp` has 55% of its step exposed, a step takes 0.62 s instead of 0.70 (`none`: 0.25).
 
     When not
         On one host, or where communication hides behind backward already: the slices, the thread and the updates in
