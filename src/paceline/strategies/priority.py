@@ -61,8 +61,8 @@ class Priority(Overlapped):
         The bytes of `ddp`, in more messages: per slice of m bytes 2(p−1)α + 2(p−1)/p·mβ + (p−1)/p·mγ. Where the wire
         never rests a step takes as long as the longer of computing and sending; what stays exposed are the first
         layers' slices, which only the end of backward makes and the next forward needs at once. Each block of layers
-        (about a quarter of a slice, or one large layer) costs a call of the optimiser, some ten microseconds; each slice
-        costs about half a millisecond of processor time, which is why they are not smaller.
+        (about a quarter of a slice, or one large layer) costs a call of the optimiser, some ten microseconds; each
+        slice costs half a millisecond of processor time or more, which is why they are not smaller.
 
     When to use it
         On slow links between hosts, where `ddp` leaves much communication exposed, and above all for models that have
