@@ -95,3 +95,32 @@ def test_a_rank_that_is_not_slowed_has_a_plain_stopwatch() -> None:
     slowed = stopwatch_for(CPU, events=True, factor=2, core_share=0.5)
     assert isinstance(slowed, SlowedStopwatch)
     assert slowed.operations is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("events", [False, True])
+def test_a_gpu_is_slowed_by_the_time_that_it_computed(events: bool) -> None:
+    device = torch.device("cuda")
+    weights = torch.randn(2048, 2048, device=device, requires_grad=True)
+
+    def steps(factor: float) -> float:
+        """Seconds of forward and backward in the last of some steps."""
+        watch = stopwatch_for(device, events=events, factor=factor, core_share=0.25)
+        times = None
+        for _ in range(6):
+            watch.begin()
+            watch.lap(DATA)
+            value = weights
+            for _ in range(40):
+                value = value @ weights / 64
+            watch.lap(FORWARD)
+            watch.watch_backward(value)
+            value.backward(torch.ones_like(value))
+            watch.lap(BACKWARD)
+            watch.lap(OPTIMISER)
+            times, _ = watch.read(watch.end())
+        assert times is not None
+        return times.forward_s + times.backward_s
+
+    plain_s = steps(1)
+    assert steps(3) == pytest.approx(3 * plain_s, rel=0.3)
