@@ -329,6 +329,35 @@ def test_who_fails_leaves_at_once_and_the_others_get_to_know_it(pool: Pool) -> N
     assert time.perf_counter() - before_s < 15, "nobody waits for a time-out"
 
 
+class Branching(nn.Module):
+    """Uses a layer on rank 0 only; another one nowhere."""
+
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.always, self.sometimes, self.never = (nn.Linear(6, 3) for _ in range(3))
+        self.used = used
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One or two layers."""
+        return self.always(x) + self.sometimes(x) if self.used else self.always(x)
+
+
+def with_unused(comm: Comm) -> list[bool]:
+    """Whether each layer has moved."""
+    torch.manual_seed(0)
+    model = Branching(used=comm.rank == 0)
+    before = [layer.weight.detach().clone() for layer in (model.always, model.sometimes, model.never)]
+    with Sync(model, sgd, create(AT_WILL, allow_unused=True), comm, "local") as sync:
+        _three_steps(sync, 0)
+        sync.strategy.finish()
+    after = (model.always, model.sometimes, model.never)
+    return [not torch.equal(layer.weight, old) for layer, old in zip(after, before, strict=True)]
+
+
+def test_what_nobody_uses_is_not_stepped(pool: Pool) -> None:
+    assert pool.run(with_unused, 2) == [[True, True, False]] * 2
+
+
 def normalising_over_all(comm: Comm) -> str:
     try:
         Sync(make_model(), sgd, create(AT_WILL), comm, "sync")
