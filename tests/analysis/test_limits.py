@@ -54,6 +54,11 @@ def test_parts_come_largest_first_and_small_ones_not_at_all() -> None:
     ]
 
 
+def test_exposed_communication_is_said_where_ranks_cannot_be_compared() -> None:
+    found = main(split(compute_s=0.4, exposed_s=0.6), None, PLACE, LINK)
+    assert (found.kind, found.share) == ("exchange", pytest.approx(0.6))
+
+
 def test_adding_up_in_memory_is_no_transfer() -> None:
     exposed = split(compute_s=0.1, exposed_s=0.9)
     found = main(exposed, wire(3, 1e8, kind="shared_reduce"), PLACE, LINK)

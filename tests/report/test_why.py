@@ -31,6 +31,7 @@ FACTS: dict[LimitKind, dict[str, Any]] = {
     "latency": TRANSFER,
     "bandwidth": TRANSFER,
     "memory": {"bytes": 215_000},
+    "exchange": {},
     "other": {},
 }
 
@@ -65,6 +66,17 @@ def test_too_many_ranks_are_told_from_cores_that_others_take(tmp_path: Path) -> 
     baseline = replace(alone, row=replace(alone.row, contender=Contender("single", "single", role="baseline")))
     assert "communication" not in words("cores", baseline, crowding=1.0)[1]
     assert "threads that move gradients" in text
+
+
+def test_part_of_a_core_is_said_as_such(tmp_path: Path) -> None:
+    text, remedy = words("cores", case(tmp_path), ranks=1, cores=0.5)
+    assert "its host has 0.5 cores" in text
+    assert "--ranks" not in remedy
+
+
+def test_a_server_may_have_help(tmp_path: Path) -> None:
+    assert "servers=2" in words("exchange", case(tmp_path / "a", "parameter_server:asynchronous=true"))[1]
+    assert "servers" not in words("exchange", case(tmp_path / "b"))[1]
 
 
 def test_transfers_are_held_against_the_idle_link(tmp_path: Path) -> None:

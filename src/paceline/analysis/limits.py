@@ -16,7 +16,9 @@ from paceline.analysis.wire import Traffic, Wire, bus_factor
 from paceline.records.examination import PairLink
 from paceline.records.timeline import Kind
 
-LimitKind = Literal["compute", "cores", "data", "slow_rank", "uneven_ranks", "latency", "bandwidth", "memory", "other"]
+LimitKind = Literal[
+    "compute", "cores", "data", "slow_rank", "uneven_ranks", "latency", "bandwidth", "memory", "exchange", "other"
+]
 
 NOTABLE = 0.05
 """Parts below this share of a step are not worth a sentence."""
@@ -54,6 +56,8 @@ def limits(split: RowSplit, wire: Wire | None, topology: Mapping[str, Any], link
     if wire is not None:
         found.append(_waiting(wait_s, wire))
         found.append(_transfers(split.mean.exposed_s - wait_s, wire, link))
+    else:  # As where ranks do not step together: what each did cannot be held against what the others did.
+        found.append(Limit("exchange", 0.0, split.mean.exposed_s, {}))
     shared = [Limit(limit.kind, limit.seconds / step_s, limit.seconds, limit.facts) for limit in found]
     return sorted((limit for limit in shared if limit.share >= NOTABLE), key=lambda limit: -limit.share)
 

@@ -26,6 +26,7 @@ PART = {
     "latency": "exposed",
     "bandwidth": "exposed",
     "memory": "exposed",
+    "exchange": "exposed",
     "other": "other",
 }
 """The column of the time split that a limit rests on."""
@@ -125,6 +126,11 @@ def _compute(limit: Limit, case: Case) -> tuple[str, str]:
 
 def _cores(limit: Limit, case: Case) -> tuple[str, str]:
     facts = limit.facts
+    if facts["cores"] is not None and facts["cores"] < 1 and facts["ranks"] == 1:
+        return (
+            f"{_amount(limit)} the computing thread does not run: its host has {facts['cores']:g} cores.",
+            "more cores.",
+        )
     if facts["crowding"] is not None and facts["crowding"] > 1:
         sharing = f"{plural(facts['ranks'], 'rank')} × {plural(facts['threads'], 'thread')} on {facts['cores']:g} cores"
         text = f"{_amount(limit)} the computing thread does not run: {sharing} are too many, unless it sleeps."
@@ -222,6 +228,12 @@ def _memory(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
     return text, "a core for each rank; or doing it less often: --accumulate, a larger --batch."
 
 
+def _exchange(limit: Limit, case: Case) -> tuple[str, str]:
+    text = f"{_amount(limit)} is exposed communication: transfers, and waiting for whoever is busy with others."
+    ways = ["more of them (parameter_server:servers=2)"] if case.name == "parameter_server" else []
+    return text, "; or ".join([*ways, "a faster link", "sending less often: a larger --batch"]) + "."
+
+
 def _other(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
     text = f"{_amount(limit)} is neither computing nor communication: the strategy's own arithmetic and copies, Python."
     return text, "larger batches, so that it weighs less."
@@ -236,5 +248,6 @@ SENTENCES: dict[LimitKind, Callable[[Limit, Case], tuple[str, str]]] = {
     "latency": _latency,
     "bandwidth": _bandwidth,
     "memory": _memory,
+    "exchange": _exchange,
     "other": _other,
 }
