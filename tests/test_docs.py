@@ -54,7 +54,7 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
         asked.append(config)
 
     def enter(config: RunConfig, launch: LaunchConfig, compare: CompareConfig, *_: Any) -> None:
-        make_entrants(config, compare, Shape(1, launch.local_ranks(default=2)))
+        make_entrants(config, compare, Shape(launch.hosts, launch.local_ranks(default=2)))
         raise KeyboardInterrupt  # Everything that can be known without starting a rank is known.
 
     def climb(config: RunConfig, launch: LaunchConfig, scale: ScaleConfig, *_: Any) -> None:
