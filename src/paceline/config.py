@@ -103,9 +103,8 @@ class RunConfig:
             raise UsageError("--batch and --batch-per-rank were both given.", hint="they are two ways to say one thing")
         if self.trace and not self.events:
             raise UsageError("--trace was given with --no-events.", hint="a trace is made of events")
-        positive = ("batch", "batch_per_rank", "accumulate", "epochs", "steps", "seconds", "log_every", "timeout")
-        positive += ("clip_norm",)
-        check_bounds(self, positive, lambda value: value > 0, "more than 0")
+        counts = ("batch", "batch_per_rank", "accumulate", "epochs", "steps", "log_every")
+        check_bounds(self, (*counts, "seconds", "timeout", "clip_norm"), lambda value: value > 0, "more than 0")
         check_bounds(self, ("lr", "momentum", "weight_decay"), lambda value: value >= 0, "0 or more")
         check_bounds(self, ("seed",), lambda value: 0 <= value < 2**40, "from 0 to 2^40")
         check_bounds(

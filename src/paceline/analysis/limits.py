@@ -102,8 +102,8 @@ def _transfers(transfer_s: float, wire: Wire, link: PairLink | None) -> Limit:
     on_wire_s = sum(traffic.per_step * traffic.duration_s for traffic in wire.traffic)
     in_memory = [traffic for traffic in wire.traffic if traffic.kind == Kind.SHARED_REDUCE.title]
     if sum(traffic.per_step * traffic.duration_s for traffic in in_memory) > on_wire_s / 2:
-        facts = {"bytes": sum(traffic.bytes_per_step for traffic in in_memory)}
-        return Limit("memory", 0.0, max(0.0, transfer_s), facts)
+        added = sum(traffic.bytes_per_step for traffic in in_memory)
+        return Limit("memory", 0.0, max(0.0, transfer_s), {"bytes": added})
     operations = sum(traffic.per_step for traffic in wire.traffic)
     carried = sum(traffic.bytes_per_step for traffic in wire.traffic)
     each = carried / operations if operations else 0.0
