@@ -83,19 +83,22 @@ def test_the_mean_is_there_on_every_rank(
     assert pool.run(means, ranks, hosts, thread) == [[]] * ranks
 
 
-def many_steps(comm: Comm) -> list[int]:
+def many_steps(comm: Comm, items: int) -> list[int]:
     """Steps in which what was to be read was overwritten before it was; ranks take turns to be late."""
-    buckets, items, wrong = SharedBuckets([40, 40], [torch.float32] * 2, comm), 40, []
+    buckets, wrong = SharedBuckets([items] * 2, [torch.float32] * 2, comm), []
     for step in range(120):
         for number in range(2):
             if (step + number) % comm.world_size == comm.rank:
                 time.sleep(0.001)
             buckets.rows[number].fill_(float(step + comm.rank))
             buckets.ready(number)
-            buckets.progress()
+            if (step + number) % comm.world_size != comm.rank:  # Now and then one adds up late.
+                buckets.progress()
+        if step % comm.world_size == comm.rank:
+            time.sleep(0.002)
         for number in range(2):
             buckets.wait(number)
-        if step % comm.world_size == comm.rank:
+        if (step + 1) % comm.world_size == comm.rank:
             time.sleep(0.001)  # The others go on with the next step meanwhile.
         expected = torch.full((items,), step + (comm.world_size - 1) / 2)
         if not all(torch.equal(mean, expected) for mean in buckets.means):
@@ -104,8 +107,9 @@ def many_steps(comm: Comm) -> list[int]:
     return wrong
 
 
-def test_a_slow_reader_is_not_overtaken(pool: Pool) -> None:
-    assert pool.run(many_steps, 3) == [[]] * 3
+@pytest.mark.parametrize("items", [40, CHUNK_BYTES // 2])
+def test_a_slow_reader_is_not_overtaken(pool: Pool, items: int) -> None:
+    assert pool.run(many_steps, 3, items) == [[]] * 3
 
 
 def again_and_again(comm: Comm) -> tuple[int, int, list[str]]:

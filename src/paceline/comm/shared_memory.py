@@ -1,21 +1,24 @@
 """All-reduce through memory that the ranks of a host share, bucket by bucket; across hosts their leaders form a ring.
 
-Every rank has a row with room for all buckets, and there is one more row for the sums:
+Every rank has a row with room for all buckets, and there is one more row for the means:
 
     row of rank 0   [ bucket 0 ........ ][ bucket 1 ... ]      written by rank 0
     row of rank 1   [ bucket 0 ........ ][ bucket 1 ... ]      written by rank 1
-    sums            [ shard 0 | shard 1 ][ s. 0 | s. 1  ]      shard r written by rank r, read by all
+    means           [ shard 0 | shard 1 ][ s. 0 | s. 1  ]      shard r written by rank r, read by all
 
 A rank writes a bucket into its row and says that it is ready. When all have, each adds up its own shard of it, over all
-rows, and says that it is done. When all are, the sum is there, one copy of it for all ranks, so it cannot differ.
+rows, and says that it is done. When all are, the mean is there, one copy of it for all ranks, so it cannot differ. To
+say so is to move a word forward that all of them see (`headway.py`, `futex.py`).
+
+With several hosts the leader of each, its first rank, has a thread that takes the host's sums around a ring of the
+leaders, one after the other, and says when one is there; for that everyone waits. (To have every rank add up small
+buckets as a whole, and wait once instead of twice, was tried: it gains nothing.)
 
 Who may write what, when, without asking:
 
-- Into its own row of the next step: when this step's sums are there. Whoever reads the row is done by then.
-- Into the sums of the next step: when all ranks are ready there. A rank that is has computed that step's gradients, so
-  its optimiser has read the sums of this one.
-
-To say so is to move a word forward that all of them see (`headway.py`, `futex.py`).
+- Into the means of the next step: when all ranks are ready there. A rank that is has computed that step's gradients, so
+  its optimiser has read the means of this one.
+- Into its own row of the next step: when this step's mean is there. Whoever reads the row is done by then.
 """
 
 from __future__ import annotations
@@ -54,44 +57,37 @@ class SharedBuckets:
         self, items: Sequence[int], dtypes: Sequence[torch.dtype], comm: Comm, *, thread: bool = False
     ) -> None:
         self._comm, self._count = comm, len(items)
-        self._sizes = [count * dtype.itemsize for count, dtype in zip(items, dtypes, strict=True)]
         ranks = next(len(host) for host in comm.hosts if comm.rank in host)
+        sizes = [count * dtype.itemsize for count, dtype in zip(items, dtypes, strict=True)]
         assert TOKEN_BYTES <= LINE_BYTES
         start = _up((1 + ranks) * LINE_BYTES, mmap.PAGESIZE)
-        row_bytes = _up(sum(_up(size, LINE_BYTES) for size in self._sizes), mmap.PAGESIZE)
-        rows = ranks + (ranks > 1)  # Where a rank is alone, its row is the sum.
+        row_bytes = _up(sum(_up(size, LINE_BYTES) for size in sizes), mmap.PAGESIZE)
+        rows = ranks + (ranks > 1)  # Where a rank is alone, its row is the mean.
         shared = share_memory(start + rows * row_bytes, comm)
         self._whole = torch.frombuffer(shared.memory, dtype=torch.uint8)
-        table = [list(_row(self._whole[start + row * row_bytes :], self._sizes, dtypes)) for row in range(rows)]
-        self.rows, self.means = table[shared.place], table[-1]
-        self._divides_first = [dtype in _NARROW or ranks == 1 for dtype in dtypes]
-        self._share = torch.tensor(
-            1 / comm.world_size, dtype=torch.float64
-        )  # A tensor is multiplied by it in half the time.
-        self._chunks = [
-            list(_chunks([row[b] for row in table[:-1]], table[-1][b], shared.place)) if ranks > 1 else []
-            for b in range(self._count)
-        ]
         self._headway = Headway(shared, LINE_BYTES, comm.rank, comm.timeout_s)
         self._all_ready, self._all_done = self._headway.all_of(READY), self._headway.all_of(DONE)
-        several = len(comm.hosts) > 1
-        self._at_end = self._headway.of_leader(SUMMED) if several else self._all_done
+        self._at_end = self._headway.of_leader(SUMMED) if len(comm.hosts) > 1 else self._all_done
+        table = [list(_row(self._whole[start + row * row_bytes :], sizes, dtypes)) for row in range(rows)]
+        self.rows, self.means = table[shared.place], table[-1]
+        self._buckets = [_bucket([row[b] for row in table], shared.place) for b in range(self._count)]
+        self._share = torch.tensor(1 / comm.world_size, dtype=torch.float64)  # Twice as fast a factor as a number is.
         self._ready = self._reduced = self._ended = 0
-        """Buckets since the beginning: in this rank's row, its shard added up, the sum there."""
+        """Buckets since the beginning: in this rank's row, added up as far as this rank does, the mean there."""
         self._operations: deque[Operation | None] = deque()
         self._log = None if comm.stopwatch is None else comm.stopwatch.operations
         self._reduces_here = not thread
         if thread:
             self._headway.start("paceline-reduce", self._reduce_all)
-        if several and shared.place == 0:
+        if len(comm.hosts) > 1 and shared.place == 0:
             self._headway.start("paceline-lead", self._lead)
 
     def ready(self, bucket: int) -> None:
         """Says that a bucket is in this rank's row; buckets come in the order of their numbers."""
         assert bucket == self._ready % self._count
-        log = self._log
-        self._operations.append(None if log is None else log.start(Kind.SHARED_REDUCE, self._sizes[bucket], NO_PEER))
-        if self._divides_first[bucket]:
+        log, own = self._log, self._buckets[bucket]
+        self._operations.append(None if log is None else log.start(Kind.SHARED_REDUCE, own.bytes, NO_PEER))
+        if own.divides_first:
             self.rows[bucket].mul_(self._share)
         self._ready += 1
         self._headway.advance(READY)
@@ -105,7 +101,7 @@ class SharedBuckets:
             self._end()
 
     def wait(self, bucket: int) -> None:
-        """Returns when the sum of a bucket is there."""
+        """Returns when the mean of a bucket is there."""
         value = self._ready - (self._ready - 1 - bucket) % self._count
         self.progress()
         if self._ended >= value:
@@ -122,36 +118,36 @@ class SharedBuckets:
 
     @property
     def writes(self) -> int:
-        """How often torch has written into this memory on this rank, so far."""
+        """How often torch has written into the shared memory on this rank, so far."""
         return self._whole._version
 
     def close(self) -> None:
         """Ends the threads, tells who waits that this rank has left, and lets go of the memory."""
         self._headway.leave()
-        self._chunks, self.rows, self.means = [], [], []
+        self._buckets, self.rows, self.means = [], [], []
         del self._whole
 
     def _reduce(self) -> None:
-        """Adds up this rank's shard of the next bucket."""
-        bucket = self._reduced % self._count
-        for chunk in self._chunks[bucket]:
+        """Adds up this rank's part of the next bucket."""
+        bucket = self._buckets[self._reduced % self._count]
+        for chunk in bucket.chunks:
             torch.add(chunk.first, chunk.second, out=chunk.total)
             for other in chunk.others:
                 chunk.total.add_(other)
-            if not self._divides_first[bucket]:
+            if not bucket.divides_first:
                 chunk.total.mul_(self._share)
         self._reduced += 1
         self._headway.advance(DONE)
 
     def _end(self) -> None:
-        """The next bucket's sum is there."""
+        """The next bucket's mean is there."""
         self._ended += 1
         operation = self._operations.popleft()
         if operation is not None and self._log is not None:
             self._log.end(operation)
 
     def _reduce_all(self, thread: HeadwayThread) -> None:
-        """What the thread does that adds up this rank's shards, where it has one."""
+        """What the thread does that adds up in place of the computing one, where there is one."""
         own = self._headway.own(READY)
         while True:
             self._headway.wait(own, self._reduced + 1, thread)
@@ -177,6 +173,16 @@ class _Chunk(NamedTuple):
     total: Tensor
 
 
+class _Bucket(NamedTuple):
+    """What a rank does with a bucket."""
+
+    bytes: int
+    chunks: tuple[_Chunk, ...]
+    """What it adds up; nothing where it is alone on its host."""
+    divides_first: bool
+    """Whether gradients are divided by the number of ranks before they are added up, not after."""
+
+
 def _row(memory: Tensor, sizes: Sequence[int], dtypes: Sequence[torch.dtype]) -> Iterator[Tensor]:
     """The buckets of a row, each from a line of the cache of its own on."""
     offset = 0
@@ -185,15 +191,22 @@ def _row(memory: Tensor, sizes: Sequence[int], dtypes: Sequence[torch.dtype]) ->
         offset += _up(size, LINE_BYTES)
 
 
-def _chunks(rows: Sequence[Tensor], total: Tensor, place: int) -> Iterator[_Chunk]:
-    """The shard of a bucket that a rank adds up: whole lines of the cache, as even as that allows."""
-    line = LINE_BYTES // total.element_size()
-    each = _up(math.ceil(len(total) / len(rows)), line)
-    most = CHUNK_BYTES // total.element_size()
-    end = min(len(total), (place + 1) * each)
-    for start in range(place * each, end, most):
-        first, second, *others = [row[start : min(end, start + most)] for row in rows]
-        yield _Chunk(first, second, tuple(others), total[start : min(end, start + most)])
+def _bucket(rows: Sequence[Tensor], place: int) -> _Bucket:
+    """What a rank does with a bucket, given its rows; the last is the mean's."""
+    *own, mean = rows
+    chunks = tuple(_chunks(own, mean, place)) if own else ()
+    return _Bucket(mean.nbytes, chunks, divides_first=mean.dtype in _NARROW or not own)
+
+
+def _chunks(rows: Sequence[Tensor], mean: Tensor, place: int) -> Iterator[_Chunk]:
+    """The shard of a bucket that a rank adds up: whole lines of the cache, as even as that allows, in pieces of it."""
+    line, most = (size // mean.element_size() for size in (LINE_BYTES, CHUNK_BYTES))
+    each = _up(math.ceil(len(mean) / len(rows)), line)
+    last = min(len(mean), (place + 1) * each)
+    for start in range(place * each, last, most):
+        end = min(last, start + most)
+        first, second, *others = [row[start:end] for row in rows]
+        yield _Chunk(first, second, tuple(others), mean[start:end])
 
 
 def _up(value: int, unit: int) -> int:
