@@ -48,7 +48,7 @@ class Documented:
         """Not a field's either."""
 
 
-POSITIVE = ["batch", "batch_per_rank", "accumulate", "epochs", "steps", "log_every", "timeout", "clip_norm"]
+POSITIVE = ["batch", "batch_per_rank", "accumulate", "epochs", "steps", "seconds", "log_every", "timeout", "clip_norm"]
 NOT_NEGATIVE = ["lr", "momentum", "weight_decay", "seed"]
 
 
