@@ -18,7 +18,8 @@ from paceline.config import RunConfig
 from paceline.errors import RankError, UsageError
 from paceline.strategies.base import NamedParameters, Role
 from paceline.strategies.registry import create
-from paceline.strategies.server_threads import Bound, Master
+from paceline.strategies.server_ages import Bound
+from paceline.strategies.server_master import Master
 from paceline.training.parity import prove, serve_proof
 from paceline.training.sync import Sync
 from paceline.workloads.batches import Share

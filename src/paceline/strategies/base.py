@@ -143,14 +143,14 @@ class Strategy(ABC):
         """What a checkpoint keeps."""
         self.finish()
         names = {id(p): name for name, p in self.parameters}
-        kept = {names[id(p)]: _copies(values) for p, values in self.optimizer.state.items()}
-        return State(model=_copies(self.model.state_dict()), optimizer=kept)
+        kept = {names[id(p)]: copies(values) for p, values in self.optimizer.state.items()}
+        return State(model=copies(self.model.state_dict()), optimizer=kept)
 
     def load(self, state: State) -> list[str]:
         """Goes on from a state of any world size or strategy; returns what could not be used, in words."""
         self.model.load_state_dict(state.model)
         for name, parameter in self.parameters:
-            self.optimizer.state[parameter] = _copies(state.optimizer.get(name, {}))
+            self.optimizer.state[parameter] = copies(state.optimizer.get(name, {}))
         return [f"{key} of another strategy" for key in state.per_rank]
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class Strategy(ABC):
         return self._attached
 
 
-def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
+def copies(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values, with tensors of their own."""
     return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in values.items()}
 

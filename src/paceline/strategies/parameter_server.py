@@ -11,8 +11,10 @@ from paceline.comm.group import Comm
 from paceline.errors import UsageError
 from paceline.plans.parameter_server import shards
 from paceline.strategies.base import MakeOptimizer, Role, State, Strategy
+from paceline.strategies.server_ages import Bound
+from paceline.strategies.server_desk import Desk, desk_of_its_own
+from paceline.strategies.server_errand import AtWill
 from paceline.strategies.server_rounds import Link, Rounds, RoundServer
-from paceline.strategies.server_threads import AtWill, Bound, Desk, desk_of_its_own
 
 ROUNDS_WITHIN_BOUND = 4
 """A gradient is as old as the updates of all others while it was computed: of even workers, one less than workers."""

@@ -20,6 +20,7 @@ from paceline.comm.packet import Packet, PacketOnTheWay, receive_patiently
 from paceline.comm.parcel import receive_parcel, send_parcel
 from paceline.plans.parameter_server import WORD_BYTES
 from paceline.records.timeline import Purpose
+from paceline.strategies.base import copies
 
 GRADIENTS, WEIGHTS, STATES, NORMS, WORDS = range(5)
 """Tags: two ranks that are both worker and server send each other gradients and weights."""
@@ -336,11 +337,6 @@ def kept_for(
     """What an optimiser keeps for some parameters, by their names."""
     named = zip(names, parameters, strict=True)
     return {name: copies(optimizer.state[parameter]) for name, parameter in named if parameter in optimizer.state}
-
-
-def copies(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with tensors of their own."""
-    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()}
 
 
 def to_device(kept: Mapping[str, Mapping[str, Any]], device: torch.device) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,167 @@
+"""A server that answers each worker by itself: a thread for each waits for its word and does what it says."""
+
+from __future__ import annotations
+
+import enum
+import json
+import threading
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.comm.group import Comm
+from paceline.comm.packet import Packet, receive_patiently
+from paceline.comm.parcel import receive_parcel, send_parcel
+from paceline.comm.timed import TimedGroup
+from paceline.errors import RankError
+from paceline.strategies.base import MakeOptimizer, NamedParameters
+from paceline.strategies.server_ages import Bound
+from paceline.strategies.server_master import Answer, Master
+from paceline.strategies.server_rounds import GRADIENTS, STATES, WEIGHTS, WORDS, Link, to_device
+
+ANSWERS = WORDS + 1
+"""One more tag: what a worker is told before it gets weights."""
+POLL_S = 0.2
+"""How often a server on a rank of its own looks whether all have left."""
+
+
+class Say(enum.IntEnum):
+    """What a worker wants of a server."""
+
+    PUSH = 0
+    """Here are gradients; give me weights."""
+    PULL = 1
+    """Give me weights."""
+    STATE = 2
+    """Give me what your optimiser keeps."""
+    LOAD = 3
+    """Here are weights, and what your optimiser shall keep."""
+    FIGURES = 4
+    """Tell me how old gradients were."""
+    WHY = 5
+    """Tell me why you have failed."""
+    LEAVE = 6
+    """I shall not ask again."""
+
+
+class Desk:
+    """A server that is open: a thread for each worker on another rank."""
+
+    def __init__(self, master: Master, workers: Sequence[int], comm: Comm, group: dist.ProcessGroup) -> None:
+        self.master = master
+        self._group = group
+        self._device = comm.device
+        self._timeout_s = comm.timeout_s
+        self._threads = [
+            threading.Thread(target=self._attend, args=(rank,), name=f"paceline-server-{rank}", daemon=True)
+            for rank in workers
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def serve(self) -> None:
+        """Stays until all workers have left; raises when it has failed, or one is lost."""
+        while any(thread.is_alive() for thread in self._threads):
+            if self.master.has_failed.wait(POLL_S):
+                assert self.master.failure is not None
+                raise self.master.failure
+
+    def close(self) -> None:
+        """Returns when all workers have left, or when one has kept silent for too long."""
+        for thread in self._threads:
+            thread.join(self._timeout_s)
+
+    def _attend(self, rank: int) -> None:
+        """Serves one worker until it leaves."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        try:
+            self._serve(rank)
+        except Exception as error:  # The others hear of it with their next answer.
+            self.master.fail(RankError(f"it has lost rank {rank}: {error}", peer_lost=True))
+
+    def _serve(self, rank: int) -> None:
+        master, group = self.master, self._group
+        weights = [parameter.detach() for parameter in master.parameters]
+        gradients, reply = Packet(weights, self._device), Packet(weights, self._device)
+        word, quiet = blank_word(master), untimed(group)
+        while True:
+            receive_patiently(word, rank, quiet, WORDS)  # How long a worker computes is no traffic.
+            say, version, rates, used = read_word(word, master)
+            if say is Say.LEAVE:
+                return
+            if say is Say.PUSH:
+                gradients.receive(rank, group, GRADIENTS).wait()
+                _answer(rank, master.push(gradients.views, used, rates, version, reply), reply, group)
+            elif say is Say.PULL:
+                _answer(rank, master.pull(reply), reply, group)
+            elif say is Say.STATE:
+                send_parcel(master.state(), rank, quiet, STATES)
+            elif say is Say.WHY:
+                send_parcel({"why": master.why()}, rank, quiet, STATES)
+            elif say is Say.FIGURES:
+                send_parcel({"ages": {"json": json.dumps(master.ages.to_dict())}}, rank, quiet, STATES)
+            else:
+                gradients.receive(rank, quiet, WEIGHTS).wait()
+                master.load(gradients.views, to_device(receive_parcel(rank, quiet, STATES), self._device))
+
+
+def desk_of_its_own(link: Link, optimizer: torch.optim.Optimizer, comm: Comm, bound: Bound) -> Desk:
+    """A server on a rank of its own: it steps the parameters of its own model."""
+    link.fetch(0, comm.everyone)
+    named = list(zip(link.names, link.parameters, strict=True))
+    master = Master(named, optimizer, comm.world_size, bound, first_ticket=comm.world_size)
+    return Desk(master, range(comm.world_size) if link.names else (), comm, comm.everyone)
+
+
+def open_desk(
+    link: Link,
+    parameters: NamedParameters,
+    make_optimizer: MakeOptimizer,
+    comm: Comm,
+    group: dist.ProcessGroup,
+    bound: Bound,
+) -> Desk:
+    """A server beside a worker, with weights of its own: the worker's must not change while it computes with them.
+
+    Its optimiser is made for all parameters, so that it has the worker's groups; but only those that it keeps take
+    memory, and only they are ever stepped.
+    """
+    kept = set(link.names)
+    own = [(name, nn.Parameter(p.detach().clone() if name in kept else _hollow(p))) for name, p in parameters]
+    masters = [(name, parameter) for name, parameter in own if name in kept]
+    master = Master(masters, make_optimizer(own), comm.world_size, bound, first_ticket=comm.world_size)
+    others = [rank for rank in range(comm.world_size) if rank != comm.rank and link.names]
+    return Desk(master, others, comm, group)
+
+
+def _hollow(parameter: Tensor) -> Tensor:
+    """A tensor of the same shape that takes no memory."""
+    return parameter.detach().new_zeros(()).expand(parameter.shape)
+
+
+def untimed(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The group inside one that is timed."""
+    return group.inner if isinstance(group, TimedGroup) else group
+
+
+def blank_word(master: Master) -> Tensor:
+    """Room for what a worker says."""
+    return torch.zeros(2 + len(master.optimizer.param_groups) + len(master.names), dtype=torch.float64)
+
+
+def read_word(word: Tensor, master: Master) -> tuple[Say, int, list[float], list[bool]]:
+    """What a worker wants, the version of its weights, its learning rates, and which parameters have gradients."""
+    say, version, *rest = word.tolist()
+    groups = len(master.optimizer.param_groups)
+    return Say(int(say)), int(version), rest[:groups], [flag > 0 for flag in rest[groups:]]
+
+
+def _answer(rank: int, answer: Answer, weights: Packet, group: dist.ProcessGroup) -> None:
+    told = dist.isend(torch.tensor(answer), group_dst=rank, group=group, tag=ANSWERS)
+    assert told is not None
+    told.wait()
+    for message in weights.send([rank], group, WEIGHTS):
+        message.wait()

@@ -1,0 +1,221 @@
+"""A worker under servers that answer each by itself: it asks them all at once, and waits for no other worker."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.comm.group import Comm
+from paceline.comm.parcel import receive_parcel, send_parcel
+from paceline.errors import RankError
+from paceline.strategies.base import MakeOptimizer, NamedParameters
+from paceline.strategies.server_ages import Ages, Bound
+from paceline.strategies.server_desk import ANSWERS, Desk, Say, open_desk, untimed
+from paceline.strategies.server_master import Answer
+from paceline.strategies.server_rounds import STATES, WEIGHTS, WORDS, Link, to_device
+
+
+class Errand:
+    """What a worker has under way with one server."""
+
+    def __init__(self, link: Link, group: dist.ProcessGroup, groups: int) -> None:
+        self.link = link
+        self.version = 0
+        """Of the weights that the worker has from it."""
+        self._group = group
+        self._answer = torch.zeros(len(Answer._fields), dtype=torch.int64)
+        self._word = torch.zeros(2 + groups + len(link.names), dtype=torch.float64)
+        self._arriving: list[Any] = []
+        self._leaving: list[Any] = []
+
+    def push(self, rates: Sequence[float], used: Sequence[bool]) -> None:
+        """Starts sending gradients, and receiving weights for them."""
+        self._expect()
+        self.say(Say.PUSH, rates, used)
+        self._leaving.append(self.link.push(self._group))
+
+    def pull(self) -> None:
+        """Starts receiving weights."""
+        self._expect()
+        self.say(Say.PULL)
+
+    def take(self) -> Answer:
+        """Waits for the weights, and puts them into the model."""
+        for message in self._arriving:
+            message.wait()
+        self.link.take()
+        for message in self._leaving:
+            message.wait()
+        version, ticket, failed = self._answer.tolist()
+        self.version = version
+        return Answer(version, ticket, bool(failed))
+
+    def say(self, what: Say, rates: Sequence[float] = (), used: Sequence[bool] = ()) -> None:
+        """Tells the server what comes."""
+        word = [float(what), float(self.version), *rates, *map(float, used)]
+        self._word[: len(word)] = torch.tensor(word, dtype=torch.float64)
+        dist.send(self._word, group_dst=self.link.home, group=self._group, tag=WORDS)
+
+    def _expect(self) -> None:
+        home, group = self.link.home, self._group
+        answer = dist.irecv(self._answer, group_src=home, group=group, tag=ANSWERS)
+        self._arriving, self._leaving = [answer, self.link.weights.receive(home, group, WEIGHTS)], []
+
+
+class AtWill:
+    """A worker under servers that answer each by itself, and the server on its rank if there is one."""
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        parameters: NamedParameters,
+        optimizer: torch.optim.Optimizer,
+        make_optimizer: MakeOptimizer,
+        comm: Comm,
+        group: dist.ProcessGroup,
+        bound: Bound,
+    ) -> None:
+        self._bound = bound
+        self.ticket = comm.rank
+        """The share that this worker trains next: at first the one that is its own anyway."""
+        self._comm = comm
+        self._links = links
+        self._parameters = parameters
+        self._optimizer = optimizer
+        here = [link for link in links if link.home == comm.rank]
+        for link in links if comm.servers and comm.rank == 0 else []:
+            link.give(link.home, group)
+        desks = [open_desk(link, parameters, make_optimizer, comm, group, bound) for link in here]
+        self._local = [_Local(link, desk, comm) for link, desk in zip(here, desks, strict=True)]
+        groups = len(optimizer.param_groups)
+        self._errands = [Errand(link, group, groups) for link in links if link.home != comm.rank and link.names]
+        self._quiet = untimed(group)
+
+    def step(self, max_norm: float | None) -> None:
+        """Sends gradients to all servers, and goes on with the weights that they have then."""
+        if max_norm is not None:  # Each worker its own: there is no gradient of all to clip.
+            nn.utils.clip_grad_norm_([parameter for _, parameter in self._parameters], max_norm)
+        rates = [float(group.get("lr", math.nan)) for group in self._optimizer.param_groups]
+        for errand in self._errands:
+            errand.push(rates, errand.link.used)
+        for local in self._local:
+            local.push(rates)
+        answers = self._take()
+        self.ticket = next(answer.ticket for home, answer in answers if home == self._links[0].home)
+        self._comm.agreed()
+        for _, parameter in self._parameters:
+            parameter.grad = None
+        self._optimizer.step()  # It has nothing to step; but schedulers want to see it called.
+
+    def finish(self) -> None:
+        """Gives every worker the same weights: those that come of all that any of them has sent."""
+        self._comm.smallest(0)
+        for errand in self._errands:
+            errand.pull()
+        for local in self._local:
+            local.pull()
+        self._take()
+        self._comm.smallest(0)  # Nobody goes on before all have them.
+
+    def _take(self) -> list[tuple[int, Answer]]:
+        answers = [(errand.link.home, errand.take()) for errand in self._errands]
+        answers += [(local.link.home, local.take()) for local in self._local]
+        for local in self._local:
+            if local.desk.master.failure is not None:
+                raise local.desk.master.failure
+        for errand, (_, answer) in zip(self._errands, answers, strict=False):
+            if answer.failed:
+                raise self._failure_of(errand)
+        return answers
+
+    def _failure_of(self, errand: Errand) -> RankError:
+        errand.say(Say.WHY)
+        why = receive_parcel(errand.link.home, self._quiet, STATES)["why"]
+        message = f"the server on rank {errand.link.home} has failed: {why['reason']}"
+        return RankError(message, detail=why["detail"], peer_lost=why["peer_lost"])
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """What all servers' optimisers keep."""
+        found: dict[str, dict[str, Any]] = {}
+        for errand in self._errands:
+            errand.say(Say.STATE)
+            found |= to_device(receive_parcel(errand.link.home, self._quiet, STATES), self._comm.device)
+        for local in self._local:
+            found |= local.desk.master.state()
+        return found
+
+    def load(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
+        """Has servers go on from the model's weights, and from what optimisers have kept."""
+        self._optimizer.state.clear()  # It steps nothing.
+        self._comm.smallest(0)
+        for local in self._local:
+            weights = [parameter.detach() for parameter in local.link.parameters]
+            local.desk.master.load(weights, to_device(kept, self._comm.device))
+        if self._comm.rank == 0:
+            for errand in self._errands:
+                errand.say(Say.LOAD)
+                errand.link.give(errand.link.home, self._quiet)
+                own = {name: kept.get(name, {}) for name in errand.link.names}
+                send_parcel(own, errand.link.home, self._quiet, STATES)
+        self.finish()
+
+    def figures(self) -> dict[str, Any]:
+        """How old gradients were when they came to a server, over all servers."""
+        return {"ages": self._ages().summary() | {"bound": self._bound.max_age or None}}
+
+    def _ages(self) -> Ages:
+        total = Ages()
+        for errand in self._errands:
+            errand.say(Say.FIGURES)
+            told = receive_parcel(errand.link.home, self._quiet, STATES)
+            total.add(Ages.of(json.loads(told["ages"]["json"])))
+        for local in self._local:
+            total.add(local.desk.master.ages)
+        return total
+
+    def abandon(self) -> None:
+        """Leaves after an error: who asks the server on this rank from now on gets to know that it has failed."""
+        for local in self._local:
+            local.desk.master.fail(RankError("its rank has failed.", peer_lost=True))
+        self._leave()
+
+    def close(self) -> None:
+        """Leaves; a server on this rank stays until all others have left too."""
+        self._leave()
+        for local in self._local:
+            local.desk.close()
+
+    def _leave(self) -> None:
+        for errand in self._errands:
+            with suppress(RuntimeError):  # A server that is gone needs no farewell.
+                errand.say(Say.LEAVE)
+
+
+class _Local:
+    """A worker's way to the server on its own rank."""
+
+    def __init__(self, link: Link, desk: Desk, comm: Comm) -> None:
+        self.link = link
+        self.desk = desk
+        self._comm = comm
+        self._answer = Answer(0, comm.rank)
+
+    def push(self, rates: Sequence[float]) -> None:
+        self.link.gradients.pack([parameter.grad for parameter in self.link.parameters])
+        self._answer = self.desk.master.push(
+            self.link.gradients.views, self.link.used, rates, self._answer.version, self.link.weights
+        )
+
+    def pull(self) -> None:
+        self._answer = self.desk.master.pull(self.link.weights)
+
+    def take(self) -> Answer:
+        self.link.take()
+        return self._answer
