@@ -66,7 +66,10 @@ def test_equals_have_no_winner(tmp_path: Path) -> None:
 
 
 def test_one_repeat_is_too_little(tmp_path: Path) -> None:
-    assert "too little to call it the faster one" in verdict(tmp_path, repeats=1)
+    text = verdict(tmp_path, repeats=1)
+    assert "too little to call it the faster one" in text
+    assert re.search(r"ddp on 2 ranks was \d\.\d+× as fast as one process in 1 repeat, which is too little", text)
+    assert "cannot be told" not in text
 
 
 def test_one_candidate_has_nothing_to_be_compared_with(tmp_path: Path) -> None:

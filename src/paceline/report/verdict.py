@@ -116,7 +116,10 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
         gain = baseline[1]
         ranks = f"{best.contender.name} on {plural(best.workers or 1, 'rank')}"
         because = f"; {share}." if share else "."
-        if gain.spans(1):
+        if gain.low is None:
+            seen = f"{factor(gain.value)} as fast as one process in {plural(gain.repeats, 'repeat')}"
+            yield f"{ranks} was {seen}, which is too little to tell them apart{because}"
+        elif gain.spans(1):
             apart = f"{factor(gain.value)}{_range(gain)}"
             yield f"{ranks} cannot be told from one process in speed: {apart}{because}"
         elif gain.value > 1:
