@@ -48,3 +48,21 @@ def test_one_rank_has_nothing_to_hide(tmp_path: Path) -> None:
     assert found.overlap is None
     assert found.exposed.value == 0
     assert found.other.value == pytest.approx(0.2), "what its operations take is work like any other"
+
+
+def test_a_rank_counts_as_often_as_it_has_steps(tmp_path: Path) -> None:
+    """Where ranks do not step together: 25 steps of 1 s and 5 of 10 s beyond the warm-up take 2.5 s on average."""
+    write_experiment(tmp_path / "e", CLASSIC[3:], repeats=1, steps=30)
+    run = tmp_path / "e" / "repeat-1" / "1"
+    rows = (run / "rank-1.csv").read_text().splitlines(keepends=True)
+    (run / "rank-1.csv").write_text("".join(rows[:11]))
+    summary = json.loads((run / "summary.json").read_text())
+    for rank, step_s, exposed_s in zip(summary["ranks"], (1.0, 10.0), (0.1, 9.0), strict=True):
+        parts = {"compute_s": step_s - exposed_s, "overlapped_s": 0.0, "exposed_s": exposed_s, "other_s": 0.0}
+        rank["split"] = parts | {"step_s": step_s, "data_s": 0.0, "stolen_s": 0.0}
+    (run / "summary.json").write_text(json.dumps(summary))
+    found = read_comparison(tmp_path / "e").row("ddp").split
+    assert found is not None
+    assert found.mean.step_s == pytest.approx(2.5)
+    assert found.exposed.value == pytest.approx((25 * 0.1 + 5 * 9) / (25 + 5 * 10))
+    assert [split.step_s for split in found.ranks.values()] == [1.0, 10.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,11 @@ FACTS: dict[LimitKind, dict[str, Any]] = {
 }
 
 
-def case(tmp_path: Path, strategy: str = "allreduce", imbalance: float | None = 1.0) -> Case:
+def case(tmp_path: Path, strategy: str = "allreduce", middle: int | None = None, **topology: Any) -> Case:
     contender = Contender(strategy, strategy)
     write_experiment(tmp_path, [contender], repeats=1)
-    row = replace(read_comparison(tmp_path).rows[0], imbalance=imbalance)
-    return Case(row, {}, {"precision": "fp32", "channels_last": False}, None)
+    config = {"precision": "fp32", "channels_last": False}
+    return Case(read_comparison(tmp_path).rows[0], topology, config, None, middle)
 
 
 def words(kind: LimitKind, about: Case, share: float = 0.4, **facts: Any) -> tuple[str, str]:
@@ -102,7 +103,7 @@ def test_transfers_are_not_told_from_waiting_where_that_is_not_known(tmp_path: P
 
 def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
     plain, buckets = case(tmp_path / "a"), case(tmp_path / "b", "ddp")
-    through_0 = case(tmp_path / "c", "gather_scatter", imbalance=3.0)
+    through_0 = case(tmp_path / "c", "gather_scatter", middle=0)
     assert "hiding it behind backward (ddp)" in words("bandwidth", plain)[1]
     assert "ddp" not in words("bandwidth", buckets)[1]
     assert "spreading it over all links (allreduce)" in words("bandwidth", through_0)[1]
@@ -145,13 +146,59 @@ def test_a_rank_that_was_slowed_on_purpose_needs_no_finding_out(tmp_path: Path) 
 
 
 def test_waiting_for_the_rank_in_the_middle_is_the_strategys_fault(tmp_path: Path) -> None:
-    through_0 = case(tmp_path / "a", "gather_scatter", imbalance=3.0)
+    through_0 = case(tmp_path / "a", "gather_scatter", middle=0)
     text, remedy = words("slow_rank", through_0, rank=0)
     assert "rank 0, through which all gradients pass" in text
     assert "allreduce" in remedy
     text, remedy = words("slow_rank", case(tmp_path / "b"), rank=0)
     assert "90% of it for rank 0." in text
     assert "what rank 0 does longer" in remedy
+
+
+@pytest.mark.parametrize(
+    ("workers", "rank", "said"),
+    [
+        (3, 0, "3 ranks are no power of two, so the last rank folds into a partner"),
+        (6, 1, "6 ranks are no power of two, so the last 2 ranks fold into partners"),
+        (6, 2, ""),
+        (4, 0, ""),
+    ],
+)
+def test_ranks_beyond_a_power_of_two_fold_into_partners(workers: int, rank: int, said: str, tmp_path: Path) -> None:
+    """Of three all transfers touch rank 0, which is nobody's middle for that."""
+    about = case(tmp_path, "halving_doubling:segment_kb=64", middle=0 if workers == 3 else None, workers=workers)
+    text, remedy = words("slow_rank", about, rank=rank)
+    assert said in text
+    assert "through which" not in text
+    assert ("power of two" in remedy) == bool(said)
+    folds = workers != 4
+    assert (
+        ("power of two" in words("bandwidth", about)[0]) == folds == ("a power of two" in words("bandwidth", about)[1])
+    )
+    assert "spreading" not in words("bandwidth", about)[1]
+
+
+def test_the_rank_in_the_middle_is_that_of_the_plan(tmp_path: Path) -> None:
+    """One that moves more than the others, though not everything, is in nobody's way."""
+    write_experiment(tmp_path, [Contender("allreduce", "allreduce")], repeats=1, ranks=4, events=True)
+    (file,) = tmp_path.rglob("repeat-*/1/summary.json")
+    summary = json.loads(file.read_text())
+    for rank in summary["ranks"]:
+        parts = {"compute_s": 0.1, "overlapped_s": 0.0, "exposed_s": 0.9, "other_s": 0.0, "data_s": 0.0}
+        rank["split"] = parts | {"step_s": 1.0, "stolen_s": 0.0}
+
+    def waiting(moved: list[int]) -> str:
+        summary["traffic"] |= {"sent_bytes": moved, "received_bytes": moved}
+        file.write_text(json.dumps(summary))
+        return next(reason.text for reason in why(read_comparison(tmp_path)) if reason.kind == "slow_rank")
+
+    assert "for rank 3, through which all gradients pass." in waiting([100, 100, 100, 300])
+    assert waiting([100, 100, 200, 200]).endswith("for rank 3.")
+
+
+def test_ranks_that_do_not_step_together_have_steps_of_their_own(tmp_path: Path) -> None:
+    text, _ = words("exchange", case(tmp_path, "parameter_server:asynchronous=true", lockstep=False))
+    assert text.startswith("40% of a rank's own step (20.00 ms)")
 
 
 def test_what_helps_computing_is_said_once(tmp_path: Path) -> None:

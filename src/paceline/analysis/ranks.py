@@ -26,6 +26,8 @@ RANK_FIGURES = (
     "update_s",
 )
 """What a rank's row has of its summaries."""
+MIDDLE = 0.95
+"""From this share of all bytes on, a rank is said to be the one that everything goes through: buffers may not."""
 USAGE_FIGURES = ("device_bytes", "device_used_bytes", "collections", "collection_s")
 """What it has of what was sampled."""
 
@@ -104,3 +106,12 @@ def imbalance(ranks: Sequence[RankRow]) -> float | None:
     """The bytes that the busiest rank moves, in and out, ÷ those of the least busy."""
     moved = [(rank.sent_bytes or 0) + (rank.received_bytes or 0) for rank in ranks]
     return max(moved) / min(moved) if all(moved) and moved else None
+
+
+def rank_in_the_middle(sent_bytes: Sequence[int], received_bytes: Sequence[int]) -> int | None:
+    """The rank that everything goes to or comes from; None where there is none, and of two, where both are."""
+    if len(sent_bytes) < 3 or not sum(sent_bytes):
+        return None
+    moved = [sent + received for sent, received in zip(sent_bytes, received_bytes, strict=True)]
+    most = max(moved)
+    return moved.index(most) if most >= MIDDLE * sum(sent_bytes) else None

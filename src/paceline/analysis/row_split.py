@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from paceline.analysis.split import PARTS, Split, mean_split, split_of
 from paceline.analysis.statistics import Estimate, of_shares
-from paceline.analysis.timing import profiled_steps, windows_of
+from paceline.analysis.timing import counted_steps, profiled_steps, windows_of
 from paceline.records import RunRecord
 
 Known = TypeVar("Known")
@@ -29,17 +29,18 @@ class RowSplit:
     overlap: Estimate | None
     """The share of communication that is hidden; None where nothing is sent."""
     mean: Split
-    """In seconds, over ranks and repeats."""
+    """In seconds, over ranks and repeats; see `_over_ranks`."""
     ranks: dict[int, Split]
     """The same for each rank."""
 
 
 def row_split(runs: Sequence[RunRecord]) -> RowSplit | None:
     """The split of a contender's runs; None where none of them collected events."""
-    found = [ranks for run in runs if (ranks := splits_of(run))]
-    means = [mean for ranks in found if (mean := mean_split(list(ranks.values()))) is not None]
-    if not means:
+    of_runs = [(run, ranks) for run in runs if (ranks := splits_of(run))]
+    if not of_runs:
         return None
+    found = [ranks for _, ranks in of_runs]
+    means = [_over_ranks(run, ranks) for run, ranks in of_runs]
     overlaps = [split.overlap for split in means if split.overlap is not None]
     stolen = [split.stolen_s / split.step_s for split in means if split.stolen_s is not None]
     whole = _certain(mean_split(means))
@@ -54,6 +55,16 @@ def row_split(runs: Sequence[RunRecord]) -> RowSplit | None:
         mean=whole,
         ranks={rank: _certain(mean_split(splits)) for rank, splits in by_rank.items()},
     )
+
+
+def _over_ranks(run: RunRecord, splits: dict[int, Split]) -> Split:
+    """The split of a run's mean step: every step of every rank counts once.
+
+    Where ranks do not step together a slow one has fewer of them, and so says less about the run.
+    """
+    windows = windows_of(run)
+    steps = {rank: int(counted_steps(windows, len(rows)).sum()) for rank, rows in run.steps.items()}
+    return _certain(mean_split(list(splits.values()), [max(1, steps.get(rank, 1)) for rank in splits]))
 
 
 def _around(mean: float, values: Sequence[float]) -> Estimate | None:

@@ -130,18 +130,17 @@ def split_step(start_s: float, end_s: float, phases: Sequence[Span], operations:
     )
 
 
-def mean_split(splits: Sequence[Split]) -> Split | None:
+def mean_split(splits: Sequence[Split], weights: Sequence[float] | None = None) -> Split | None:
     """The mean of splits, which still adds up; None of none."""
     if not splits:
         return None
-    stolen = [split.stolen_s for split in splits if split.stolen_s is not None]
 
     def mean(part: str) -> float:
-        return float(np.mean([getattr(split, part) for split in splits]))
+        return float(np.average([getattr(split, part) for split in splits], weights=weights))
 
     return Split(
         **{name: mean(name) for name in ("step_s", *[f"{part}_s" for part in PARTS], "data_s")},
-        stolen_s=float(np.mean(stolen)) if len(stolen) == len(splits) else None,
+        stolen_s=None if any(split.stolen_s is None for split in splits) else mean("stolen_s"),
     )
 
 

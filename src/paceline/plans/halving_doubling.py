@@ -35,7 +35,7 @@ def schedule(items: int, item_bytes: int, place: int, places: int, segment_kb: f
     The first 2^k places take part, each of which ends up with the sum of one block; those beyond them first give all
     they have to the one that is 2^k places lower, and get the result from it in the end.
     """
-    power = 1 << (places.bit_length() - 1)
+    power = places - folded(places)
     blocks = _Blocks(chunks(items, power), item_bytes, segment_kb)
     if place >= power:
         host = place - power
@@ -62,6 +62,11 @@ def schedule(items: int, item_bytes: int, place: int, places: int, segment_kb: f
     if place + power < places:
         rank.send(place + power, blocks.gathered(0, power, place))
     return Schedule(tuple(rank.incoming), tuple(rank.outgoing))
+
+
+def folded(places: int) -> int:
+    """How many are beyond the largest power of two, and so fold into as many partners: the first ones."""
+    return places - (1 << (places.bit_length() - 1))
 
 
 def _around(place: int, count: int) -> tuple[int, int]:

@@ -38,9 +38,9 @@ DEFINITIONS = {
     ),
     "split_step_s": Definition(
         "Mean step",
-        "Mean length of a rank's own steps after the warm-up of five, over ranks and repeats. The time split adds up "
-        "to it. The time per iteration is a median of windows instead, which a few slow steps do not move, and has in "
-        "it what goes on between two steps.",
+        "Mean length of a rank's own steps after the warm-up of five, over ranks and repeats; where ranks do not step "
+        "together, a rank counts as often as it has steps. The time split adds up to it. The time per iteration is a "
+        "median of windows instead, which a few slow steps do not move, and has in it what goes on between two steps.",
     ),
     "split_compute": Definition(
         "Compute",

@@ -8,8 +8,10 @@ from typing import Any
 
 from paceline.analysis.comparison import Comparison, Row
 from paceline.analysis.limits import Limit, LimitKind, limits
+from paceline.analysis.ranks import rank_in_the_middle
+from paceline.plans.halving_doubling import folded
+from paceline.records import RunRecord
 from paceline.records.examination import PairLink
-from paceline.report.verdict import NOTABLE_IMBALANCE
 from paceline.report.words import percent, plural, seconds, size
 from paceline.slowing import parse_slow_ranks
 
@@ -66,10 +68,18 @@ class Case:
     config: Mapping[str, Any]
     link: PairLink | None
 
+    middle: int | None = None
+    """The rank that everything goes to or comes from, if there is one."""
+
     @property
-    def through_one_rank(self) -> bool:
-        """Whether one rank carries far more than the others."""
-        return self.row.imbalance is not None and self.row.imbalance > NOTABLE_IMBALANCE
+    def lockstep(self) -> bool:
+        """Whether ranks step together."""
+        return bool(self.topology.get("lockstep", True))
+
+    @property
+    def folded(self) -> int:
+        """How many ranks, the last ones, only hand their gradients to a partner, which so has twice as much to do."""
+        return folded(int(self.topology.get("workers") or 1)) if self.name == "halving_doubling" else 0
 
     @property
     def name(self) -> str:
@@ -95,7 +105,7 @@ def why(comparison: Comparison) -> list[Reason]:
         if row.split is None or not row.is_measured:
             continue
         run = comparison.pool.entries_of(row.contender.name)[0].run
-        case = Case(row, run.topology, run.config, _link(comparison))
+        case = Case(row, run.topology, run.config, _link(comparison), _middle(run))
         parts = limits(row.split, comparison.wires.get(row.contender.name), case.topology, case.link)
         for limit in [limit for limit in parts if limit.kind != "compute" or limit is parts[0]][:MOST_REASONS]:
             text, remedy = SENTENCES[limit.kind](limit, case)
@@ -106,19 +116,27 @@ def why(comparison: Comparison) -> list[Reason]:
     return found
 
 
+def _middle(run: RunRecord) -> int | None:
+    """By the plan, where there is one."""
+    traffic = (run.summary or {}).get("traffic") or {}
+    return rank_in_the_middle(traffic["sent_bytes"], traffic["received_bytes"]) if traffic else None
+
+
 def _link(comparison: Comparison) -> PairLink | None:
     examination = comparison.examination
     return examination.link.narrowest if examination is not None and examination.link is not None else None
 
 
-def _amount(limit: Limit) -> str:
-    return f"{percent(limit.share, 0)} of the step ({seconds(limit.seconds)})"
+def _amount(limit: Limit, case: Case) -> str:
+    """Where ranks do not step together there is no such thing as *the* step."""
+    step = "the step" if case.lockstep else "a rank's own step"
+    return f"{percent(limit.share, 0)} of {step} ({seconds(limit.seconds)})"
 
 
 def _compute(limit: Limit, case: Case) -> tuple[str, str]:
     hidden_s = limit.facts["overlapped_s"]
     beside = f", {seconds(hidden_s)} of it while gradients travel" if hidden_s > 0.01 * limit.seconds else ""
-    text = f"{_amount(limit)} is computing{beside}."
+    text = f"{_amount(limit, case)} is computing{beside}."
     plain = case.config.get("precision") == "fp32" and not case.config.get("channels_last")
     cheaper = "--precision bf16 --channels-last, where the processor is quick at it; " if plain else ""
     return text, f"{cheaper}faster or more processors. No strategy can gain here."
@@ -128,20 +146,22 @@ def _cores(limit: Limit, case: Case) -> tuple[str, str]:
     facts = limit.facts
     if facts["cores"] is not None and facts["cores"] < 1 and facts["ranks"] == 1:
         return (
-            f"{_amount(limit)} the computing thread does not run: its host has {facts['cores']:g} cores.",
+            f"{_amount(limit, case)} the computing thread does not run: its host has {facts['cores']:g} cores.",
             "more cores.",
         )
     if facts["crowding"] is not None and facts["crowding"] > 1:
         sharing = f"{plural(facts['ranks'], 'rank')} × {plural(facts['threads'], 'thread')} on {facts['cores']:g} cores"
-        text = f"{_amount(limit)} the computing thread does not run: {sharing} are too many, unless it sleeps."
+        text = f"{_amount(limit, case)} the computing thread does not run: {sharing} are too many, unless it sleeps."
         fewer = max(1, int(facts["cores"] // facts["threads"]))
         return text, f"--ranks {fewer} on this machine, or hosts of their own."
     if case.row.contender.role != "candidate":
-        text = f"{_amount(limit)} the computing thread does not run: whatever else does has its core, or it sleeps."
+        text = (
+            f"{_amount(limit, case)} the computing thread does not run: whatever else does has its core, or it sleeps."
+        )
         return text, "end other programs."
     text = (
-        f"{_amount(limit)} the computing thread does not run: the threads that move gradients or other programs have "
-        "its core, or it sleeps."
+        f"{_amount(limit, case)} the computing thread does not run: the threads that move gradients or other programs "
+        "have its core, or it sleeps."
     )
     return text, "leave a core to communication (fewer --ranks or --threads), and end other programs."
 
@@ -169,14 +189,29 @@ def _transfer(limit: Limit) -> str:
 CORES_FOR_THE_WIRE = "cores for the threads that move gradients: fewer --ranks or --threads on a host"
 
 
-def _data(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
-    return f"{_amount(limit)} goes into getting the batch.", "cheaper augmentation, or data that is ready in memory."
+def _data(limit: Limit, case: Case) -> tuple[str, str]:
+    return (
+        f"{_amount(limit, case)} goes into getting the batch.",
+        "cheaper augmentation, or data that is ready in memory.",
+    )
+
+
+POWER_OF_TWO = "as many ranks as a power of two, or a ring (allreduce, ddp), which takes any number alike"
+
+
+def _beyond(case: Case) -> str:
+    last = "the last rank folds into a partner"
+    if case.folded > 1:
+        last = f"the last {case.folded} ranks fold into partners"
+    return f"{case.topology['workers']} ranks are no power of two, so {last}"
 
 
 def _slow_rank(limit: Limit, case: Case) -> tuple[str, str]:
     rank, blame = limit.facts["rank"], percent(limit.facts["blame"], 0)
-    text = f"{_amount(limit)} ranks wait for others to come, {blame} of it for rank {rank}"
-    if case.through_one_rank and rank == 0:
+    text = f"{_amount(limit, case)} ranks wait for others to come, {blame} of it for rank {rank}"
+    if rank < case.folded:
+        return f"{text}, which does the work of two: {_beyond(case)}.", f"{POWER_OF_TWO}."
+    if rank == case.middle:
         return f"{text}, through which all gradients pass.", "no rank in the middle: allreduce, or ddp."
     factor = parse_slow_ranks(case.config.get("slow_rank") or "").get(rank, 1.0)
     if factor > 1:
@@ -184,15 +219,16 @@ def _slow_rank(limit: Limit, case: Case) -> tuple[str, str]:
     return f"{text}.", f"find out what rank {rank} does longer than the others: the table of ranks tells."
 
 
-def _uneven_ranks(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
-    text = f"{_amount(limit)} ranks wait for others to come, now for this one, now for that one."
+def _uneven_ranks(limit: Limit, case: Case) -> tuple[str, str]:
+    text = f"{_amount(limit, case)} ranks wait for others to come, now for this one, now for that one."
     return text, "steps of even length: equal shares, cores that nobody else uses."
 
 
 def _latency(limit: Limit, case: Case) -> tuple[str, str]:
     facts = limit.facts
     each = f"{plural(round(facts['operations']), 'operation')} of {size(facts['bytes_each'])} on average"
-    text = f"{_amount(limit)} is {_transfer(limit)}, and latency rather than bandwidth: {each}{_on_idle_link(limit)}."
+    what = f"{_transfer(limit)}, and latency rather than bandwidth"
+    text = f"{_amount(limit, case)} is {what}: {each}{_on_idle_link(limit)}."
     if case.travel == "singly":
         return text, "fewer, larger messages: ddp packs them into buckets."
     ways = ["larger buckets", "fewer ranks"] if case.travel == "overlapped" else ["fewer ranks"]
@@ -202,8 +238,10 @@ def _latency(limit: Limit, case: Case) -> tuple[str, str]:
 
 def _bandwidth(limit: Limit, case: Case) -> tuple[str, str]:
     busiest = f"{size(limit.facts['bytes'])} that the busiest rank sends"
-    text = f"{_amount(limit)} is {_transfer(limit)} of the {busiest}{_on_idle_link(limit)}."
-    ways = ["spreading it over all links (allreduce)"] if case.through_one_rank else []
+    text = f"{_amount(limit, case)} is {_transfer(limit)} of the {busiest}{_on_idle_link(limit)}."
+    ways = ["spreading it over all links (allreduce)"] if case.middle is not None else []
+    if case.folded:
+        text, ways = f"{text[:-1]}; {_beyond(case)}.", [POWER_OF_TWO]
     if case.travel != "overlapped":
         ways.append("hiding it behind backward (ddp)")
     elif case.name != "priority" and not limit.facts["within_host"]:
@@ -222,21 +260,21 @@ def _through_memory(limit: Limit) -> list[str]:
     return ["memory that ranks share, in place of sockets (shared_memory)"] if limit.facts["within_host"] else []
 
 
-def _memory(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
+def _memory(limit: Limit, case: Case) -> tuple[str, str]:
     added = f"add up {size(limit.facts['bytes'])} of gradients in memory that they share"
-    text = f"{_amount(limit)} ranks {added}, and have nothing else to do."
+    text = f"{_amount(limit, case)} ranks {added}, and have nothing else to do."
     return text, "a core for each rank; or doing it less often: --accumulate, a larger --batch."
 
 
 def _exchange(limit: Limit, case: Case) -> tuple[str, str]:
-    text = f"{_amount(limit)} is exposed communication: transfers, and waiting for whoever is busy with others."
+    text = f"{_amount(limit, case)} is exposed communication: transfers, and waiting for whoever is busy with others."
     ways = ["more of them (parameter_server:servers=2)"] if case.name == "parameter_server" else []
     return text, "; or ".join([*ways, "a faster link", "sending less often: a larger --batch"]) + "."
 
 
-def _other(limit: Limit, case: Case) -> tuple[str, str]:  # noqa: ARG001
-    text = f"{_amount(limit)} is neither computing nor communication: the strategy's own arithmetic and copies, Python."
-    return text, "larger batches, so that it weighs less."
+def _other(limit: Limit, case: Case) -> tuple[str, str]:
+    what = "neither computing nor communication: the strategy's own arithmetic and copies, Python"
+    return f"{_amount(limit, case)} is {what}.", "larger batches, so that it weighs less."
 
 
 SENTENCES: dict[LimitKind, Callable[[Limit, Case], tuple[str, str]]] = {
