@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from paceline.comm import Comm, close_comm, open_comm
 from paceline.comm.packet import Packet
 from paceline.config import RunConfig
-from paceline.errors import RankError, UsageError
+from paceline.errors import RankError, UsageError, WorkloadError
 from paceline.strategies.base import NamedParameters, Role
 from paceline.strategies.registry import create
 from paceline.strategies.server_ages import Bound
 from paceline.strategies.server_master import Master
+from paceline.strategies.server_settings import Settings
 from paceline.training.parity import prove, serve_proof
 from paceline.training.sync import Sync
 from paceline.workloads.batches import Share
@@ -27,6 +28,7 @@ from ranks import Pool
 from training import cases
 
 AT_WILL = "parameter_server:asynchronous=true"
+OTHER_SETTINGS = {"lr": 0.01, "momentum": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -73,9 +75,10 @@ def master(bound: Bound, workers: int = 2) -> tuple[Master, Callable[[float, int
     optimizer = torch.optim.SGD(named, lr=7.0)
     server = Master(named, optimizer, workers, bound, first_ticket=workers)
     reply = Packet([parameter.detach()], torch.device("cpu"))
+    settings = Settings(torch.optim.SGD(named, lr=1.0)).read()
 
     def push(gradient: float, version: int) -> float:
-        server.push([torch.tensor([gradient])], [True], [1.0], version, reply)
+        server.push([torch.tensor([gradient])], [True], settings, version, reply)
         return float(reply.views[0])
 
     return server, push
@@ -225,7 +228,7 @@ def train_extra(comm: Comm, text: str, servers: int) -> Any:
 
 
 def _train(comm: Comm, strategy: Any) -> Any:
-    """Three steps, a save, three steps at another rate; then a load, and the three steps again."""
+    """Three steps, a save, three steps at other settings; then a load, and the three steps again."""
     model = make_model()
     if comm.serves:
         strategy.attach(model, sgd, comm)
@@ -237,7 +240,7 @@ def _train(comm: Comm, strategy: Any) -> Any:
     state = sync.strategy.state()
     ends = []
     for _ in range(2):
-        sync.optimizer.param_groups[0]["lr"] = 0.01
+        sync.optimizer.param_groups[0].update(OTHER_SETTINGS)
         _three_steps(sync, 3)
         sync.strategy.finish()
         ends.append(weights(model))
@@ -257,13 +260,13 @@ def reference(comm: Comm) -> Tensor:
     model = make_model()
     with Sync(model, sgd, create("allreduce"), comm, "broadcast") as sync:
         _three_steps(sync, 0)
-        sync.optimizer.param_groups[0]["lr"] = 0.01
+        sync.optimizer.param_groups[0].update(OTHER_SETTINGS)
         _three_steps(sync, 3)
     return weights(model)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_servers_on_ranks_of_their_own_hear_of_rates_and_keep_states(pool: Pool, servers: int) -> None:
+def test_servers_on_ranks_of_their_own_hear_of_settings_and_keep_states(pool: Pool, servers: int) -> None:
     right = pool.run(reference, 4 - servers)[0]
     found = pool.run(train_extra, 4, f"parameter_server:extra=true,servers={servers}", servers)
     for straight, again in found[: 4 - servers]:
@@ -276,6 +279,62 @@ def test_asynchronous_servers_on_ranks_of_their_own(pool: Pool) -> None:
     (straight, again), (other, _) = found[:2]
     assert torch.equal(straight, other)
     assert (again - straight).norm() < 0.1 * straight.norm(), "it goes on from the state, but in another order"
+
+
+def adam(parameters: NamedParameters) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def under_one_cycle(comm: Comm, text: str, make: Callable[..., torch.optim.Optimizer]) -> Tensor:
+    """The scheduler moves the learning rate and the momentum, or the first of Adam's betas, in each step."""
+    model = make_model()
+    with Sync(model, make, create(text), comm, "local") as sync:
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(sync.optimizer, max_lr=0.2, total_steps=7)
+        for step in range(6):
+            torch.manual_seed(step)
+            sync.model(torch.randn(4, 6)).square().mean().backward()
+            sync.step()
+            scheduler.step()
+        sync.strategy.finish()
+    return weights(model)
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_asynchronous_servers_hear_of_all_that_a_scheduler_changes(
+    pool: Pool, make: Callable[..., torch.optim.Optimizer]
+) -> None:
+    """A worker alone trains as anywhere."""
+    (right,), (found,) = (pool.run(under_one_cycle, 1, text, make) for text in ("allreduce", AT_WILL))
+    assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"nesterov": True}, "nesterov has changed from False to True"),
+        ({"lr": None}, "lr has changed from 0.05 to None"),
+    ],
+)
+def test_what_servers_cannot_be_told_is_refused(change: dict[str, Any], found: str) -> None:
+    optimizer = sgd([("w", nn.Parameter(torch.zeros(1)))])
+    settings = Settings(optimizer)
+    optimizer.param_groups[0]["initial_lr"] = "a scheduler's own"
+    settings.read()
+    optimizer.param_groups[0].update(change)
+    with pytest.raises(WorkloadError, match=found):
+        settings.read()
+
+
+def test_settings_keep_their_kind() -> None:
+    made = [("w", nn.Parameter(torch.zeros(1)))]
+    there = torch.optim.SGD(made, lr=torch.tensor(0.5), momentum=0)
+    here = torch.optim.SGD(made, lr=torch.tensor(0.5), momentum=0)
+    there.param_groups[0].update(lr=torch.tensor(0.25), momentum=0.5)
+    Settings(here).write(Settings(there).read(), updates_per_step=2)
+    assert torch.equal(here.param_groups[0]["lr"], torch.tensor(0.125))
+    assert here.param_groups[0]["momentum"] == 0.5
+    assert here.param_groups[0]["weight_decay"] == 0
+    assert isinstance(here.param_groups[0]["weight_decay"], int)
 
 
 class Breaking(torch.optim.SGD):

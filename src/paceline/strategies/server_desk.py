@@ -89,12 +89,12 @@ class Desk:
         word, quiet = blank_word(master), untimed(group)
         while True:
             receive_patiently(word, rank, quiet, WORDS)  # How long a worker computes is no traffic.
-            say, version, rates, used = read_word(word, master)
+            say, version, settings, used = read_word(word, master)
             if say is Say.LEAVE:
                 return
             if say is Say.PUSH:
                 gradients.receive(rank, group, GRADIENTS).wait()
-                _answer(rank, master.push(gradients.views, used, rates, version, reply), reply, group)
+                _answer(rank, master.push(gradients.views, used, settings, version, reply), reply, group)
             elif say is Say.PULL:
                 _answer(rank, master.pull(reply), reply, group)
             elif say is Say.STATE:
@@ -149,14 +149,14 @@ def untimed(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 def blank_word(master: Master) -> Tensor:
     """Room for what a worker says."""
-    return torch.zeros(2 + len(master.optimizer.param_groups) + len(master.names), dtype=torch.float64)
+    return torch.zeros(2 + master.settings.count + len(master.names), dtype=torch.float64)
 
 
 def read_word(word: Tensor, master: Master) -> tuple[Say, int, list[float], list[bool]]:
-    """What a worker wants, the version of its weights, its learning rates, and which parameters have gradients."""
+    """What a worker wants, the version of its weights, its settings, and which parameters have gradients."""
     say, version, *rest = word.tolist()
-    groups = len(master.optimizer.param_groups)
-    return Say(int(say)), int(version), rest[:groups], [flag > 0 for flag in rest[groups:]]
+    settings = master.settings.count
+    return Say(int(say)), int(version), rest[:settings], [flag > 0 for flag in rest[settings:]]
 
 
 def _answer(rank: int, answer: Answer, weights: Packet, group: dist.ProcessGroup) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,25 +19,26 @@ from paceline.strategies.server_ages import Ages, Bound
 from paceline.strategies.server_desk import ANSWERS, Desk, Say, open_desk, untimed
 from paceline.strategies.server_master import Answer
 from paceline.strategies.server_rounds import STATES, WEIGHTS, WORDS, Link, to_device
+from paceline.strategies.server_settings import Settings
 
 
 class Errand:
     """What a worker has under way with one server."""
 
-    def __init__(self, link: Link, group: dist.ProcessGroup, groups: int) -> None:
+    def __init__(self, link: Link, group: dist.ProcessGroup, settings: int) -> None:
         self.link = link
         self.version = 0
         """Of the weights that the worker has from it."""
         self._group = group
         self._answer = torch.zeros(len(Answer._fields), dtype=torch.int64)
-        self._word = torch.zeros(2 + groups + len(link.names), dtype=torch.float64)
+        self._word = torch.zeros(2 + settings + len(link.names), dtype=torch.float64)
         self._arriving: list[Any] = []
         self._leaving: list[Any] = []
 
-    def push(self, rates: Sequence[float], used: Sequence[bool]) -> None:
+    def push(self, settings: Sequence[float], used: Sequence[bool]) -> None:
         """Starts sending gradients, and receiving weights for them."""
         self._expect()
-        self.say(Say.PUSH, rates, used)
+        self.say(Say.PUSH, settings, used)
         self._leaving.append(self.link.push(self._group))
 
     def pull(self) -> None:
@@ -57,9 +57,9 @@ class Errand:
         self.version = version
         return Answer(version, ticket, bool(failed))
 
-    def say(self, what: Say, rates: Sequence[float] = (), used: Sequence[bool] = ()) -> None:
+    def say(self, what: Say, settings: Sequence[float] = (), used: Sequence[bool] = ()) -> None:
         """Tells the server what comes."""
-        word = [float(what), float(self.version), *rates, *map(float, used)]
+        word = [float(what), float(self.version), *settings, *map(float, used)]
         self._word[: len(word)] = torch.tensor(word, dtype=torch.float64)
         dist.send(self._word, group_dst=self.link.home, group=self._group, tag=WORDS)
 
@@ -94,19 +94,21 @@ class AtWill:
             link.give(link.home, group)
         desks = [open_desk(link, parameters, make_optimizer, comm, group, bound) for link in here]
         self._local = [_Local(link, desk, comm) for link, desk in zip(here, desks, strict=True)]
-        groups = len(optimizer.param_groups)
-        self._errands = [Errand(link, group, groups) for link in links if link.home != comm.rank and link.names]
+        self._settings = Settings(optimizer)
+        self._errands = [
+            Errand(link, group, self._settings.count) for link in links if link.home != comm.rank and link.names
+        ]
         self._quiet = untimed(group)
 
     def step(self, max_norm: float | None) -> None:
         """Sends gradients to all servers, and goes on with the weights that they have then."""
         if max_norm is not None:  # Each worker its own: there is no gradient of all to clip.
             nn.utils.clip_grad_norm_([parameter for _, parameter in self._parameters], max_norm)
-        rates = [float(group.get("lr", math.nan)) for group in self._optimizer.param_groups]
+        settings = self._settings.read()
         for errand in self._errands:
-            errand.push(rates, errand.link.used)
+            errand.push(settings, errand.link.used)
         for local in self._local:
-            local.push(rates)
+            local.push(settings)
         answers = self._take()
         self.ticket = next(answer.ticket for home, answer in answers if home == self._links[0].home)
         self._comm.agreed()
@@ -207,10 +209,10 @@ class _Local:
         self._comm = comm
         self._answer = Answer(0, comm.rank)
 
-    def push(self, rates: Sequence[float]) -> None:
+    def push(self, settings: Sequence[float]) -> None:
         self.link.gradients.pack([parameter.grad for parameter in self.link.parameters])
         self._answer = self.desk.master.push(
-            self.link.gradients.views, self.link.used, rates, self._answer.version, self.link.weights
+            self.link.gradients.views, self.link.used, settings, self._answer.version, self.link.weights
         )
 
     def pull(self) -> None:

@@ -15,6 +15,7 @@ from paceline.errors import RankError
 from paceline.strategies.base import NamedParameters, copies
 from paceline.strategies.server_ages import Ages, Bound
 from paceline.strategies.server_rounds import kept_for
+from paceline.strategies.server_settings import Settings
 
 
 class Answer(NamedTuple):
@@ -37,6 +38,7 @@ class Master:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.optimizer = optimizer
+        self.settings = Settings(optimizer)
         self.ages = Ages()
         self.failure: Exception | None = None
         """Why the weights say nothing any more."""
@@ -48,7 +50,7 @@ class Master:
         self._lock = threading.Lock()
 
     def push(
-        self, gradients: Sequence[Tensor], used: Sequence[bool], rates: Sequence[float], version: int, into: Packet
+        self, gradients: Sequence[Tensor], used: Sequence[bool], settings: Sequence[float], version: int, into: Packet
     ) -> Answer:
         """Steps by one worker's gradients, and packs the weights that come of it.
 
@@ -61,7 +63,7 @@ class Master:
             factor = self._bound.factor(age)
             if factor:
                 self.ages.damped += factor < 1
-                self._try_to_step(gradients, used, rates, factor)
+                self._try_to_step(gradients, used, settings, factor)
             else:
                 self.ages.dropped += 1
             ticket, self._ticket = self._ticket, self._ticket + 1
@@ -89,11 +91,11 @@ class Master:
         return Answer(self._version, ticket, failed=self.failure is not None)
 
     def _try_to_step(
-        self, gradients: Sequence[Tensor], used: Sequence[bool], rates: Sequence[float], factor: float
+        self, gradients: Sequence[Tensor], used: Sequence[bool], settings: Sequence[float], factor: float
     ) -> None:
         """Steps; where that fails, whoever asks gets to know it, and the rank that it happens on raises it."""
         try:
-            self._step(gradients, used, rates, factor)
+            self._step(gradients, used, settings, factor)
         except Exception as error:
             self.fail(error)
 
@@ -112,14 +114,14 @@ class Master:
             "peer_lost": isinstance(self.failure, RankError) and self.failure.peer_lost,
         }
 
-    def _step(self, gradients: Sequence[Tensor], used: Sequence[bool], rates: Sequence[float], factor: float) -> None:
+    def _step(
+        self, gradients: Sequence[Tensor], used: Sequence[bool], settings: Sequence[float], factor: float
+    ) -> None:
         if factor < 1:  # By the gradient and not the rate: that momentum keeps it so.
             torch._foreach_mul_(list(gradients), factor)
         for parameter, gradient, there in zip(self.parameters, gradients, used, strict=True):
             parameter.grad = gradient if there else None
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            if "lr" in group:
-                group["lr"] = rate / self._workers
+        self.settings.write(settings, self._workers)
         self.optimizer.step()
         for parameter in self.parameters:
             parameter.grad = None

@@ -21,10 +21,11 @@ from paceline.comm.parcel import receive_parcel, send_parcel
 from paceline.plans.parameter_server import WORD_BYTES
 from paceline.records.timeline import Purpose
 from paceline.strategies.base import copies
+from paceline.strategies.server_settings import Settings
 
 GRADIENTS, WEIGHTS, STATES, NORMS, WORDS = range(5)
 """Tags: two ranks that are both worker and server send each other gradients and weights."""
-STEP, RATES, STATE, LOAD, LEAVE = range(5)
+STEP, SETTINGS, STATE, LOAD, LEAVE = range(5)
 """What worker 0 may say to a server on a rank of its own."""
 WORD_NUMBERS = WORD_BYTES // 8
 EPSILON = 1e-6
@@ -152,7 +153,8 @@ class Rounds:
         self._shard = Shard(own[0], comm.world_size, group, comm.device) if own else None
         self._told = links if comm.servers and comm.rank == 0 else []
         """Whom this worker tells what comes next."""
-        self._rates: list[float] = []
+        self._settings = Settings(optimizer)
+        self._told_settings: list[float] = []
         for link in self._told:
             link.give(link.home, group)
 
@@ -188,13 +190,13 @@ class Rounds:
             message.wait()
 
     def _announce(self, max_norm: float | None) -> None:
-        """Tells servers on ranks of their own that a step comes, how it is clipped, and at which learning rates."""
-        if not self._told:
+        """Tells servers on ranks of their own that a step comes, how it is clipped, and how optimisers are set."""
+        if not self._comm.servers:
             return
-        rates = [float(group.get("lr", math.nan)) for group in self._optimizer.param_groups]
-        if rates != self._rates:  # At first, and when a scheduler has changed them.
-            self._rates = rates
-            self._tell(RATES, len(rates), then=lambda _: torch.tensor(rates, dtype=torch.float64))
+        settings = self._settings.read()  # On all ranks: one that cannot be told is an error on each.
+        if settings != self._told_settings:  # At first, and when a scheduler has changed them.
+            self._told_settings = settings
+            self._tell(SETTINGS, len(settings), then=lambda _: torch.tensor(settings, dtype=torch.float64))
         if all(all(link.used) for link in self._told):
             self._tell(STEP, math.nan if max_norm is None else max_norm)
         else:
@@ -262,6 +264,7 @@ class RoundServer:
         self._comm = comm
         self._group = comm.everyone
         self._update = update
+        self._settings = Settings(optimizer)
         self._shard = Shard(link, comm.world_size, self._group, comm.device)
         link.fetch(0, self._group)
 
@@ -273,11 +276,8 @@ class RoundServer:
                 return
             if what == STEP:
                 self._step(None if math.isnan(number) else number, has_unused=flag > 0)
-            elif what == RATES:
-                rates = self._hear(torch.zeros(int(number), dtype=torch.float64)).tolist()
-                for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-                    if "lr" in group:
-                        group["lr"] = rate
+            elif what == SETTINGS:
+                self._settings.write(self._hear(torch.zeros(int(number), dtype=torch.float64)).tolist())
             elif what == STATE:
                 hand_out_state(self._link, self._optimizer, self._comm, self._group)
             else:
