@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_nccl_needs_a_gpu_for_each_rank() -> None:
 class Rigid(AllReduce):
     """Can neither clip nor accumulate."""
 
-    supports: ClassVar[frozenset[str]] = frozenset()
+    supports = frozenset[str]()
 
 
 @pytest.mark.parametrize(("setting", "option"), [("clip_norm", "--clip-norm"), ("accumulate", "--accumulate")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,8 @@ from paceline.comm import Comm, close_comm, open_comm
 from paceline.comm.packet import Packet
 from paceline.config import RunConfig
 from paceline.errors import RankError, UsageError, WorkloadError
-from paceline.strategies.base import NamedParameters, Role
+from paceline.experiments.checks import check_strategy
+from paceline.strategies.base import NamedParameters, Role, Strategy
 from paceline.strategies.registry import create
 from paceline.strategies.server_ages import Bound
 from paceline.strategies.server_master import Master
@@ -58,6 +60,13 @@ def test_roles_and_ranks() -> None:
     extra.check_ranks(3)
     with pytest.raises(UsageError, match="servers=2 of 2 ranks leaves none to train"):
         extra.check_ranks(2)
+
+
+def test_clipping_takes_the_gradient_of_a_whole_batch() -> None:
+    clipped = RunConfig(clip_norm=1.0)
+    check_strategy(clipped, create("parameter_server"), ranks=2)
+    with pytest.raises(UsageError, match="does not support --clip-norm where ranks do not step together"):
+        check_strategy(clipped, create(AT_WILL), ranks=2)
 
 
 def test_what_it_promises() -> None:
@@ -387,6 +396,70 @@ def test_who_fails_leaves_at_once_and_the_others_get_to_know_it(pool: Pool) -> N
         re.fullmatch(r"the server on rank [01] has failed: its rank has failed\.", found[rank]) for rank in (0, 2)
     )
     assert time.perf_counter() - before_s < 15, "nobody waits for a time-out"
+
+
+def clipping_at_will(comm: Comm) -> str:
+    with Sync(make_model(), sgd, create(AT_WILL), comm, "local") as sync:
+        sync.model(torch.randn(4, 6)).sum().backward()
+        try:
+            sync.step(max_norm=1.0)
+        except UsageError as error:
+            return error.message
+    return "nothing"
+
+
+def test_clipping_is_refused_in_a_loop_of_ones_own(pool: Pool) -> None:
+    assert "do not clip" in pool.run(clipping_at_will, 1)[0]
+
+
+def two_tensors(comm: Comm, text: str, max_norm: float | None) -> Tensor:
+    return _two_tensors(comm, create(text), max_norm)
+
+
+def two_tensors_extra(comm: Comm, text: str, max_norm: float | None) -> Any:
+    return on_extra_ranks(comm, text, 3, _two_tensors, max_norm)
+
+
+def _two_tensors(comm: Comm, strategy: Strategy, max_norm: float | None) -> Tensor:
+    """Trains a model of two tensors, the second unused in every other step, and one rank's gradients with a graph."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1, dtype=torch.float64)
+    strategy.allow_unused = True
+    if comm.serves:
+        strategy.attach(model, sgd, comm)
+        strategy.serve()
+        strategy.close()
+        return torch.empty(0)
+    sync = Sync(model, sgd, strategy, comm, "local")
+    for step in range(4):
+        torch.manual_seed(10 * step + comm.rank)
+        x = torch.randn(4, 6, dtype=torch.float64)
+        with warnings.catch_warnings(action="ignore"):  # Torch's: such a graph may leak.
+            (sync.model(x) if step % 2 else x @ model.weight.T).sum().backward(create_graph=comm.rank == 0)
+        sync.step(max_norm)
+    sync.strategy.load(sync.strategy.state())
+    with sync.agreed():
+        found = weights(model)
+    sync.detach()
+    return found
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_there_may_be_more_servers_than_tensors(pool: Pool, max_norm: float | None) -> None:
+    """And servers none of whose tensors are used in a step; and gradients with a graph of their own."""
+    right = pool.run(two_tensors, 4, "allreduce", max_norm)
+    found = pool.run(two_tensors, 4, "parameter_server:servers=4", max_norm)
+    for one, other in zip(found, right, strict=True):
+        torch.testing.assert_close(one, other)
+    (right_alone,) = pool.run(two_tensors, 1, "allreduce", max_norm)
+    extra = pool.run(two_tensors_extra, 4, "parameter_server:servers=3,extra=true", max_norm)
+    torch.testing.assert_close(extra[0], right_alone)
+    if max_norm is None:
+        at_will = pool.run(two_tensors, 4, f"{AT_WILL},servers=4", max_norm)
+        assert all(torch.equal(rank, at_will[0]) for rank in at_will)
+        assert not torch.equal(at_will[0], right[0])
+        extra = pool.run(two_tensors_extra, 4, f"{AT_WILL},servers=3,extra=true", max_norm)
+        torch.testing.assert_close(extra[0], right_alone)
 
 
 class Branching(nn.Module):

@@ -42,6 +42,7 @@ class Packet:
                 self.views[number] = _as(part, likes[number])
             start += flat.nbytes
 
+    @torch.no_grad()
     def pack(self, tensors: Sequence[Tensor | None]) -> None:
         """Copies tensors in; zeros for one that there is not."""
         there = [(view, tensor) for view, tensor in zip(self.views, tensors, strict=True) if tensor is not None]
@@ -53,11 +54,13 @@ class Packet:
 
     def unpack(self, tensors: Sequence[Tensor]) -> None:
         """Copies them out."""
-        torch._foreach_copy_(list(tensors), self.views)
+        if self.views:
+            torch._foreach_copy_(list(tensors), self.views)
 
     def add(self, other: Packet) -> None:
         """Adds what another packet holds."""
-        torch._foreach_add_(self.flats, other.flats)
+        if self.flats:
+            torch._foreach_add_(self.flats, other.flats)
 
     def send(self, ranks: Sequence[int], group: dist.ProcessGroup, tag: int = 0) -> list[PacketOnTheWay]:
         """Starts sending it to some ranks; it must not be packed again before that has been waited for."""

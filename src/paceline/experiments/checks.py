@@ -86,8 +86,9 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
     for ability, asked in wanted.items():
         if asked and ability not in strategy.supports:
             option = {"clip": "--clip-norm", "accumulate": "--accumulate"}[ability]
+            where = "" if strategy.lockstep else " where ranks do not step together"
             raise UsageError(
-                f"{strategy.name} does not support {option}.", hint="leave it out, or use another strategy"
+                f"{strategy.name} does not support {option}{where}.", hint="leave it out, or use another strategy"
             )
 
 

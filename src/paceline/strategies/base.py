@@ -62,7 +62,7 @@ class Strategy(ABC):
     """Whether ranks exchange anything while they train."""
     travel: ClassVar[Literal["singly", "packed", "overlapped"]] = "singly"
     """How gradients travel: each in messages of its own, in few large ones, or in these while backward still runs."""
-    supports: ClassVar[frozenset[str]] = frozenset({"clip", "accumulate"})
+    supports: frozenset[str] = frozenset({"clip", "accumulate"})
     """Of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""
     Options: ClassVar[type] = NoOptions
     """The dataclass of this strategy's options."""

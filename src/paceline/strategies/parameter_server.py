@@ -99,6 +99,8 @@ class ParameterServer(Strategy):
     def __init__(self, options: ParameterServerOptions | None = None) -> None:
         super().__init__(options)
         self.lockstep = self.lossless = not self.options.asynchronous
+        if not self.lockstep:
+            self.supports -= {"clip"}  # No rank ever has the gradient of a whole batch, whose norm it is about.
 
     def roles(self, world_size: int) -> list[Role]:
         servers = min(self.options.servers, world_size - 1) if self.options.extra else 0

@@ -113,7 +113,7 @@ def desk_of_its_own(link: Link, optimizer: torch.optim.Optimizer, comm: Comm, bo
     link.fetch(0, comm.everyone)
     named = list(zip(link.names, link.parameters, strict=True))
     master = Master(named, optimizer, comm.world_size, bound, first_ticket=comm.world_size)
-    return Desk(master, range(comm.world_size) if link.names else (), comm, comm.everyone)
+    return Desk(master, range(comm.world_size), comm, comm.everyone)
 
 
 def open_desk(
@@ -133,7 +133,7 @@ def open_desk(
     own = [(name, nn.Parameter(p.detach().clone() if name in kept else _hollow(p))) for name, p in parameters]
     masters = [(name, parameter) for name, parameter in own if name in kept]
     master = Master(masters, make_optimizer(own), comm.world_size, bound, first_ticket=comm.world_size)
-    others = [rank for rank in range(comm.world_size) if rank != comm.rank and link.names]
+    others = [rank for rank in range(comm.world_size) if rank != comm.rank]
     return Desk(master, others, comm, group)
 
 

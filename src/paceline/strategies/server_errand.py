@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from paceline.comm.group import Comm
 from paceline.comm.parcel import receive_parcel, send_parcel
-from paceline.errors import RankError
+from paceline.errors import RankError, UsageError
 from paceline.strategies.base import MakeOptimizer, NamedParameters
 from paceline.strategies.server_ages import Ages, Bound
 from paceline.strategies.server_desk import ANSWERS, Desk, Say, open_desk, untimed
@@ -89,21 +88,25 @@ class AtWill:
         self._links = links
         self._parameters = parameters
         self._optimizer = optimizer
-        here = [link for link in links if link.home == comm.rank]
+        here = [link for link in links if link.home == comm.rank and not link.is_empty]
         for link in links if comm.servers and comm.rank == 0 else []:
             link.give(link.home, group)
         desks = [open_desk(link, parameters, make_optimizer, comm, group, bound) for link in here]
         self._local = [_Local(link, desk, comm) for link, desk in zip(here, desks, strict=True)]
         self._settings = Settings(optimizer)
-        self._errands = [
-            Errand(link, group, self._settings.count) for link in links if link.home != comm.rank and link.names
-        ]
+        away = [Errand(link, group, self._settings.count) for link in links if link.home != comm.rank]
+        self._errands = [errand for errand in away if not errand.link.is_empty]
+        self._idle = [errand for errand in away if errand.link.is_empty and comm.servers]
+        """With servers on ranks of their own that keep nothing: they stay until all have left."""
         self._quiet = untimed(group)
 
     def step(self, max_norm: float | None) -> None:
         """Sends gradients to all servers, and goes on with the weights that they have then."""
-        if max_norm is not None:  # Each worker its own: there is no gradient of all to clip.
-            nn.utils.clip_grad_norm_([parameter for _, parameter in self._parameters], max_norm)
+        if max_norm is not None:
+            raise UsageError(
+                "asynchronous servers do not clip: no rank ever has the gradient of a whole batch.",
+                hint="step() without max_norm, or clip what this rank has yourself, before step()",
+            )
         settings = self._settings.read()
         for errand in self._errands:
             errand.push(settings, errand.link.used)
@@ -195,7 +198,7 @@ class AtWill:
             local.desk.close()
 
     def _leave(self) -> None:
-        for errand in self._errands:
+        for errand in (*self._errands, *self._idle):
             with suppress(RuntimeError):  # A server that is gone needs no farewell.
                 errand.say(Say.LEAVE)
 

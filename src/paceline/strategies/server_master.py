@@ -117,7 +117,7 @@ class Master:
     def _step(
         self, gradients: Sequence[Tensor], used: Sequence[bool], settings: Sequence[float], factor: float
     ) -> None:
-        if factor < 1:  # By the gradient and not the rate: that momentum keeps it so.
+        if factor < 1 and gradients:  # By the gradient and not the rate: that momentum keeps it so.
             torch._foreach_mul_(list(gradients), factor)
         for parameter, gradient, there in zip(self.parameters, gradients, used, strict=True):
             parameter.grad = gradient if there else None

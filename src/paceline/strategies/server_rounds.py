@@ -45,6 +45,11 @@ class Link:
         self.weights = Packet(weights, device)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to send: there may be more servers than tensors."""
+        return not self.weights.bytes
+
+    @property
     def used(self) -> list[bool]:
         """Which parameters have a gradient."""
         return [parameter.grad is not None for parameter in self.parameters]
@@ -61,12 +66,16 @@ class Link:
 
     def give(self, rank: int, group: dist.ProcessGroup) -> None:
         """Sends the weights of the model to a rank that `fetch`es them."""
+        if self.is_empty:
+            return
         self.weights.pack([parameter.detach() for parameter in self.parameters])
         for message in self.weights.send([rank], group, WEIGHTS):
             message.wait()
 
     def fetch(self, rank: int, group: dist.ProcessGroup) -> None:
         """Gets them from there into the model."""
+        if self.is_empty:
+            return
         self.weights.receive(rank, group, WEIGHTS).wait()
         self.take()
 
@@ -86,7 +95,9 @@ class Shard:
     def expect(self) -> None:
         """Starts receiving what all workers but its own send."""
         self._arriving = {
-            rank: self._incoming[rank].receive(rank, self._group, GRADIENTS) for rank in self._others if self.size
+            rank: self._incoming[rank].receive(rank, self._group, GRADIENTS)
+            for rank in self._others
+            if not self.link.is_empty
         }
 
     def add_up(self, used: Sequence[bool]) -> None:
@@ -111,20 +122,17 @@ class Shard:
         return torch.stack(squares).sum().cpu().reshape(1) if squares else torch.zeros(1, dtype=torch.float64)
 
     def scale(self, factor: float) -> None:
-        """Multiplies the gradients."""
-        torch._foreach_mul_([p.grad for p in self.link.parameters if p.grad is not None], factor)
+        """Multiplies the gradients; there may be none, in this step or at all."""
+        gradients = [p.grad for p in self.link.parameters if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
 
     def reply(self) -> list[PacketOnTheWay]:
         """Starts sending the weights to all workers but its own."""
-        if not self.size:
+        if self.link.is_empty:
             return []
         self.link.weights.pack([parameter.detach() for parameter in self.link.parameters])
         return self.link.weights.send(self._others, self._group, WEIGHTS)
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return self.link.weights.bytes
 
 
 def clip_factor(max_norm: float, squared_norm: Tensor) -> float:
@@ -148,7 +156,7 @@ class Rounds:
         self._comm = comm
         self._group = group
         self._update = update
-        self._remote = [link for link in links if link.home != comm.rank and link.names]
+        self._remote = [link for link in links if link.home != comm.rank and not link.is_empty]
         own = [link for link in links if link.home == comm.rank]
         self._shard = Shard(own[0], comm.world_size, group, comm.device) if own else None
         self._told = links if comm.servers and comm.rank == 0 else []
