@@ -116,6 +116,10 @@ class SharedBuckets:
             self._headway.wait(self._at_end, self._ended + 1)
             self._end()
 
+    def keeps(self, bucket: int) -> bool:
+        """Whether this rank's row stays as it was filled, until the step's end."""
+        return not self._buckets[bucket].divides_first
+
     @property
     def writes(self) -> int:
         """How often torch has written into the shared memory on this rank, so far."""

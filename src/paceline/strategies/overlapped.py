@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from paceline.plans.buckets import MIB, cut
 from paceline.strategies.base import Strategy, no_gradient, sparse_gradient
 
 _TWICE = "put `with sync.accumulate():` around all backward passes of a step but the last"
+_LATE = "clip by sync.step(max_norm=…), change gradients in a parameter.register_hook(…), or use ddp, which waits first"
+_SMALL = 4096
+"""So many numbers are looked at in a few microseconds."""
 
 
 @dataclass(eq=False)
@@ -42,8 +46,16 @@ class Slot:
     """Its part of the bucket, laid out as the parameter is."""
     total: Tensor
     """Its part of the sum, which the optimiser is given."""
-    is_filled: bool = False
-    """Whether this step's gradient is in it."""
+    gradient: Tensor | None = None
+    """The parameter's gradient of this step, once it was put in; what becomes of it after that does not travel."""
+    version: int = 0
+    """Torch's count of writes into it, by then."""
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the gradient is still the one that was put in."""
+        sent = self.gradient
+        return sent is None or (self.parameter.grad is sent and sent._version == self.version)
 
 
 class Overlapped(Strategy):
@@ -112,13 +124,13 @@ class Overlapped(Strategy):
                 self.arrive(bucket)
             for slot, is_used in zip(self._slots, used, strict=True):
                 slot.parameter.grad = slot.total if is_used else None
+            self._expect_all()
         elif not self.allow_unused:
-            self._refuse([name for name, parameter in self.parameters if parameter.grad is None])
+            self._refuse_unused()
         self.update(max_norm)
         if self._order is not None and self.comm.world_size > 1:
             self._reorder(self._order)
         self._order = None
-        self._expect_all()
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -137,13 +149,16 @@ class Overlapped(Strategy):
 
         return ready
 
+    @torch.no_grad()  # Backward can be told to note what it does, for second derivatives.
     def _fill(self, slot: Slot, gradient: Tensor) -> None:
-        if slot.is_filled:
+        if slot.gradient is not None:
             raise WorkloadError(f"{slot.name} got a gradient twice in one step, the first is on its way.", hint=_TWICE)
         if gradient.is_sparse:
             raise sparse_gradient(slot.name)
         self.put(slot, gradient)
-        slot.is_filled = True
+        slot.gradient, slot.version = gradient, gradient._version
+        if self._sample is None and gradient.numel() <= _SMALL and gradient.device.type == "cpu":
+            self._sample = slot, _largest(gradient)
         self._count(slot.bucket)
 
     def _count(self, bucket: Bucket) -> None:
@@ -154,18 +169,34 @@ class Overlapped(Strategy):
             self._next += 1
 
     def _complete(self) -> list[bool]:
-        """Sees to parameters that backward did not reach; returns which ones have a gradient on any rank."""
-        filled = [slot.is_filled for slot in self._slots]
+        """Sees to parameters that the last backward pass did not reach; returns which have a gradient on any rank."""
+        self._refuse_changed()
         if not self.allow_unused:
-            self._refuse([slot.name for slot in self._slots if not slot.is_filled])
+            self._refuse_unused()
+        for slot in self._slots:
+            if slot.gradient is None and slot.parameter.grad is not None:  # Of an earlier micro-batch.
+                self._fill(slot, slot.parameter.grad)
+        filled = [slot.gradient is not None for slot in self._slots]
+        if not self.allow_unused:
             return filled
         for slot in self._slots:
-            if not slot.is_filled:
+            if slot.gradient is None:
                 slot.view.zero_()
                 self._count(slot.bucket)
         return [bool(flag) for flag in self.comm.any_of(torch.tensor(filled, dtype=torch.uint8)).tolist()]
 
-    def _refuse(self, unused: Sequence[str]) -> None:
+    def _refuse_changed(self) -> None:
+        """A gradient that was changed after it set out would be lost without a word."""
+        changed = [slot for slot in self._slots if not slot.is_unchanged]
+        if self._sample is not None:  # Torch does not count what its GradScaler writes, into all gradients.
+            slot, largest = self._sample
+            if slot.gradient is not None and not math.isnan(largest) and _largest(slot.gradient) != largest:
+                changed.append(slot)
+        for slot in changed:
+            raise WorkloadError(f"the gradient of {slot.name} was changed after backward had sent it.", hint=_LATE)
+
+    def _refuse_unused(self) -> None:
+        unused = [name for name, parameter in self.parameters if parameter.grad is None]
         if unused:
             raise no_gradient(unused, self.comm.rank)
 
@@ -206,10 +237,16 @@ class Overlapped(Strategy):
     def _expect_all(self) -> None:
         """A step begins."""
         self._next = 0
+        self._sample: tuple[Slot, float] | None = None
+        """A small gradient of this step and the largest number in it, when it was put in."""
         for slot in self._slots:
-            slot.is_filled = False
+            slot.gradient = None
         for bucket in self.buckets:
             bucket.missing = len(bucket.slots)
+
+
+def _largest(gradient: Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient, torch.inf))
 
 
 def views_of(flat: Tensor, parameters: Sequence[tuple[str, nn.Parameter]]) -> list[Tensor]:

@@ -140,18 +140,20 @@ class SharedMemory(Overlapped):
         self._let_go()
 
     def _copy_in(self, bucket: Bucket) -> None:
-        """Copies the gradients that are there into their bucket, and lets go of them.
+        """Copies the gradients that are there into their bucket, and lets go of them where it can.
 
-        The next layer's gradient will be in their memory, which is in the cache still: on `vgg11` this makes up for
-        most of what the copies cost.
+        The next layer's gradient will then be in their memory, which is in the cache still. Who looks at a gradient
+        before `step` finds it in this rank's row, through a tensor of its own, so that a write by it is noticed.
         """
         views, gradients = self._there[bucket.number]
         if views:
             torch._foreach_copy_(views, gradients)
         self._there[bucket.number] = ([], [])
-        for slot in bucket.slots:
-            if slot.is_filled:
-                slot.parameter.grad = slot.total
+        if self._in_place and self._buckets.keeps(bucket.number):
+            for slot in bucket.slots:
+                if slot.gradient is not None and slot.is_unchanged:
+                    slot.parameter.grad = slot.gradient = slot.view.data
+                    slot.version = slot.gradient._version
 
     def _find_out(self) -> None:
         """A step with copies, which tells whether the optimiser writes into what it is given."""
