@@ -229,6 +229,40 @@ def test_a_peer_that_has_left_is_noticed(pair: Callable[..., tuple[Headway, Head
         here.wait(here.all_of(READY)[1:], 1)
 
 
+class Eventful:
+    """Words with something that happens right after one of the looks at how far they have come."""
+
+    def __init__(self, words: Words, after: int, then: Callable[[], None]) -> None:
+        self._words, self._after, self._then = words, after, then
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._words, name)
+
+    def __getitem__(self, index: int) -> int:
+        return self._words[index]
+
+    def reached(self, index: int, value: int) -> bool:
+        """As of the words."""
+        found = self._words.reached(index, value)
+        self._after -= 1
+        if self._after == 0:
+            self._then()
+        return found
+
+
+def test_a_peer_may_leave_once_it_has_done_its_part(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+    here, there = pair()
+    here._spins = False
+
+    def end() -> None:
+        there.advance(READY)
+        there.leave()
+
+    # After the look that follows a sleep, and before the one at whether the peer is still there.
+    here._words = Eventful(here._words, 2, end)  # type: ignore[assignment]
+    here.wait(here.all_of(READY)[1:], 1)
+
+
 def test_a_peer_that_does_not_come_is_given_up(pair: Callable[..., tuple[Headway, Headway]]) -> None:
     here, _ = pair(timeout_s=3 * LOOK_AROUND_S)
     with pytest.raises(RankError, match="rank 0 waited 0 s for the gradients of rank 1"):

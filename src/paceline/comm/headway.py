@@ -104,16 +104,18 @@ class Headway:
                 raise Stopped
             self._words.sleep(word, now, LOOK_AROUND_S)
             if not self._words.reached(word, value):
-                self._look_around(word, time.monotonic() - since_s, thread)
+                self._look_around(word, value, time.monotonic() - since_s, thread)
         self._words.seen(word)
 
-    def _look_around(self, word: int, waited_s: float, thread: HeadwayThread | None) -> None:
+    def _look_around(self, word: int, value: int, waited_s: float, thread: HeadwayThread | None) -> None:
         for failure in (own.failure for own in self.threads if own is not thread):
             if failure is not None:
                 raise failure
         place = word * WORD_BYTES // LINE_BYTES
         peer = self._peers[place]
-        if self._words[_index(place, _LEFT)] or not peer.is_alive:
+        has_left = self.have_come([_index(place, _LEFT)], 1) or not peer.is_alive
+        # Looked at once more after that: it may have come to the value, and left, a moment ago.
+        if has_left and not self.have_come([word], value):
             raise _lost(f"rank {peer.rank} ended while rank {self._rank} waited for its gradients.")
         if thread is None and waited_s > self._timeout_s:
             raise _lost(f"rank {self._rank} waited {waited_s:.0f} s for the gradients of rank {peer.rank}.")
