@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -460,6 +461,45 @@ def test_there_may_be_more_servers_than_tensors(pool: Pool, max_norm: float | No
         assert not torch.equal(at_will[0], right[0])
         extra = pool.run(two_tensors_extra, 4, f"{AT_WILL},servers=3,extra=true", max_norm)
         torch.testing.assert_close(extra[0], right_alone)
+
+
+TIMEOUT_S = 1.0
+
+
+def one_stays_longer(comm: Comm, pause_s: float, steps: int) -> tuple[float, str]:
+    """Rank 0 leaves at once, rank 1 makes some slow steps; how long rank 0 waits for it, and what each gets to see."""
+    close_comm(comm)
+    ours = open_comm(range(2), device=comm.device, backend="gloo", timeout_s=TIMEOUT_S)
+    if ours is None:
+        return 0.0, ""
+    sync, message = Sync(make_model(), sgd, create(AT_WILL), ours, "local"), "nothing"
+    began_s = time.perf_counter()
+    try:
+        for _ in range(steps if ours.rank else 0):
+            time.sleep(pause_s)
+            sync.model(torch.randn(4, 6)).sum().backward()
+            sync.step()
+        sync.detach()
+    except RankError as error:
+        message = error.message
+        sync.strategy.abandon()
+    took_s = time.perf_counter() - began_s
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("paceline-server")]
+    close_comm(ours)
+    return took_s, message
+
+
+def test_a_server_stays_while_a_worker_trains(pool: Pool) -> None:
+    (waited_s, first), (_, second), *_ = pool.run(one_stays_longer, 4, 0.6 * TIMEOUT_S, 3)
+    assert waited_s > 1.5 * TIMEOUT_S
+    assert (first, second) == ("nothing", "nothing")
+
+
+def test_a_worker_that_keeps_silent_does_not_hold_a_server_for_ever(pool: Pool) -> None:
+    (waited_s, first), (_, second), *_ = pool.run(one_stays_longer, 4, 2.5 * TIMEOUT_S, 1)
+    assert TIMEOUT_S < waited_s < 2.4 * TIMEOUT_S
+    assert first == "rank 1 has kept silent for 1 s, and has not left the server."
+    assert second.startswith("rank 0 is gone, or has kept silent for too long")
 
 
 class Branching(nn.Module):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -14,6 +15,8 @@ from paceline.errors import RankError
 
 _VERY_LONG = timedelta(days=30)
 """A receive of Gloo that runs out of time ends all connections of its group."""
+_NEVER_SENT = 1_000_000
+"""A tag."""
 
 
 class Packet:
@@ -66,11 +69,16 @@ class Packet:
         """Starts sending it to some ranks; it must not be packed again before that has been waited for."""
         if self._wire is not self._whole:
             self._wire.copy_(self._whole)
-        return [PacketOnTheWay(dist.isend(self._wire, group_dst=rank, group=group, tag=tag), rank) for rank in ranks]
+        leaving = []
+        for rank in ranks:
+            with needing(rank):
+                leaving.append(PacketOnTheWay(dist.isend(self._wire, group_dst=rank, group=group, tag=tag), rank))
+        return leaving
 
     def receive(self, rank: int, group: dist.ProcessGroup, tag: int = 0) -> PacketOnTheWay:
         """Starts receiving it from a rank; its content counts once that has been waited for."""
-        return PacketOnTheWay(dist.irecv(self._wire, group_src=rank, group=group, tag=tag), rank, self)
+        with needing(rank):
+            return PacketOnTheWay(dist.irecv(self._wire, group_src=rank, group=group, tag=tag), rank, self)
 
     def _has_come(self) -> None:
         if self._wire is not self._whole:
@@ -88,17 +96,30 @@ class PacketOnTheWay:
     def wait(self) -> None:
         """Returns when it has been sent, or is there."""
         assert self._work is not None, "only a rank outside the group gets no handle"
-        try:
+        with needing(self._rank):
             self._work.wait()
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0].rpartition("] ")[2]
-            raise RankError(
-                f"rank {self._rank} is gone, or has kept silent for too long: {reason}.",
-                hint="its log says why; --timeout waits longer for one that is late",
-                peer_lost=True,
-            ) from error
         if self._expected is not None:
             self._expected._has_come()
+
+
+@contextmanager
+def needing(rank: int) -> Iterator[None]:
+    """Goes around a message to or from a rank: an error of Gloo's becomes one that names it."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].rpartition("] ")[2].partition(". ")[0].removesuffix(".")
+        raise RankError(
+            f"rank {rank} is gone, or has kept silent for too long: {reason}.",
+            hint="its log says why; --timeout waits longer for one that is late",
+            peer_lost=True,
+        ) from error
+
+
+def break_off(rank: int, group: dist.ProcessGroup) -> None:
+    """Ends all connections of a group that has this rank and others, so that threads that wait in one get an error."""
+    with suppress(RuntimeError):
+        group.recv([torch.zeros(1)], rank, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
 
 def receive_patiently(tensor: Tensor, rank: int, group: dist.ProcessGroup, tag: int = 0) -> Tensor:

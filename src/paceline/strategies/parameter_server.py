@@ -173,9 +173,11 @@ class ParameterServer(Strategy):
         self._forget()
 
     def close(self) -> None:
-        if self._exchange is not None:
-            self._exchange.close()
-        self._forget()
+        try:
+            if self._exchange is not None:
+                self._exchange.close()
+        finally:
+            self._forget()
 
     def _forget(self) -> None:
         self._exchange = self._server = None

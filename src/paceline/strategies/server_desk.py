@@ -5,14 +5,16 @@ from __future__ import annotations
 import enum
 import json
 import threading
-from collections.abc import Sequence
+import time
+import weakref
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm
-from paceline.comm.packet import Packet, receive_patiently
+from paceline.comm.packet import Packet, break_off, receive_patiently
 from paceline.comm.parcel import receive_parcel, send_parcel
 from paceline.comm.timed import TimedGroup
 from paceline.errors import RankError
@@ -24,7 +26,9 @@ from paceline.strategies.server_rounds import GRADIENTS, STATES, WEIGHTS, WORDS,
 ANSWERS = WORDS + 1
 """One more tag: what a worker is told before it gets weights."""
 POLL_S = 0.2
-"""How often a server on a rank of its own looks whether all have left."""
+"""How often a server looks whether all have left."""
+GRACE_S = 5.0
+"""How long workers have to hear that a server has failed, when its process ends."""
 
 
 class Say(enum.IntEnum):
@@ -54,24 +58,41 @@ class Desk:
         self._group = group
         self._device = comm.device
         self._timeout_s = comm.timeout_s
-        self._threads = [
-            threading.Thread(target=self._attend, args=(rank,), name=f"paceline-server-{rank}", daemon=True)
+        self._heard_s = {rank: time.monotonic() for rank in workers}
+        """When each worker has last said something."""
+        self._threads = {
+            rank: threading.Thread(target=self._attend, args=(rank,), name=f"paceline-server-{rank}", daemon=True)
             for rank in workers
-        ]
-        for thread in self._threads:
+        }
+        for thread in self._threads.values():
             thread.start()
+        weakref.finalize(self, end_threads, self._threads, untimed(group))  # At the latest when the process ends.
 
     def serve(self) -> None:
         """Stays until all workers have left; raises when it has failed, or one is lost."""
-        while any(thread.is_alive() for thread in self._threads):
+        while self._present:
             if self.master.has_failed.wait(POLL_S):
                 assert self.master.failure is not None
                 raise self.master.failure
 
     def close(self) -> None:
-        """Returns when all workers have left, or when one has kept silent for too long."""
-        for thread in self._threads:
-            thread.join(self._timeout_s)
+        """Returns when all workers have left; an error names one that has kept silent for too long."""
+        began_s = time.monotonic()
+        while present := self._present:
+            self._threads[present[0]].join(POLL_S)
+            silent_since_s, rank = min((max(began_s, self._heard_s[rank]), rank) for rank in present)
+            if time.monotonic() - silent_since_s > self._timeout_s and self._threads[rank].is_alive():
+                end_threads(self._threads, untimed(self._group), grace_s=0)
+                raise RankError(
+                    f"rank {rank} has kept silent for {self._timeout_s:g} s, and has not left the server.",
+                    hint="its log says why; --timeout waits longer, and every rank has to close",
+                    peer_lost=True,
+                )
+
+    @property
+    def _present(self) -> list[int]:
+        """The workers that have not left."""
+        return [rank for rank, thread in self._threads.items() if thread.is_alive()]
 
     def _attend(self, rank: int) -> None:
         """Serves one worker until it leaves."""
@@ -89,6 +110,7 @@ class Desk:
         word, quiet = blank_word(master), untimed(group)
         while True:
             receive_patiently(word, rank, quiet, WORDS)  # How long a worker computes is no traffic.
+            self._heard_s[rank] = time.monotonic()
             say, version, settings, used = read_word(word, master)
             if say is Say.LEAVE:
                 return
@@ -106,6 +128,19 @@ class Desk:
             else:
                 gradients.receive(rank, quiet, WEIGHTS).wait()
                 master.load(gradients.views, to_device(receive_parcel(rank, quiet, STATES), self._device))
+
+
+def end_threads(threads: Mapping[int, threading.Thread], group: dist.ProcessGroup, grace_s: float = GRACE_S) -> None:
+    """Leaves none in Gloo, by ending its connections if need be: a process that ends with one there is aborted."""
+    own, deadline_s = threading.current_thread(), time.monotonic() + grace_s
+    for thread in threads.values():
+        if thread is not own:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+    left = {rank: thread for rank, thread in threads.items() if thread is not own and thread.is_alive()}
+    if left:
+        break_off(next(iter(left)), group)
+    for thread in left.values():
+        thread.join(GRACE_S)
 
 
 def desk_of_its_own(link: Link, optimizer: torch.optim.Optimizer, comm: Comm, bound: Bound) -> Desk:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm.group import Comm
+from paceline.comm.packet import PacketOnTheWay, needing
 from paceline.comm.parcel import receive_parcel, send_parcel
 from paceline.errors import RankError, UsageError
 from paceline.strategies.base import MakeOptimizer, NamedParameters
@@ -31,8 +32,8 @@ class Errand:
         self._group = group
         self._answer = torch.zeros(len(Answer._fields), dtype=torch.int64)
         self._word = torch.zeros(2 + settings + len(link.names), dtype=torch.float64)
-        self._arriving: list[Any] = []
-        self._leaving: list[Any] = []
+        self._arriving: list[PacketOnTheWay] = []
+        self._leaving: list[PacketOnTheWay] = []
 
     def push(self, settings: Sequence[float], used: Sequence[bool]) -> None:
         """Starts sending gradients, and receiving weights for them."""
@@ -60,11 +61,18 @@ class Errand:
         """Tells the server what comes."""
         word = [float(what), float(self.version), *settings, *map(float, used)]
         self._word[: len(word)] = torch.tensor(word, dtype=torch.float64)
-        dist.send(self._word, group_dst=self.link.home, group=self._group, tag=WORDS)
+        with needing(self.link.home):
+            dist.send(self._word, group_dst=self.link.home, group=self._group, tag=WORDS)
+
+    def hear(self) -> dict[str, dict[str, Any]]:
+        """What the server sends by name."""
+        with needing(self.link.home):
+            return receive_parcel(self.link.home, untimed(self._group), STATES)
 
     def _expect(self) -> None:
         home, group = self.link.home, self._group
-        answer = dist.irecv(self._answer, group_src=home, group=group, tag=ANSWERS)
+        with needing(home):
+            answer = PacketOnTheWay(dist.irecv(self._answer, group_src=home, group=group, tag=ANSWERS), home)
         self._arriving, self._leaving = [answer, self.link.weights.receive(home, group, WEIGHTS)], []
 
 
@@ -142,7 +150,7 @@ class AtWill:
 
     def _failure_of(self, errand: Errand) -> RankError:
         errand.say(Say.WHY)
-        why = receive_parcel(errand.link.home, self._quiet, STATES)["why"]
+        why = errand.hear()["why"]
         message = f"the server on rank {errand.link.home} has failed: {why['reason']}"
         return RankError(message, detail=why["detail"], peer_lost=why["peer_lost"])
 
@@ -151,7 +159,7 @@ class AtWill:
         found: dict[str, dict[str, Any]] = {}
         for errand in self._errands:
             errand.say(Say.STATE)
-            found |= to_device(receive_parcel(errand.link.home, self._quiet, STATES), self._comm.device)
+            found |= to_device(errand.hear(), self._comm.device)
         for local in self._local:
             found |= local.desk.master.state()
         return found
@@ -168,7 +176,8 @@ class AtWill:
                 errand.say(Say.LOAD)
                 errand.link.give(errand.link.home, self._quiet)
                 own = {name: kept.get(name, {}) for name in errand.link.names}
-                send_parcel(own, errand.link.home, self._quiet, STATES)
+                with needing(errand.link.home):
+                    send_parcel(own, errand.link.home, self._quiet, STATES)
         self.finish()
 
     def figures(self) -> dict[str, Any]:
@@ -179,7 +188,7 @@ class AtWill:
         total = Ages()
         for errand in self._errands:
             errand.say(Say.FIGURES)
-            told = receive_parcel(errand.link.home, self._quiet, STATES)
+            told = errand.hear()
             total.add(Ages.of(json.loads(told["ages"]["json"])))
         for local in self._local:
             total.add(local.desk.master.ages)
@@ -199,7 +208,7 @@ class AtWill:
 
     def _leave(self) -> None:
         for errand in (*self._errands, *self._idle):
-            with suppress(RuntimeError):  # A server that is gone needs no farewell.
+            with suppress(RankError):  # A server that is gone needs no farewell.
                 errand.say(Say.LEAVE)
 
 

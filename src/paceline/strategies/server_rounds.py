@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm
-from paceline.comm.packet import Packet, PacketOnTheWay, receive_patiently
+from paceline.comm.packet import Packet, PacketOnTheWay, needing, receive_patiently
 from paceline.comm.parcel import receive_parcel, send_parcel
+from paceline.errors import RankError
 from paceline.plans.parameter_server import WORD_BYTES
 from paceline.records.timeline import Purpose
 from paceline.strategies.base import copies
@@ -217,7 +218,8 @@ class Rounds:
             said[: len(word)] = torch.tensor(word, dtype=torch.float64)
             for tensor in [said] if then is None else [said, then(link)]:
                 if tensor.numel():
-                    dist.send(tensor, group_dst=link.home, group=self._group, tag=WORDS)
+                    with needing(link.home):
+                        dist.send(tensor, group_dst=link.home, group=self._group, tag=WORDS)
 
     def finish(self) -> None:
         """A step leaves nothing in flight."""
@@ -252,7 +254,7 @@ class Rounds:
 
     def close(self) -> None:
         """Nothing goes on between steps; servers on ranks of their own may go."""
-        with suppress(RuntimeError):  # One that is gone needs no farewell.
+        with suppress(RankError):  # One that is gone needs no farewell.
             self._tell(LEAVE)
 
     def _clip(self, max_norm: float) -> None:
