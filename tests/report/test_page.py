@@ -316,6 +316,20 @@ def test_short_names_still_differ() -> None:
 
 
 @pytest.mark.parametrize(
+    ("most", "label"),
+    [
+        (34, "parameter_server:asynchronous=true"),
+        (30, "parameter_server:asynchronous"),
+        (18, "para…:asynchronous"),
+        (12, "parame…onous"),
+    ],
+)
+def test_a_label_keeps_what_tells_a_strategy_from_its_plain_self(most: int, label: str) -> None:
+    names = ["parameter_server", "parameter_server:asynchronous=true"]
+    assert short_names(names, most)[names[1]] == label
+
+
+@pytest.mark.parametrize(
     ("values", "written"),
     [
         ([0.01887, 0.03063], ["18.87", "30.63"]),

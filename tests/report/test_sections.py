@@ -25,8 +25,9 @@ from paceline.report.page import render
 from paceline.report.palette import OPERATIONS, PHASES, contrast
 from paceline.report.palette import PARTS as PART_COLOURS
 from paceline.report.scenes import MOST_RANKS
+from paceline.report.sections import SPLIT_PART
 from paceline.report.step_tables import bytes_rows, operation_rows, rank_split_rows, split_rows
-from paceline.report.why import why
+from paceline.report.why import PART, why
 
 STEP_S = {"single": 0.08, "none": 0.01, "allreduce": 0.05, "ddp": 0.04}
 
@@ -78,6 +79,10 @@ def test_every_reason_leads_to_the_number_that_it_rests_on(tmp_path: Path) -> No
         assert rest in page.shown
         assert reason.remedy in page.shown
     assert set(page.links) <= page.ids.keys(), "and no link leads nowhere"
+
+
+def test_every_reason_has_a_bar_in_the_colour_of_its_part() -> None:
+    assert {SPLIT_PART.get(part, part) for part in PART.values()} <= PART_COLOURS.keys()
 
 
 def test_the_parts_of_a_step(tmp_path: Path) -> None:

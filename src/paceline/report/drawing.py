@@ -17,7 +17,9 @@ Json = dict[str, Any]
 
 LABEL_SIZE = 12
 TITLE_SIZE = 13
-LONGEST_LABEL = 26
+LONGEST_LABEL = 30
+LEAST_OF_NAME = 4
+"""Letters of a strategy's name that are left before its options lose any."""
 LINE = 1.8
 MOST_POINTS = 600
 LEAST_POINTS = 40
@@ -43,9 +45,18 @@ def short_names(names: Sequence[str], most: int = LONGEST_LABEL) -> dict[str, st
 
 
 def shortened(name: str, most: int = LONGEST_LABEL) -> str:
-    """A name without its middle: strategies differ at the start, settings at the end."""
+    """A name that fits: options that are on lose their value, then the strategy loses its end, then all its middle.
+
+    Strategies differ at the start, settings at the end.
+    """
     name = name if len(name) <= most else name.replace("=true", "")
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
+    if len(name) <= most:
+        return name
+    strategy, colon, options = name.partition(":")
+    room = most - len(f"…:{options}")
+    if colon and room >= LEAST_OF_NAME:
+        return f"{strategy[:room]}…:{options}"
+    return f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
 
 
 def power(value: float) -> str:

@@ -11,6 +11,7 @@ from paceline.analysis.statistics import Estimate
 from paceline.report.columns import Cell, Column, comparison_columns
 from paceline.report.drawing import (
     LABEL_SIZE,
+    LONGEST_LABEL,
     Json,
     Panel,
     axis,
@@ -145,7 +146,7 @@ def _layout(
     """Panels beside each other, and below each other where there is no room."""
     across = min(across, len(columns))
     lines, tall = math.ceil(len(columns) / across), BAR_HEIGHT * len(rows)
-    names = short_names([row.contender.name for row in rows], 26 if across > 1 else 16)
+    names = short_names([row.contender.name for row in rows], LONGEST_LABEL if across > 1 else 18)
     left = 18 + round(7.2 * max(len(name) for name in names.values()))
     inside = lines * (tall + TITLE_HEIGHT) - TITLE_HEIGHT
     panels = grid(len(columns), across, gap_x=0.035, gap_y=TITLE_HEIGHT / inside)

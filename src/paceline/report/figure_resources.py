@@ -50,6 +50,8 @@ MOST_EPOCHS = 40
 MOST_COLLECTIONS = 100
 """Of one contender: the longest."""
 COLUMNS = 3
+LONGEST_NAME = 26
+"""Beside which there is room for how busy a host was."""
 PLOT_HEIGHT, INNER_GAP, GAP_HEIGHT, TOP, BOTTOM = 92, 14, 58, 30, 40
 BLOCK_HEIGHT = 2 * PLOT_HEIGHT + INNER_GAP
 SHADES = {"evaluation": 0.10, "checkpoint": 0.28}
@@ -228,7 +230,7 @@ def _layout(panels: Sequence[_Contents], unit: Unit, top: float, columns: int) -
     layout |= {"hovermode": "closest", "annotations": [], "shapes": []}
     last_s = max([0.1, *[t for panel in panels for curve in panel.cpu.values() for t in curve.times]])
     most = max([1.0, *[v / unit.scale for panel in panels for c in panel.memory.values() for v in c.values]])
-    names = short_names([panel.row.contender.name for panel in panels])
+    names = short_names([panel.row.contender.name for panel in panels], LONGEST_NAME)
     for number, (panel, place) in enumerate(zip(panels, places, strict=True)):
         at_left, at_bottom = number % columns == 0, number + columns >= len(panels)
         upper, lower = _halves(place)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.analysis.comparison import Comparison, Row
 from paceline.analysis.split import PARTS, Split
 from paceline.report.columns import TIMES, Unit, unit_for
-from paceline.report.drawing import LABEL_SIZE, Json, axis, base_layout, plain, rounded, short_names
+from paceline.report.drawing import LABEL_SIZE, LONGEST_LABEL, Json, axis, base_layout, plain, rounded, short_names
 from paceline.report.palette import PARTS as COLOURS
 from paceline.report.words import percent, seconds
 
@@ -22,6 +22,8 @@ BAR_HEIGHT, TOP, BOTTOM = 34, 8, 44
 RANK_HEIGHT = 24
 GAP = 0.6
 """Between the ranks of two contenders, in bars."""
+NARROW_LABEL = 18
+"""Letters of a name on a narrow screen."""
 LABEL_ROOM, NARROW_LABEL_ROOM = 1.12, 1.3
 """Axis length ÷ the longest bar, so that the figure behind it fits."""
 
@@ -41,20 +43,20 @@ def split(comparison: Comparison) -> Json | None:
     rows = [row for row in comparison.rows if row.split is not None]
     if not rows:
         return None
-    names = short_names([row.contender.name for row in rows])
-    views = [("On average", _means(rows, names), BAR_HEIGHT), ("By rank", _ranks(rows, names), RANK_HEIGHT)]
-    unit = unit_for([bar.split.step_s for bar in views[0][1]], TIMES)
+    wide, narrow = (short_names([row.contender.name for row in rows], most) for most in (LONGEST_LABEL, NARROW_LABEL))
+    views = [("On average", _means, BAR_HEIGHT), ("By rank", _ranks, RANK_HEIGHT)]
+    unit = unit_for([row.split.mean.step_s for row in rows if row.split is not None], TIMES)
     return {
         "title": "Where the time of a step goes",
         "data": [],
-        "sets": [bar_traces(bars, unit) for _, bars, _ in views],
+        "sets": [bar_traces(bars(rows, wide), unit) for _, bars, _ in views],
         "views": [
             {
                 "group": "",
                 "label": label,
                 "sets": [[number, "y"]],
-                "layout": bar_layout(bars, unit, height, LABEL_ROOM),
-                "narrow": bar_layout(bars, unit, height, NARROW_LABEL_ROOM),
+                "layout": bar_layout(bars(rows, wide), unit, height, LABEL_ROOM),
+                "narrow": bar_layout(bars(rows, narrow), unit, height, NARROW_LABEL_ROOM),
             }
             for number, (label, bars, height) in enumerate(views)
         ],

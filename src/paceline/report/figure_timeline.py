@@ -36,7 +36,7 @@ def timeline(comparison: Comparison) -> Json | None:
         return None
     scenes = [thinned(scene, MOST_BARS // len(scenes)) for scene in scenes]
     unit = unit_for([scene.length_s for scene in scenes], UNITS)
-    names = short_names([contender.name for contender in comparison.pool.contenders], 22)
+    names = short_names([contender.name for contender in comparison.pool.contenders])
     overview = _overview(scenes)
     chosen = [*([overview] if len(overview) > 1 else []), *[[number] for number in range(len(scenes))]]
     views = [_view(scenes, numbers, names, unit) for numbers in chosen]

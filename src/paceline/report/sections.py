@@ -33,7 +33,7 @@ from paceline.report.step_tables import (
 from paceline.report.why import PART, Reason, anchor, why
 from paceline.report.words import WARM_UP_COUNTS, listed, percent, seconds
 
-SPLIT_PART = {"stolen": "compute", "data": "other"}
+SPLIT_PART = {"stolen": "compute", "data": "other", "wait_s": "exposed"}
 """Of the parts that have a colour, the one that another belongs to."""
 
 
