@@ -66,7 +66,11 @@ def test_every_sample_is_trained_once_an_epoch(compared: tuple[dict[str, Any], E
         assert trained == SAMPLES
     logged = sum(event["samples"] for event in run.events_of("log"))
     assert logged == sum(float(steps["samples"].sum()) for steps in run.steps.values())
-    assert [event["epoch"] for event in run.events_of("epoch")] == [0, 1]
+    assert [(event["epoch"], event["step"]) for event in run.events_of("epoch")] == [(0, 48), (1, 96), (2, STEPS)]
+    warm_up, rest = run.events_of("log")
+    assert warm_up["epoch"] == 0
+    assert rest["epoch"] == 2
+    assert rest["epochs"] == [step // 48 for step in range(warm_up["step"], STEPS)]
 
 
 def test_the_ages_of_gradients_are_recorded_and_shown(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:

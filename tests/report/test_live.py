@@ -122,6 +122,15 @@ def test_half_an_event_waits_for_its_other_half(folder: RunFolder) -> None:
     assert out.getvalue().count("loss 1.2500") == 1
 
 
+def test_each_step_has_its_own_epoch_where_a_window_has_several(folder: RunFolder) -> None:
+    screen, out = console()
+    with Live(folder.path, screen):
+        events = EventWriter(folder)
+        events.write("log", **LOG | {"step": 21, "epoch": 3, "epochs": [2, 3]})
+        events.close()
+    assert out.getvalue().startswith("step     20  epoch   3  loss 2.5000")
+
+
 def test_a_workload_without_a_notion_of_right_has_no_accuracy(folder: RunFolder) -> None:
     screen, out = console()
     with Live(folder.path, screen):

@@ -140,10 +140,12 @@ class Live(Follower):
         rate = event["samples"] / event["wall_s"]
         accuracy = None if event["correct"] is None else event["correct"] / event["samples"]
         self._progress.update(self._task, figures=" ".join(_figures(event["losses"][-1], accuracy, rate)))
-        for step, loss in enumerate(event["losses"], start=event["step"] - len(event["losses"]) + 1):
+        epochs = event.get("epochs") or [event["epoch"]] * len(event["losses"])
+        first = event["step"] - len(event["losses"]) + 1
+        for step, (loss, epoch) in enumerate(zip(event["losses"], epochs, strict=True), start=first):
             if step % self._log_every == 0 or step == self._total:
                 shown = " ".join(_figures(loss, accuracy, rate))
-                self._print(f"step {step:>6}  epoch {event['epoch'] + 1:>3}  {shown}")
+                self._print(f"step {step:>6}  epoch {epoch + 1:>3}  {shown}")
 
     def _on_epoch(self, event: dict[str, Any]) -> None:
         self._progress.update(self._task, description=f"trained {plural(event['epoch'] + 1, 'epoch')}")

@@ -42,6 +42,8 @@ class Window:
 
     losses: list[float]
     """The global mean loss of each step; not a number where no rank knows it."""
+    epochs: list[int]
+    """The epoch of each."""
     samples: int
     correct: int | None
     wall_s: float
@@ -111,11 +113,12 @@ class Ledger:
             shares = torch.tensor([_shares(row) for _, row in rows], dtype=torch.float64)
             own.index_add_(0, torch.tensor([at - start for at, _ in rows]), shares)
         whole = comm.sum(own)
-        trained = whole[:, Shares._fields.index("samples")].nonzero()
-        whole = whole[: int(trained.max()) + 1 if len(trained) else 0]
-        losses, known, samples, correct, uncounted = whole.unbind(1)
+        filled = whole[:, Shares._fields.index("samples")].nonzero()
+        whole = whole[: int(filled.max()) + 1 if len(filled) else 0]
+        losses, known, samples, correct, uncounted, epochs, trained = whole.unbind(1)
         return Window(
             losses=(losses / known).tolist(),
+            epochs=(epochs / trained).int().tolist(),
             samples=int(samples.sum()),
             correct=None if uncounted.any() else int(correct.sum()),
             wall_s=comm.largest(wall_s),
@@ -146,9 +149,13 @@ class Shares(NamedTuple):
     correct: float
     uncounted: float
     """Not 0 where nobody counts right ones."""
+    epoch: float
+    trained: float
+    """1: a rank may train none of a step's shares, or several."""
 
 
 def _shares(row: StepRow) -> Shares:
     known = 0 if row.loss is None else row.samples
     uncounted = row.correct == NOT_COUNTED
-    return Shares((row.loss or 0.0) * known, known, row.samples, 0 if uncounted else row.correct, uncounted)
+    correct = 0 if uncounted else row.correct
+    return Shares((row.loss or 0.0) * known, known, row.samples, correct, uncounted, row.epoch, 1)

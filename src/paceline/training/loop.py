@@ -55,8 +55,8 @@ class Loop:
                 ended = trained < count
                 if trained:
                     step += trained
-                    self.windows.close(epoch, step)
-            self.report("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
+                    self.windows.close(step)
+            self._report_epoch(epoch, step)
             if step == before:
                 raise WorkloadError(f"the training data gave no batch in epoch {epoch + 1}.", hint=ONE_SHOT)
             if step == total or self.windows.over or (total is None and epoch + 1 == self.config.most_epochs):
@@ -66,7 +66,7 @@ class Loop:
     def _train_by_tickets(self, total: int | None) -> None:
         """Every rank trains what its tickets stand for; they wait for each other at the end of a window alone."""
         tickets, workers = Tickets(self.source, self.config.most_epochs, total), self.sync.ranks
-        step, epochs = 0, 0
+        step, epoch = 0, 0
         while not self.windows.over and not self._ended_everywhere(tickets):
             end = self.windows.end(step)
             if total is not None and total - end < (end - step) / 2:  # A short one at the end would mostly be waiting.
@@ -79,12 +79,14 @@ class Loop:
                     self.stopwatch.drop()
                     break
                 self._train_pieces(found.epoch, found.pieces, at=found.step)
-            step = self.windows.close(epochs, end)
-            ended = self.sync.comm.smallest(sum(epoch_end <= step for epoch_end in tickets.ends))
-            for epoch in range(epochs, ended):
-                divergence = self.sync.buffers.divergence()
-                self.report("epoch", epoch=epoch, step=tickets.ends[epoch], buffer_divergence=divergence)
-            epochs = ended
+            step = self.windows.close(end)
+            for epoch_end in self.windows.epoch_ends[epoch:]:
+                self._report_epoch(epoch, epoch_end)
+                epoch += 1
+        self._report_epoch(epoch, step)
+
+    def _report_epoch(self, epoch: int, step: int) -> None:
+        self.report("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
 
     def _ended_everywhere(self, tickets: Tickets) -> bool:
         """Whether no rank has anything left to train."""

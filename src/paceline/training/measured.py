@@ -138,7 +138,7 @@ class MeasuredSync(AssignedSync):
         self._ledger.end_step(EPOCH, self._stopwatch.end())
         step = self.steps_done + 1
         if step == self._window_end or step == self._steps:
-            self._windows.close(EPOCH, step)
+            self._windows.close(step)
             self._window_end = self._windows.end(step)
             self._windows.open()
         self.count_step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -38,6 +39,8 @@ class Windows:
     ) -> None:
         self.times: list[WindowTime] = []
         """What was timed so far."""
+        self.epoch_ends: list[int] = []
+        """The steps at which epochs have ended, once a step of the next one is in a window."""
         self._sync = sync
         self._ledger = ledger
         self._log_every = log_every
@@ -95,7 +98,7 @@ class Windows:
             self._profiler.before(self._step)
         self._began_s = time.perf_counter()
 
-    def close(self, epoch: int, step: int) -> int:
+    def close(self, step: int) -> int:
         """The clock stops when nothing is in flight any more; only then do ranks exchange what they trained.
 
         Returns the steps trained so far: fewer than asked for where the data has ended.
@@ -111,6 +114,7 @@ class Windows:
         profiled = self._close_profile(step)
         window = self._ledger.close_window(wall_s, self._sync.comm, start, step)
         step = self._step = start + len(window.losses)
+        self._note_epochs(start, window.epochs)
         if self._sync.payload is not None:
             self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up)
         self.times.append(WindowTime(len(window.losses), window.wall_s, profiled))
@@ -119,15 +123,21 @@ class Windows:
             self._logs_per_window = max(1, min(MOST_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
         self._report(
             "log",
-            epoch=epoch,
+            epoch=window.epochs[-1],
             step=step,
             wall_s=window.wall_s,
             losses=window.losses,
             samples=window.samples,
             correct=window.correct,
+            **({"epochs": window.epochs} if window.epochs[0] != window.epochs[-1] else {}),
             **({"profiled": True} if profiled else {}),
         )
         return step
+
+    def _note_epochs(self, start: int, epochs: Sequence[int]) -> None:
+        for step, epoch in enumerate(epochs, start):
+            if epoch > len(self.epoch_ends):
+                self.epoch_ends.append(step)
 
     def finish(self) -> None:
         """The run ends after the last window."""
