@@ -55,6 +55,8 @@ class Sender:
         self._is_timed = False
         self._is_closed = False
         self._error: BaseException | None = None
+        self.has_raised = False
+        """Whether somebody who waited was told of an error."""
         self._thread = threading.Thread(target=self._run, name="paceline-sender", daemon=True)
         self._thread.start()
 
@@ -79,13 +81,12 @@ class Sender:
 
     def wait(self, slices: Sequence[Slice]) -> None:
         """Returns when all of them hold the sum; raises where one never will."""
-        for one in slices:
-            if one.work is None:
-                with self._changed:
-                    self._changed.wait_for(lambda one=one: one.work is not None or self._is_over)  # type: ignore[misc]
-            if one.work is None:
-                raise self._error or RuntimeError("the sender was closed with slices still to be sent")
-            one.work.wait()
+        try:
+            for one in slices:
+                self._wait_for(one)
+        except BaseException:
+            self.has_raised = True
+            raise
 
     def close(self) -> None:
         """Ends the thread. What is under way is waited for, but not for long."""
@@ -97,13 +98,16 @@ class Sender:
         self._groups = []
 
     @property
-    def has_failed(self) -> bool:
-        """Whether an operation ended in an error."""
-        return self._error is not None
-
-    @property
     def _is_over(self) -> bool:
-        return self._is_closed or self.has_failed
+        return self._is_closed or self._error is not None
+
+    def _wait_for(self, one: Slice) -> None:
+        if one.work is None:
+            with self._changed:
+                self._changed.wait_for(lambda: one.work is not None or self._is_over)
+        if one.work is None:
+            raise self._error or RuntimeError("the sender was closed with slices still to be sent")
+        one.work.wait()
 
     def _run(self) -> None:
         under_way: deque[dist.Work] = deque()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
+
+from paceline.strategies.waiting import tensors_in
 
 
 class FirstUses:
@@ -71,7 +73,7 @@ class _Watching(TorchFunctionMode):
         self._seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in _tensors_in((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             self._seen(tensor)
         return func(*args, **(kwargs or {}))
 
@@ -81,14 +83,3 @@ def can_watch(model: nn.Module) -> bool:
     compiler = sys.modules.get("torch._dynamo.eval_frame")  # To import it takes a second.
     compiled = (torch.jit.ScriptModule, *([compiler.OptimizedModule] if compiler is not None else []))
     return not any(isinstance(m, compiled) or m._compiled_call_impl is not None for m in model.modules())
-
-
-def _tensors_in(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        for value in values.values():
-            yield from _tensors_in(value)
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _tensors_in(value)

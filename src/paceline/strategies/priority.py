@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,8 +17,9 @@ from paceline.plans.priority import blocks, schedule, slices
 from paceline.strategies.base import State
 from paceline.strategies.first_use import FirstUses, can_watch
 from paceline.strategies.overlapped import Bucket, Overlapped, Slot
+from paceline.strategies.waiting import can_wait, release, wait
 
-_ANOTHER_WAY = "use bucketed for a model whose forward takes another way each time, and call the model, not its parts"
+_UNSEEN = "use bucketed: code that takes weights past the functions of torch cannot be made to wait for them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,10 @@ class Priority(Overlapped):
         they come and waits for all of them before the next step. Here `step` returns at once. A thread of its own
         sends slices, and of those that backward has filled the one that forward needs first. When forward comes to
         a layer, it waits for that layer's slices alone, then the optimiser steps that layer alone. So gradients travel
-        behind forward as well as backward. Gloo sends first in, first out, so the thread hands over few slices at a
-        time. Ranks must start the same slices in the same order: they agree on one, made of when each had its slices
-        full (the latest counts) and how long slices take, after the first steps and ever more seldom then.
+        behind forward as well as backward. Whoever else reads a weight, in any order, has it updated first too. Gloo
+        sends first in, first out, so the thread hands over few slices at a time. Ranks must start the same slices in
+        the same order: they agree on one, made of when each had its slices full (the latest counts) and how long
+        slices take, after the first steps and ever more seldom then.
 
     Who sends what to whom (time runs to the right; ▒ is waiting, u the update, in `priority` layer by layer in forward)
         ddp        [bwd 4][bwd 3][bwd 2][bwd 1]▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒[u][fwd 1][fwd 2][fwd 3][fwd 4][bwd 4]
@@ -66,15 +67,16 @@ class Priority(Overlapped):
 
     When to use it
         On slow links between hosts, where `ddp` leaves much communication exposed, and above all for models that have
-        most of their weights in their last layers. On four emulated hosts of half a core and 1 Gbit/s (vgg11, 16 images
-        a rank), where `ddp` has 55% of its step exposed, a step takes 0.62 s instead of 0.70 (`none`: 0.25).
+        most of their weights in their last layers; docs/results.md has such a case, with its conditions.
 
     When not
         On one host, or where communication hides behind backward already: the slices, the thread and the updates in
         parts only cost. With clipping (max_norm) the norm is known when all has arrived: it is right, but then nothing
         travels behind forward; nor does it in compiled and scripted models, which cannot be waited for layer by layer.
-        Not with optimisers that look at more than one parameter at a time (LBFGS) or count steps for all of them.
-        Between steps a parameter may still have its old value: read weights inside `with sync.agreed():`.
+        Not with optimisers that look at more than one parameter at a time (LBFGS) or count steps for all of them; one
+        that keeps gradients has to copy them, for the memory is filled anew in each step. A weight's update is made
+        when a function of torch is given it: for memory that is read past them (an alias made before, a kernel of your
+        own), and for other threads, put `with sync.agreed():` around what reads.
 
     Source
         Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training" (P3), MLSys 2019.
@@ -92,6 +94,7 @@ class Priority(Overlapped):
         self._slice_bytes = int(self.options.slice_mb * MIB)
         self._gates: list[RemovableHandle] = []
         self._first_uses: FirstUses | None = None
+        self._settlers: list[Callable[[], None]] = []
         self._is_gated = False
         """Whether forward is known to wait for each parameter before its first use."""
         self._steps = 0
@@ -108,8 +111,10 @@ class Priority(Overlapped):
         if self.comm.world_size > 1:
             self._cut()
             self._sender = Sender(self.comm, self.options.window)
-            if can_watch(model) and isinstance(self.optimizer, torch.optim.Optimizer):
-                self._first_uses = FirstUses(model, [parameter for _, parameter in self.parameters], self._set_gates)
+            parameters = [parameter for _, parameter in self.parameters]
+            can_all_wait = can_watch(model) and all(map(can_wait, parameters))
+            if can_all_wait and isinstance(self.optimizer, torch.optim.Optimizer):
+                self._first_uses = FirstUses(model, parameters, self._set_gates)
         return model
 
     def step(self, max_norm: float | None = None) -> None:
@@ -131,6 +136,9 @@ class Priority(Overlapped):
         else:
             self.comm.agreed()
             self._settings = [_settings(group) for group in self.optimizer.param_groups]
+            for block, settle in zip(self.buckets, self._settlers, strict=True):
+                for slot in block.slots:
+                    wait(slot.parameter, settle)
         if _is_power_of_two(self._steps - 1):
             self._agree_on_order()
 
@@ -143,18 +151,23 @@ class Priority(Overlapped):
 
     def close(self) -> None:
         try:
-            # After an error peers may never come.
-            if self._sender is not None and not self._sender.has_failed and sys.exc_info()[0] is None:
+            if self._sender is not None and not self._sender.has_raised:
                 self.finish()
         finally:
-            if self._sender is not None:
-                self._sender.close()
-            if self._first_uses is not None:
-                self._first_uses.close()
-            for gate in getattr(self, "_gates", []):
-                gate.remove()
-            self._sender, self._first_uses, self._gates, self._parts = None, None, [], []
-            super().close()
+            self.abandon()
+
+    def abandon(self) -> None:
+        for slot in self._slots:
+            release(slot.parameter)
+        if self._sender is not None:
+            self._sender.close()
+        if self._first_uses is not None:
+            self._first_uses.close()
+        for gate in self._gates:
+            gate.remove()
+        self._sender, self._first_uses = None, None
+        self._gates, self._settlers, self._parts = [], [], []
+        super().close()
 
     def launch(self, bucket: Bucket) -> None:
         assert self._sender is not None
@@ -183,10 +196,7 @@ class Priority(Overlapped):
     def _fill(self, slot: Slot, gradient: Tensor) -> None:
         self._begin_sending()
         if slot.bucket.number in self._late:
-            raise WorkloadError(
-                f"{slot.name} was used before its last update: forward went another way than in the first step.",
-                hint=_ANOTHER_WAY,
-            )
+            raise _used_unseen(slot)
         super()._fill(slot, gradient)
 
     def _count(self, bucket: Bucket) -> None:
@@ -209,7 +219,11 @@ class Priority(Overlapped):
     # Forward: layer by layer, what has arrived becomes an update.
 
     def _set_gates(self, uses: dict[int, nn.Module]) -> None:
-        """Has forward wait for a block where the first of its parameters is used; at its start where none was seen."""
+        """Has forward wait for a block where the first of its parameters is used; at its start where none was seen.
+
+        Weights would wait by themselves. But so those that nothing of torch reads are waited for too, and what
+        forward calls, as compiled functions, meets plain parameters.
+        """
         behind: dict[nn.Module, set[int]] = {}
         for position, slot in enumerate(self._slots):
             behind.setdefault(uses.get(position, self.model), set()).add(slot.bucket.number)
@@ -220,14 +234,21 @@ class Priority(Overlapped):
         for position, slot in enumerate(self._slots):
             needed[slot.bucket.number] = min(needed[slot.bucket.number], places.get(position, 0))
         self._needed = list(needed.values())
+        self._settlers = [self._settler(block.number) for block in self.buckets]
         self._is_gated = True
 
-    def _gate(self, numbers: set[int]) -> Any:
-        def wait(_: nn.Module, __: Any) -> None:
+    def _gate(self, numbers: set[int]) -> Callable[[nn.Module, Any], None]:
+        def gate(_: nn.Module, __: Any) -> None:
             if self._pending:
                 self._settle(numbers & self._pending)
 
-        return wait
+        undisturbed: Callable[[nn.Module, Any], None] = torch.compiler.disable(gate)
+        return undisturbed
+
+    def _settler(self, number: int) -> Callable[[], None]:
+        """Settles a block for whoever reads one of its weights: it need not be forward, nor in the usual order."""
+        settle: Callable[[], None] = torch.compiler.disable(lambda: self._settle({number}))
+        return settle
 
     def _settle(self, numbers: Iterable[int]) -> None:
         """Waits for some blocks, and lets the optimiser step their parameters alone."""
@@ -236,14 +257,14 @@ class Priority(Overlapped):
         if not groups:
             return
         whole, self.optimizer.param_groups = self.optimizer.param_groups, groups
-        self.updating = self._steps
+        before, self.updating = self.updating, self._steps
         try:
             # Forward may be one of half precision, or one that nobody wants gradients of.
             with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
                 self.optimizer.step()
         finally:
             self.optimizer.param_groups = whole
-            self.updating = None
+            self.updating = before
             for slot in taken:
                 slot.parameter.grad = None
 
@@ -258,6 +279,10 @@ class Priority(Overlapped):
         self._pending = self._pending - {block.number for block in due}
         used = {slot.name for slot, is_used in zip(self._slots, self._used, strict=True) if is_used}
         taken = [slot for block in due for slot in block.slots if slot.name in used]
+        for slot in (slot for block in due for slot in block.slots):
+            release(slot.parameter)
+            if slot.parameter.grad is not None:
+                raise _used_unseen(slot)
         for slot in taken:
             slot.parameter.grad = slot.view
         return taken
@@ -299,6 +324,11 @@ class Priority(Overlapped):
             busy_s / sum(sizes),
         )
         self._in_turn = [parts[place][1] for place in order]
+
+
+def _used_unseen(slot: Slot) -> WorkloadError:
+    """The error for a weight that has a new gradient before its last update."""
+    return WorkloadError(f"{slot.name} was used before its last update.", hint=_UNSEEN)
 
 
 _LISTS = ("params", "param_names")
