@@ -70,6 +70,13 @@ def build(options_type: type[Options], values: dict[str, str], owner: str) -> Op
     return options_type(**converted)
 
 
+def check_positive(owner: str, options: object, *names: str) -> None:
+    """Refuses options of 0 or less, and what is no number."""
+    for name in names:
+        if not getattr(options, name) > 0:
+            raise UsageError(f"{owner}:{name} is {getattr(options, name)}.", hint="it has to be more than 0")
+
+
 _TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
 
 

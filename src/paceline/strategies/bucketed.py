@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch.distributed as dist
 from torch import nn
 
-from paceline.errors import UsageError
 from paceline.plans.buckets import MIB
+from paceline.specs import check_positive
 from paceline.strategies.overlapped import Bucket, Overlapped
 
 
@@ -23,9 +23,7 @@ class BucketedOptions:
     """The same of the first bucket: a small one sets out early."""
 
     def __post_init__(self) -> None:
-        for name in ("bucket_mb", "first_mb"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"bucketed:{name} is {getattr(self, name)}.", hint="it has to be more than 0")
+        check_positive("bucketed", self, "bucket_mb", "first_mb")
 
 
 class Bucketed(Overlapped):
@@ -51,11 +49,13 @@ class Bucketed(Overlapped):
         cost some microseconds for each parameter.
 
     When to use it
-        To see how `ddp` works, and as the base for a scheme of your own: `strategies/overlapped.py` has the buckets,
-        this file what becomes of them.
+        To see how `ddp` works, and as the base for a scheme of your own: `strategies/overlapped.py` has the hooks,
+        `strategies/buckets.py` the memory, this file what becomes of a full bucket.
 
     When not
-        For models of very many small parameters: `ddp` runs its hooks in C++.
+        For models of very many small parameters: `ddp` runs its hooks in C++. For loops that change gradients between
+        backward and `step`, which refuses it: they have been sent by then. Optimisers that keep gradients beyond their
+        step have to copy what they keep, since the next step fills the same memory.
 
     Source
         Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.

@@ -13,8 +13,8 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import UsageError
 from paceline.plans.classic import DEFAULT_BUCKET_MB
+from paceline.specs import check_positive
 from paceline.strategies.base import Strategy
 
 # The loop owns BatchNorm, so DDP shall not broadcast buffers. The switch has another name since torch 2.13.
@@ -36,8 +36,7 @@ class DdpOptions:
     """Promise that every step uses the same parameters in the same way, which lets DDP plan once."""
 
     def __post_init__(self) -> None:
-        if self.bucket_mb <= 0:
-            raise UsageError(f"ddp:bucket_mb is {self.bucket_mb}.", hint="it has to be more than 0")
+        check_positive("ddp", self, "bucket_mb")
 
 
 class Ddp(Strategy):

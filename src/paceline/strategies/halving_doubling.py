@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from paceline.comm.halving_doubling import halving_doubling_all_reduce
-from paceline.errors import UsageError
+from paceline.specs import check_positive
 from paceline.strategies.packed import Packed
 
 
@@ -20,8 +20,7 @@ class HalvingDoublingOptions:
     """KiB of a message: while one is added up, the next is on the wire. Smaller ones overlap more and cost more."""
 
     def __post_init__(self) -> None:
-        if not self.segment_kb > 0:
-            raise UsageError(f"halving_doubling:segment_kb is {self.segment_kb}.", hint="it has to be more than 0")
+        check_positive("halving_doubling", self, "segment_kb")
 
 
 class HalvingDoubling(Packed):

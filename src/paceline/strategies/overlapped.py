@@ -1,4 +1,4 @@
-"""What strategies share whose gradients travel while backward computes: buckets, and the hooks that fill them."""
+"""What strategies share whose gradients travel while backward computes: hooks that fill buckets, and their order."""
 
 from __future__ import annotations
 
@@ -6,56 +6,23 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from paceline.comm.flat import flat_view
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB, cut
 from paceline.strategies.base import Strategy, no_gradient, sparse_gradient
+from paceline.strategies.buckets import Bucket, Slot, make_buckets
+
+__all__ = ["Bucket", "Overlapped", "Slot"]
 
 _TWICE = "put `with sync.accumulate():` around all backward passes of a step but the last"
 _LATE = "clip by sync.step(max_norm=…), change gradients in a parameter.register_hook(…), or use ddp, which waits first"
 _SMALL = 4096
 """So many numbers are looked at in a few microseconds."""
-
-
-@dataclass(eq=False)
-class Bucket:
-    """Gradients that travel together, in one piece of memory."""
-
-    number: int
-    flat: Tensor
-    slots: list[Slot]
-    missing: int = 0
-    """Gradients of this step that are still to come."""
-
-
-@dataclass(eq=False)
-class Slot:
-    """Where the gradient of one parameter goes."""
-
-    name: str
-    parameter: nn.Parameter
-    bucket: Bucket
-    view: Tensor
-    """Its part of the bucket, laid out as the parameter is."""
-    total: Tensor
-    """Its part of the sum, which the optimiser is given."""
-    gradient: Tensor | None = None
-    """The parameter's gradient of this step, once it was put in; what becomes of it after that does not travel."""
-    version: int = 0
-    """Torch's count of writes into it, by then."""
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether the gradient is still the one that was put in."""
-        sent = self.gradient
-        return sent is None or (self.parameter.grad is sent and sent._version == self.version)
 
 
 class Overlapped(Strategy):
@@ -72,19 +39,6 @@ class Overlapped(Strategy):
     first_bucket_bytes: int = MIB
     """The first bucket is small, so that the wire has something to do early."""
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        self._travels = True
-        self._order: list[int] | None = []
-        self._hooks: list[RemovableHandle] = []
-        self.buckets: list[Bucket] = []
-        self._slots: list[Slot] = []
-        """One for each parameter, as those are ordered."""
-        if self.comm.world_size > 1:
-            self._pack(range(len(self.parameters) - 1, -1, -1))
-            for position, (_, parameter) in enumerate(self.parameters):
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(position)))
-        return model
-
     @abstractmethod
     def launch(self, bucket: Bucket) -> None:
         """Starts adding up a full bucket over the ranks; called in the same order on all of them."""
@@ -93,21 +47,24 @@ class Overlapped(Strategy):
     def arrive(self, bucket: Bucket) -> None:
         """Returns when the bucket holds the sum."""
 
-    def put(self, slot: Slot, gradient: Tensor) -> None:
-        """Puts a gradient into its bucket, divided by the number of ranks."""
-        torch.mul(gradient, self._share, out=slot.view)
+    # A step: hooks fill buckets while backward runs, then `step` waits for them.
 
-    def memory(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
-        """A flat tensor for each bucket, of so many items, of the kind of a parameter in it."""
-        return [torch.zeros(count, dtype=one.dtype, device=one.device) for count, one in zip(items, like, strict=True)]
-
-    def packed(self, sizes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
-        """The places of the gradients that each bucket holds; they come in the order in which backward fills them."""
-        return cut(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
-
-    def sums(self, memory: list[Tensor]) -> list[Tensor]:
-        """Where each bucket's sum will be: in the bucket itself, unless told otherwise."""
-        return memory
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._travels = True
+        """Whether the micro-batch is the last one of its step."""
+        self._order: list[int] | None = []
+        """Parameters in the order in which the first backward pass had their gradients; None when that is known."""
+        self._hooks: list[RemovableHandle] = []
+        self.buckets: list[Bucket] = []
+        self._slots: list[Slot] = []
+        """One for each parameter, as those are ordered."""
+        self._sample: tuple[Slot, float] | None = None
+        """A small gradient of this step, and the largest number in it when it was put in."""
+        if self.comm.world_size > 1:
+            self._pack(range(len(self.parameters) - 1, -1, -1))
+            for position, (_, parameter) in enumerate(self.parameters):
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(position)))
+        return model
 
     @contextmanager
     def microbatch(self, last: bool) -> Iterator[None]:
@@ -116,28 +73,6 @@ class Overlapped(Strategy):
             yield
         finally:
             self._travels = before
-
-    def step(self, max_norm: float | None = None) -> None:
-        if self.comm.world_size > 1:
-            used = self._complete()
-            for bucket in self.buckets:
-                self.arrive(bucket)
-            for slot, is_used in zip(self._slots, used, strict=True):
-                slot.parameter.grad = slot.total if is_used else None
-            self._expect_all()
-        elif not self.allow_unused:
-            self._refuse_unused()
-        self.update(max_norm)
-        if self._order is not None and self.comm.world_size > 1:
-            self._reorder(self._order)
-        self._order = None
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        self._unpack()
-        super().close()
 
     def _hook(self, position: int) -> Callable[[Tensor], None]:
         def ready(parameter: Tensor) -> None:
@@ -158,7 +93,7 @@ class Overlapped(Strategy):
         self.put(slot, gradient)
         slot.gradient, slot.version = gradient, gradient._version
         if self._sample is None and gradient.numel() <= _SMALL and gradient.device.type == "cpu":
-            self._sample = slot, _largest(gradient)
+            self._sample = slot, slot.largest
         self._count(slot.bucket)
 
     def _count(self, bucket: Bucket) -> None:
@@ -167,6 +102,21 @@ class Overlapped(Strategy):
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self.launch(self.buckets[self._next])
             self._next += 1
+
+    def step(self, max_norm: float | None = None) -> None:
+        if self.comm.world_size > 1:
+            used = self._complete()
+            for bucket in self.buckets:
+                self.arrive(bucket)
+            for slot, is_used in zip(self._slots, used, strict=True):
+                slot.parameter.grad = slot.total if is_used else None
+            self._expect_all()
+        elif not self.allow_unused:
+            self._refuse_unused()
+        self.update(max_norm)
+        if self._order is not None and self.comm.world_size > 1:
+            self._reorder(self._order)
+        self._order = None
 
     def _complete(self) -> list[bool]:
         """Sees to parameters that the last backward pass did not reach; returns which have a gradient on any rank."""
@@ -186,19 +136,44 @@ class Overlapped(Strategy):
         return [bool(flag) for flag in self.comm.any_of(torch.tensor(filled, dtype=torch.uint8)).tolist()]
 
     def _refuse_changed(self) -> None:
-        """A gradient that was changed after it set out would be lost without a word."""
+        """A gradient that was changed after it had set out would be lost without a word."""
         changed = [slot for slot in self._slots if not slot.is_unchanged]
-        if self._sample is not None:  # Torch does not count what its GradScaler writes, into all gradients.
-            slot, largest = self._sample
-            if slot.gradient is not None and not math.isnan(largest) and _largest(slot.gradient) != largest:
-                changed.append(slot)
-        for slot in changed:
-            raise WorkloadError(f"the gradient of {slot.name} was changed after backward had sent it.", hint=_LATE)
+        if self._sample is not None and not changed:  # Torch does not count what its GradScaler writes, into all.
+            slot, before = self._sample
+            changed = [slot] if slot.largest != before and not math.isnan(before) else []
+        if changed:
+            name = changed[0].name
+            raise WorkloadError(f"the gradient of {name} was changed after backward had sent it.", hint=_LATE)
 
     def _refuse_unused(self) -> None:
         unused = [name for name, parameter in self.parameters if parameter.grad is None]
         if unused:
             raise no_gradient(unused, self.comm.rank)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._unpack()
+        super().close()
+
+    # Buckets: which gradients are in which, and where. A scheme may have its own memory for them.
+
+    def put(self, slot: Slot, gradient: Tensor) -> None:
+        """Puts a gradient into its bucket, divided by the number of ranks."""
+        torch.mul(gradient, self._share, out=slot.view)
+
+    def packed(self, sizes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
+        """The places of the gradients that each bucket holds; they come in the order in which backward fills them."""
+        return cut(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
+
+    def memory(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+        """A flat tensor for each bucket, of so many items, of the kind of a parameter in it."""
+        return [torch.zeros(count, dtype=one.dtype, device=one.device) for count, one in zip(items, like, strict=True)]
+
+    def sums(self, memory: list[Tensor]) -> list[Tensor]:
+        """Where each bucket's sum will be: in the bucket itself, unless told otherwise."""
+        return memory
 
     def _reorder(self, seen: Sequence[int]) -> None:
         """Packs anew in the order that rank 0's first backward pass had; what it did not reach comes last."""
@@ -212,18 +187,12 @@ class Overlapped(Strategy):
         self._unpack()
         parameters = [self.parameters[position] for position in order]
         kinds = [(parameter.dtype, parameter.device) for _, parameter in parameters]
-        sizes = [parameter.nbytes for _, parameter in parameters]
-        packed = self.packed(sizes, kinds)
+        packed = self.packed([parameter.nbytes for _, parameter in parameters], kinds)
         members = [[parameters[place] for place in bucket] for bucket in packed]
         items = [sum(parameter.numel() for _, parameter in bucket) for bucket in members]
         memory = self.memory(items, [bucket[0][1] for bucket in members])
-        self.buckets = [Bucket(number, flat, []) for number, flat in enumerate(memory)]
-        slots = dict[str, Slot]()
-        for bucket, inside, flat in zip(self.buckets, members, self.sums(memory), strict=True):
-            views, totals = views_of(bucket.flat, inside), views_of(flat, inside)
-            for (name, parameter), view, total in zip(inside, views, totals, strict=True):
-                slots[name] = Slot(name, parameter, bucket, view, total)
-                bucket.slots.append(slots[name])
+        self.buckets = make_buckets(members, memory, self.sums(memory))
+        slots = {slot.name: slot for bucket in self.buckets for slot in bucket.slots}
         self._slots = [slots[name] for name, _ in self.parameters]
         self._share = 1 / self.comm.world_size
         self._expect_all()
@@ -237,25 +206,8 @@ class Overlapped(Strategy):
     def _expect_all(self) -> None:
         """A step begins."""
         self._next = 0
-        self._sample: tuple[Slot, float] | None = None
-        """A small gradient of this step and the largest number in it, when it was put in."""
+        self._sample = None
         for slot in self._slots:
             slot.gradient = None
         for bucket in self.buckets:
             bucket.missing = len(bucket.slots)
-
-
-def _largest(gradient: Tensor) -> float:
-    return float(torch.linalg.vector_norm(gradient, torch.inf))
-
-
-def views_of(flat: Tensor, parameters: Sequence[tuple[str, nn.Parameter]]) -> list[Tensor]:
-    """The part of a bucket for each parameter, in the memory layout that its gradient has too."""
-    parts = flat.split([parameter.numel() for _, parameter in parameters])
-    return [_laid_out_as(parameter, part) for (_, parameter), part in zip(parameters, parts, strict=True)]
-
-
-def _laid_out_as(parameter: Tensor, part: Tensor) -> Tensor:
-    if flat_view(parameter.detach()) is None:  # It has holes, or overlaps itself.
-        return part.view(parameter.shape)
-    return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())

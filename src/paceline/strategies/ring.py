@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from paceline.comm.ring import ring_all_reduce
-from paceline.errors import UsageError
+from paceline.specs import check_positive
 from paceline.strategies.packed import Packed
 
 
@@ -20,8 +20,7 @@ class RingOptions:
     """KiB of a message: while one is added up, the next is on the wire. Smaller ones overlap more and cost more."""
 
     def __post_init__(self) -> None:
-        if not self.segment_kb > 0:
-            raise UsageError(f"ring:segment_kb is {self.segment_kb}.", hint="it has to be more than 0")
+        check_positive("ring", self, "segment_kb")
 
 
 class Ring(Packed):
