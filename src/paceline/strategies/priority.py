@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.comm.sender import Sender, Slice
-from paceline.errors import UsageError, WorkloadError
+from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB
 from paceline.plans.priority import blocks, schedule, slices
+from paceline.specs import check_positive
 from paceline.strategies.base import State
 from paceline.strategies.first_use import FirstUses, can_watch
 from paceline.strategies.overlapped import Bucket, Overlapped, Slot
@@ -33,10 +34,7 @@ class PriorityOptions:
     urgent ones pass sooner."""
 
     def __post_init__(self) -> None:
-        if not self.slice_mb > 0:
-            raise UsageError(f"priority:slice_mb is {self.slice_mb}.", hint="it has to be more than 0")
-        if self.window < 1:
-            raise UsageError(f"priority:window is {self.window}.", hint="it has to be 1 or more")
+        check_positive("priority", self, "slice_mb", "window")
 
 
 class Priority(Overlapped):
