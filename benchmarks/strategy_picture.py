@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.statistics import Estimate
 
-WIDTH, NAMES, FIGURES, ROW, HEAD, FOOT, GAP = 590, 215, 112, 22, 46, 30, 24
+WIDTH, NAMES, FIGURES, ROW, HEAD, FOOT, GAP = 615, 240, 112, 22, 46, 30, 24
 """Of a panel, in pixels: its width, that of names and of figures, the height of a row, of what is above and below."""
 TICKS = (0.25, 0.33, 0.5, 0.67, 1, 1.5, 2, 3, 5, 10, 20, 50)
 STYLE = """

@@ -234,8 +234,8 @@ class CompareConfig:
     """What is compared, and how often it is measured."""
 
     strategies: str = ""
-    """Strategies to compare, as single,ddp,ddp:bucket_mb=1; or a set: classic, fast, or all [default: classic; with
-    --vary: ddp]."""
+    """Strategies to compare, as single,ddp,ddp:bucket_mb=1; or a set: usual (the classic ones, shared_memory and
+    priority), classic, fast, or all [default: usual; with --vary: ddp]."""
     vary: tuple[str, ...] = ()
     """Compare a setting: KEY=A,B, with KEY any option of `paceline train`; may be given several times."""
     repeats: int = 3

@@ -15,8 +15,8 @@ def names(run: RunConfig | None = None, ranks: int = 2, **compare: object) -> li
     return [entrant.contender.name for entrant in entrants]
 
 
-def test_the_default_is_the_classic_set() -> None:
-    assert names() == ["single", "none", "gather_scatter", "p2p", "allreduce", "ddp"]
+def test_the_default_is_the_classic_set_and_what_may_beat_it() -> None:
+    assert names() == ["single", "none", "gather_scatter", "p2p", "allreduce", "ddp", "shared_memory", "priority"]
 
 
 def test_the_same_twice_gets_two_names() -> None:

@@ -18,6 +18,7 @@ import pytest
 from launch.commands import paceline, start, wait_until
 from paceline.records import read_run
 from paceline.records.experiment import read_experiment
+from paceline.strategies.registry import SETS
 
 QUICK = ("--batch", "16", "--steps", "8", "--repeats", "2", "--max-repeats", "2", "--ranks", "2", "--no-doctor")
 ONCE = (*QUICK, "--repeats", "1", "--max-repeats", "1", "--no-proof")
@@ -35,45 +36,45 @@ def rows(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def classic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The classic set, once for the tests that only look at it."""
-    out = tmp_path_factory.mktemp("classic") / "out"
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The usual set, once for the tests that only look at it."""
+    out = tmp_path_factory.mktemp("usual") / "out"
     return compare(*QUICK, "--trace", out=out) | {"out": out}
 
 
-def test_the_classic_set_is_proven_measured_and_judged(classic: dict[str, Any]) -> None:
-    found = rows(classic)
-    assert set(found) == {"single", "none", "gather_scatter", "p2p", "allreduce", "ddp"}
+def test_the_usual_set_is_proven_measured_and_judged(usual: dict[str, Any]) -> None:
+    found = rows(usual)
+    assert set(found) == set(SETS["usual"])
     assert {name: row["role"] for name, row in found.items() if row["role"] != "candidate"} == {
         "single": "baseline",
         "none": "bound",
     }
     assert all(row["repeats"] == 2 and row["step_s"]["value"] > 0 for row in found.values())
     assert found["ddp"]["ratio"] == {"value": 1.0, "low": 1.0, "high": 1.0, "repeats": 2}
-    proofs = {proof["contender"]: proof for proof in classic["proofs"]}
+    proofs = {proof["contender"]: proof for proof in usual["proofs"]}
     assert all(proof["holds"] for name, proof in proofs.items() if name != "none")
     assert not proofs["none"]["lossless"]
-    assert classic["verdict"]
-    assert Path(classic["report"]).stat().st_size > 1e6
-    assert [Path(trace).parent.name for trace in classic["traces"][:2]] == ["1-single", "1-single"]
-    assert all(Path(trace).stat().st_size > 1000 for trace in classic["traces"])
-    assert len(classic["traces"]) == 6 * 2
-    assert {reason["contender"] for reason in classic["why"]} == set(found)
+    assert usual["verdict"]
+    assert Path(usual["report"]).stat().st_size > 1e6
+    assert [Path(trace).parent.name for trace in usual["traces"][:2]] == ["1-single", "1-single"]
+    assert all(Path(trace).stat().st_size > 1000 for trace in usual["traces"])
+    assert len(usual["traces"]) == len(found) * 2
+    assert {reason["contender"] for reason in usual["why"]} == set(found)
 
 
-def test_rows_come_best_first_and_what_exchanges_nothing_has_no_exposed_communication(classic: dict[str, Any]) -> None:
-    speeds = [row["samples_per_s"]["value"] for row in classic["rows"]]
+def test_rows_come_best_first_and_what_exchanges_nothing_has_no_exposed_communication(usual: dict[str, Any]) -> None:
+    speeds = [row["samples_per_s"]["value"] for row in usual["rows"]]
     assert speeds == sorted(speeds, reverse=True)
-    found = rows(classic)
+    found = rows(usual)
     assert found["none"]["exposed"] is None
     assert found["single"]["exposed"] is None
     expected = 1 - found["none"]["step_s"]["value"] / found["p2p"]["step_s"]["value"]
     assert found["p2p"]["exposed"]["value"] == pytest.approx(expected, abs=0.3)
 
 
-def test_bytes_come_from_the_plans(classic: dict[str, Any]) -> None:
-    sent = {name: row["busiest_sent_bytes"] for name, row in rows(classic).items()}
-    parameters = read_experiment(classic["out"]).runs[0].run.topology["gradient_bytes"]
+def test_bytes_come_from_the_plans(usual: dict[str, Any]) -> None:
+    sent = {name: row["busiest_sent_bytes"] for name, row in rows(usual).items()}
+    parameters = read_experiment(usual["out"]).runs[0].run.topology["gradient_bytes"]
     assert sent == {
         "single": 0,
         "none": 0,
@@ -81,11 +82,13 @@ def test_bytes_come_from_the_plans(classic: dict[str, Any]) -> None:
         "p2p": parameters,
         "allreduce": parameters,
         "ddp": parameters,
+        "shared_memory": 0,
+        "priority": parameters,
     }
 
 
-def test_runs_are_interleaved_in_rotated_order_with_a_seed_per_repeat(classic: dict[str, Any]) -> None:
-    experiment = read_experiment(classic["out"])
+def test_runs_are_interleaved_in_rotated_order_with_a_seed_per_repeat(usual: dict[str, Any]) -> None:
+    experiment = read_experiment(usual["out"])
     order = [[m.contender.name for m in experiment.runs if m.repeat == repeat] for repeat in (0, 1)]
     assert order[1] == order[0][1:] + order[0][:1]
     seeds = {(m.repeat, m.run.config["seed"]) for m in experiment.runs}
@@ -229,7 +232,7 @@ def test_too_few_steps_are_refused(tmp_path: Path) -> None:
     assert "leaves nothing to measure" in done.stderr
 
 
-def test_the_report_can_be_made_again_without_torch(classic: dict[str, Any], tmp_path: Path) -> None:
+def test_the_report_can_be_made_again_without_torch(usual: dict[str, Any], tmp_path: Path) -> None:
     blocked = "import sys; sys.modules['torch'] = None; from paceline.cli import main; main(sys.argv[1:])"
     page = tmp_path / "page.html"
     arguments = [
@@ -237,7 +240,7 @@ def test_the_report_can_be_made_again_without_torch(classic: dict[str, Any], tmp
         "-c",
         blocked,
         "report",
-        str(classic["out"]),
+        str(usual["out"]),
         "--out",
         str(page),
         "--csv",
@@ -248,12 +251,12 @@ def test_the_report_can_be_made_again_without_torch(classic: dict[str, Any], tmp
     assert page.stat().st_size > 1e6
     header, *lines = (tmp_path / "comparison.csv").read_text().splitlines()
     assert header.startswith("contender,strategy,role")
-    assert len(lines) == 6
+    assert len(lines) == len(SETS["usual"])
 
 
-def test_runs_made_one_by_one_come_into_one_report(classic: dict[str, Any], tmp_path: Path) -> None:
+def test_runs_made_one_by_one_come_into_one_report(usual: dict[str, Any], tmp_path: Path) -> None:
     for earlier, name in (("6-ddp", "ddp-0"), ("5-allreduce", "allreduce-0")):
-        shutil.copytree(classic["out"] / "repeat-1" / earlier, tmp_path / name)
+        shutil.copytree(usual["out"] / "repeat-1" / earlier, tmp_path / name)
     arguments = ("--strategy", "ddp", "--seed", "1", "--batch", "16", "--steps", "8", "--ranks", "2")
     paceline("train", *arguments, "--out", str(tmp_path / "ddp-1"))
     done = paceline("report", str(tmp_path), "--json", "--out", str(tmp_path / "page.html"))

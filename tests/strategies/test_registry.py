@@ -121,6 +121,7 @@ def test_only_single_has_idle_ranks() -> None:
         ("ddp", ["ddp"]),
         ("ddp, p2p", ["ddp", "p2p"]),
         ("ddp:bucket_mb=1,overlap=no,p2p", ["ddp:bucket_mb=1,overlap=no", "p2p"]),
+        ("usual", [*SETS["classic"], "shared_memory", "priority"]),
         ("classic", ["single", "none", "gather_scatter", "p2p", "allreduce", "ddp"]),
         ("ddp:bucket_mb=1,classic", ["ddp:bucket_mb=1", *SETS["classic"]]),
         ("m:C:x=1,ddp", ["m:C:x=1", "ddp"]),

@@ -75,7 +75,7 @@ def make_entrants(
 ) -> list[Entrant]:
     """Every strategy under every combination of the settings that vary, checked, in the order they were named."""
     ranks = shape.ranks
-    text = compare.strategies or ("ddp" if compare.vary else "classic")
+    text = compare.strategies or ("ddp" if compare.vary else "usual")
     strategies = parse_list(text)
     variations = list(_variations(compare.vary, rules.fixed))
     base = _with_global_batch(base, ranks, varies={key for variation in variations for key in variation})

@@ -53,20 +53,23 @@ ENTRIES = {
         _entry("allreduce", "a blocking all_reduce per parameter, after backward", "AllReduce", "classic:allreduce"),
         _entry("ddp", "PyTorch's DistributedDataParallel: buckets, overlapped with backward", "Ddp", "classic:ddp"),
         _entry("bucketed", "our own overlapped reducer: `ddp`, to be read", "Bucketed"),
+        _entry("ring", "one all-reduce around a ring of our own, after backward", "Ring"),
+        _entry("halving_doubling", "the same between partners, in 2 lg p steps", "HalvingDoubling"),
+        _entry("priority", "the first layers' gradients first, hidden behind the next forward too", "Priority"),
         _entry(
             "shared_memory", "ranks of a host add up in memory they share; leaders ring across hosts", "SharedMemory"
         ),
-        _entry("priority", "the first layers' gradients first, hidden behind the next forward too", "Priority"),
-        _entry("ring", "one all-reduce around a ring of our own, after backward", "Ring"),
-        _entry("halving_doubling", "the same between partners, in 2 lg p steps", "HalvingDoubling"),
         _entry(
             "parameter_server", "servers keep the weights, workers send gradients, in step or not", "ParameterServer"
         ),
     )
 }
 
+_CLASSIC = ("single", "none", "gather_scatter", "p2p", "allreduce", "ddp")
+
 SETS = {
-    "classic": ("single", "none", "gather_scatter", "p2p", "allreduce", "ddp"),
+    "usual": (*_CLASSIC, "shared_memory", "priority"),
+    "classic": _CLASSIC,
     "fast": (
         "single",
         "none",
