@@ -11,8 +11,10 @@ from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import PacelineError, UsageError
 from paceline.experiments.checks import check_strategy, choose_shape
 from paceline.experiments.names import check_names
+from paceline.experiments.subjects import SCRIPT_RULES
 from paceline.launch.seat import Seat
 from paceline.strategies.allreduce import AllReduce
+from paceline.strategies.registry import create
 
 
 def ranks(run: dict[str, Any], **launch: Any) -> int:
@@ -62,6 +64,22 @@ def test_what_a_strategy_does_not_support(setting: str, option: str) -> None:
     with pytest.raises(UsageError, match=f"allreduce does not support {option}"):
         check_strategy(RunConfig(**{setting: 2}), Rigid(), ranks=2)
     check_strategy(RunConfig(**{setting: 2}), AllReduce(), ranks=2)
+
+
+def test_a_rank_that_only_serves_cannot_be_slowed() -> None:
+    slowed, serving = RunConfig(slow_rank="2:3"), create("parameter_server:extra=true")
+    check_strategy(slowed, serving, ranks=4)
+    check_strategy(slowed, serving, ranks=2)  # As in `scale`: where there are fewer, all are as fast.
+    check_strategy(slowed, create("single"), ranks=3)
+    with pytest.raises(UsageError, match="rank 2, which computes nothing under parameter_server") as caught:
+        check_strategy(slowed, serving, ranks=3)
+    assert caught.value.hint == "ranks that do: 0, 1"
+
+
+def test_a_script_has_no_tickets() -> None:
+    SCRIPT_RULES.check_fit(RunConfig(), create("parameter_server"), ranks=2)
+    with pytest.raises(UsageError, match="a script trains shares of its own"):
+        SCRIPT_RULES.check_fit(RunConfig(), create("parameter_server:asynchronous=true"), ranks=2)
 
 
 @pytest.mark.parametrize("name", ["./gpt.py:make", "folder/gpt:make", "gpt.py:make"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,11 @@ def place_settings() -> dict[str, Any]:
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
     """Refuses what the strategy cannot do, and a batch that is too small for its workers."""
     strategy.check_ranks(ranks)
-    config.global_batch(strategy.roles(ranks).count(Role.WORKER))
+    roles = strategy.roles(ranks)
+    config.global_batch(roles.count(Role.WORKER))
+    for rank in config.slowed:
+        if rank < ranks and roles[rank] is Role.SERVER:
+            raise _computes_nothing(rank, strategy, roles)
     if config.bn == "sync" and not strategy.lockstep:
         raise not_together(strategy)
     wanted = {"clip": config.clip_norm is not None, "accumulate": config.accumulate > 1}
@@ -98,10 +102,14 @@ def check_slowed(config: RunConfig, strategy: Strategy, ranks: int) -> None:
     roles = strategy.roles(ranks)
     for rank in config.slowed:
         if roles[rank] is not Role.WORKER:
-            raise UsageError(
-                f"--slow-rank names rank {rank}, which computes nothing under {strategy.name}.",
-                hint=f"ranks that do: {', '.join(str(own) for own, role in enumerate(roles) if role is Role.WORKER)}",
-            )
+            raise _computes_nothing(rank, strategy, roles)
+
+
+def _computes_nothing(rank: int, strategy: Strategy, roles: Sequence[Role]) -> UsageError:
+    return UsageError(
+        f"--slow-rank names rank {rank}, which computes nothing under {strategy.name}.",
+        hint=f"ranks that do: {', '.join(str(own) for own, role in enumerate(roles) if role is Role.WORKER)}",
+    )
 
 
 def gpus_to_use(config: RunConfig) -> int:

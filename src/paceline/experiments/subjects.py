@@ -135,11 +135,16 @@ class ScriptRules:
     def check_names(self, config: RunConfig) -> None:
         """Those of strategies are checked when they are made."""
 
-    def check_fit(self, config: RunConfig, strategy: Strategy, ranks: int) -> None:  # noqa: ARG002
+    def check_fit(self, config: RunConfig, strategy: Strategy, ranks: int) -> None:
         if Role.SERVER in strategy.roles(ranks):
             raise UsageError(
                 f"{strategy.name} needs ranks that do not train, which a script does not have.",
                 hint="leave it out of --strategies",
+            )
+        if not strategy.lockstep:
+            raise UsageError(
+                f"{config.strategy} has ranks train what they get tickets for, and a script trains shares of its own.",
+                hint="leave it out of --strategies; compare it on a workload, as `paceline compare mymodule:make`",
             )
 
 

@@ -60,7 +60,8 @@ class ParameterServer(Strategy):
         With asynchronous=true nobody waits: the server steps by each gradient as it comes, counting it 1 ÷ workers, and
         answers with the weights of that moment and a ticket, the next share of the data that nobody has yet. A fast
         worker takes more of them. The price is age: meanwhile others have stepped, so a gradient belongs to weights
-        that are some updates old. Those older than max_age are damped or dropped, and counted.
+        that are some updates old. Those older than max_age are damped or dropped, and counted. Nothing is clipped then:
+        no rank ever has the gradient of a whole batch.
 
     Who sends what to whom (k = 2, of M bytes; server A keeps a half of them, server B the other)
         worker 0 ──½g0──▶             ◀──½w── server A
@@ -73,18 +74,21 @@ class ParameterServer(Strategy):
         up and as much down, so 2α + max(M, (p−1)·M/k)·β each way; with k = p it is that of an all-reduce.
 
     When to use it
-        Asynchronous, where some ranks are much slower than others: all-reduce goes at the pace of the slowest. In step,
-        with as many servers as ranks, where optimiser state is large: each keeps its part alone.
+        Asynchronous, where some ranks are much slower than others: all-reduce goes at the pace of the slowest. Lower
+        the momentum then (--momentum 0.5): gradients that come late push on in an old direction, as momentum does. In
+        step, with as many servers as ranks, where optimiser state is large: each keeps its part alone.
 
     When not
-        On even ranks: all-reduce moves as little and its gradients are never old. With one server for many workers all
-        traffic goes through its link, as in `gather_scatter`.
+        On even ranks: all-reduce moves as little and its gradients are never old. Asynchronous with a momentum of 0.9:
+        in 12 seconds, 4 workers got `cnn` on CIFAR-10 to an accuracy of 25 to 28%, and under `ddp` to 50 to 53%. With
+        one server for many workers all traffic goes through its link, as in `gather_scatter`.
 
     Source
         Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; asynchronous: Dean et
         al., "Large Scale Distributed Deep Networks", NIPS 2012; bounded age: Ho et al., "More Effective Distributed ML
         via a Stale Synchronous Parallel Parameter Server", NIPS 2013; damping: Zhang et al., "Staleness-aware
-        Async-SGD for Distributed Deep Learning", IJCAI 2016.
+        Async-SGD for Distributed Deep Learning", IJCAI 2016; momentum: Mitliagkas et al., "Asynchrony begets Momentum,
+        with an Application to Deep Learning", Allerton 2016.
     """
 
     name: ClassVar[str] = "parameter_server"
