@@ -71,16 +71,17 @@ def train_and_count(comm: Comm, strategy: str, dtype: torch.dtype = torch.float3
 
 
 def _count(comm: Comm, strategy: str, model: nn.Module) -> tuple[Links, Links]:
-    own = Comm(comm.rank, comm.world_size, comm.device, comm.group, comm.control, sockets=comm.sockets)
-    sync = Sync(model, lambda named: torch.optim.SGD([p for _, p in named], lr=0.1), create(strategy), own, "broadcast")
-    payload = PayloadCount(own)
+    sync = Sync(
+        model, lambda named: torch.optim.SGD([p for _, p in named], lr=0.1), create(strategy), comm, "broadcast"
+    )
+    payload = PayloadCount(comm)
     for steps, counts in ((WARM_UP, False), (COUNTED, True)):
         for _ in range(steps):
             x = torch.randn(2, 3, 32, 32, dtype=next(model.parameters()).dtype)
             F.cross_entropy(sync.model(x), torch.zeros(2, dtype=torch.int64)).backward()
             sync.step()
         sync.strategy.finish()
-        own.sum(torch.zeros(1))
+        comm.sum(torch.zeros(1))
         payload.close_window(steps, counts=counts)
     counted, planned = payload.result(), planned_traffic(strategy, sync)
     sync.detach()
