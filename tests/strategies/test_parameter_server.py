@@ -543,3 +543,21 @@ def normalising_over_all(comm: Comm) -> str:
 
 def test_batchnorm_over_all_ranks_is_refused(pool: Pool) -> None:
     assert "none waits for another" in pool.run(normalising_over_all, 2)[0]
+
+
+def ticket_of(comm: Comm, text: str) -> int | str:
+    """The first ticket of a rank, or why there is none."""
+    with Sync(nn.Linear(3, 2), lambda p: torch.optim.SGD(p, lr=0.1), create(text), comm, "local") as sync:
+        try:
+            return sync.strategy.ticket
+        except UsageError as error:
+            return error.message
+
+
+@pytest.mark.parametrize("text", ["allreduce", "parameter_server"])
+def test_where_all_step_together_there_are_no_tickets(pool: Pool, text: str) -> None:
+    assert pool.run(ticket_of, 2, text) == [f"{text} gives no tickets: all ranks step together."] * 2
+
+
+def test_where_they_do_not_each_rank_has_its_own(pool: Pool) -> None:
+    assert pool.run(ticket_of, 2, "parameter_server:asynchronous=true") == [0, 1]

@@ -124,7 +124,10 @@ class Strategy(ABC):
 
         Each number is given to one rank, in order.
         """
-        raise NotImplementedError(f"under {self.name} all ranks step together")
+        raise UsageError(
+            f"{self.name} gives no tickets: all ranks step together.",
+            hint="each rank trains its own share of every step",
+        )
 
     def figures(self) -> dict[str, Any]:
         """What only the strategy knows of a run, for the summary of its record; every rank calls it."""

@@ -158,7 +158,8 @@ class ParameterServer(Strategy):
 
     @property
     def ticket(self) -> int:
-        return self._training.ticket
+        training = self._training
+        return training.ticket if isinstance(training, AtWill) else super().ticket
 
     def state(self) -> State:
         return State(super().state().model, self._training.state())

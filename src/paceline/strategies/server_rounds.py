@@ -167,11 +167,6 @@ class Rounds:
         for link in self._told:
             link.give(link.home, group)
 
-    @property
-    def ticket(self) -> int:
-        """Nobody asks: all step together."""
-        raise NotImplementedError
-
     def step(self, max_norm: float | None) -> None:
         """Sends gradients, steps what this rank keeps, and gets the weights of the rest."""
         group, own = self._group, self._shard
