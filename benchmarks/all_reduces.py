@@ -1,6 +1,6 @@
 """Our own all-reduces against Gloo's: one tensor, all of them in turn, on the ranks of one host.
 
-A ratio compares calls of one round, in each of which all contenders take their turn; the time is the slowest rank's.
+A ratio compares calls of one round, in each of which all candidates take their turn; the time is the slowest rank's.
 
 Time to that of Gloo's: median (95% interval); 32 MiB of float32, one thread a rank, segments of 2 MiB, 100 rounds, on 2
 quiet cores of an AMD EPYC, torch 2.13. Four ranks have half a core each:
@@ -61,14 +61,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Row:
-    """A contender's time, and its ratio to Gloo's."""
+    """A candidate's time, and its ratio to Gloo's."""
 
     name: str
     ms: float
     to_gloo: Ratio
 
 
-def contenders(comm: Comm, segment_kb: float) -> dict[str, Callable[[Tensor], object]]:
+def candidates(comm: Comm, segment_kb: float) -> dict[str, Callable[[Tensor], object]]:
     """What is compared."""
     own = {"segment_kb": segment_kb, "scratch": Scratch()}
     return {
@@ -79,7 +79,7 @@ def contenders(comm: Comm, segment_kb: float) -> dict[str, Callable[[Tensor], ob
 
 
 def run_all(rank: int, plan: Plan, port: int, results: Path) -> None:
-    """One rank's process: all contenders, in turn."""
+    """One rank's process: all candidates, in turn."""
     count = str(plan.ranks)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
@@ -87,7 +87,7 @@ def run_all(rank: int, plan: Plan, port: int, results: Path) -> None:
     join_world(timeout_s=60)
     comm = open_comm(range(plan.ranks), device=torch.device("cpu"), backend="gloo", timeout_s=60)
     assert comm is not None
-    calls = list(contenders(comm, plan.segment_kb).values())
+    calls = list(candidates(comm, plan.segment_kb).values())
     tensor = torch.zeros(int(plan.mb * 2**20) // 4)
     times = torch.empty(WARM_UP + plan.rounds, len(calls), dtype=torch.float64)
     for number in range(len(times)):
@@ -106,7 +106,7 @@ def run_all(rank: int, plan: Plan, port: int, results: Path) -> None:
 
 
 def measure(plan: Plan) -> list[Row]:
-    """Runs all contenders; the table."""
+    """Runs all candidates; the table."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         results = Path(name) / "times.json"
         mp.spawn(run_all, (plan, free_port(), results), nprocs=plan.ranks)  # type: ignore[no-untyped-call]
@@ -140,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, action="append", help="may be repeated [default: 2 and 4]")
     parser.add_argument("--mb", type=float, default=32, help="MiB of the tensor [default: 32]")
-    parser.add_argument("--rounds", type=int, help="rounds of all contenders [default: 100]")
+    parser.add_argument("--rounds", type=int, help="rounds of all candidates [default: 100]")
     parser.add_argument("--segment-kb", type=float, default=SEGMENT_KB, help="KiB of a message [default: 2048]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it works")

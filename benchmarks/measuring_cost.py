@@ -39,8 +39,8 @@ from paceline.comm.network import LOOPBACK, free_port
 from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
 from paceline.records import provenance
-from paceline.training.cost import WARM_UP_STEPS, Side
-from paceline.training.stage import set_stage
+from paceline.training.cost import WARM_UP_STEPS, TimedTraining
+from paceline.training.stage import set_up_rank
 
 RANKS = 2
 BATCH_PER_RANK = 16
@@ -85,9 +85,9 @@ def train_all(rank: int, plan: Plan, port: int, results: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder, ExitStack() as stack:
         sides = []
         for number, events in enumerate(SIDES.values()):
-            stage = set_stage(replace(config, events=events), world, 1, timed=True)
-            assert stage is not None
-            sides.append(stack.enter_context(Side(stage, Path(folder) / str(number))))
+            setup = set_up_rank(replace(config, events=events), world, 1, timed=True)
+            assert setup is not None
+            sides.append(stack.enter_context(TimedTraining(setup, Path(folder) / str(number))))
         for side in sides:
             side.train(2 * WARM_UP_STEPS)
         for number in range(plan.rounds):

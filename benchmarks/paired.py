@@ -1,4 +1,4 @@
-"""Paired comparison: each round gives every contender a figure; ratios within a round leave the machine's mood out."""
+"""Paired comparison: each round gives every candidate a figure; ratios within a round leave the machine's mood out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Ratio:
-    """A contender's figures over another's: the median over rounds, with its 95% confidence interval."""
+    """A candidate's figures over another's: the median over rounds, with its 95% confidence interval."""
 
     median: float
     low: float

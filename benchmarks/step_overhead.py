@@ -1,6 +1,6 @@
 """What Paceline costs a step: its `ddp` against hand-written DDP, Hugging Face Accelerate and Lightning Fabric.
 
-Two ranks start once and train every contender in turn, in blocks of some steps, in rotated order; a ratio compares
+Two ranks start once and train every candidate in turn, in blocks of some steps, in rotated order; a ratio compares
 blocks of one round. Paceline's side is `paceline.training.run.run` itself, records and reports included: its loop is in
 charge, and the others train whenever it reports the end of a block. CPU time is the ranks' processor time, all threads.
 
@@ -90,10 +90,10 @@ DEFAULTS = {"cnn": Plan("cnn", rounds=100, steps=100), "vgg11": Plan("vgg11", ro
 
 @dataclass(frozen=True)
 class Block:
-    """One contender's steps of one round, on one rank."""
+    """One candidate's steps of one round, on one rank."""
 
     round: int
-    contender: str
+    candidate: str
     wall_s: float
     cpu_s: float
     losses: list[float]
@@ -112,11 +112,11 @@ class Turns:
         self.blocks: list[Block] = []
 
     def _rotated(self) -> Iterator[tuple[int, str]]:
-        contenders = [PACELINE, *self._peers]
+        candidates = [PACELINE, *self._peers]
         for number in range(WARM_UP_ROUNDS + self._plan.rounds):
-            first = number % len(contenders)
-            for contender in contenders[first:] + contenders[:first]:
-                yield number, contender
+            first = number % len(candidates)
+            for candidate in candidates[first:] + candidates[:first]:
+                yield number, candidate
 
     def hear(self, event: str, **values: Any) -> None:
         """Takes one of Paceline's reports."""
@@ -129,27 +129,27 @@ class Turns:
             self._start()
 
     def _let_peers_train(self) -> None:
-        for number, contender in self._order:
+        for number, candidate in self._order:
             self._round = number
-            if contender == PACELINE:
+            if candidate == PACELINE:
                 self._start()
                 return
             self._start()
-            losses = self._peers[contender](self._plan.steps)
-            self._stop(contender, losses)
+            losses = self._peers[candidate](self._plan.steps)
+            self._stop(candidate, losses)
 
     def _start(self) -> None:
         dist.barrier(self._referee)
         self._started = time.perf_counter(), time.process_time()
 
-    def _stop(self, contender: str, losses: list[float]) -> None:
+    def _stop(self, candidate: str, losses: list[float]) -> None:
         wall_s, cpu_s = time.perf_counter() - self._started[0], time.process_time() - self._started[1]
         steps = self._plan.steps
-        self.blocks.append(Block(self._round, contender, wall_s / steps, cpu_s / steps, losses))
+        self.blocks.append(Block(self._round, candidate, wall_s / steps, cpu_s / steps, losses))
 
 
 def train_all(rank: int, plan: Plan, port: int, folder: Path) -> None:
-    """One rank's process: all contenders, in turn."""
+    """One rank's process: all candidates, in turn."""
     warnings.simplefilter("ignore")
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
@@ -175,7 +175,7 @@ def train_all(rank: int, plan: Plan, port: int, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """A contender's figures: per round, of all ranks together."""
+    """A candidate's figures: per round, of all ranks together."""
 
     wall_s: list[float]
     """Of the slowest rank."""
@@ -186,14 +186,14 @@ class Result:
 
 
 def measure(plan: Plan) -> dict[str, Result]:
-    """Runs all contenders; returns their figures per step, the warm-up left out."""
+    """Runs all candidates; returns their figures per step, the warm-up left out."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         folder = RunFolder.create(Path(name) / "run").path
         mp.spawn(train_all, (plan, free_port(), folder), nprocs=RANKS)  # type: ignore[no-untyped-call]
         ranks = json.loads((folder / "blocks.json").read_text())
     results: dict[str, Result] = defaultdict(lambda: Result([], [], []))
     for same_block in zip(*([Block(**block) for block in blocks] for blocks in ranks), strict=True):
-        result = results[same_block[0].contender]
+        result = results[same_block[0].candidate]
         if same_block[0].round == 0:
             by_step = zip(*(block.losses for block in same_block), strict=True)
             result.first_losses.extend(statistics.mean(losses) for losses in by_step)
@@ -218,9 +218,9 @@ def _check_same_training(results: dict[str, Result]) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """One contender in the table."""
+    """One candidate in the table."""
 
-    contender: str
+    candidate: str
     wall_ms: float
     cpu_ms: float
     wall: Ratio
@@ -251,17 +251,17 @@ def show(plan: Plan, rows: list[Row], console: Console) -> None:
         f"{plan.model}, synthetic 3×32×32, {RANKS} ranks × {BATCH_PER_RANK}, 1 thread each, Gloo on loopback, "
         f"{plan.rounds} rounds × {plan.steps} steps; medians of time per step; ratios with 95% intervals"
     )
-    table = Table("contender", title=conditions, title_justify="left")
+    table = Table("candidate", title=conditions, title_justify="left")
     for heading in ("CPU ms", "CPU, to hand-written", "wall ms", "wall, to hand-written"):
         table.add_column(heading, justify="right")
     for row in rows:
-        base = row.contender == HAND_WRITTEN
+        base = row.candidate == HAND_WRITTEN
         cpu, wall = ("1", "1") if base else (str(row.cpu), str(row.wall))
-        table.add_row(row.contender, f"{row.cpu_ms:.3f}", cpu, f"{row.wall_ms:.3f}", wall)
+        table.add_row(row.candidate, f"{row.cpu_ms:.3f}", cpu, f"{row.wall_ms:.3f}", wall)
     console.print(table)
     for name in missing_peers():
         console.print(f"{name} is not installed; `make bench` installs it.")
-    (own,) = [row for row in rows if row.contender == PACELINE]
+    (own,) = [row for row in rows if row.candidate == PACELINE]
     verdict = {True: "yes", False: "no", None: "not clear, more --rounds would tell"}[own.cpu.within(CPU_LIMIT)]
     console.print(f"Paceline within {CPU_LIMIT - 1:.0%} of hand-written DDP in CPU time per step: {verdict}.\n")
 
@@ -270,7 +270,7 @@ def main() -> None:
     """Measures and prints; the table on stdout, progress on stderr."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=DEFAULTS, action="append", help="one model; may be repeated [default: all]")
-    parser.add_argument("--rounds", type=int, help="rounds of all contenders [default: 100 for cnn, 40 for vgg11]")
+    parser.add_argument("--rounds", type=int, help="rounds of all candidates [default: 100 for cnn, 40 for vgg11]")
     parser.add_argument("--steps", type=int, help="steps of a block [default: 100 for cnn, 5 for vgg11]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it works")

@@ -10,7 +10,7 @@ from pathlib import Path
 from strategy_picture import draw, interval
 
 from paceline.analysis.comparison import cost_per_sample
-from paceline.analysis.pool import pool
+from paceline.analysis.pool import collect_records
 from paceline.analysis.statistics import Estimate, of_times, paired_ratio
 from paceline.records.experiment import ExperimentRecord, read_experiment
 from paceline.report.words import on_hosts, seconds, time_range
@@ -61,12 +61,12 @@ def figures_of(title: str, folders: Sequence[Path]) -> Figures:
     costs: dict[str, dict[int, float]] = {}
     failures: dict[str, str] = {}
     for number, record in enumerate(records):
-        pooled = pool([record])
-        failures |= {event["contender"]: event["message"] for event in record.events_of("failure")}
-        for contender in pooled.contenders:
-            costs.setdefault(contender.name, {})
-            for cost in cost_per_sample(pooled, contender.name).values():
-                costs[contender.name][number] = cost
+        pooled = collect_records([record])
+        failures |= {event["candidate"]: event["message"] for event in record.events_of("failure")}
+        for candidate in pooled.candidates:
+            costs.setdefault(candidate.name, {})
+            for cost in cost_per_sample(pooled, candidate.name).values():
+                costs[candidate.name][number] = cost
     batch = int(records[0].design["batch"])
     lines = [
         Line(
@@ -85,7 +85,7 @@ def figures_of(title: str, folders: Sequence[Path]) -> Figures:
 def _conditions(records: Sequence[ExperimentRecord]) -> str:
     first = records[0]
     design, config = first.design, first.config
-    run = next(measured.run for measured in first.runs if measured.contender.role != "baseline")
+    run = next(measured.run for measured in first.runs if measured.candidate.role != "baseline")
     precision = config["precision"] + (", channels-last" if config["channels_last"] else "")
     ranks = design["ranks"]
     machines = sorted({f"{int(r.provenance['cpu_count'])} cores of an {r.provenance['cpu']}" for r in records})

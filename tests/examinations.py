@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.records.examination import (
-    AllReduce,
     AllReducePoint,
+    AllReduceTimes,
     Contention,
     Examination,
-    Link,
+    MeasuredLinks,
     PairLink,
     PairPoint,
-    RankFacts,
+    RankInfo,
     WorkloadNeeds,
 )
 
@@ -21,7 +21,7 @@ GB = 1_000_000_000
 MB = 1_000_000
 
 
-def facts(rank: int, host: int = 0, **changes: Any) -> RankFacts:
+def facts(rank: int, host: int = 0, **changes: Any) -> RankInfo:
     """A rank with a core of its own on a host of two."""
     values: dict[str, Any] = {
         "rank": rank,
@@ -52,7 +52,7 @@ def facts(rank: int, host: int = 0, **changes: Any) -> RankFacts:
         "clock_offset_s": 0.0,
         "clock_error_s": 0.0,
     }
-    return RankFacts(**(values | changes))
+    return RankInfo(**(values | changes))
 
 
 def pair(one: int, other: int, hosts: tuple[int, int] = (0, 0), rate: float = 2e9, alpha_s: float = 5e-5) -> PairLink:
@@ -61,15 +61,15 @@ def pair(one: int, other: int, hosts: tuple[int, int] = (0, 0), rate: float = 2e
     return PairLink(ranks=[one, other], hosts=list(hosts), alpha_s=alpha_s, beta_s_per_byte=1 / rate, points=points)
 
 
-def all_reduce(ranks: list[int], hosts: list[int], rate: float = 1e9) -> AllReduce:
+def all_reduce(ranks: list[int], hosts: list[int], rate: float = 1e9) -> AllReduceTimes:
     """All-reduces that come near some bytes per second with their size."""
     factor = 2 * (len(ranks) - 1) / len(ranks)
     times = {size: 1e-4 + factor * size / rate for size in [1024 * 4**power for power in range(9)]}
     points = [AllReducePoint(size, t, size / t, factor * size / t, 5) for size, t in times.items()]
-    return AllReduce(ranks=ranks, hosts=hosts, points=points)
+    return AllReduceTimes(ranks=ranks, hosts=hosts, points=points)
 
 
-LINK = Link([pair(0, 1)], [all_reduce([0, 1], [0])])
+LINK = MeasuredLinks([pair(0, 1)], [all_reduce([0, 1], [0])])
 CONTENTION = Contention(
     flop=10**8,
     product_alone_s=0.002,
@@ -91,7 +91,7 @@ NEEDS = WorkloadNeeds(
 )
 
 
-def examination(*ranks: RankFacts, **changes: Any) -> Examination:
+def examination(*ranks: RankInfo, **changes: Any) -> Examination:
     """Two ranks on one host, where everything is well; or other ranks."""
     whole = Examination(
         provenance={"time": "2026-01-02T03:04:05+0000"},
@@ -108,7 +108,7 @@ def on_two_hosts(**second: Any) -> Examination:
     """Two ranks on each of two hosts; `second` is what is different on the second."""
     ranks = [facts(0), facts(1), facts(2, 1, **second), facts(3, 1, **second)]
     between = pair(0, 2, (0, 1), rate=1e9, alpha_s=2e-4)
-    link = Link(
+    link = MeasuredLinks(
         [pair(0, 1), pair(2, 3, (1, 1)), between],
         [
             all_reduce([0, 1, 2, 3], [0, 1], 5e8),

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.comparison import Comparison, compare
-from paceline.analysis.pool import pool
+from paceline.analysis.pool import collect_records
 from paceline.config import RunConfig
 from paceline.plans import Plan
 from paceline.plans.operations import all_reduce
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
-from paceline.records.experiment import Contender, ExperimentFolder, read_experiment
+from paceline.records.experiment import Candidate, ExperimentFolder, read_experiment
 from paceline.records.schema import SUMMARY_FILE
-from paceline.records.timeline import NEVER, NO_PEER, Kind, Purpose, TimelineWriter
+from paceline.records.timeline import NEVER, NO_PEER, Purpose, RowKind, TimelineWriter
 
 CLASSIC = (
-    Contender("single", "single", role="baseline"),
-    Contender("none", "none", role="bound", lossless=False),
-    Contender("allreduce", "allreduce"),
-    Contender("ddp", "ddp"),
+    Candidate("single", "single", role="baseline"),
+    Candidate("none", "none", role="bound", lossless=False),
+    Candidate("allreduce", "allreduce"),
+    Candidate("ddp", "ddp"),
 )
 PROVENANCE = {
     "time": "2026-01-02T03:04:05+0000",
@@ -40,19 +40,19 @@ PROVENANCE = {
 WINDOW = 4
 SAMPLES_PER_RANK = 16
 
-Losses = Callable[[Contender, int, int], float]
-"""The loss of a contender in a repeat at a step."""
+Losses = Callable[[Candidate, int, int], float]
+"""The loss of a candidate in a repeat at a step."""
 
 
-def falling(contender: Contender, repeat: int, step: int) -> float:
-    """Losses that fall, the same for all lossless contenders but the baseline, which differs by rounding."""
-    off = {"baseline": 1e-7, "bound": 0.1}.get(contender.role, 0.0)
+def falling(candidate: Candidate, repeat: int, step: int) -> float:
+    """Losses that fall, the same for all lossless candidates but the baseline, which differs by rounding."""
+    off = {"baseline": 1e-7, "bound": 0.1}.get(candidate.role, 0.0)
     return (2.3 + 0.01 * repeat) * math.exp(-step / 50) * (1 + off)
 
 
 def write_experiment(
     path: Path,
-    contenders: Sequence[Contender] = CLASSIC,
+    candidates: Sequence[Candidate] = CLASSIC,
     *,
     repeats: int = 2,
     ranks: int = 2,
@@ -67,44 +67,44 @@ def write_experiment(
     settings: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """An experiment as `paceline compare` leaves it. Contenders that fail have no runs; the others finish them all.
+    """An experiment as `paceline compare` leaves it. Candidates that fail have no runs; the others finish them all.
 
     With `events` runs have timelines as well (see `_phases`), and counts of what went over their sockets.
     """
     config = RunConfig(**{"steps": steps, **(settings or {})})
-    candidates = [contender.name for contender in contenders if contender.role == "candidate"]
+    eligible = [candidate.name for candidate in candidates if candidate.role == "candidate"]
     design = {
         "ranks": ranks,
         "repeats": repeats,
         "max_repeats": repeats,
         "looks": 1,
-        "reference": candidates[-1] if candidates else contenders[0].name,
+        "reference": eligible[-1] if eligible else candidates[0].name,
         "proof": proof,
         "estimate_s": None,
     }
     shared = {key: value for key, value in asdict(config).items() if key != "strategy"}
     about = PROVENANCE | dict(provenance or {})
     folder = ExperimentFolder.create(
-        path, kind="compare", contenders=contenders, config=shared, design=design, provenance=about
+        path, kind="compare", candidates=candidates, config=shared, design=design, provenance=about
     )
     account = EventWriter(folder)
-    for contender in contenders if proof else ():
-        account.write("parity", contender=contender.name, **_parity(contender, ranks))
+    for candidate in candidates if proof else ():
+        account.write("parity", candidate=candidate.name, **_parity(candidate, ranks))
     for name, message in (failures or {}).items():
-        account.write("failure", contender=name, stage="proof", kind="RankError", message=message, hint="try again")
-    measured = [contender for contender in contenders if contender.name not in (failures or {})]
+        account.write("failure", candidate=name, stage="proof", kind="RankError", message=message, hint="try again")
+    measured = [candidate for candidate in candidates if candidate.name not in (failures or {})]
     for repeat in range(repeats):
-        for place, contender in enumerate(measured):
+        for place, candidate in enumerate(measured):
             where = f"repeat-{repeat + 1}/{place + 1}"
-            account.write("run", contender=contender.name, repeat=repeat, folder=where)
-            time_s = (step_s or {}).get(contender.name, 0.01 * (place + 1)) * (1 + 0.01 * ((repeat + place) % 3))
-            workers = 1 if contender.role == "baseline" else ranks
-            run_config = replace(config, strategy=contender.strategy, seed=repeat, **contender.settings)
-            curve = [losses(contender, repeat, step) for step in range(steps)]
-            write_run(path / where, contender, run_config, workers, curve, time_s, accuracy, about)
+            account.write("run", candidate=candidate.name, repeat=repeat, folder=where)
+            time_s = (step_s or {}).get(candidate.name, 0.01 * (place + 1)) * (1 + 0.01 * ((repeat + place) % 3))
+            workers = 1 if candidate.role == "baseline" else ranks
+            run_config = replace(config, strategy=candidate.strategy, seed=repeat, **candidate.settings)
+            curve = [losses(candidate, repeat, step) for step in range(steps)]
+            write_run(path / where, candidate, run_config, workers, curve, time_s, accuracy, about)
             if events:
-                write_timelines(path / where, contender, workers, steps, time_s)
-                write_counts(path / where, contender, workers, steps)
+                write_timelines(path / where, candidate, workers, steps, time_s)
+                write_counts(path / where, candidate, workers, steps)
     account.write("interrupted" if interrupted else "end")
     account.close()
     return path
@@ -112,7 +112,7 @@ def write_experiment(
 
 def write_run(
     path: Path,
-    contender: Contender,
+    candidate: Candidate,
     config: RunConfig,
     workers: int,
     losses: Sequence[float],
@@ -127,7 +127,7 @@ def write_run(
     `place` is what its topology says otherwise than usual.
     """
     folder = RunFolder.create(path)
-    topology = _topology(contender, config, workers) | dict(place or {})
+    topology = _topology(candidate, config, workers) | dict(place or {})
     folder.write_run(config=asdict(config), topology=topology, provenance=dict(provenance))
     for rank in range(workers):
         writer = StepWriter(folder, rank)
@@ -143,25 +143,25 @@ def write_run(
         events.write("log", epoch=0, step=start + len(window), wall_s=wall_s, losses=window, samples=samples, correct=0)
     events.write("end")
     events.close()
-    folder.write_summary(_summary(contender, workers, losses, accuracy))
+    folder.write_summary(_summary(candidate, workers, losses, accuracy))
     folder.mark_finished()
 
 
-def write_timelines(path: Path, contender: Contender, workers: int, steps: int, step_s: float) -> None:
+def write_timelines(path: Path, candidate: Candidate, workers: int, steps: int, step_s: float) -> None:
     """When everything happened in a run of `write_run`, on all ranks."""
     for rank in range(workers):
         writer = TimelineWriter(path, rank)
         start_s = 0.0
         for step in range(steps):
             length_s = step_s * (10 if step == 0 else 1)
-            writer.write([(step, *row) for row in _phases(contender, rank / workers, start_s, length_s)])
+            writer.write([(step, *row) for row in _phases(candidate, rank / workers, start_s, length_s)])
             start_s += length_s
         writer.close()
 
 
-def write_counts(path: Path, contender: Contender, workers: int, steps: int, *, off: float = 0.0) -> None:
+def write_counts(path: Path, candidate: Candidate, workers: int, steps: int, *, off: float = 0.0) -> None:
     """What the plan of an all-reduce of the gradients sends, and that the kernel has counted that, or more of it."""
-    sends = contender.role == "candidate" and workers > 1
+    sends = candidate.role == "candidate" and workers > 1
     links = Plan((all_reduce(1000, 4, workers, 0.0),)).links() if sends else []
     sockets = [
         {"source": link.source, "target": link.target, "sent_bytes": size, "received_bytes": size, "resent_bytes": 0}
@@ -175,37 +175,37 @@ def write_counts(path: Path, contender: Contender, workers: int, steps: int, *, 
     RunFolder(path).write_summary(summary)
 
 
-def _phases(contender: Contender, lateness: float, start_s: float, length_s: float) -> list[tuple[Any, ...]]:
+def _phases(candidate: Candidate, lateness: float, start_s: float, length_s: float) -> list[tuple[Any, ...]]:
     """One step on one rank: 2% data, 40% forward, 8% optimiser, and between them 50% backward.
 
     Of a candidate's backward, 30% of the step is computing and 20% exposed communication: `ddp` has its all-reduce
     start 10% before the end of that computing, others after it. The higher a rank, the later, by up to 4%.
     """
 
-    def row(kind: Kind, start: float, end: float, waited_from: float = NEVER) -> tuple[Any, ...]:
+    def row(kind: RowKind, start: float, end: float, waited_from: float = NEVER) -> tuple[Any, ...]:
         sent = (Purpose.GRADIENTS, NO_PEER, 4000) if kind.is_operation else (Purpose.NOTHING, NO_PEER, 0)
-        cpu_s = NEVER if kind.is_operation or kind is Kind.STEP else 0.9 * (end - start) * length_s
+        cpu_s = NEVER if kind.is_operation or kind is RowKind.STEP else 0.9 * (end - start) * length_s
         moments = (start_s + moment * length_s for moment in (start, end, waited_from))
         return (kind, *sent, *moments, cpu_s)
 
-    computed = 0.92 if contender.role != "candidate" else 0.72 + 0.04 * lateness
-    rows = [row(Kind.STEP, 0, 1), row(Kind.DATA, 0, 0.02), row(Kind.FORWARD, 0.02, 0.42)]
-    rows += [row(Kind.BACKWARD, 0.42, computed), row(Kind.OPTIMISER, 0.92, 1)]
-    if contender.role == "candidate":
-        begun = computed - 0.1 if contender.strategy == "ddp" else computed
-        rows.append(row(Kind.ALL_REDUCE, begun, 0.92, computed))
+    computed = 0.92 if candidate.role != "candidate" else 0.72 + 0.04 * lateness
+    rows = [row(RowKind.STEP, 0, 1), row(RowKind.DATA, 0, 0.02), row(RowKind.FORWARD, 0.02, 0.42)]
+    rows += [row(RowKind.BACKWARD, 0.42, computed), row(RowKind.OPTIMISER, 0.92, 1)]
+    if candidate.role == "candidate":
+        begun = computed - 0.1 if candidate.strategy == "ddp" else computed
+        rows.append(row(RowKind.ALL_REDUCE, begun, 0.92, computed))
     return rows
 
 
 def read_comparison(path: Path) -> Comparison:
     """What the records say."""
-    return compare(pool([read_experiment(path)]))
+    return compare(collect_records([read_experiment(path)]))
 
 
-def _parity(contender: Contender, ranks: int) -> dict[str, Any]:
-    error = 3e-8 if contender.lossless else 0.9
-    values = {"strategy": contender.strategy, "ranks": ranks, "error": error, "factor": 1.0}
-    return values | {"tolerance": 1e-5, "lossless": contender.lossless, "steps": 3}
+def _parity(candidate: Candidate, ranks: int) -> dict[str, Any]:
+    error = 3e-8 if candidate.lossless else 0.9
+    values = {"strategy": candidate.strategy, "ranks": ranks, "error": error, "factor": 1.0}
+    return values | {"tolerance": 1e-5, "lossless": candidate.lossless, "steps": 3}
 
 
 def _row(step: int, loss: float, step_s: float, rank: int) -> StepRow:
@@ -214,13 +214,13 @@ def _row(step: int, loss: float, step_s: float, rank: int) -> StepRow:
     return StepRow(step, step // 5, SAMPLES_PER_RANK, step * step_s, *phases, loss, 3)
 
 
-def _topology(contender: Contender, config: RunConfig, workers: int) -> dict[str, Any]:
+def _topology(candidate: Candidate, config: RunConfig, workers: int) -> dict[str, Any]:
     name = config.workload if ":" in config.workload else f"{config.workload} on {config.data}"
     return {
         "workload": name,
-        "strategy": contender.strategy,
-        "lossless": contender.lossless,
-        "exchanges": contender.role != "bound",
+        "strategy": candidate.strategy,
+        "lossless": candidate.lossless,
+        "exchanges": candidate.role != "bound",
         "world_size": workers,
         "workers": workers,
         "ranks_per_host": workers,
@@ -241,12 +241,12 @@ def _topology(contender: Contender, config: RunConfig, workers: int) -> dict[str
     }
 
 
-def _summary(contender: Contender, workers: int, losses: Sequence[float], accuracy: float | None) -> dict[str, Any]:
-    sent = 0 if contender.role != "candidate" else 4000
+def _summary(candidate: Candidate, workers: int, losses: Sequence[float], accuracy: float | None) -> dict[str, Any]:
+    sent = 0 if candidate.role != "candidate" else 4000
     average = sum(losses) / len(losses)
     test = {"loss": average, "accuracy": accuracy, "samples": 360, "available": 360}
     return {
-        "strategy": contender.strategy,
+        "strategy": candidate.strategy,
         "steps": len(losses),
         "average_loss": average,
         "ranks": [{"rank": rank, "peak_bytes": 4e8 + rank} for rank in range(workers)],

@@ -8,38 +8,38 @@ from pathlib import Path
 from typing import Any
 
 from experiments_on_disk import PROVENANCE, write_counts, write_run, write_timelines
-from paceline.analysis.pool import pool
+from paceline.analysis.pool import collect_records
 from paceline.analysis.scaling import Scaling, scaling
 from paceline.config import RunConfig
 from paceline.records import EventWriter
-from paceline.records.experiment import Contender, ExperimentFolder, Role, read_experiment
+from paceline.records.experiment import Candidate, CandidateRole, ExperimentFolder, read_experiment
 
 SAMPLES = 1280
 """In an epoch."""
-ROLES: dict[str, Role] = {"single": "baseline", "none": "bound"}
+ROLES: dict[str, CandidateRole] = {"single": "baseline", "none": "bound"}
 HALF_CORES = {"machines": [0, 0, 0, 0], "machine_cores": 2.0, "host_cpus": 0.5, "emulated": "4@200mbit"}
 """The design of hosts with half a core each."""
 ONE_HOST = {"machines": [0], "machine_cores": 2.0, "host_cpus": None, "emulated": None}
 """Of one host with two cores."""
 
-StepTime = Callable[[Contender, int], float]
-"""Seconds per step of a contender in a repeat."""
+StepTime = Callable[[Candidate, int], float]
+"""Seconds per step of a candidate in a repeat."""
 Shape = tuple[int, int]
 """Hosts, and ranks on each."""
 
 
-def even(contender: Contender, repeat: int) -> float:
+def even(candidate: Candidate, repeat: int) -> float:
     """Computing takes 1 ms a sample on a rank's share; `ddp` adds 10 ms a rank beyond the first, others 40 ms."""
-    assert contender.point is not None
-    share = contender.point["batch"] / contender.point["ranks"]
-    each = {"single": 0.0, "none": 0.0, "ddp": 0.010}.get(contender.strategy, 0.040)
-    return (0.001 * share + each * (contender.point["ranks"] - 1)) * (1 + 0.02 * ((repeat + len(contender.name)) % 3))
+    assert candidate.point is not None
+    share = candidate.point["batch"] / candidate.point["ranks"]
+    each = {"single": 0.0, "none": 0.0, "ddp": 0.010}.get(candidate.strategy, 0.040)
+    return (0.001 * share + each * (candidate.point["ranks"] - 1)) * (1 + 0.02 * ((repeat + len(candidate.name)) % 3))
 
 
 def points(
     strategies: Sequence[str], shapes: Sequence[Shape], modes: Sequence[str], batch: int, batch_per_rank: int
-) -> Iterator[Contender]:
-    """The contenders of an experiment, by shape; `single` is on one rank."""
+) -> Iterator[Candidate]:
+    """The candidates of an experiment, by shape; `single` is on one rank."""
     for hosts, per_host in shapes:
         ranks = hosts * per_host
         batches = {mode: batch if mode == "strong" else batch_per_rank * ranks for mode in modes}
@@ -52,7 +52,7 @@ def points(
                 role = ROLES.get(strategy, "candidate")
                 if role != "baseline" or ranks == 1:
                     name = f"{strategy} on {ranks} of {hosts}, batch {whole}"
-                    yield Contender(name, strategy, role=role, lossless=strategy != "none", point=point)
+                    yield Candidate(name, strategy, role=role, lossless=strategy != "none", point=point)
 
 
 def write_scaling(
@@ -74,34 +74,34 @@ def write_scaling(
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
     """An experiment as `paceline scale` leaves it, of hosts with half a core each unless told otherwise."""
-    contenders = list(points(strategies, shapes, modes, batch, batch_per_rank))
+    candidates = list(points(strategies, shapes, modes, batch, batch_per_rank))
     config = RunConfig(steps=12, batch=batch)
     shared = {key: value for key, value in asdict(config).items() if key not in ("strategy", "batch")}
     about = PROVENANCE | {"command": "paceline scale --ranks 1,2,4"} | dict(provenance or {})
     plan = {"ranks": max(h * p for h, p in shapes), "repeats": repeats, "max_repeats": repeats, "looks": 1}
-    plan |= {"reference": contenders[0].name, "proof": True, "estimate_s": None, **(design or HALF_CORES)}
+    plan |= {"reference": candidates[0].name, "proof": True, "estimate_s": None, **(design or HALF_CORES)}
     folder = ExperimentFolder.create(
-        path, kind="scale", contenders=contenders, config=shared, design=plan, provenance=about
+        path, kind="scale", candidates=candidates, config=shared, design=plan, provenance=about
     )
     account = EventWriter(folder)
     for name, message in (failures or {}).items():
-        account.write("failure", contender=name, stage="repeat 1", kind="RankError", message=message, hint="try again")
+        account.write("failure", candidate=name, stage="repeat 1", kind="RankError", message=message, hint="try again")
     for repeat in range(repeats):
-        for number, contender in enumerate(contenders):
-            if contender.name in (failures or {}):
+        for number, candidate in enumerate(candidates):
+            if candidate.name in (failures or {}):
                 continue
-            point = contender.point or {}
+            point = candidate.point or {}
             where = f"repeat-{repeat + 1}/{number + 1}"
-            account.write("run", contender=contender.name, repeat=repeat, folder=where)
-            time_s, workers = step_s(contender, repeat), point["ranks"]
+            account.write("run", candidate=candidate.name, repeat=repeat, folder=where)
+            time_s, workers = step_s(candidate, repeat), point["ranks"]
             place = {"ranks_per_host": point["ranks_per_host"], "batch": point["batch"], "cores": cores}
-            place |= {"threads": (threads or {}).get(contender.strategy, 1)}
-            own = replace(config, strategy=contender.strategy, seed=repeat, batch=point["batch"])
+            place |= {"threads": (threads or {}).get(candidate.strategy, 1)}
+            own = replace(config, strategy=candidate.strategy, seed=repeat, batch=point["batch"])
             epoch = -(-SAMPLES // point["batch"])
-            write_run(path / where, contender, own, workers, [2.0] * 12, time_s, None, about, place, epoch)
+            write_run(path / where, candidate, own, workers, [2.0] * 12, time_s, None, about, place, epoch)
             if events:
-                write_timelines(path / where, contender, workers, 12, time_s)
-                write_counts(path / where, contender, workers, 12)
+                write_timelines(path / where, candidate, workers, 12, time_s)
+                write_counts(path / where, candidate, workers, 12)
     account.write("interrupted" if interrupted else "end")
     account.close()
     return path
@@ -109,4 +109,4 @@ def write_scaling(
 
 def read_scaling(path: Path) -> Scaling:
     """What the records say."""
-    return scaling(pool([read_experiment(path)]))
+    return scaling(collect_records([read_experiment(path)]))

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paceline.experiments.candidates import make_candidates
 from typer.main import get_command
 
 import paceline
 from paceline.cli.main import app, run
 from paceline.config import CompareConfig, LaunchConfig, RunConfig, ScaleConfig
-from paceline.emulation import Place
+from paceline.emulation import EmulationInfo
 from paceline.errors import INTERRUPTED_EXIT_CODE
 from paceline.experiments import train as experiment
-from paceline.experiments.contenders import make_entrants
 from paceline.experiments.names import check_names
 from paceline.experiments.scale_points import make_points
 from paceline.experiments.shapes import choose_shapes
-from paceline.launch.seat import Seat, Shape
+from paceline.launch.seat import LauncherProcess, Shape
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig, ScaleConfig)
 PLACES = {"ADDRESS:PORT": "198.18.0.1:29500", "R": "1", "FILE": "settings.toml"}
 """What stands for something else in a command."""
-EMULATED = Place(spec="4", host=0, hosts=4, master="198.18.0.1:29500")
+EMULATED = EmulationInfo(spec="4", host=0, hosts=4, master="198.18.0.1:29500")
 
 
 def commands() -> list[tuple[str, str]]:
@@ -54,11 +54,11 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
         asked.append(config)
 
     def enter(config: RunConfig, launch: LaunchConfig, compare: CompareConfig, *_: Any) -> None:
-        make_entrants(config, compare, Shape(launch.hosts, launch.local_ranks(default=2)))
+        make_candidates(config, compare, Shape(launch.hosts, launch.local_ranks(default=2)))
         raise KeyboardInterrupt  # Everything that can be known without starting a rank is known.
 
     def climb(config: RunConfig, launch: LaunchConfig, scale: ScaleConfig, *_: Any) -> None:
-        make_points(config, scale, choose_shapes(scale, Seat(seats=launch.hosts), on_one_host=2))
+        make_points(config, scale, choose_shapes(scale, LauncherProcess(launchers=launch.hosts), on_one_host=2))
         raise KeyboardInterrupt
 
     def find(folders: list[Path]) -> None:
@@ -70,7 +70,7 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("paceline.experiments.compare.compare", enter)
     monkeypatch.setattr("paceline.experiments.scale.scale", climb)
     monkeypatch.setattr("paceline.records.find.find_records", find)
-    monkeypatch.setattr("paceline.cli.submit.hand_in", lambda *_: 1)
+    monkeypatch.setattr("paceline.cli.submit.submit_job", lambda *_: 1)
     if "--emulate" in command:  # As on a host that was made for it.
         monkeypatch.setenv("PACELINE_EMULATED", EMULATED.variables()["PACELINE_EMULATED"])
     words = [PLACES.get(word, word) for word in shlex.split(command)[1:]]

@@ -9,28 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config import LaunchConfig
-from paceline.emulation import EmulatedHost, Place, emulation_of, hosts_in_words, parse_hosts, place_of
+from paceline.emulation import EmulatedHostSpec, EmulationInfo, emulation_info, emulation_of, format_hosts, parse_hosts
 from paceline.errors import UsageError
 
-PLACE = Place(spec="4@200mbit", host=2, hosts=4, master="198.18.0.1:29500", host_cpus=0.5)
+PLACE = EmulationInfo(spec="4@200mbit", host=2, hosts=4, master="198.18.0.1:29500", host_cpus=0.5)
 
 
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
-        ("1", [EmulatedHost()]),
-        ("3", [EmulatedHost()] * 3),
-        ("4@200mbit", [EmulatedHost(200e6)] * 4),
-        ("2@1.5Gbit", [EmulatedHost(1.5e9)] * 2),
-        ("1@100kbit", [EmulatedHost(100e3)]),
-        ("2@200mbit+5ms", [EmulatedHost(200e6, 0.005)] * 2),
-        ("2+250us", [EmulatedHost(None, 0.00025)] * 2),
-        ("1+1s", [EmulatedHost(None, 1.0)]),
-        ("2@1gbit,2@100mbit", [EmulatedHost(1e9)] * 2 + [EmulatedHost(100e6)] * 2),
-        (" 1 , 1@1gbit+1ms ", [EmulatedHost(), EmulatedHost(1e9, 0.001)]),
+        ("1", [EmulatedHostSpec()]),
+        ("3", [EmulatedHostSpec()] * 3),
+        ("4@200mbit", [EmulatedHostSpec(200e6)] * 4),
+        ("2@1.5Gbit", [EmulatedHostSpec(1.5e9)] * 2),
+        ("1@100kbit", [EmulatedHostSpec(100e3)]),
+        ("2@200mbit+5ms", [EmulatedHostSpec(200e6, 0.005)] * 2),
+        ("2+250us", [EmulatedHostSpec(None, 0.00025)] * 2),
+        ("1+1s", [EmulatedHostSpec(None, 1.0)]),
+        ("2@1gbit,2@100mbit", [EmulatedHostSpec(1e9)] * 2 + [EmulatedHostSpec(100e6)] * 2),
+        (" 1 , 1@1gbit+1ms ", [EmulatedHostSpec(), EmulatedHostSpec(1e9, 0.001)]),
     ],
 )
-def test_parse(text: str, hosts: list[EmulatedHost]) -> None:
+def test_parse(text: str, hosts: list[EmulatedHostSpec]) -> None:
     assert [(h.rate_bit_s, h.delay_s) for h in parse_hosts(text)] == [
         (h.rate_bit_s, pytest.approx(h.delay_s)) for h in hosts
     ]
@@ -82,14 +82,14 @@ def test_parse_refuses(text: str, said: str) -> None:
     ],
 )
 def test_in_words(text: str, words: str) -> None:
-    assert hosts_in_words(parse_hosts(text)) == words
+    assert format_hosts(parse_hosts(text)) == words
 
 
 def test_a_place_is_told_by_the_environment() -> None:
     variables = PLACE.variables()
-    assert place_of(variables) == PLACE
+    assert emulation_info(variables) == PLACE
     assert emulation_of(variables) == {"spec": "4@200mbit", "host_cpus": 0.5}
-    assert place_of({}) is None
+    assert emulation_info({}) is None
     assert emulation_of({}) is None
 
 
@@ -99,7 +99,7 @@ def test_a_place_is_told_by_the_environment() -> None:
 )
 def test_a_place_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="PACELINE_EMULATED is set to what Paceline did not write"):
-        place_of({"PACELINE_EMULATED": text})
+        emulation_info({"PACELINE_EMULATED": text})
 
 
 def test_a_launch_as_an_emulated_host_sees_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 from paceline.cli.main import run
 from paceline.config import RunConfig
 from paceline.errors import UsageError
-from paceline.slowing import check_slow_ranks, in_words, parse_slow_ranks
+from paceline.slowing import check_slow_ranks, format_slow_ranks, parse_slow_ranks
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_a_rank_has_to_be_there() -> None:
 
 
 def test_sentences_name_those_that_are_slower() -> None:
-    assert in_words({}) == in_words({1: 1.0}) == ""
-    assert in_words(parse_slow_ranks("1:3,0:1")) == "rank 1 was made 3× as slow"
-    assert in_words({2: 1.5, 0: 2.0}) == "rank 0 was made 2× as slow and rank 2 was made 1.5× as slow"
+    assert format_slow_ranks({}) == format_slow_ranks({1: 1.0}) == ""
+    assert format_slow_ranks(parse_slow_ranks("1:3,0:1")) == "rank 1 was made 3× as slow"
+    assert format_slow_ranks({2: 1.5, 0: 2.0}) == "rank 0 was made 2× as slow and rank 2 was made 1.5× as slow"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.emulation import Place, parse_hosts
+from paceline.emulation import EmulationInfo, parse_hosts
 from paceline.errors import UsageError, wrong_choice
 from paceline.settings import NUMBERS, check_bounds, check_choices
 from paceline.slowing import parse_slow_ranks
@@ -216,9 +216,9 @@ class LaunchConfig:
                 f"--emulate and --{given[0].replace('_', '-')} were both given.",
                 hint="emulated hosts are all started here, with addresses of their own: leave the other one out",
             )
-        self.on_emulated_host(Place(spec=self.emulate, host=0, hosts=hosts, master="198.18.0.1:1"))
+        self.on_emulated_host(EmulationInfo(spec=self.emulate, host=0, hosts=hosts, master="198.18.0.1:1"))
 
-    def on_emulated_host(self, place: Place) -> LaunchConfig:
+    def on_emulated_host(self, place: EmulationInfo) -> LaunchConfig:
         """The same launch, as one of the hosts that were made for it sees it."""
         return replace(self, emulate="", host_cpus=None, hosts=place.hosts, node_rank=place.host, master=place.master)
 

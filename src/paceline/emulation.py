@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.errors import UsageError
 
-PLACE_VARIABLE = "PACELINE_EMULATED"
-"""In the environment of all that runs on an emulated host: its `Place`, as JSON."""
+EMULATION_VARIABLE = "PACELINE_EMULATED"
+"""In the environment of all that runs on an emulated host: its `EmulationInfo`, as JSON."""
 CGROUP_VARIABLE = "PACELINE_HOST_CGROUP"
 """In the environment of a host with a share of the cores: the folder of the cgroup that its ranks enter."""
 MOST_HOSTS = 64
@@ -30,7 +30,7 @@ _FORMS = "write it as 4, 4@200mbit, 4@200mbit+5ms or 2@1gbit,2@100mbit"
 
 
 @dataclass(frozen=True)
-class EmulatedHost:
+class EmulatedHostSpec:
     """One emulated host's line to the switch."""
 
     rate_bit_s: float | None = None
@@ -39,13 +39,13 @@ class EmulatedHost:
     """Added to what the host sends, so that a round trip between two such hosts takes twice as much longer."""
 
     def __str__(self) -> str:
-        rate = "at full speed" if self.rate_bit_s is None else f"at {rate_in_words(self.rate_bit_s)} each way"
+        rate = "at full speed" if self.rate_bit_s is None else f"at {format_rate(self.rate_bit_s)} each way"
         return rate if self.delay_s is None else f"{rate}, {self.delay_s * 1e3:g} ms later"
 
 
-def parse_hosts(text: str) -> tuple[EmulatedHost, ...]:
+def parse_hosts(text: str) -> tuple[EmulatedHostSpec, ...]:
     """Reads `4`, `4@200mbit`, `4@200mbit+5ms`, and several of these with commas between them."""
-    hosts: list[EmulatedHost] = []
+    hosts: list[EmulatedHostSpec] = []
     for group in text.split(","):
         match = _GROUP.fullmatch(group.strip())
         if match is None:
@@ -56,7 +56,7 @@ def parse_hosts(text: str) -> tuple[EmulatedHost, ...]:
             raise UsageError(f"a rate in --emulate {text!r} cannot be had.", hint="rates go from 100kbit to 100gbit")
         if delay is not None and not 0 < delay <= _LONGEST_DELAY_S:
             raise UsageError(f"a delay in --emulate {text!r} cannot be had.", hint="delays go up to 10s")
-        hosts += [EmulatedHost(rate, delay)] * min(int(match["count"]), MOST_HOSTS + 1)
+        hosts += [EmulatedHostSpec(rate, delay)] * min(int(match["count"]), MOST_HOSTS + 1)
     if not 0 < len(hosts) <= MOST_HOSTS:
         number = "no" if not hosts else f"more than {MOST_HOSTS}"
         raise UsageError(f"--emulate {text!r} asks for {number} hosts.", hint=f"it takes 1 to {MOST_HOSTS}")
@@ -73,13 +73,13 @@ def _quantity(match: re.Match[str], name: str, units: Mapping[str, float], text:
     return float(match[name]) * units[unit]
 
 
-def rate_in_words(rate_bit_s: float) -> str:
+def format_rate(rate_bit_s: float) -> str:
     """As 200 Mbit/s."""
     unit = next((unit for unit in ("gbit", "mbit") if rate_bit_s >= _RATE_UNITS[unit]), "kbit")
     return f"{rate_bit_s / _RATE_UNITS[unit]:g} {_RATE_WORDS[unit]}"
 
 
-def hosts_in_words(hosts: tuple[EmulatedHost, ...]) -> str:
+def format_hosts(hosts: tuple[EmulatedHostSpec, ...]) -> str:
     """As "4 emulated hosts at 200 Mbit/s each way"."""
     what = f"{len(hosts)} emulated host{'s' if len(hosts) > 1 else ''}"
     groups = [(kind, len(list(same))) for kind, same in groupby(hosts)]
@@ -89,7 +89,7 @@ def hosts_in_words(hosts: tuple[EmulatedHost, ...]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class EmulationInfo:
     """Which host of which emulation a process is on."""
 
     spec: str
@@ -103,7 +103,7 @@ class Place:
 
     def variables(self) -> dict[str, str]:
         """What the environment of a process on this host says."""
-        return {PLACE_VARIABLE: json.dumps(asdict(self))}
+        return {EMULATION_VARIABLE: json.dumps(asdict(self))}
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -115,9 +115,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def place_of(environment: Mapping[str, str]) -> Place | None:
+def emulation_info(environment: Mapping[str, str]) -> EmulationInfo | None:
     """The emulated host that a process with this environment is on; None where it is on none."""
-    text = environment.get(PLACE_VARIABLE)
+    text = environment.get(EMULATION_VARIABLE)
     if not text:
         return None
     try:
@@ -126,11 +126,13 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     except ValueError:
         known = False
     if not known or not all(isinstance(values[name], kinds) for name, kinds in _KINDS.items()):
-        raise UsageError(f"{PLACE_VARIABLE} is set to what Paceline did not write.", hint=f"unset {PLACE_VARIABLE}")
-    return Place(**values)
+        raise UsageError(
+            f"{EMULATION_VARIABLE} is set to what Paceline did not write.", hint=f"unset {EMULATION_VARIABLE}"
+        )
+    return EmulationInfo(**values)
 
 
 def emulation_of(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """What a record says of the emulation it was made in: what was asked for; None on real hosts."""
-    place = place_of(environment)
+    place = emulation_info(environment)
     return None if place is None else {"spec": place.spec, "host_cpus": place.host_cpus}

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from paceline.errors import UsageError, unknown_name, wrong_choice
 
-Config = TypeVar("Config")
+ConfigT = TypeVar("ConfigT")
 NUMBERS: Mapping[str, Any] = {"numbers": True}
 """Of a field whose text is a list of numbers, as 1,2,4: a file may have them as numbers too."""
 
@@ -120,7 +120,7 @@ def _in_words(kind: Any) -> str:
     return " or ".join(words[member] for member in _members(kind) if member in words)
 
 
-def from_mapping(kind: type[Config], values: Mapping[str, Any]) -> Config:
+def from_mapping(kind: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
     """Builds one config from a mapping that may hold others' keys too (None means: not given)."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     given = {name: value for name, value in values.items() if name in names and value is not None}

@@ -47,7 +47,7 @@ def check_slow_ranks(slowed: dict[int, float], ranks: int) -> None:
         )
 
 
-def in_words(slowed: dict[int, float]) -> str:
+def format_slow_ranks(slowed: dict[int, float]) -> str:
     """As `rank 1 was made 3× as slow`; empty where nobody was."""
     named = [f"rank {rank} was made {factor:g}× as slow" for rank, factor in sorted(slowed.items()) if factor > 1]
     return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)

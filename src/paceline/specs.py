@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from paceline.errors import UsageError, unknown_name, wrong_choice
 
-Options = TypeVar("Options")
+OptionsT = TypeVar("OptionsT")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def split_list(text: str) -> list[str]:
     return items
 
 
-def build(options_type: type[Options], values: dict[str, str], owner: str) -> Options:
+def build(options_type: type[OptionsT], values: dict[str, str], owner: str) -> OptionsT:
     """Builds the options dataclass from the user's words, naming the option that is unknown or has the wrong type."""
     fields = {field.name: field for field in dataclasses.fields(options_type)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(options_type)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from paceline.analysis.activity import WAITING, Activity, activities_in, step_activities
-from paceline.analysis.split import Span, split_steps
-from paceline.records.timeline import NEVER, NO_PEER, ROW, Kind, Purpose, Timeline
+from paceline.analysis.split import TimedSpan, split_steps
+from paceline.records.timeline import NEVER, NO_PEER, ROW, Purpose, RowKind, Timeline
 
 
-def timeline(*rows: tuple[int, Kind, float, float, float]) -> Timeline:
+def timeline(*rows: tuple[int, RowKind, float, float, float]) -> Timeline:
     """A timeline of (step, kind, start, end, waited from)."""
     whole = [
         (step, kind, Purpose.GRADIENTS if kind.is_operation else Purpose.NOTHING, NO_PEER, 8, start, end, waited, NEVER)
@@ -23,8 +23,8 @@ def timeline(*rows: tuple[int, Kind, float, float, float]) -> Timeline:
 
 
 def test_a_blocking_operation_cuts_the_phase_that_it_is_in() -> None:
-    phases = [Span(Kind.FORWARD, 0.0, 4.0), Span(Kind.BACKWARD, 4.0, 9.0)]
-    statistics = Span(Kind.ALL_REDUCE, 1.0, 2.0, waited_from_s=1.5)
+    phases = [TimedSpan(RowKind.FORWARD, 0.0, 4.0), TimedSpan(RowKind.BACKWARD, 4.0, 9.0)]
+    statistics = TimedSpan(RowKind.ALL_REDUCE, 1.0, 2.0, waited_from_s=1.5)
     assert activities_in(0.0, 10.0, phases, [statistics]) == [
         Activity("forward", 0.0, 1.5),
         Activity(WAITING, 1.5, 2.0),
@@ -34,8 +34,12 @@ def test_a_blocking_operation_cuts_the_phase_that_it_is_in() -> None:
 
 
 def test_what_runs_beside_backward_is_waiting_only_after_it() -> None:
-    phases = [Span(Kind.DATA, 0.0, 1.0), Span(Kind.BACKWARD, 1.0, 5.0), Span(Kind.OPTIMISER, 7.0, 8.0)]
-    buckets = [Span(Kind.ALL_REDUCE, 3.0, 6.0), Span(Kind.ALL_REDUCE, 4.0, 6.5)]
+    phases = [
+        TimedSpan(RowKind.DATA, 0.0, 1.0),
+        TimedSpan(RowKind.BACKWARD, 1.0, 5.0),
+        TimedSpan(RowKind.OPTIMISER, 7.0, 8.0),
+    ]
+    buckets = [TimedSpan(RowKind.ALL_REDUCE, 3.0, 6.0), TimedSpan(RowKind.ALL_REDUCE, 4.0, 6.5)]
     assert activities_in(0.0, 8.0, phases, buckets) == [
         Activity("data", 0.0, 1.0),
         Activity("backward", 1.0, 5.0),
@@ -48,11 +52,11 @@ def test_an_operation_that_outlives_its_step_is_under_way_in_the_next() -> None:
     steps = list(
         step_activities(
             timeline(
-                (0, Kind.STEP, 0.0, 5.0, NEVER),
-                (0, Kind.FORWARD, 0.0, 5.0, NEVER),
-                (0, Kind.ALL_REDUCE, 4.0, 6.0, NEVER),
-                (1, Kind.STEP, 5.0, 9.0, NEVER),
-                (1, Kind.FORWARD, 5.5, 9.0, NEVER),
+                (0, RowKind.STEP, 0.0, 5.0, NEVER),
+                (0, RowKind.FORWARD, 0.0, 5.0, NEVER),
+                (0, RowKind.ALL_REDUCE, 4.0, 6.0, NEVER),
+                (1, RowKind.STEP, 5.0, 9.0, NEVER),
+                (1, RowKind.FORWARD, 5.5, 9.0, NEVER),
             )
         )
     )
@@ -63,15 +67,15 @@ def test_an_operation_that_outlives_its_step_is_under_way_in_the_next() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_activities_do_not_overlap_and_add_up_to_the_split(seed: int) -> None:
     draw = random.Random(seed)
-    rows: list[tuple[int, Kind, float, float, float]] = []
+    rows: list[tuple[int, RowKind, float, float, float]] = []
     for step in range(3):
         moments = sorted(step + draw.random() for _ in range(6))
-        rows.append((step, Kind.STEP, moments[0], moments[5], NEVER))
-        for number, kind in enumerate((Kind.DATA, Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMISER)):
+        rows.append((step, RowKind.STEP, moments[0], moments[5], NEVER))
+        for number, kind in enumerate((RowKind.DATA, RowKind.FORWARD, RowKind.BACKWARD, RowKind.OPTIMISER)):
             rows.append((step, kind, moments[number], moments[number + 1], NEVER))
         for _ in range(draw.randrange(6)):  # After the data, as in a run: else waiting there is not told apart.
             start, end = sorted(draw.uniform(moments[1], moments[5]) for _ in range(2))
-            rows.append((step, Kind.ALL_REDUCE, start, end, draw.choice([NEVER, draw.uniform(start, end)])))
+            rows.append((step, RowKind.ALL_REDUCE, start, end, draw.choice([NEVER, draw.uniform(start, end)])))
     whole = timeline(*rows)
     for step, split in zip(step_activities(whole), split_steps(whole), strict=True):
         ends = [activity.end_s for activity in step.activities]

@@ -10,11 +10,11 @@ import pytest
 
 from experiments_on_disk import falling, read_comparison, write_experiment
 from paceline.analysis.caveats import caveats
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 
 
 def drifted(path: Path, place: int, apart: float | None) -> list[str]:
-    """The warnings where the replicas of the contender in a place differ after the second repeat."""
+    """The warnings where the replicas of the candidate in a place differ after the second repeat."""
     for file in path.glob(f"repeat-2/{place}/summary.json"):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"weight_divergence": apart}))
     return [warning for warning in read_comparison(path).warnings if "weights differ" in warning]
@@ -35,15 +35,15 @@ def test_equal_replicas_are_not(tmp_path: Path, apart: float | None) -> None:
 
 
 def test_what_promises_nothing_may_drift(tmp_path: Path) -> None:
-    path = write_experiment(tmp_path / "e", [Contender("local", "local", lossless=False), Contender("ddp", "ddp")])
+    path = write_experiment(tmp_path / "e", [Candidate("local", "local", lossless=False), Candidate("ddp", "ddp")])
     assert drifted(path, 1, 0.5) == []
     assert drifted(write_experiment(tmp_path / "classic"), 2, 0.9) == [], "the bound exchanges nothing"
 
 
 def test_losses_that_are_no_numbers_are_said(tmp_path: Path) -> None:
-    def losses(contender: Contender, repeat: int, step: int) -> float:
-        diverges = contender.name == "allreduce" or (contender.name == "ddp" and repeat == 1)
-        return math.nan if diverges and step >= 5 else falling(contender, repeat, step)
+    def losses(candidate: Candidate, repeat: int, step: int) -> float:
+        diverges = candidate.name == "allreduce" or (candidate.name == "ddp" and repeat == 1)
+        return math.nan if diverges and step >= 5 else falling(candidate, repeat, step)
 
     said = [w for w in read_comparison(write_experiment(tmp_path / "e", losses=losses)).warnings if "number" in w]
     assert len(said) == 2
@@ -51,7 +51,7 @@ def test_losses_that_are_no_numbers_are_said(tmp_path: Path) -> None:
     assert "ddp: the loss is not a number since step 5 in 1 of 2 repeats." in said[1]
 
 
-def test_contenders_that_diverge_alike_share_a_sentence(tmp_path: Path) -> None:
+def test_candidates_that_diverge_alike_share_a_sentence(tmp_path: Path) -> None:
     warnings = read_comparison(write_experiment(tmp_path / "e", losses=lambda *_: math.nan)).warnings
     assert [
         w for w in warnings if w.startswith("single, none, allreduce and ddp: the loss is not a number since step 0")
@@ -63,7 +63,7 @@ def test_a_comparison_as_it_should_be_has_no_caveats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unseen", "said"),
+    ("untracked", "said"),
     [
         (
             {"groups": 1, "operations": 9},
@@ -80,17 +80,17 @@ def test_a_comparison_as_it_should_be_has_no_caveats(tmp_path: Path) -> None:
     ],
 )
 def test_what_passes_by_the_time_split_is_said_once(
-    tmp_path: Path, unseen: dict[str, int] | None, said: str | None
+    tmp_path: Path, untracked: dict[str, int] | None, said: str | None
 ) -> None:
     path = write_experiment(tmp_path / "e")
     for file in path.glob("repeat-*/3/summary.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"unseen": unseen}))
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"untracked": untracked}))
     assert read_comparison(path).warnings == ([] if said is None else [said])
 
 
 def test_ranks_that_differ_are_said_in_one_sentence(tmp_path: Path) -> None:
-    pool = read_comparison(write_experiment(tmp_path / "e")).pool
-    (said,) = caveats(pool, {"ddp": 0.061, "allreduce": 0.114, "single": None})
+    record_set = read_comparison(write_experiment(tmp_path / "e")).record_set
+    (said,) = caveats(record_set, {"ddp": 0.061, "allreduce": 0.114, "single": None})
     assert said.startswith("ddp and allreduce: time per iteration differs by 6 to 11% between ranks")
-    (said,) = caveats(pool, {"ddp": 0.061})
+    (said,) = caveats(record_set, {"ddp": 0.061})
     assert said.startswith("ddp: time per iteration differs by 6% between ranks")

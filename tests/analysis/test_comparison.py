@@ -12,19 +12,19 @@ import pytest
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison, compare
 from paceline.analysis.parting import identical_groups
-from paceline.analysis.pool import pool
+from paceline.analysis.pool import collect_records
 from paceline.records import RunRecord
-from paceline.records.experiment import Contender, read_experiment
+from paceline.records.experiment import Candidate, read_experiment
 from paceline.records.find import find_records
 from paceline.records.writer import strict
-from paceline.report.evidence import parting_sentences, parting_words
+from paceline.report.evidence import loss_difference_row, loss_difference_sentences
 
 STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
 
 
 def test_rows_are_sorted_by_speed_with_ratios_to_the_reference(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", step_s=STEP_S, repeats=3))
-    assert [row.contender.name for row in comparison.rows] == ["none", "ddp", "allreduce", "single"]
+    assert [row.candidate.name for row in comparison.rows] == ["none", "ddp", "allreduce", "single"]
     allreduce = comparison.row("allreduce")
     assert allreduce.step_s is not None
     assert allreduce.step_s.value == pytest.approx(0.03, rel=0.02)
@@ -41,7 +41,7 @@ def test_single_trains_fewer_samples_a_step_so_its_ratio_is_per_sample(tmp_path:
 
 def test_exposed_communication_is_what_the_bound_saves(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", step_s=STEP_S))
-    exposed = {row.contender.name: row.above_bound for row in comparison.rows}
+    exposed = {row.candidate.name: row.above_bound for row in comparison.rows}
     assert exposed["ddp"] is not None
     assert exposed["ddp"].value == pytest.approx(0.5, abs=0.02)
     assert exposed["none"] is None
@@ -49,19 +49,19 @@ def test_exposed_communication_is_what_the_bound_saves(tmp_path: Path) -> None:
 
 
 def test_without_a_bound_nothing_is_said_about_exposed_communication(tmp_path: Path) -> None:
-    contenders = [contender for contender in CLASSIC if contender.role != "bound"]
-    comparison = read_comparison(write_experiment(tmp_path / "e", contenders))
+    candidates = [candidate for candidate in CLASSIC if candidate.role != "bound"]
+    comparison = read_comparison(write_experiment(tmp_path / "e", candidates))
     assert all(row.above_bound is None for row in comparison.rows)
 
 
 def test_the_bound_of_the_same_settings_counts(tmp_path: Path) -> None:
-    contenders = [
-        Contender(f"{strategy} bn={bn}", strategy, {"bn": bn}, role, strategy != "none")
+    candidates = [
+        Candidate(f"{strategy} bn={bn}", strategy, {"bn": bn}, role, strategy != "none")
         for strategy, role in (("none", "bound"), ("ddp", "candidate"))
         for bn in ("local", "sync")
     ]
     step_s = {"none bn=local": 0.01, "none bn=sync": 0.02, "ddp bn=local": 0.04, "ddp bn=sync": 0.04}
-    comparison = read_comparison(write_experiment(tmp_path / "e", contenders, step_s=step_s))
+    comparison = read_comparison(write_experiment(tmp_path / "e", candidates, step_s=step_s))
     exposed = comparison.row("ddp bn=sync").above_bound
     assert exposed is not None
     assert exposed.value == pytest.approx(0.5, abs=0.02)
@@ -75,22 +75,22 @@ def test_failures_have_a_row_without_figures(tmp_path: Path) -> None:
 
 
 def fail(path: Path, name: str) -> Comparison:
-    """A contender that fails after all its repeats have been measured."""
+    """A candidate that fails after all its repeats have been measured."""
     with (path / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"event": "failure", "contender": name, "message": "rank 1 failed"}) + "\n")
+        file.write(json.dumps({"event": "failure", "candidate": name, "message": "rank 1 failed"}) + "\n")
     return read_comparison(path)
 
 
 def test_what_failed_keeps_its_figures_but_neither_leads_nor_is_picked(tmp_path: Path) -> None:
     path = write_experiment(
-        tmp_path / "e", step_s=STEP_S | {"p2p": 0.015}, contenders=[*CLASSIC, Contender("p2p", "p2p")]
+        tmp_path / "e", step_s=STEP_S | {"p2p": 0.015}, candidates=[*CLASSIC, Candidate("p2p", "p2p")]
     )
     assert read_comparison(path).pick == "p2p"
     comparison = fail(path, "p2p")
     assert (comparison.decision.first, comparison.decision.second, comparison.pick) == ("ddp", "allreduce", "ddp")
-    assert [row.contender.name for row in comparison.rows] == ["none", "ddp", "allreduce", "single", "p2p"]
+    assert [row.candidate.name for row in comparison.rows] == ["none", "ddp", "allreduce", "single", "p2p"]
     assert comparison.row("p2p").step_s is not None
-    assert [row.contender.name for row in comparison.with_role("candidate")] == ["ddp", "allreduce"]
+    assert [row.candidate.name for row in comparison.with_role("candidate")] == ["ddp", "allreduce"]
 
 
 def test_one_process_that_failed_is_not_picked(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_one_process_that_failed_is_not_picked(tmp_path: Path) -> None:
 
 def test_figures_of_the_failed_come_before_rows_without(tmp_path: Path) -> None:
     comparison = fail(write_experiment(tmp_path / "e", failures={"none": "no"}, step_s=STEP_S), "allreduce")
-    assert [row.contender.name for row in comparison.rows] == ["ddp", "single", "allreduce", "none"]
+    assert [row.candidate.name for row in comparison.rows] == ["ddp", "single", "allreduce", "none"]
 
 
 def test_another_reference_takes_the_place_of_one_that_was_not_measured(tmp_path: Path) -> None:
@@ -116,14 +116,14 @@ def test_another_reference_takes_the_place_of_one_that_was_not_measured(tmp_path
     assert ratio is not None
     assert ratio.value == pytest.approx(1 / 3, rel=0.03)
     assert comparison.row("single").accuracy_gain is not None
-    assert {parting.reference for parting in comparison.partings} == {"allreduce"}
+    assert {loss_difference.reference for loss_difference in comparison.loss_differences} == {"allreduce"}
 
 
 def test_another_reference_takes_the_place_of_one_that_failed(tmp_path: Path) -> None:
     comparison = fail(write_experiment(tmp_path / "e", step_s=STEP_S), "ddp")
     assert comparison.reference == "allreduce"
     assert "ddp failed, so ratios are to allreduce." in comparison.warnings
-    assert comparison.pool.reference == "ddp"
+    assert comparison.record_set.reference == "ddp"
 
 
 def test_without_a_candidate_the_first_that_was_measured_is_the_reference(tmp_path: Path) -> None:
@@ -184,20 +184,20 @@ def test_two_seeds_say_nothing_about_accuracy(tmp_path: Path) -> None:
 
 
 def test_figures_that_are_no_numbers_are_null_in_json(tmp_path: Path) -> None:
-    def losses(contender: Contender, repeat: int, step: int) -> float:
-        return math.nan if contender.name == "allreduce" and step > 4 else 2.0 + repeat
+    def losses(candidate: Candidate, repeat: int, step: int) -> float:
+        return math.nan if candidate.name == "allreduce" and step > 4 else 2.0 + repeat
 
     path = write_experiment(tmp_path / "e", losses=losses)
     with (path / "events.jsonl").open("a") as file:
         proof = {"error": None, "tolerance": 1e-5, "lossless": True, "ranks": 2, "steps": 3}
-        file.write(json.dumps({"event": "parity", "contender": "ddp", **proof}) + "\n")
+        file.write(json.dumps({"event": "parity", "candidate": "ddp", **proof}) + "\n")
     comparison = read_comparison(path)
-    parts = [*comparison.rows, *comparison.proofs, *comparison.partings, comparison.decision]
+    parts = [*comparison.rows, *comparison.proofs, *comparison.loss_differences, comparison.decision]
     for part in parts:
         assert json.loads(json.dumps(part.to_dict(), allow_nan=False)) == strict(part.to_dict())
     assert math.isinf(comparison.proofs[-1].error)
     assert comparison.proofs[-1].to_dict()["error"] is None
-    assert next(p for p in comparison.partings if p.contender == "allreduce").to_dict()["at_end"] is None
+    assert next(p for p in comparison.loss_differences if p.candidate == "allreduce").to_dict()["at_end"] is None
 
 
 def test_an_experiment_without_runs_is_an_empty_comparison(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_experiment_without_runs_is_an_empty_comparison(tmp_path: Path) -> No
 
 def test_runs_cut_short_count_as_far_as_they_went(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", steps=12)
-    (run,) = [m.run for m in read_experiment(path).runs if m.repeat == 1 and m.contender.name == "ddp"]
+    (run,) = [m.run for m in read_experiment(path).runs if m.repeat == 1 and m.candidate.name == "ddp"]
     for name in ("summary.json", "finished"):
         (run.path / name).unlink()
     lines = (run.path / "events.jsonl").read_text().splitlines()
@@ -221,43 +221,45 @@ def test_runs_cut_short_count_as_far_as_they_went(tmp_path: Path) -> None:
 
 
 def test_losses_part_by_rounding(tmp_path: Path) -> None:
-    def losses(contender: Contender, repeat: int, step: int) -> float:
+    def losses(candidate: Candidate, repeat: int, step: int) -> float:
         return (2.0 + repeat) * (
-            1 + (1e-8 * 10 ** max(0, step - 2) if contender.name == "allreduce" and step > 1 else 0)
+            1 + (1e-8 * 10 ** max(0, step - 2) if candidate.name == "allreduce" and step > 1 else 0)
         )
 
     comparison = read_comparison(write_experiment(tmp_path / "e", losses=losses))
-    partings = {parting.contender: parting for parting in comparison.partings}
-    assert set(partings) == {"single", "allreduce"}
-    assert partings["single"].cause == "none"
-    assert partings["single"].first_step is None
-    parting = partings["allreduce"]
-    assert (parting.cause, parting.first_step, parting.visible_step) == ("rounding", 2, 8)
-    assert identical_groups(comparison.pool) == [["single", "ddp"]]
+    loss_differences = {loss_difference.candidate: loss_difference for loss_difference in comparison.loss_differences}
+    assert set(loss_differences) == {"single", "allreduce"}
+    assert loss_differences["single"].cause == "none"
+    assert loss_differences["single"].first_step is None
+    loss_difference = loss_differences["allreduce"]
+    assert (loss_difference.cause, loss_difference.first_step, loss_difference.visible_step) == ("rounding", 2, 8)
+    assert identical_groups(comparison.record_set) == [["single", "ddp"]]
 
 
 def test_batchnorm_parts_runs_that_shard_differently(tmp_path: Path) -> None:
-    def losses(contender: Contender, repeat: int, step: int) -> float:
-        return 2.0 + 0.01 * (contender.name == "single") - 0.01 * step + repeat
+    def losses(candidate: Candidate, repeat: int, step: int) -> float:
+        return 2.0 + 0.01 * (candidate.name == "single") - 0.01 * step + repeat
 
     path = write_experiment(tmp_path / "e", losses=losses)
-    assert {p.contender: p.cause for p in read_comparison(path).partings}["single"] == "unknown"
+    assert {p.candidate: p.cause for p in read_comparison(path).loss_differences}["single"] == "unknown"
     for file in path.rglob("run.json"):
         content = json.loads(file.read_text())
         content["topology"]["batch_norm_layers"] = 8
         file.write_text(json.dumps(content))
-    causes = {parting.contender: parting.cause for parting in read_comparison(path).partings}
+    causes = {
+        loss_difference.candidate: loss_difference.cause for loss_difference in read_comparison(path).loss_differences
+    }
     assert causes == {"single": "batch_norm", "allreduce": "none"}
     for file in path.rglob("run.json"):
         content = json.loads(file.read_text())
         content["config"]["bn"] = "sync"
         file.write_text(json.dumps(content))
-    assert {p.contender: p.cause for p in read_comparison(path).partings}["single"] == "unknown"
+    assert {p.candidate: p.cause for p in read_comparison(path).loss_differences}["single"] == "unknown"
 
 
 def test_dropout_parts_runs_on_other_numbers_of_ranks(tmp_path: Path) -> None:
-    def losses(contender: Contender, repeat: int, step: int) -> float:
-        return 2.0 + 0.01 * (contender.name in ("single", "allreduce")) - 0.01 * step + repeat
+    def losses(candidate: Candidate, repeat: int, step: int) -> float:
+        return 2.0 + 0.01 * (candidate.name in ("single", "allreduce")) - 0.01 * step + repeat
 
     path = write_experiment(tmp_path / "e", losses=losses)
     for file in path.rglob("run.json"):
@@ -265,28 +267,34 @@ def test_dropout_parts_runs_on_other_numbers_of_ranks(tmp_path: Path) -> None:
         content["topology"]["random_layers"] = 2
         file.write_text(json.dumps(content))
     comparison = read_comparison(path)
-    assert {p.contender: p.cause for p in comparison.partings} == {"single": "random_layers", "allreduce": "unknown"}
-    assert {parting_words(p).cause.partition(":")[0] for p in comparison.partings} == {"Dropout", "Unknown"}
+    assert {p.candidate: p.cause for p in comparison.loss_differences} == {
+        "single": "random_layers",
+        "allreduce": "unknown",
+    }
+    assert {loss_difference_row(p).cause.partition(":")[0] for p in comparison.loss_differences} == {
+        "Dropout",
+        "Unknown",
+    }
 
 
 @pytest.mark.parametrize(
     ("names", "verb"), [({"allreduce"}, "allreduce parts"), ({"allreduce", "single"}, "single and allreduce part")]
 )
 def test_one_parts_and_two_part(tmp_path: Path, names: set[str], verb: str) -> None:
-    def losses(contender: Contender, repeat: int, step: int) -> float:
-        return 2.0 + repeat + (1e-6 if contender.name in names and step > 1 else 0)
+    def losses(candidate: Candidate, repeat: int, step: int) -> float:
+        return 2.0 + repeat + (1e-6 if candidate.name in names and step > 1 else 0)
 
-    said = " ".join(parting_sentences(read_comparison(write_experiment(tmp_path / "e", losses=losses))))
+    said = " ".join(loss_difference_sentences(read_comparison(write_experiment(tmp_path / "e", losses=losses))))
     assert f"{verb} from ddp, but nowhere by 0.1% or more." in said
 
 
 def test_a_run_that_diverged_parts_where_the_other_did_not(tmp_path: Path) -> None:
-    def losses(contender: Contender, repeat: int, step: int) -> float:
-        return math.nan if contender.name == "allreduce" and step > 4 else 2.0 + repeat
+    def losses(candidate: Candidate, repeat: int, step: int) -> float:
+        return math.nan if candidate.name == "allreduce" and step > 4 else 2.0 + repeat
 
     comparison = read_comparison(write_experiment(tmp_path / "e", losses=losses))
-    parting = next(p for p in comparison.partings if p.contender == "allreduce")
-    assert (parting.first_step, parting.at_end) == (5, math.inf)
+    loss_difference = next(p for p in comparison.loss_differences if p.candidate == "allreduce")
+    assert (loss_difference.first_step, loss_difference.at_end) == (5, math.inf)
 
 
 def test_experiments_of_two_machines_keep_apart_and_warn(tmp_path: Path) -> None:
@@ -294,8 +302,8 @@ def test_experiments_of_two_machines_keep_apart_and_warn(tmp_path: Path) -> None
         write_experiment(tmp_path / host, repeats=2, provenance={"host": host, "cpu": f"cpu of {host}"})
         for host in ("here", "there")
     ]
-    comparison = compare(pool([read_experiment(path) for path in paths]))
-    names = {row.contender.name for row in comparison.rows}
+    comparison = compare(collect_records([read_experiment(path) for path in paths]))
+    names = {row.candidate.name for row in comparison.rows}
     assert {"ddp @here", "ddp @there"} <= names
     assert len(names) == 8
     assert comparison.reference == "ddp @here"
@@ -307,24 +315,24 @@ def test_experiments_of_two_machines_keep_apart_and_warn(tmp_path: Path) -> None
 
 def test_experiments_that_differ_in_a_setting_are_told_apart_by_it(tmp_path: Path) -> None:
     paths = [write_experiment(tmp_path / bn, settings={"bn": bn}) for bn in ("local", "sync")]
-    names = {row.contender.name for row in compare(pool([read_experiment(path) for path in paths])).rows}
+    names = {row.candidate.name for row in compare(collect_records([read_experiment(path) for path in paths])).rows}
     assert {"ddp bn=local", "ddp bn=sync"} <= names
 
 
 def test_equal_experiments_are_numbered(tmp_path: Path) -> None:
     paths = [write_experiment(tmp_path / name) for name in ("one", "two")]
-    names = {row.contender.name for row in compare(pool([read_experiment(path) for path in paths])).rows}
+    names = {row.candidate.name for row in compare(collect_records([read_experiment(path) for path in paths])).rows}
     assert {"ddp", "ddp (2)"} <= names
 
 
-def test_runs_alone_become_contenders_by_their_settings(tmp_path: Path) -> None:
+def test_runs_alone_become_candidates_by_their_settings(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=2)
     records = find_records([path / "repeat-1", path / "repeat-2"])
     assert all(isinstance(record, RunRecord) for record in records)
-    comparison = compare(pool(records))
-    assert {row.contender.name: row.repeats for row in comparison.rows} == dict.fromkeys(STEP_S, 2)
-    assert comparison.row("none").contender.role == "bound"
-    assert comparison.row("single").contender.role == "baseline"
+    comparison = compare(collect_records(records))
+    assert {row.candidate.name: row.repeats for row in comparison.rows} == dict.fromkeys(STEP_S, 2)
+    assert comparison.row("none").candidate.role == "bound"
+    assert comparison.row("single").candidate.role == "baseline"
 
 
 def test_ranks_that_differ_are_flagged(tmp_path: Path) -> None:

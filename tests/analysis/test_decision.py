@@ -8,11 +8,11 @@ import random
 import pytest
 
 from paceline.analysis.decision import decide
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 
-A, B, C = Contender("a", "a"), Contender("b", "b"), Contender("c", "c")
-NONE = Contender("none", "none", role="bound", lossless=False)
-SINGLE = Contender("single", "single", role="baseline")
+A, B, C = Candidate("a", "a"), Candidate("b", "b"), Candidate("c", "c")
+NONE = Candidate("none", "none", role="bound", lossless=False)
+SINGLE = Candidate("single", "single", role="baseline")
 
 
 def times(*values: float) -> dict[int, float]:
@@ -45,12 +45,12 @@ def test_one_repeat_decides_nothing() -> None:
     assert decide([A, B], {"a": times(1.0), "b": times(9.0)}, looks=1).outcome == "open"
 
 
-def test_a_contender_without_figures_is_left_out() -> None:
+def test_a_candidate_without_figures_is_left_out() -> None:
     decision = decide([A, B, C], {"a": {}, "b": times(1.0, 1.0), "c": times(3.0, 3.01)}, looks=1)
     assert (decision.first, decision.second) == ("b", "c")
 
 
-def test_a_contender_that_failed_is_left_out_however_fast_it_was() -> None:
+def test_a_candidate_that_failed_is_left_out_however_fast_it_was() -> None:
     costs = {"a": times(0.1, 0.1), "b": times(1.0, 1.0), "c": times(3.0, 3.01)}
     decision = decide([A, B, C], costs, looks=1, failed={"a"})
     assert (decision.outcome, decision.first, decision.second) == ("winner", "b", "c")

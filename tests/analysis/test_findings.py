@@ -11,7 +11,7 @@ from examinations import CONTENTION, GB, LINK, MB, NEEDS, all_reduce, examinatio
 from paceline.analysis.finding import binary_size, duration, size
 from paceline.analysis.findings import Finding, findings, problems
 from paceline.analysis.link import all_reduce_s
-from paceline.records.examination import Examination, Link, MeasuringCost
+from paceline.records.examination import Examination, MeasuredLinks, MeasuringCost
 
 
 def only(found: Examination, topic: str, level: str) -> Finding:
@@ -215,7 +215,7 @@ def test_a_slow_network() -> None:
 
 
 def test_links_that_differ() -> None:
-    link = Link([pair(0, 1, rate=2e9), pair(0, 2, rate=5e8)], [all_reduce([0, 1, 2], [0])])
+    link = MeasuredLinks([pair(0, 1, rate=2e9), pair(0, 2, rate=5e8)], [all_reduce([0, 1, 2], [0])])
     ranks = [facts(rank, cores=4.0, cpu_count=4) for rank in range(3)]
     found = only(examination(*ranks, link=link, workload=None), "link", "note")
     assert found.what == ("Within a host links differ 4.0×: 2.0 GB/s from rank 0 to 1, but 500 MB/s from rank 0 to 2.")

@@ -1,4 +1,4 @@
-"""What limits a contender, told from splits and wires made by hand."""
+"""What limits a candidate, told from splits and wires made by hand."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.analysis.limits import Limit, crowding, limits, rounds
-from paceline.analysis.row_split import RowSplit
+from paceline.analysis.limits import Bottleneck, bottlenecks, crowding, rounds
+from paceline.analysis.row_split import CandidateSplit
 from paceline.analysis.split import Split
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.wire import Traffic, Wire
@@ -18,12 +18,12 @@ LINK = PairLink(ranks=[0, 1], hosts=[0, 0], alpha_s=1e-4, beta_s_per_byte=1e-9, 
 PLACE: dict[str, Any] = {"workers": 2, "ranks_per_host": 2, "threads": 1, "cores": 2.0, "device": "cpu"}
 
 
-def split(**parts: float) -> RowSplit:
+def split(**parts: float) -> CandidateSplit:
     values = {"compute_s": 0.0, "overlapped_s": 0.0, "exposed_s": 0.0, "other_s": 0.0} | parts
-    data_s, stolen_s = values.pop("data_s", 0.0), values.pop("stolen_s", 0.0)
-    mean = Split(step_s=sum(values.values()), data_s=data_s, stolen_s=stolen_s, **values)
+    data_s, descheduled_s = values.pop("data_s", 0.0), values.pop("descheduled_s", 0.0)
+    mean = Split(step_s=sum(values.values()), data_s=data_s, descheduled_s=descheduled_s, **values)
     some = Estimate(0.0, None, None, 1)
-    return RowSplit(some, some, some, some, some, None, None, mean, {0: mean})
+    return CandidateSplit(some, some, some, some, some, None, None, mean, {0: mean})
 
 
 def wire(
@@ -41,15 +41,15 @@ def wire(
     return Wire(ranks, [traffic], {}, [waits_s] * ranks, waited_for, exposed_s, None)
 
 
-def main(*arguments: Any) -> Limit:
-    return limits(*arguments)[0]
+def main(*arguments: Any) -> Bottleneck:
+    return bottlenecks(*arguments)[0]
 
 
 def test_parts_come_largest_first_and_small_ones_not_at_all() -> None:
-    found = limits(split(compute_s=0.6, exposed_s=0.3, other_s=0.1), wire(1, 1e8), PLACE, LINK)
+    found = bottlenecks(split(compute_s=0.6, exposed_s=0.3, other_s=0.1), wire(1, 1e8), PLACE, LINK)
     assert [limit.kind for limit in found] == ["compute", "bandwidth", "other"]
     assert [limit.share for limit in found] == pytest.approx([0.6, 0.3, 0.1])
-    assert [limit.kind for limit in limits(split(compute_s=0.99, exposed_s=0.01), wire(1, 1e8), PLACE, LINK)] == [
+    assert [limit.kind for limit in bottlenecks(split(compute_s=0.99, exposed_s=0.01), wire(1, 1e8), PLACE, LINK)] == [
         "compute"
     ]
 
@@ -111,7 +111,7 @@ def test_waits_of_one_run_are_a_share_of_what_was_exposed_in_it() -> None:
 
 
 def test_computing_without_a_core_is_not_computing() -> None:
-    found = limits(split(compute_s=1.0, stolen_s=0.6), None, PLACE | {"cores": 1.0}, None)
+    found = bottlenecks(split(compute_s=1.0, descheduled_s=0.6), None, PLACE | {"cores": 1.0}, None)
     assert [(limit.kind, limit.share) for limit in found] == [
         ("cores", pytest.approx(0.6)),
         ("compute", pytest.approx(0.4)),
@@ -120,7 +120,7 @@ def test_computing_without_a_core_is_not_computing() -> None:
 
 
 def test_data_is_not_counted_twice() -> None:
-    found = limits(split(compute_s=0.5, other_s=0.5, data_s=0.4), None, PLACE, None)
+    found = bottlenecks(split(compute_s=0.5, other_s=0.5, data_s=0.4), None, PLACE, None)
     assert {limit.kind: limit.share for limit in found} == pytest.approx({"compute": 0.5, "data": 0.4, "other": 0.1})
 
 

@@ -15,8 +15,8 @@ from paceline.analysis.payload import PLAN, SEEN, PairBytes, payload_of, seen_li
 from paceline.plans import Plan
 from paceline.plans.operations import all_reduce, broadcast
 from paceline.records import RunRecord, read_run
-from paceline.records.experiment import Contender
-from paceline.records.timeline import NO_PEER, Kind, Purpose
+from paceline.records.experiment import Candidate
+from paceline.records.timeline import NO_PEER, Purpose, RowKind
 
 DDP = "repeat-1/4"
 
@@ -51,7 +51,7 @@ def test_what_was_counted_is_held_against_the_plan(experiment: Path) -> None:
 
 @pytest.mark.parametrize(("off", "holds"), [(0.009, True), (0.011, False), (-0.011, False)])
 def test_one_per_cent_is_allowed(experiment: Path, off: float, holds: bool) -> None:
-    write_counts(experiment / DDP, Contender("ddp", "ddp"), 3, 12, off=off)
+    write_counts(experiment / DDP, Candidate("ddp", "ddp"), 3, 12, off=off)
     run = read_run(experiment / DDP)
     payload = payload_of(run)
     assert payload is not None
@@ -119,20 +119,20 @@ def test_without_both_there_is_a_matrix_and_no_proof(experiment: Path) -> None:
 
 def test_the_run_furthest_from_its_plan_is_shown(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=3, ranks=3, events=True)
-    write_counts(path / "repeat-2/4", Contender("ddp", "ddp"), 3, 12, off=0.5)
+    write_counts(path / "repeat-2/4", Candidate("ddp", "ddp"), 3, 12, off=0.5)
     assert read_comparison(path).payloads["ddp"].deviation == pytest.approx(0.5, rel=1e-2)
 
 
-def seen(kind: Kind, size: int, peer: int = NO_PEER, purpose: Purpose = Purpose.GRADIENTS) -> tuple[Any, ...]:
+def seen(kind: RowKind, size: int, peer: int = NO_PEER, purpose: Purpose = Purpose.GRADIENTS) -> tuple[Any, ...]:
     return operation(kind, 0.1, 0.2, size, peer=peer, purpose=purpose)
 
 
 def test_links_of_what_was_seen() -> None:
-    common = [seen(Kind.ALL_REDUCE, 4000), seen(Kind.BROADCAST, 100, 0, Purpose.BUFFERS)]
-    told = seen(Kind.ALL_REDUCE, 8, purpose=Purpose.AGREEMENT)
+    common = [seen(RowKind.ALL_REDUCE, 4000), seen(RowKind.BROADCAST, 100, 0, Purpose.BUFFERS)]
+    told = seen(RowKind.ALL_REDUCE, 8, purpose=Purpose.AGREEMENT)
     rows = [
-        [*common, seen(Kind.SEND, 600, 1), told],
-        [*common, seen(Kind.RECV, 600, 0), told],
+        [*common, seen(RowKind.SEND, 600, 1), told],
+        [*common, seen(RowKind.RECV, 600, 0), told],
     ]
     found = seen_links({rank: timeline(*own) for rank, own in enumerate(rows)}, [FIRST], 2)
     expected = Plan((all_reduce(1000, 4, 2, 0.0), broadcast(100, 2))).links()
@@ -142,7 +142,7 @@ def test_links_of_what_was_seen() -> None:
 
 
 def test_operations_of_some_ranks_alone_say_nothing() -> None:
-    both, one = [seen(Kind.ALL_REDUCE, 4000)] * 2, [seen(Kind.ALL_REDUCE, 4000)]
+    both, one = [seen(RowKind.ALL_REDUCE, 4000)] * 2, [seen(RowKind.ALL_REDUCE, 4000)]
     assert seen_links({0: timeline(*both), 1: timeline(*one)}, [FIRST], 2) is None
     assert seen_links({0: timeline(*both)}, [FIRST], 2) is None
 

@@ -1,4 +1,4 @@
-"""The split of a contender over its repeats: shares that can be, and that add up."""
+"""The split of a candidate over its repeats: shares that can be, and that add up."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
-from paceline.analysis.row_split import RowSplit
+from paceline.analysis.row_split import CandidateSplit
 from paceline.analysis.split import PARTS
 
 
-def split_over(path: Path, *exposed: float, **written: Any) -> RowSplit:
+def split_over(path: Path, *exposed: float, **written: Any) -> CandidateSplit:
     """That of ddp, whose exposed share in each repeat is given."""
     write_experiment(path / "e", CLASSIC[3:], repeats=len(exposed), events=True, **written)
     for repeat, share in enumerate(exposed):
@@ -21,7 +21,7 @@ def split_over(path: Path, *exposed: float, **written: Any) -> RowSplit:
         summary = json.loads(file.read_text())
         parts = {"compute_s": 1 - share, "overlapped_s": 0.0, "exposed_s": share, "other_s": 0.0, "data_s": 0.0}
         for rank in summary["ranks"]:
-            rank["split"] = parts | {"step_s": 1.0, "stolen_s": 0.0}
+            rank["split"] = parts | {"step_s": 1.0, "descheduled_s": 0.0}
         file.write_text(json.dumps(summary))
     split = read_comparison(path / "e").row("ddp").split
     assert split is not None
@@ -59,7 +59,7 @@ def test_a_rank_counts_as_often_as_it_has_steps(tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     for rank, step_s, exposed_s in zip(summary["ranks"], (1.0, 10.0), (0.1, 9.0), strict=True):
         parts = {"compute_s": step_s - exposed_s, "overlapped_s": 0.0, "exposed_s": exposed_s, "other_s": 0.0}
-        rank["split"] = parts | {"step_s": step_s, "data_s": 0.0, "stolen_s": 0.0}
+        rank["split"] = parts | {"step_s": step_s, "data_s": 0.0, "descheduled_s": 0.0}
     (run / "summary.json").write_text(json.dumps(summary))
     found = read_comparison(tmp_path / "e").row("ddp").split
     assert found is not None

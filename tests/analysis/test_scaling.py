@@ -9,22 +9,22 @@ import pytest
 
 from experiments_on_disk import write_experiment
 from paceline.analysis.machines import crowding
-from paceline.analysis.pool import pool
-from paceline.analysis.scaling import Point, Scaling, scaling
+from paceline.analysis.pool import collect_records
+from paceline.analysis.scaling import Scaling, ScalingPoint, scaling
 from paceline.errors import RecordError
-from paceline.records.experiment import Contender, read_experiment
+from paceline.records.experiment import Candidate, read_experiment
 from scaling_on_disk import HALF_CORES, ONE_HOST, even, read_scaling, write_scaling
 
 APART = HALF_CORES | {"host_cpus": None, "machines": [0, 1, 2, 3], "emulated": None}
 """Hosts with cores of their own."""
 
 
-def steady(contender: Contender, repeat: int) -> float:  # noqa: ARG001
+def steady(candidate: Candidate, repeat: int) -> float:  # noqa: ARG001
     """As `even`, without noise."""
-    return even(Contender("", contender.strategy, point=contender.point), 0)
+    return even(Candidate("", candidate.strategy, point=candidate.point), 0)
 
 
-def at(found: Scaling, mode: str, strategy: str, ranks: int, hosts: int | None = None) -> Point:
+def at(found: Scaling, mode: str, strategy: str, ranks: int, hosts: int | None = None) -> ScalingPoint:
     (point,) = [
         p
         for p in found.points(mode)  # type: ignore[arg-type]
@@ -68,14 +68,14 @@ def test_weak_scaling_by_its_definition(found: Scaling) -> None:
 
 def test_both_kinds_of_scaling_share_what_they_meet_in(found: Scaling) -> None:
     assert found.modes == ["strong", "weak"]
-    assert at(found, "strong", "ddp", 4).contender is at(found, "weak", "ddp", 4).contender
-    assert at(found, "strong", "ddp", 1).contender is not at(found, "weak", "ddp", 1).contender
+    assert at(found, "strong", "ddp", 4).candidate is at(found, "weak", "ddp", 4).candidate
+    assert at(found, "strong", "ddp", 1).candidate is not at(found, "weak", "ddp", 1).candidate
     assert at(found, "strong", "single", 1).over_single is None
 
 
 def test_the_baselines_differ_where_a_strategy_costs_something_alone(tmp_path: Path) -> None:
-    def step_s(contender: Contender, repeat: int) -> float:
-        return steady(contender, repeat) * (1.16 if contender.strategy == "ddp" else 1)
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return steady(candidate, repeat) * (1.16 if candidate.strategy == "ddp" else 1)
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"]))
     point = at(found, "strong", "ddp", 2)
@@ -89,8 +89,8 @@ def test_the_baselines_differ_where_a_strategy_costs_something_alone(tmp_path: P
 
 
 def test_intervals_are_over_pairs(tmp_path: Path) -> None:
-    def step_s(contender: Contender, repeat: int) -> float:
-        return steady(contender, repeat) * (1 + repeat)  # A machine that gets slower for all alike.
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return steady(candidate, repeat) * (1 + repeat)  # A machine that gets slower for all alike.
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, repeats=3, modes=["strong"]))
     point = at(found, "strong", "ddp", 4)
@@ -168,9 +168,9 @@ def test_efficiency_needs_ranks_that_have_what_the_baseline_had(tmp_path: Path) 
 
 
 def test_the_same_ranks_on_fewer_hosts(tmp_path: Path) -> None:
-    def step_s(contender: Contender, repeat: int) -> float:
-        assert contender.point is not None
-        return steady(contender, repeat) * (1 + 0.3 * (contender.point["ranks_per_host"] - 1))
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        assert candidate.point is not None
+        return steady(candidate, repeat) * (1 + 0.3 * (candidate.point["ranks_per_host"] - 1))
 
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, step_s=step_s, modes=["strong"]))
@@ -223,9 +223,9 @@ def test_without_the_baseline_strategies_are_held_against_themselves(tmp_path: P
 
 
 def test_more_than_ideal_is_said(tmp_path: Path) -> None:
-    def step_s(contender: Contender, repeat: int) -> float:
-        assert contender.point is not None
-        return steady(contender, repeat) * (3 if contender.point["ranks"] == 1 else 1)
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        assert candidate.point is not None
+        return steady(candidate, repeat) * (3 if candidate.point["ranks"] == 1 else 1)
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"]))
     (warning,) = [warning for warning in found.warnings if warning.startswith("More than ideal")]
@@ -262,7 +262,7 @@ def test_an_experiment_that_has_only_begun(tmp_path: Path) -> None:
 
 def test_a_comparison_is_no_scaling_experiment(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="not one scaling experiment"):
-        scaling(pool([read_experiment(write_experiment(tmp_path / "e"))]))
+        scaling(collect_records([read_experiment(write_experiment(tmp_path / "e"))]))
 
 
 def test_points_go_into_json(found: Scaling) -> None:

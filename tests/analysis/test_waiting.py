@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from analysis.timelines import FIRST, operation, phase, timeline
-from paceline.analysis.waiting import Waiting, waiting
-from paceline.records.timeline import Kind, Purpose, Timeline
+from paceline.analysis.waiting import RankWaits, rank_waits
+from paceline.records.timeline import Purpose, RowKind, Timeline
 
 
-def waits(*timelines: Timeline) -> Waiting:
-    found = waiting(dict(enumerate(timelines)), np.array([FIRST], dtype=np.uint32))
+def waits(*timelines: Timeline) -> RankWaits:
+    found = rank_waits(dict(enumerate(timelines)), np.array([FIRST], dtype=np.uint32))
     assert found is not None
     return found
 
@@ -21,10 +21,10 @@ def test_buckets_that_queue_behind_each_other_still_tell_who_was_late() -> None:
 
     def rank(late_s: float) -> Timeline:
         return timeline(
-            phase(Kind.STEP, 0.0, 1.0),
-            phase(Kind.BACKWARD, 0.1 + late_s, 0.5 + late_s),
-            operation(Kind.ALL_REDUCE, 0.4 + late_s, 0.8),
-            operation(Kind.ALL_REDUCE, 0.5 + late_s, 0.9),
+            phase(RowKind.STEP, 0.0, 1.0),
+            phase(RowKind.BACKWARD, 0.1 + late_s, 0.5 + late_s),
+            operation(RowKind.ALL_REDUCE, 0.4 + late_s, 0.8),
+            operation(RowKind.ALL_REDUCE, 0.5 + late_s, 0.9),
         )
 
     found = waits(rank(0.0), rank(0.1))
@@ -33,21 +33,25 @@ def test_buckets_that_queue_behind_each_other_still_tell_who_was_late() -> None:
 
 
 def test_what_a_rank_computes_meanwhile_is_not_waiting() -> None:
-    early = timeline(phase(Kind.STEP, 0.0, 1.0), phase(Kind.BACKWARD, 0.0, 0.7), operation(Kind.ALL_REDUCE, 0.2, 0.9))
-    late = timeline(phase(Kind.STEP, 0.0, 1.0), phase(Kind.BACKWARD, 0.0, 0.8), operation(Kind.ALL_REDUCE, 0.8, 0.9))
+    early = timeline(
+        phase(RowKind.STEP, 0.0, 1.0), phase(RowKind.BACKWARD, 0.0, 0.7), operation(RowKind.ALL_REDUCE, 0.2, 0.9)
+    )
+    late = timeline(
+        phase(RowKind.STEP, 0.0, 1.0), phase(RowKind.BACKWARD, 0.0, 0.8), operation(RowKind.ALL_REDUCE, 0.8, 0.9)
+    )
     assert waits(early, late).waits_s == pytest.approx([0.1, 0.0])
 
 
 def test_receives_that_are_posted_at_once_wait_for_each_sender() -> None:
     """p2p: rank 0 waits for rank 1, and rank 2 for the answer that rank 0 cannot give before that."""
     root = timeline(
-        operation(Kind.RECV, 0.0, 0.5, peer=1),
-        operation(Kind.RECV, 0.0, 0.5, peer=2),
-        operation(Kind.SEND, 0.5, 0.55, peer=1),
-        operation(Kind.SEND, 0.5, 0.55, peer=2),
+        operation(RowKind.RECV, 0.0, 0.5, peer=1),
+        operation(RowKind.RECV, 0.0, 0.5, peer=2),
+        operation(RowKind.SEND, 0.5, 0.55, peer=1),
+        operation(RowKind.SEND, 0.5, 0.55, peer=2),
     )
-    late = timeline(operation(Kind.SEND, 0.4, 0.45, peer=0), operation(Kind.RECV, 0.45, 0.6, peer=0))
-    early = timeline(operation(Kind.SEND, 0.0, 0.05, peer=0), operation(Kind.RECV, 0.05, 0.6, peer=0))
+    late = timeline(operation(RowKind.SEND, 0.4, 0.45, peer=0), operation(RowKind.RECV, 0.45, 0.6, peer=0))
+    early = timeline(operation(RowKind.SEND, 0.0, 0.05, peer=0), operation(RowKind.RECV, 0.05, 0.6, peer=0))
     found = waits(root, late, early)
     assert found.waits_s == pytest.approx([0.4, 0.05, 0.45])
     assert found.waited_for[1] == pytest.approx((0.4 + 0.35) / 0.9), "rank 2 until 0.4, while rank 0 waited for rank 1"
@@ -55,9 +59,9 @@ def test_receives_that_are_posted_at_once_wait_for_each_sender() -> None:
 
 
 def test_a_scatter_after_a_gather_is_the_fault_of_whoever_the_root_waits_for() -> None:
-    root = timeline(operation(Kind.GATHER, 0.0, 0.5, peer=0), operation(Kind.SCATTER, 0.5, 0.6, peer=0))
-    late = timeline(operation(Kind.GATHER, 0.5, 0.5, peer=0), operation(Kind.SCATTER, 0.5, 0.6, peer=0))
-    early = timeline(operation(Kind.GATHER, 0.0, 0.1, peer=0), operation(Kind.SCATTER, 0.1, 0.6, peer=0))
+    root = timeline(operation(RowKind.GATHER, 0.0, 0.5, peer=0), operation(RowKind.SCATTER, 0.5, 0.6, peer=0))
+    late = timeline(operation(RowKind.GATHER, 0.5, 0.5, peer=0), operation(RowKind.SCATTER, 0.5, 0.6, peer=0))
+    early = timeline(operation(RowKind.GATHER, 0.0, 0.1, peer=0), operation(RowKind.SCATTER, 0.1, 0.6, peer=0))
     found = waits(root, late, early)
     assert found.waits_s == pytest.approx([0.5, 0.0, 0.4])
     assert found.waited_for == {1: pytest.approx(1.0)}
@@ -65,17 +69,17 @@ def test_a_scatter_after_a_gather_is_the_fault_of_whoever_the_root_waits_for() -
 
 def test_ranks_that_wait_for_each_other_in_a_circle_end_somewhere() -> None:
     """Two exchanges at once, each late on the other side: nobody can be followed further than once around."""
-    one = timeline(operation(Kind.RECV, 0.0, 1.0, peer=1), operation(Kind.SEND, 0.5, 1.0, peer=1))
-    other = timeline(operation(Kind.RECV, 0.0, 1.0, peer=0), operation(Kind.SEND, 0.5, 1.0, peer=0))
+    one = timeline(operation(RowKind.RECV, 0.0, 1.0, peer=1), operation(RowKind.SEND, 0.5, 1.0, peer=1))
+    other = timeline(operation(RowKind.RECV, 0.0, 1.0, peer=0), operation(RowKind.SEND, 0.5, 1.0, peer=0))
     found = waits(one, other)
     assert found.waits_s == pytest.approx([0.5, 0.5])
     assert sum(found.waited_for.values()) == pytest.approx(1.0)
 
 
 def test_steps_whose_operations_do_not_match_say_nothing() -> None:
-    one = timeline(operation(Kind.ALL_REDUCE, 0.0, 1.0))
-    other = timeline(operation(Kind.BROADCAST, 0.0, 1.0, peer=0))
-    assert waiting({0: one, 1: other}, np.array([FIRST], dtype=np.uint32)) is None
+    one = timeline(operation(RowKind.ALL_REDUCE, 0.0, 1.0))
+    other = timeline(operation(RowKind.BROADCAST, 0.0, 1.0, peer=0))
+    assert rank_waits({0: one, 1: other}, np.array([FIRST], dtype=np.uint32)) is None
 
 
 def test_what_is_still_under_way_in_the_next_step_is_waited_for_there() -> None:
@@ -83,15 +87,15 @@ def test_what_is_still_under_way_in_the_next_step_is_waited_for_there() -> None:
 
     def rank(start_s: float) -> Timeline:
         return timeline(
-            phase(Kind.STEP, 0.0, 1.0),
-            phase(Kind.BACKWARD, 0.0, 1.0),
-            phase(Kind.STEP, 1.0, 2.0, step=FIRST + 1),
-            phase(Kind.FORWARD, 1.0, 2.0, step=FIRST + 1),
-            operation(Kind.ALL_REDUCE, start_s, 1.7, waited_from_s=max(start_s, 1.1)),
+            phase(RowKind.STEP, 0.0, 1.0),
+            phase(RowKind.BACKWARD, 0.0, 1.0),
+            phase(RowKind.STEP, 1.0, 2.0, step=FIRST + 1),
+            phase(RowKind.FORWARD, 1.0, 2.0, step=FIRST + 1),
+            operation(RowKind.ALL_REDUCE, start_s, 1.7, waited_from_s=max(start_s, 1.1)),
         )
 
     steps = np.array([FIRST, FIRST + 1], dtype=np.uint32)
-    found = waiting({0: rank(0.9), 1: rank(1.4)}, steps)
+    found = rank_waits({0: rank(0.9), 1: rank(1.4)}, steps)
     assert found is not None
     assert [2 * wait_s for wait_s in found.waits_s] == pytest.approx([0.3, 0.0]), "from 1.1 on it computes nothing"
     assert found.waited_for == {1: 1.0}
@@ -102,9 +106,9 @@ def test_operations_of_two_groups_match_by_what_they_carry() -> None:
 
     def rank(slice_s: float, buffers_s: float) -> Timeline:
         return timeline(
-            phase(Kind.STEP, 0.0, 1.0),
-            operation(Kind.ALL_REDUCE, slice_s, 0.6),
-            operation(Kind.BROADCAST, buffers_s, 0.5, peer=0, purpose=Purpose.BUFFERS),
+            phase(RowKind.STEP, 0.0, 1.0),
+            operation(RowKind.ALL_REDUCE, slice_s, 0.6),
+            operation(RowKind.BROADCAST, buffers_s, 0.5, peer=0, purpose=Purpose.BUFFERS),
         )
 
     assert waits(rank(0.3, 0.2), rank(0.1, 0.4)).waits_s == pytest.approx([0.0, 0.2])

@@ -7,7 +7,7 @@ import pytest
 from analysis.timelines import operation, phase, timeline
 from paceline.analysis.wire import Traffic, Wire, bus_factor, wire_of
 from paceline.plans.operations import sent_by_rank
-from paceline.records.timeline import Kind, Purpose, Timeline
+from paceline.records.timeline import Purpose, RowKind, Timeline
 
 MB = 1_000_000
 
@@ -21,10 +21,10 @@ def only(wire: Wire | None) -> Traffic:
 def test_the_rank_that_comes_last_tells_the_transfer_and_the_others_waited_for_it() -> None:
     wire = wire_of(
         {
-            0: timeline(operation(Kind.ALL_REDUCE, 0.0, 1.0, 4 * MB)),
-            1: timeline(operation(Kind.ALL_REDUCE, 0.8, 1.0, 4 * MB)),
-            2: timeline(operation(Kind.ALL_REDUCE, 0.3, 1.0, 4 * MB)),
-            3: timeline(operation(Kind.ALL_REDUCE, 0.7, 1.0, 4 * MB)),
+            0: timeline(operation(RowKind.ALL_REDUCE, 0.0, 1.0, 4 * MB)),
+            1: timeline(operation(RowKind.ALL_REDUCE, 0.8, 1.0, 4 * MB)),
+            2: timeline(operation(RowKind.ALL_REDUCE, 0.3, 1.0, 4 * MB)),
+            3: timeline(operation(RowKind.ALL_REDUCE, 0.7, 1.0, 4 * MB)),
         }
     )
     assert wire is not None
@@ -38,7 +38,7 @@ def test_the_rank_that_comes_last_tells_the_transfer_and_the_others_waited_for_i
 
 def test_operations_under_way_at_once_have_no_bandwidth_of_their_own() -> None:
     """Two buckets: the second is enqueued while the first is on the wire."""
-    rows = [operation(Kind.ALL_REDUCE, 0.0, 1.0, MB), operation(Kind.ALL_REDUCE, 0.5, 2.0, MB)]
+    rows = [operation(RowKind.ALL_REDUCE, 0.0, 1.0, MB), operation(RowKind.ALL_REDUCE, 0.5, 2.0, MB)]
     wire = wire_of({0: timeline(*rows), 1: timeline(*rows)})
     traffic = only(wire)
     assert traffic.per_step == 2
@@ -47,18 +47,18 @@ def test_operations_under_way_at_once_have_no_bandwidth_of_their_own() -> None:
 
 
 def test_one_that_is_isolated_on_one_rank_alone_does_not_count() -> None:
-    apart = [operation(Kind.ALL_REDUCE, 0.0, 1.0, MB), operation(Kind.ALL_REDUCE, 1.5, 2.0, MB)]
-    at_once = [operation(Kind.ALL_REDUCE, 0.0, 1.6, MB), operation(Kind.ALL_REDUCE, 1.5, 2.0, MB)]
+    apart = [operation(RowKind.ALL_REDUCE, 0.0, 1.0, MB), operation(RowKind.ALL_REDUCE, 1.5, 2.0, MB)]
+    at_once = [operation(RowKind.ALL_REDUCE, 0.0, 1.6, MB), operation(RowKind.ALL_REDUCE, 1.5, 2.0, MB)]
     assert only(wire_of({0: timeline(*apart), 1: timeline(*at_once)})).isolated == 0.0
 
 
 def test_a_gather_waits_for_the_last_sender_and_senders_for_the_root() -> None:
     wire = wire_of(
         {
-            0: timeline(operation(Kind.GATHER, 1.0, 3.0, 4 * MB, peer=0)),
-            1: timeline(operation(Kind.GATHER, 0.0, 1.5, 4 * MB, peer=0)),
-            2: timeline(operation(Kind.GATHER, 2.0, 2.9, 4 * MB, peer=0)),
-            3: timeline(operation(Kind.GATHER, 1.2, 2.9, 4 * MB, peer=0)),
+            0: timeline(operation(RowKind.GATHER, 1.0, 3.0, 4 * MB, peer=0)),
+            1: timeline(operation(RowKind.GATHER, 0.0, 1.5, 4 * MB, peer=0)),
+            2: timeline(operation(RowKind.GATHER, 2.0, 2.9, 4 * MB, peer=0)),
+            3: timeline(operation(RowKind.GATHER, 1.2, 2.9, 4 * MB, peer=0)),
         }
     )
     assert wire is not None
@@ -71,8 +71,8 @@ def test_a_gather_waits_for_the_last_sender_and_senders_for_the_root() -> None:
 def test_a_broadcast_starts_with_its_root() -> None:
     wire = wire_of(
         {
-            0: timeline(operation(Kind.BROADCAST, 5.0, 5.5, MB, peer=0, purpose=Purpose.BUFFERS)),
-            1: timeline(operation(Kind.BROADCAST, 4.0, 5.6, MB, peer=0, purpose=Purpose.BUFFERS)),
+            0: timeline(operation(RowKind.BROADCAST, 5.0, 5.5, MB, peer=0, purpose=Purpose.BUFFERS)),
+            1: timeline(operation(RowKind.BROADCAST, 4.0, 5.6, MB, peer=0, purpose=Purpose.BUFFERS)),
         }
     )
     assert wire is not None
@@ -86,8 +86,8 @@ def test_a_broadcast_starts_with_its_root() -> None:
 def test_a_receiver_that_comes_late_does_not_make_a_broadcast_slow() -> None:
     wire = wire_of(
         {
-            0: timeline(operation(Kind.BROADCAST, 0.0, 0.01, MB, peer=0)),
-            1: timeline(operation(Kind.BROADCAST, 1.0, 1.02, MB, peer=0)),
+            0: timeline(operation(RowKind.BROADCAST, 0.0, 0.01, MB, peer=0)),
+            1: timeline(operation(RowKind.BROADCAST, 1.0, 1.02, MB, peer=0)),
         }
     )
     assert only(wire).transfer_s == pytest.approx(0.02)
@@ -97,8 +97,8 @@ def test_a_receiver_that_comes_late_does_not_make_a_broadcast_slow() -> None:
 def test_a_message_is_one_that_was_sent_and_received() -> None:
     wire = wire_of(
         {
-            0: timeline(operation(Kind.RECV, 0.0, 2.0, MB, peer=1)),
-            1: timeline(operation(Kind.SEND, 1.5, 1.6, MB, peer=0)),
+            0: timeline(operation(RowKind.RECV, 0.0, 2.0, MB, peer=1)),
+            1: timeline(operation(RowKind.SEND, 1.5, 1.6, MB, peer=0)),
         },
         gradient_bytes=MB,
     )
@@ -116,9 +116,9 @@ def test_messages_that_share_a_link_have_no_bandwidth_of_their_own() -> None:
     """Rank 0 sends to both at once: neither message is alone, though each receiver has no other."""
     wire = wire_of(
         {
-            0: timeline(operation(Kind.SEND, 0.0, 1.0, MB, peer=1), operation(Kind.SEND, 0.1, 1.0, MB, peer=2)),
-            1: timeline(operation(Kind.RECV, 0.0, 1.0, MB, peer=0)),
-            2: timeline(operation(Kind.RECV, 0.0, 1.0, MB, peer=0)),
+            0: timeline(operation(RowKind.SEND, 0.0, 1.0, MB, peer=1), operation(RowKind.SEND, 0.1, 1.0, MB, peer=2)),
+            1: timeline(operation(RowKind.RECV, 0.0, 1.0, MB, peer=0)),
+            2: timeline(operation(RowKind.RECV, 0.0, 1.0, MB, peer=0)),
         }
     )
     assert wire is not None
@@ -133,8 +133,8 @@ def test_long_runs_are_looked_at_from_their_beginning_to_their_end() -> None:
         rows = []
         for step in range(10, 1010):
             late_s = 0.5 if rank == 1 and step >= 510 else 0.0
-            rows.append(phase(Kind.STEP, float(step), step + 0.9, step=step))
-            rows.append(operation(Kind.ALL_REDUCE, step + 0.1 + late_s, step + 0.8, MB, step=step))
+            rows.append(phase(RowKind.STEP, float(step), step + 0.9, step=step))
+            rows.append(operation(RowKind.ALL_REDUCE, step + 0.1 + late_s, step + 0.8, MB, step=step))
         return timeline(*rows)
 
     wire = wire_of({0: own(0), 1: own(1)})
@@ -145,10 +145,10 @@ def test_long_runs_are_looked_at_from_their_beginning_to_their_end() -> None:
 
 def test_the_warm_up_does_not_count() -> None:
     rows = [
-        operation(Kind.ALL_REDUCE, 0.0, 1.0, MB, step=0),
-        phase(Kind.STEP, 0.0, 1.0, step=0),
-        operation(Kind.ALL_REDUCE, 2.0, 2.5, MB, step=10),
-        phase(Kind.STEP, 1.5, 3.0, step=10),
+        operation(RowKind.ALL_REDUCE, 0.0, 1.0, MB, step=0),
+        phase(RowKind.STEP, 0.0, 1.0, step=0),
+        operation(RowKind.ALL_REDUCE, 2.0, 2.5, MB, step=10),
+        phase(RowKind.STEP, 1.5, 3.0, step=10),
     ]
     traffic = only(wire_of({0: timeline(*rows), 1: timeline(*rows)}))
     assert traffic.per_step == 1
@@ -156,8 +156,8 @@ def test_the_warm_up_does_not_count() -> None:
 
 
 def test_ranks_that_were_cut_short_at_different_operations_give_no_waits() -> None:
-    one = [operation(Kind.ALL_REDUCE, 0.0, 1.0, MB)]
-    wire = wire_of({0: timeline(*one), 1: timeline(*one, operation(Kind.ALL_REDUCE, 2.0, 3.0, MB))})
+    one = [operation(RowKind.ALL_REDUCE, 0.0, 1.0, MB)]
+    wire = wire_of({0: timeline(*one), 1: timeline(*one, operation(RowKind.ALL_REDUCE, 2.0, 3.0, MB))})
     assert wire is not None
     assert wire.waits_s == [None, None]
     assert wire.wait_s is None
@@ -165,30 +165,30 @@ def test_ranks_that_were_cut_short_at_different_operations_give_no_waits() -> No
 
 
 def test_without_the_timelines_of_all_ranks_nothing_is_said() -> None:
-    one = timeline(operation(Kind.ALL_REDUCE, 0.0, 1.0, MB))
+    one = timeline(operation(RowKind.ALL_REDUCE, 0.0, 1.0, MB))
     assert wire_of({}) is None
     assert wire_of({1: one}) is None
-    to_another_host = timeline(operation(Kind.SEND, 0.0, 1.0, MB, peer=2))
+    to_another_host = timeline(operation(RowKind.SEND, 0.0, 1.0, MB, peer=2))
     assert wire_of({0: to_another_host, 1: one}) is None
-    without_root = timeline(operation(Kind.BROADCAST, 0.0, 1.0, MB))
+    without_root = timeline(operation(RowKind.BROADCAST, 0.0, 1.0, MB))
     assert wire_of({0: without_root, 1: without_root}) is None
 
 
 @pytest.mark.parametrize(
     ("kind", "factor"),
     [
-        (Kind.ALL_REDUCE, 1.5),
-        (Kind.REDUCE_SCATTER, 0.75),
-        (Kind.ALL_GATHER, 0.75),
-        (Kind.GATHER, 0.75),
-        (Kind.SCATTER, 0.75),
-        (Kind.BROADCAST, 1.0),
-        (Kind.REDUCE, 1.0),
-        (Kind.SEND, 1.0),
-        (Kind.RECV, 1.0),
+        (RowKind.ALL_REDUCE, 1.5),
+        (RowKind.REDUCE_SCATTER, 0.75),
+        (RowKind.ALL_GATHER, 0.75),
+        (RowKind.GATHER, 0.75),
+        (RowKind.SCATTER, 0.75),
+        (RowKind.BROADCAST, 1.0),
+        (RowKind.REDUCE, 1.0),
+        (RowKind.SEND, 1.0),
+        (RowKind.RECV, 1.0),
     ],
 )
-def test_bus_bandwidth_has_the_factors_of_the_definitions(kind: Kind, factor: float) -> None:
+def test_bus_bandwidth_has_the_factors_of_the_definitions(kind: RowKind, factor: float) -> None:
     assert bus_factor(kind, 4) == factor
 
 
@@ -222,9 +222,9 @@ def test_operations_of_two_groups_match_by_what_they_carry() -> None:
 
     def rank(slice_s: float, buffers_s: float) -> Timeline:
         return timeline(
-            phase(Kind.STEP, 0.0, 1.0),
-            operation(Kind.ALL_REDUCE, slice_s, slice_s + 0.1, MB),
-            operation(Kind.BROADCAST, buffers_s, buffers_s + 0.1, MB, peer=0, purpose=Purpose.BUFFERS),
+            phase(RowKind.STEP, 0.0, 1.0),
+            operation(RowKind.ALL_REDUCE, slice_s, slice_s + 0.1, MB),
+            operation(RowKind.BROADCAST, buffers_s, buffers_s + 0.1, MB, peer=0, purpose=Purpose.BUFFERS),
         )
 
     wire = wire_of({0: rank(0.2, 0.4), 1: rank(0.4, 0.2)})

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from paceline.records.timeline import NO_PEER, ROW, Kind, Purpose, Timeline
+from paceline.records.timeline import NO_PEER, ROW, Purpose, RowKind, Timeline
 
 FIRST = 10
 """The number of the first step: after any warm-up."""
 
 
 def operation(
-    kind: Kind,
+    kind: RowKind,
     start_s: float,
     end_s: float,
     size: int = 0,
@@ -28,7 +28,9 @@ def operation(
     return step, kind, purpose, peer, size, start_s, end_s, waited_from_s, math.nan
 
 
-def phase(kind: Kind, start_s: float, end_s: float, *, step: int = FIRST, cpu_s: float = math.nan) -> tuple[Any, ...]:
+def phase(
+    kind: RowKind, start_s: float, end_s: float, *, step: int = FIRST, cpu_s: float = math.nan
+) -> tuple[Any, ...]:
     """The row of a phase, or of a whole step."""
     return step, kind, Purpose.NOTHING, NO_PEER, 0, start_s, end_s, math.nan, cpu_s
 
@@ -36,9 +38,9 @@ def phase(kind: Kind, start_s: float, end_s: float, *, step: int = FIRST, cpu_s:
 def timeline(*rows: tuple[Any, ...]) -> Timeline:
     """A timeline of rows in any order; a step that spans all is added where there is none."""
     content = list(rows)
-    if not any(row[1] == Kind.STEP for row in rows):
+    if not any(row[1] == RowKind.STEP for row in rows):
         content.append(
-            phase(Kind.STEP, min((row[5] for row in rows), default=0.0), max((row[6] for row in rows), default=1.0))
+            phase(RowKind.STEP, min((row[5] for row in rows), default=0.0), max((row[6] for row in rows), default=1.0))
         )
     table = np.array(content, dtype=ROW)
     return Timeline(table[np.argsort(table["start_s"], kind="stable")])

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_it_measures_every_contender(tmp_path: Path) -> None:
+def test_it_measures_every_candidate(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     benchmark = [sys.executable, str(ROOT / "benchmarks" / "step_overhead.py"), "--model", "cnn", "--quick"]
     done = subprocess.run(

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from paceline.comm import Comm, futex, host_memory
-from paceline.comm.futex import Words
-from paceline.comm.headway import DONE, LOOK_AROUND_S, READY, Headway
+from paceline.comm.futex import FutexWords
+from paceline.comm.headway import DONE, LOOK_AROUND_S, READY, ProgressCounters
 from paceline.comm.host_memory import HostMemory, Peer, started
 from paceline.comm.shared_memory import CHUNK_BYTES, SharedBuckets
 from paceline.errors import RankError
@@ -179,23 +179,23 @@ def test_who_cannot_share_memory_is_named_everywhere(pool: Pool) -> None:
 
 
 @pytest.fixture
-def pair() -> Iterator[Callable[..., tuple[Headway, Headway]]]:
+def pair() -> Iterator[Callable[..., tuple[ProgressCounters, ProgressCounters]]]:
     """Makes the headway of rank 0 and of rank 1, which is another process."""
-    made: list[Headway] = []
+    made: list[ProgressCounters] = []
     memory = mmap.mmap(-1, mmap.PAGESIZE)
 
-    def make(process: int = os.getpid(), timeout_s: float = 30.0) -> tuple[Headway, Headway]:
+    def make(process: int = os.getpid(), timeout_s: float = 30.0) -> tuple[ProgressCounters, ProgressCounters]:
         peers = (Peer(0, os.getpid(), started(os.getpid())), Peer(1, process, started(process)))
-        made.extend(Headway(HostMemory(memory, peers, place), 0, place, timeout_s) for place in range(2))
+        made.extend(ProgressCounters(HostMemory(memory, peers, place), 0, place, timeout_s) for place in range(2))
         return made[0], made[1]
 
     yield make
-    for headway in made:
-        headway._words.release()
+    for progress in made:
+        progress._words.release()
     memory.close()
 
 
-def test_waiting_takes_no_processor_time(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+def test_waiting_takes_no_processor_time(pair: Callable[..., tuple[ProgressCounters, ProgressCounters]]) -> None:
     here, there = pair()
     later = threading.Timer(1.0, lambda: there.advance(READY))
     later.start()
@@ -206,7 +206,7 @@ def test_waiting_takes_no_processor_time(pair: Callable[..., tuple[Headway, Head
     later.join()
 
 
-def test_a_killed_peer_is_noticed_and_named(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+def test_a_killed_peer_is_noticed_and_named(pair: Callable[..., tuple[ProgressCounters, ProgressCounters]]) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         here, _ = pair(process.pid)
         threading.Timer(0.2, process.send_signal, [signal.SIGKILL]).start()
@@ -222,7 +222,7 @@ def test_another_process_of_the_same_number_is_not_the_peer() -> None:
     assert started(2**22 + 1) == ""
 
 
-def test_a_peer_that_has_left_is_noticed(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+def test_a_peer_that_has_left_is_noticed(pair: Callable[..., tuple[ProgressCounters, ProgressCounters]]) -> None:
     here, there = pair()
     there.leave()
     with pytest.raises(RankError, match="rank 1 ended"):
@@ -232,7 +232,7 @@ def test_a_peer_that_has_left_is_noticed(pair: Callable[..., tuple[Headway, Head
 class Eventful:
     """Words with something that happens right after one of the looks at how far they have come."""
 
-    def __init__(self, words: Words, after: int, then: Callable[[], None]) -> None:
+    def __init__(self, words: FutexWords, after: int, then: Callable[[], None]) -> None:
         self._words, self._after, self._then = words, after, then
 
     def __getattr__(self, name: str) -> object:
@@ -250,7 +250,9 @@ class Eventful:
         return found
 
 
-def test_a_peer_may_leave_once_it_has_done_its_part(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+def test_a_peer_may_leave_once_it_has_done_its_part(
+    pair: Callable[..., tuple[ProgressCounters, ProgressCounters]],
+) -> None:
     here, there = pair()
     here._spins = False
 
@@ -263,13 +265,13 @@ def test_a_peer_may_leave_once_it_has_done_its_part(pair: Callable[..., tuple[He
     here.wait(here.all_of(READY)[1:], 1)
 
 
-def test_a_peer_that_does_not_come_is_given_up(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+def test_a_peer_that_does_not_come_is_given_up(pair: Callable[..., tuple[ProgressCounters, ProgressCounters]]) -> None:
     here, _ = pair(timeout_s=3 * LOOK_AROUND_S)
     with pytest.raises(RankError, match="rank 0 waited 0 s for the gradients of rank 1"):
         here.wait(here.all_of(READY)[1:], 1)
 
 
-def test_a_thread_that_fails_is_told(pair: Callable[..., tuple[Headway, Headway]]) -> None:
+def test_a_thread_that_fails_is_told(pair: Callable[..., tuple[ProgressCounters, ProgressCounters]]) -> None:
     here, _ = pair()
 
     def fail(_: object) -> None:
@@ -286,7 +288,7 @@ def test_words_go_round(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     if not known:
         monkeypatch.setattr(futex, "_system_call", lambda: None)
     memory = mmap.mmap(-1, mmap.PAGESIZE)
-    words = Words(memory, 0, 8)
+    words = FutexWords(memory, 0, 8)
     memory[8:12] = (2**32 - 2).to_bytes(4, "little")
     assert not words.reached(2, 2**32 - 1)
     for _ in range(3):

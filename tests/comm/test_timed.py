@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.comm import Comm, close_comm, open_comm
 from paceline.comm.timed import TimedGroup, carrying
 from paceline.measure.steps import make_stopwatch
-from paceline.records.timeline import NO_PEER, Kind, Purpose
+from paceline.records.timeline import NO_PEER, Purpose, RowKind
 from ranks import SIZE, Pool
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 scatter_from = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Group = dist.ProcessGroup
-Rows = list[tuple[Kind, int, int]]
+Rows = list[tuple[RowKind, int, int]]
 """Kind, bytes, peer."""
 
 
@@ -226,33 +226,34 @@ def barrier(group: Group, _: Tensor) -> None:
 
 
 RING: dict[int, Rows] = {
-    rank: [(Kind.SEND, BYTES, (rank + 1) % RANKS), (Kind.RECV, BYTES, (rank - 1) % RANKS)] for rank in range(RANKS)
+    rank: [(RowKind.SEND, BYTES, (rank + 1) % RANKS), (RowKind.RECV, BYTES, (rank - 1) % RANKS)]
+    for rank in range(RANKS)
 }
 EXPECTED: dict[Callable[..., Any], Rows | dict[int, Rows]] = {
-    all_reduce: [(Kind.ALL_REDUCE, BYTES, NO_PEER)],
-    all_reduce_max: [(Kind.ALL_REDUCE, BYTES, NO_PEER)],
-    all_reduce_async: [(Kind.ALL_REDUCE, BYTES, NO_PEER)],
-    all_reduce_by_future: [(Kind.ALL_REDUCE, BYTES, NO_PEER)],
-    all_reduce_polled: [(Kind.ALL_REDUCE, BYTES, NO_PEER)],
-    all_reduce_coalesced: [(Kind.ALL_REDUCE, BYTES, NO_PEER)],
-    broadcast: [(Kind.BROADCAST, BYTES, 1)],
-    reduce: [(Kind.REDUCE, BYTES, 2)],
-    gather: [(Kind.GATHER, RANKS * BYTES, 1)],
-    scatter: [(Kind.SCATTER, RANKS * BYTES, 1)],
-    all_gather: [(Kind.ALL_GATHER, RANKS * BYTES, NO_PEER)],
-    all_gather_into_tensor: [(Kind.ALL_GATHER, RANKS * BYTES, NO_PEER)],
-    all_gather_coalesced: [(Kind.ALL_GATHER, RANKS * BYTES, NO_PEER)],
-    all_gather_objects: [(Kind.ALL_GATHER, RANKS * 8, NO_PEER), (Kind.ALL_GATHER, RANKS * 5, NO_PEER)],
-    reduce_scatter: [(Kind.REDUCE_SCATTER, BYTES, NO_PEER)],
-    reduce_scatter_tensor: [(Kind.REDUCE_SCATTER, BYTES, NO_PEER)],
-    reduce_scatter_coalesced: [(Kind.REDUCE_SCATTER, 2 * BYTES, NO_PEER)],
-    all_to_all_single: [(Kind.ALL_TO_ALL, BYTES, NO_PEER)],
-    all_to_all_uneven: [(Kind.ALL_TO_ALL, BYTES, NO_PEER)],
-    send_and_recv: {0: [(Kind.RECV, BYTES, 2)], 1: [], 2: [(Kind.SEND, BYTES, 0)]},
+    all_reduce: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    all_reduce_max: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    all_reduce_async: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    all_reduce_by_future: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    all_reduce_polled: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    all_reduce_coalesced: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    broadcast: [(RowKind.BROADCAST, BYTES, 1)],
+    reduce: [(RowKind.REDUCE, BYTES, 2)],
+    gather: [(RowKind.GATHER, RANKS * BYTES, 1)],
+    scatter: [(RowKind.SCATTER, RANKS * BYTES, 1)],
+    all_gather: [(RowKind.ALL_GATHER, RANKS * BYTES, NO_PEER)],
+    all_gather_into_tensor: [(RowKind.ALL_GATHER, RANKS * BYTES, NO_PEER)],
+    all_gather_coalesced: [(RowKind.ALL_GATHER, RANKS * BYTES, NO_PEER)],
+    all_gather_objects: [(RowKind.ALL_GATHER, RANKS * 8, NO_PEER), (RowKind.ALL_GATHER, RANKS * 5, NO_PEER)],
+    reduce_scatter: [(RowKind.REDUCE_SCATTER, BYTES, NO_PEER)],
+    reduce_scatter_tensor: [(RowKind.REDUCE_SCATTER, BYTES, NO_PEER)],
+    reduce_scatter_coalesced: [(RowKind.REDUCE_SCATTER, 2 * BYTES, NO_PEER)],
+    all_to_all_single: [(RowKind.ALL_TO_ALL, BYTES, NO_PEER)],
+    all_to_all_uneven: [(RowKind.ALL_TO_ALL, BYTES, NO_PEER)],
+    send_and_recv: {0: [(RowKind.RECV, BYTES, 2)], 1: [], 2: [(RowKind.SEND, BYTES, 0)]},
     isend_and_irecv: RING,
     batch_of_messages: RING,
-    recv_from_anyone: {0: [(Kind.RECV, BYTES, NO_PEER)], 1: [(Kind.SEND, BYTES, 0)], 2: []},
-    barrier: [(Kind.BARRIER, 0, NO_PEER)],
+    recv_from_anyone: {0: [(RowKind.RECV, BYTES, NO_PEER)], 1: [(RowKind.SEND, BYTES, 0)], 2: []},
+    barrier: [(RowKind.BARRIER, 0, NO_PEER)],
 }
 
 
@@ -404,13 +405,13 @@ def agree_in_a_step(_: Comm) -> list[Any] | None:
     agree()
     rows = rows_of(comm, agree)
     close_comm(comm)
-    return [(Kind(row[1]), Purpose(row[2]), row[4]) for row in rows if row[7] == row[5]]
+    return [(RowKind(row[1]), Purpose(row[2]), row[4]) for row in rows if row[7] == row[5]]
 
 
 def test_what_ranks_agree_on_in_a_step_is_noted(pool: Pool) -> None:
     sizes = [3 * 8, 8, 8, 2]
-    expected = [(Kind.ALL_REDUCE, Purpose.AGREEMENT, size) for size in sizes]
-    expected.append((Kind.ALL_GATHER, Purpose.AGREEMENT, 2 * 8))
+    expected = [(RowKind.ALL_REDUCE, Purpose.AGREEMENT, size) for size in sizes]
+    expected.append((RowKind.ALL_GATHER, Purpose.AGREEMENT, 2 * 8))
     assert pool.run(agree_in_a_step, SIZE)[:2] == [expected] * 2
 
 
@@ -441,13 +442,13 @@ def use_subgroups(_: Comm) -> dict[str, Any]:
 def test_subgroups_are_timed_and_ended(pool: Pool) -> None:
     for rank, found in enumerate(pool.run(use_subgroups, SIZE)):
         first = rank // 2 * 2
-        message = (Kind.SEND, 4, first + 1) if rank == first else (Kind.RECV, 4, first)
-        assert [(row[1], row[4], row[3]) for row in found["rows"]] == [(Kind.BROADCAST, 4, first + 1), message]
+        message = (RowKind.SEND, 4, first + 1) if rank == first else (RowKind.RECV, 4, first)
+        assert [(row[1], row[4], row[3]) for row in found["rows"]] == [(RowKind.BROADCAST, 4, first + 1), message]
         assert found["value"] == first + 1
         assert (found["is_member"], found["left_over"]) == (False, 0)
 
 
-def subgroups_of_a_part(_: Comm) -> list[tuple[Kind, int, float]] | None:
+def subgroups_of_a_part(_: Comm) -> list[tuple[RowKind, int, float]] | None:
     """Runs of three ranks, one after the other, with groups of the first two and of all three of them."""
     found = []
     for _ in range(2):
@@ -462,17 +463,17 @@ def subgroups_of_a_part(_: Comm) -> list[tuple[Kind, int, float]] | None:
                 dist.all_reduce(tensor, group=first)
             dist.all_reduce(tensor, group=whole)
 
-        found += [(Kind(row[1]), row[4], float(tensor)) for row in rows_of(comm, work)]
+        found += [(RowKind(row[1]), row[4], float(tensor)) for row in rows_of(comm, work)]
         close_comm(comm)
     return found
 
 
 def test_subgroups_of_a_run_that_some_ranks_are_not_part_of(pool: Pool) -> None:
-    of_the_two = [(Kind.ALL_REDUCE, 4, 5.0)] * 2
+    of_the_two = [(RowKind.ALL_REDUCE, 4, 5.0)] * 2
     assert pool.run(subgroups_of_a_part, SIZE) == [of_the_two * 2, of_the_two * 2, of_the_two[:1] * 2, []]
 
 
-def ask_for_the_backend(_: Comm) -> tuple[str, list[Kind]] | None:
+def ask_for_the_backend(_: Comm) -> tuple[str, list[RowKind]] | None:
     comm = open_timed(2)
     if comm is None:
         return None
@@ -483,7 +484,7 @@ def ask_for_the_backend(_: Comm) -> tuple[str, list[Kind]] | None:
 
 
 def test_who_asks_for_the_backend_hears_of_the_one_inside(pool: Pool) -> None:
-    assert pool.run(ask_for_the_backend, SIZE)[:2] == [("gloo", [Kind.BARRIER])] * 2
+    assert pool.run(ask_for_the_backend, SIZE)[:2] == [("gloo", [RowKind.BARRIER])] * 2
 
 
 def train_under_ddp(_: Comm) -> dict[str, Any] | None:
@@ -516,9 +517,11 @@ def test_buckets_that_ddp_sends_by_itself_are_seen(pool: Pool) -> None:
     for found in pool.run(train_under_ddp, SIZE)[:2]:
         torch.testing.assert_close(found["timed"], found["plain"], rtol=0, atol=0)
         rebuilt, *steps = found["rows"][1:]
-        assert [row[1] for row in rebuilt] == [Kind.BROADCAST] * 2 + [Kind.ALL_REDUCE] * 2, "ranks agree on new buckets"
+        assert [row[1] for row in rebuilt] == [RowKind.BROADCAST] * 2 + [RowKind.ALL_REDUCE] * 2, (
+            "ranks agree on new buckets"
+        )
         for rows in steps:
-            assert [row[1] for row in rows] == [Kind.ALL_REDUCE] * 2
+            assert [row[1] for row in rows] == [RowKind.ALL_REDUCE] * 2
             assert sum(row[4] for row in rows) == found["bytes"]
             assert all(math.isnan(row[7]) for row in rows), "the end of backward, not a wait, tells that DDP waits"
 

@@ -12,15 +12,17 @@ from paceline.errors import PacelineError, UsageError
 from paceline.experiments.checks import check_strategy, choose_shape
 from paceline.experiments.names import check_names
 from paceline.experiments.subjects import SCRIPT_RULES
-from paceline.launch.seat import Seat
+from paceline.launch.seat import LauncherProcess
 from paceline.strategies.allreduce import AllReduce
 from paceline.strategies.registry import create
 
 
 def ranks(run: dict[str, Any], **launch: Any) -> int:
     config = LaunchConfig(**launch)
-    seat = Seat(number=config.node_rank, seats=config.hosts, node=config.node_rank, master=config.master)
-    return choose_shape(RunConfig(device="cpu", **run), config, seat).ranks_per_host
+    launcher = LauncherProcess(
+        number=config.node_rank, launchers=config.hosts, node=config.node_rank, master=config.master
+    )
+    return choose_shape(RunConfig(device="cpu", **run), config, launcher).ranks_per_host
 
 
 def test_ranks_by_default() -> None:

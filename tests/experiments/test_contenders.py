@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from paceline.experiments.candidates import make_candidates, reference_of
 
 from paceline.config import CompareConfig, RunConfig
 from paceline.errors import UsageError
-from paceline.experiments.contenders import make_entrants, reference_of
 from paceline.launch.seat import Shape
 
 
 def names(run: RunConfig | None = None, ranks: int = 2, **compare: object) -> list[str]:
-    entrants = make_entrants(run or RunConfig(), CompareConfig(**compare), Shape(1, ranks))  # type: ignore[arg-type]
-    return [entrant.contender.name for entrant in entrants]
+    candidate_configs = make_candidates(run or RunConfig(), CompareConfig(**compare), Shape(1, ranks))  # type: ignore[arg-type]
+    return [candidate_config.candidate.name for candidate_config in candidate_configs]
 
 
 def test_the_default_is_the_classic_set_and_what_may_beat_it() -> None:
@@ -43,20 +43,25 @@ def test_strategies_and_settings_multiply() -> None:
 
 
 def test_values_have_the_types_of_their_setting() -> None:
-    entrants = make_entrants(RunConfig(), CompareConfig(vary=("clip-norm=1,none", "lr=0.1")), Shape(1, 2))
-    assert [entrant.config.clip_norm for entrant in entrants] == [1.0, None]
-    assert entrants[0].config.lr == 0.1
+    candidate_configs = make_candidates(RunConfig(), CompareConfig(vary=("clip-norm=1,none", "lr=0.1")), Shape(1, 2))
+    assert [candidate_config.config.clip_norm for candidate_config in candidate_configs] == [1.0, None]
+    assert candidate_configs[0].config.lr == 0.1
 
 
 def test_single_gets_the_global_batch_too() -> None:
-    entrants = make_entrants(RunConfig(batch_per_rank=16), CompareConfig(strategies="single,ddp"), Shape(1, 4))
-    assert [entrant.config.global_batch(workers) for entrant, workers in zip(entrants, (1, 4), strict=True)] == [64, 64]
+    candidate_configs = make_candidates(
+        RunConfig(batch_per_rank=16), CompareConfig(strategies="single,ddp"), Shape(1, 4)
+    )
+    assert [
+        candidate_config.config.global_batch(workers)
+        for candidate_config, workers in zip(candidate_configs, (1, 4), strict=True)
+    ] == [64, 64]
 
 
 def test_the_reference_is_ddp_else_the_first_that_could_be_picked() -> None:
     def reference(**compare: object) -> str:
-        entrants = make_entrants(RunConfig(), CompareConfig(**compare), Shape(1, 2))  # type: ignore[arg-type]
-        return reference_of([entrant.contender for entrant in entrants])
+        candidate_configs = make_candidates(RunConfig(), CompareConfig(**compare), Shape(1, 2))  # type: ignore[arg-type]
+        return reference_of([candidate_config.candidate for candidate_config in candidate_configs])
 
     assert reference(strategies="single,allreduce,ddp:bucket_mb=1,ddp") == "ddp"
     assert reference(strategies="single,allreduce,p2p") == "allreduce"

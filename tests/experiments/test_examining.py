@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paceline.experiments.candidates import make_candidates
 
 from examinations import examination, facts
 from paceline.analysis.findings import Finding
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import LaunchError
 from paceline.experiments import experiment as engine
-from paceline.experiments.compare import Race
-from paceline.experiments.contenders import make_entrants
-from paceline.experiments.subjects import Workloads
-from paceline.launch.fleet import Fleet
-from paceline.launch.seat import Seat, Shape
+from paceline.experiments.compare import CompareExperiment
+from paceline.experiments.subjects import WorkloadTarget
+from paceline.launch.fleet import Leader
+from paceline.launch.seat import LauncherProcess, Shape
 from paceline.records.examination import Examination, read_examination
 from paceline.records.experiment import ExperimentFolder
 from paceline.records.reader import read_events
@@ -45,10 +45,10 @@ class Board:
 def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Examination | Exception) -> tuple[Any, Any]:
     """What the board was told, and what `examine` was asked, in an experiment that does nothing else."""
     asked: list[tuple[RunConfig, int, bool]] = []
-    fleet = Fleet(Seat(), LaunchConfig(ranks=2), [], None)
+    leader = Leader(LauncherProcess(), LaunchConfig(ranks=2), [], None)
 
-    def examine(config: RunConfig, given: Fleet, shape: Shape, folder: Path, *, with_workload: bool) -> Examination:
-        assert given is fleet
+    def examine(config: RunConfig, given: Leader, shape: Shape, folder: Path, *, with_workload: bool) -> Examination:
+        assert given is leader
         assert folder == tmp_path / "e" / "doctor"
         asked.append((config, shape.ranks, with_workload))
         if isinstance(outcome, Exception):
@@ -57,15 +57,15 @@ def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Examinati
 
     monkeypatch.setattr(engine, "examine", examine)
     config = CompareConfig(strategies="single,allreduce,ddp")
-    entrants = make_entrants(RunConfig(steps=20), config, Shape(1, 2))
-    contenders = [entrant.contender for entrant in entrants]
+    candidate_configs = make_candidates(RunConfig(steps=20), config, Shape(1, 2))
+    candidates = [candidate_config.candidate for candidate_config in candidate_configs]
     sections: dict[str, Any] = {"config": {}, "design": {}, "provenance": {}}
-    folder = ExperimentFolder.create(tmp_path / "e", kind="compare", contenders=contenders, **sections)
-    board = Board()
-    experiment = Race(Workloads(), entrants, fleet, config, folder, board)  # type: ignore[arg-type]
+    folder = ExperimentFolder.create(tmp_path / "e", kind="compare", candidates=candidates, **sections)
+    display = Board()
+    experiment = CompareExperiment(WorkloadTarget(), candidate_configs, leader, config, folder, display)  # type: ignore[arg-type]
     experiment._examine()
     experiment.events.close()
-    return board.told, asked
+    return display.told, asked
 
 
 def test_what_was_found_is_kept_and_problems_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

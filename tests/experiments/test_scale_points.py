@@ -10,7 +10,7 @@ from paceline.config import RunConfig, ScaleConfig
 from paceline.errors import UsageError
 from paceline.experiments.estimate import LAUNCH_S, RUN_S, SYNCHRONISING, Trial
 from paceline.experiments.scale_estimate import foreseen_s
-from paceline.experiments.scale_points import Batches, make_points
+from paceline.experiments.scale_points import ScaleBatches, make_points
 from paceline.launch.seat import Shape
 
 ON_ONE_MACHINE: dict[str, Any] = {"machines": [0], "machine_cores": 4.0, "host_cpus": None, "emulated": None}
@@ -29,14 +29,14 @@ ON_ONE_MACHINE: dict[str, Any] = {"machines": [0], "machine_cores": 4.0, "host_c
 def test_where_one_batch_is_named_the_other_meets_it_on_the_most_ranks(
     settings: dict[str, int], batches: tuple[int, int]
 ) -> None:
-    found = Batches.of(ScaleConfig(**settings), most_ranks=4)
+    found = ScaleBatches.of(ScaleConfig(**settings), most_ranks=4)
     assert (found.whole, found.share) == batches
 
 
 def test_points_have_the_batches_of_their_kind_and_share_what_is_the_same() -> None:
     config = ScaleConfig(strategies="ddp", mode="weak,strong", ranks="1,2,4")
-    entrants = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1), Shape(4, 1)])
-    points = [(e.contender.strategy, e.contender.point, e.config.batch, e.shape) for e in entrants]
+    candidate_configs = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1), Shape(4, 1)])
+    points = [(e.candidate.strategy, e.candidate.point, e.config.batch, e.shape) for e in candidate_configs]
     assert all(point is not None and point["batch"] == batch for _, point, batch, _ in points)
     told = [(name, point["mode"], point["ranks"], point["batch"]) for name, point, _, _ in points if point]
     assert told == [
@@ -48,8 +48,8 @@ def test_points_have_the_batches_of_their_kind_and_share_what_is_the_same() -> N
         ("ddp", "weak", 2, 128),
         ("ddp", "both", 4, 256),
     ]
-    assert entrants[-1].contender.name == "ddp on 4 ranks over 4 hosts, batch 256"
-    assert [e.contender.role for e in entrants[:2]] == ["baseline", "candidate"]
+    assert candidate_configs[-1].candidate.name == "ddp on 4 ranks over 4 hosts, batch 256"
+    assert [e.candidate.role for e in candidate_configs[:2]] == ["baseline", "candidate"]
 
 
 def test_a_batch_that_leaves_a_rank_empty_is_refused() -> None:
@@ -58,8 +58,8 @@ def test_a_batch_that_leaves_a_rank_empty_is_refused() -> None:
 
 
 def test_uneven_shares_are_told_as_they_are() -> None:
-    entrants = make_points(RunConfig(), ScaleConfig(strategies="ddp", batch=256), [Shape(1, 1), Shape(3, 1)])
-    point = entrants[-1].contender.point
+    candidate_configs = make_points(RunConfig(), ScaleConfig(strategies="ddp", batch=256), [Shape(1, 1), Shape(3, 1)])
+    point = candidate_configs[-1].candidate.point
     assert point is not None
     assert point["batch_per_rank"] == pytest.approx(256 / 3)
 
@@ -76,10 +76,10 @@ def test_a_strategy_that_does_not_fit_is_refused_by_name() -> None:
 
 def test_the_estimate_knows_shares_and_links() -> None:
     config = ScaleConfig(strategies="ddp,p2p", repeats=2, proof=False, doctor=False)
-    entrants = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1)])
+    candidate_configs = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1)])
     trial = Trial(sample_s=0.001, steps_per_epoch=6, tested=0, gradient_bytes=1_000_000)
     wide, narrow, slow = (
-        foreseen_s(entrants, config, ON_ONE_MACHINE | place, trial, 0.001)
+        foreseen_s(candidate_configs, config, ON_ONE_MACHINE | place, trial, 0.001)
         for place in ({}, {"emulated": "2@8mbit"}, {"host_cpus": 0.1})
     )
     # Twice: starting ranks of two shapes, five runs of 20 steps of 256 samples, two of which have two cores.

@@ -9,15 +9,15 @@ import pytest
 from paceline.config import ScaleConfig
 from paceline.errors import UsageError
 from paceline.experiments.shapes import choose_shapes
-from paceline.launch.seat import Seat
+from paceline.launch.seat import LauncherProcess
 
-ONE_HOST = Seat()
-FOUR_HOSTS = Seat(seats=4)
-TORCHRUN = Seat(seats=4, ranks=1, local_size=2, launcher="torchrun")
+ONE_HOST = LauncherProcess()
+FOUR_HOSTS = LauncherProcess(launchers=4)
+TORCHRUN = LauncherProcess(launchers=4, ranks=1, local_size=2, started_by="torchrun")
 
 
-def shapes(seat: Seat, cores: int = 4, **settings: Any) -> list[tuple[int, int]]:
-    found = choose_shapes(ScaleConfig(**settings), seat, on_one_host=cores)
+def shapes(launcher: LauncherProcess, cores: int = 4, **settings: Any) -> list[tuple[int, int]]:
+    found = choose_shapes(ScaleConfig(**settings), launcher, on_one_host=cores)
     return [(shape.hosts, shape.ranks_per_host) for shape in found]
 
 
@@ -39,7 +39,9 @@ def test_the_same_ranks_can_be_put_on_fewer_hosts_too() -> None:
 
 def test_a_launcher_that_started_a_process_per_rank_sets_the_limit() -> None:
     assert shapes(TORCHRUN) == [(1, 1), (2, 1), (2, 2)]
-    assert shapes(Seat(seats=9, ranks=1, local_size=3)) == [(1, 1), (2, 1), (2, 2), (3, 3)], "8 do not fit"
+    assert shapes(LauncherProcess(launchers=9, ranks=1, local_size=3)) == [(1, 1), (2, 1), (2, 2), (3, 3)], (
+        "8 do not fit"
+    )
     with pytest.raises(UsageError, match="8 ranks cannot be put evenly on 2 hosts with 2 ranks each"):
         shapes(TORCHRUN, ranks="8")
 

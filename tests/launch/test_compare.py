@@ -51,7 +51,7 @@ def test_the_usual_set_is_proven_measured_and_judged(usual: dict[str, Any]) -> N
     }
     assert all(row["repeats"] == 2 and row["step_s"]["value"] > 0 for row in found.values())
     assert found["ddp"]["ratio"] == {"value": 1.0, "low": 1.0, "high": 1.0, "repeats": 2}
-    proofs = {proof["contender"]: proof for proof in usual["proofs"]}
+    proofs = {proof["candidate"]: proof for proof in usual["proofs"]}
     assert all(proof["holds"] for name, proof in proofs.items() if name != "none")
     assert not proofs["none"]["lossless"]
     assert usual["verdict"]
@@ -59,7 +59,7 @@ def test_the_usual_set_is_proven_measured_and_judged(usual: dict[str, Any]) -> N
     assert [Path(trace).parent.name for trace in usual["traces"][:2]] == ["1-single", "1-single"]
     assert all(Path(trace).stat().st_size > 1000 for trace in usual["traces"])
     assert len(usual["traces"]) == len(found) * 2
-    assert {reason["contender"] for reason in usual["why"]} == set(found)
+    assert {reason["candidate"] for reason in usual["why"]} == set(found)
 
 
 def test_rows_come_best_first_and_what_exchanges_nothing_has_no_exposed_communication(usual: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ def test_bytes_come_from_the_plans(usual: dict[str, Any]) -> None:
 
 def test_runs_are_interleaved_in_rotated_order_with_a_seed_per_repeat(usual: dict[str, Any]) -> None:
     experiment = read_experiment(usual["out"])
-    order = [[m.contender.name for m in experiment.runs if m.repeat == repeat] for repeat in (0, 1)]
+    order = [[m.candidate.name for m in experiment.runs if m.repeat == repeat] for repeat in (0, 1)]
     assert order[1] == order[0][1:] + order[0][:1]
     seeds = {(m.repeat, m.run.config["seed"]) for m in experiment.runs}
     assert seeds == {(0, 0), (1, 1)}
@@ -138,8 +138,8 @@ def test_a_strategy_that_fails_is_left_out_and_the_rest_goes_on(failing: dict[st
     assert "schemes:Breaks failed and is left out" in failing["messages"]
     assert found["allreduce"]["repeats"] == found["ddp"]["repeats"] == 2
     experiment = read_experiment(failing["out"])
-    assert sum(m.contender.name == "schemes:Breaks" for m in experiment.runs) == 1
-    assert [event["contender"] for event in experiment.events_of("failure")] == ["schemes:BadClose", "schemes:Breaks"]
+    assert sum(m.candidate.name == "schemes:Breaks" for m in experiment.runs) == 1
+    assert [event["candidate"] for event in experiment.events_of("failure")] == ["schemes:BadClose", "schemes:Breaks"]
 
 
 def test_a_failure_after_the_last_step_is_not_charged_to_the_next(failing: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def test_settings_are_compared_like_strategies(tmp_path: Path) -> None:
     settings = ("--vary", "reshuffle=true,false", "--vary", "epochs=2,4", "--batch", "4", "--ranks", "2")
     once = ("--repeats", "1", "--max-repeats", "1", "--no-proof", "--no-doctor")
     result = compare("own:plain", *settings, *once, out=tmp_path / "out")
-    runs = {m.contender.name: m.run for m in read_experiment(tmp_path / "out").runs}
+    runs = {m.candidate.name: m.run for m in read_experiment(tmp_path / "out").runs}
     assert set(rows(result)) == set(runs)
     assert {name: (run.config["reshuffle"], len(run.steps[0])) for name, run in runs.items()} == {
         "reshuffle=true epochs=2": (True, 32),
@@ -250,7 +250,7 @@ def test_the_report_can_be_made_again_without_torch(usual: dict[str, Any], tmp_p
     assert done.returncode == 0, done.stderr
     assert page.stat().st_size > 1e6
     header, *lines = (tmp_path / "comparison.csv").read_text().splitlines()
-    assert header.startswith("contender,strategy,role")
+    assert header.startswith("candidate,strategy,role")
     assert len(lines) == len(SETS["usual"])
 
 
@@ -272,8 +272,8 @@ def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_waited_for(tm
     even, slowed = found["slow_rank=none"], found["slow_rank=1:4"]
     assert slowed["train_loss"]["value"] == even["train_loss"]["value"]
     split = slowed["split"]["ranks"]["1"]
-    assert split["stolen_s"] < 0.5 * (split["compute_s"] + split["overlapped_s"])
-    (reason,) = [r for r in result["why"] if r["contender"] == "slow_rank=1:4" and r["limit"] == "slow_rank"]
+    assert split["descheduled_s"] < 0.5 * (split["compute_s"] + split["overlapped_s"])
+    (reason,) = [r for r in result["why"] if r["candidate"] == "slow_rank=1:4" and r["limit"] == "slow_rank"]
     assert "for rank 1, which was made 4× as slow" in reason["text"]
     assert "slow_rank=1:4: rank 1 was made 4× as slow on purpose (--slow-rank)." in result["warnings"]
 

@@ -19,12 +19,12 @@ import pytest
 from launch.commands import command, start, wait_until
 from paceline.cli.main import run
 from paceline.config import LaunchConfig
-from paceline.emulation import PLACE_VARIABLE
+from paceline.emulation import EMULATION_VARIABLE
 from paceline.errors import DataError, LaunchError, UsageError
 from paceline.launch import emulate
 from paceline.launch.cgroup import _parent
 from paceline.launch.emulate import run_emulated, run_on_all
-from paceline.launch.emulated_hosts import Host, emulated_hosts
+from paceline.launch.emulated_hosts import EmulatedHost, emulated_hosts
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.records import read_run
 from paceline.workloads.data import cifar10
@@ -38,7 +38,7 @@ RUN = ("own:plain", "--ranks-per-host", "1", "--batch", "16")
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Sequence[Host]]:
+def hosts() -> Iterator[Sequence[EmulatedHost]]:
     """One slow and two fast ones, each with half a core."""
     with emulated_hosts("1@100mbit,2@1gbit", 0.5) as made:
         yield made
@@ -56,7 +56,7 @@ def processes_on_hosts_of(master_pid: int) -> list[psutil.Process]:
         return []
 
 
-def rate_bit_s(sender: Host, receiver: Host, expected: float) -> float:
+def rate_bit_s(sender: EmulatedHost, receiver: EmulatedHost, expected: float) -> float:
     """What iperf3 says of a second; a busy machine is asked again, as it can only make a line slower."""
     best = 0.0
     for _ in range(4):
@@ -71,12 +71,12 @@ def rate_bit_s(sender: Host, receiver: Host, expected: float) -> float:
 
 
 @pytest.mark.parametrize(("sender", "receiver", "rate"), [(0, 1, 100e6), (1, 0, 100e6), (1, 2, 1e9), (2, 1, 1e9)])
-def test_rates_are_kept_both_ways(hosts: Sequence[Host], sender: int, receiver: int, rate: float) -> None:
+def test_rates_are_kept_both_ways(hosts: Sequence[EmulatedHost], sender: int, receiver: int, rate: float) -> None:
     expected = rate * PAYLOAD
     assert rate_bit_s(hosts[sender], hosts[receiver], expected) == pytest.approx(expected, rel=0.03)
 
 
-def test_hosts_have_names_and_a_network_of_their_own(hosts: Sequence[Host]) -> None:
+def test_hosts_have_names_and_a_network_of_their_own(hosts: Sequence[EmulatedHost]) -> None:
     ask = "from socket import *; print(gethostname(), gethostbyname('host2'), gethostbyaddr('198.18.0.1')[0])"
     assert hosts[1].run(sys.executable, "-c", ask).stdout.split() == ["host1", "198.18.0.3", "host0"]
     names = re.findall(r"^ *(\w+):", hosts[1].run("cat", "/proc/net/dev").stdout, re.MULTILINE)
@@ -97,7 +97,7 @@ print((time.process_time() - used) / (time.monotonic() - begin))
 """
 
 
-def test_a_share_is_kept(hosts: Sequence[Host]) -> None:
+def test_a_share_is_kept(hosts: Sequence[EmulatedHost]) -> None:
     folder = hosts[1].cgroup
     assert folder is not None
     # What else runs on this machine must not take from the share.
@@ -107,7 +107,7 @@ def test_a_share_is_kept(hosts: Sequence[Host]) -> None:
     assert float(done.stdout) == pytest.approx(0.5, rel=0.1), done.stderr
 
 
-def test_two_emulations_do_not_meet(hosts: Sequence[Host]) -> None:
+def test_two_emulations_do_not_meet(hosts: Sequence[EmulatedHost]) -> None:
     connect = "import socket; socket.create_connection(('198.18.0.1', 8000), timeout=2)"
     with (
         emulated_hosts("2", 0.5) as others,
@@ -217,37 +217,39 @@ def network_of(pid: int) -> str | None:
         return None
 
 
-def on_each(hosts: Sequence[Host], monkeypatch: pytest.MonkeyPatch, *scripts: str) -> tuple[int, list[str], float]:
+def on_each(
+    hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch, *scripts: str
+) -> tuple[int, list[str], float]:
     """Runs a script per host, as the supervisor runs `paceline`; exit code, what was said, how long it took."""
     monkeypatch.setattr(emulate, "LEADER_ENDS_S", 0.5)
     monkeypatch.setattr(emulate, "FOLLOWERS_END_S", 0.5)
     cases = " ".join(f"*'\"host\": {number}'*) {script} ;;" for number, script in enumerate(scripts))
     said: list[str] = []
     begin = time.monotonic()
-    code = run_on_all(hosts[: len(scripts)], ["sh", "-c", f"case ${PLACE_VARIABLE} in {cases} esac"], said.append)
+    code = run_on_all(hosts[: len(scripts)], ["sh", "-c", f"case ${EMULATION_VARIABLE} in {cases} esac"], said.append)
     return code, said, time.monotonic() - begin
 
 
-def test_the_exit_code_is_that_of_host_0(hosts: Sequence[Host], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_is_that_of_host_0(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_each(hosts, monkeypatch, "exit 7", "exit 0")[:2] == (7, [])
     assert on_each(hosts, monkeypatch, "exit 7", "echo the same; exit 7")[:2] == (7, [])
 
 
-def test_a_host_that_fails_unexplained_is_heard(hosts: Sequence[Host], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_fails_unexplained_is_heard(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
     code, said, took_s = on_each(hosts, monkeypatch, "exec sleep 60", "exit 0", "echo no room >&2; exit 5")
     assert code == 128 + signal.SIGTERM  # It waited for a host that had gone.
     assert said == ["host2 ended with exit code 5:", "  host2: no room"]
     assert took_s < 10
 
 
-def test_hosts_that_miss_the_end_are_ended(hosts: Sequence[Host], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_miss_the_end_are_ended(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
     code, said, took_s = on_each(hosts, monkeypatch, "exit 0", "exec sleep 60")
     assert (code, said) == (0, [])
     assert took_s < 10
 
 
 def test_a_closed_terminal_ends_all_hosts_unless_it_is_ignored(
-    hosts: Sequence[Host], monkeypatch: pytest.MonkeyPatch
+    hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closes = "kill -HUP $PPID; sleep 0.2; kill -HUP $PPID; sleep 0.2; exit 7"
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -72,7 +72,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
 
 def test_the_leader_has_what_the_ranks_of_all_hosts_wrote(compared: Compared) -> None:
     runs = [measured.run for measured in compared.record.runs]
-    assert [measured.contender.name for measured in compared.record.runs] == ["ddp", "gather_scatter"]
+    assert [measured.candidate.name for measured in compared.record.runs] == ["ddp", "gather_scatter"]
     for run in runs:
         assert run.finished
         assert sorted(run.steps) == [0, 1]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from paceline.emulation import EmulatedHost
+from paceline.emulation import EmulatedHostSpec
 from paceline.errors import LaunchError
 from paceline.launch import links
 from paceline.launch.links import address_of, burst_bytes, delay_commands, piece_commands, rate_commands
@@ -30,15 +30,17 @@ def test_a_burst_is_a_millisecond_and_holds_what_is_handed_over(rate: float) -> 
 
 
 def test_full_speed_needs_nothing() -> None:
-    assert rate_commands("eth0", None) == piece_commands("eth0", None) == delay_commands("eth0", EmulatedHost()) == []
+    assert (
+        rate_commands("eth0", None) == piece_commands("eth0", None) == delay_commands("eth0", EmulatedHostSpec()) == []
+    )
 
 
 def test_a_delay_is_inside_the_rate_and_holds_what_is_under_way() -> None:
-    assert delay_commands("eth0", EmulatedHost(None, 0.0025)) == [
+    assert delay_commands("eth0", EmulatedHostSpec(None, 0.0025)) == [
         "qdisc add dev eth0 root handle 2: netem delay 2500us limit 1000"
     ]
     # 1 Gbit/s for 10 ms are 1.25 MB: 826 packets of 1514 bytes.
-    assert delay_commands("eth0", EmulatedHost(1e9, 0.01)) == [
+    assert delay_commands("eth0", EmulatedHostSpec(1e9, 0.01)) == [
         "qdisc add dev eth0 parent 1:1 handle 2: netem delay 10000us limit 1826"
     ]
 

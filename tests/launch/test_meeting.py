@@ -14,43 +14,47 @@ import pytest
 from paceline.comm import network
 from paceline.errors import LaunchError, PacelineError
 from paceline.launch import meeting_place, rendezvous
-from paceline.launch.mail import CHUNK_BYTES, Mail
-from paceline.launch.meeting import hello_of, meet, misfit, read_hello
-from paceline.launch.seat import Seat
+from paceline.launch.mail import CHUNK_BYTES, StoreChannel
+from paceline.launch.meeting import mismatch, own_launcher_info, read_launcher_info, shake_hands
+from paceline.launch.seat import LauncherProcess
 
 STORE_S = timedelta(seconds=10)
 
 
 @pytest.fixture
-def mail() -> Mail:
+def channel() -> StoreChannel:
     listener = rendezvous.bind()
     port = listener.getsockname()[1]
-    return Mail(rendezvous.open_store("127.0.0.1", port, listener, STORE_S), f"127.0.0.1:{port}")
+    return StoreChannel(rendezvous.open_store("127.0.0.1", port, listener, STORE_S), f"127.0.0.1:{port}")
 
 
-def arrive(mail: Mail, number: int, settings: dict[str, Any], seats: int = 2, timeout_s: float = 5.0) -> Any:
+def arrive(
+    channel: StoreChannel, number: int, settings: dict[str, Any], launchers: int = 2, timeout_s: float = 5.0
+) -> Any:
     """What a host hears from the others, or why it is refused."""
-    seat = Seat(number=number, seats=seats, node=number)
+    launcher = LauncherProcess(number=number, launchers=launchers, node=number)
     try:
-        return meet(mail, seat, hello_of(seat, "127.0.0.1", settings), timeout_s, lambda _: None)
+        return shake_hands(
+            channel, launcher, own_launcher_info(launcher, "127.0.0.1", settings), timeout_s, lambda _: None
+        )
     except PacelineError as error:
         return error
 
 
-def both(mail: Mail, *settings: dict[str, Any]) -> list[Any]:
+def both(channel: StoreChannel, *settings: dict[str, Any]) -> list[Any]:
     with ThreadPoolExecutor() as hosts:
-        return list(hosts.map(lambda number: arrive(mail, number, settings[number]), range(2)))
+        return list(hosts.map(lambda number: arrive(channel, number, settings[number]), range(2)))
 
 
-def test_all_hosts_hear_of_all(mail: Mail) -> None:
-    first, second = both(mail, {"batch": 8}, {"batch": 8})
+def test_all_hosts_hear_of_all(channel: StoreChannel) -> None:
+    first, second = both(channel, {"batch": 8}, {"batch": 8})
     assert first == second
-    assert [hello.seat for hello in first] == [0, 1]
+    assert [info.launcher for info in first] == [0, 1]
     assert first[0].versions.keys() == {"Paceline", "torch"}
 
 
-def test_another_configuration_is_refused_by_name_on_every_host(mail: Mail) -> None:
-    for error in both(mail, {"batch": 8, "batch_per_rank": None}, {"batch": 16, "batch_per_rank": None}):
+def test_another_configuration_is_refused_by_name_on_every_host(channel: StoreChannel) -> None:
+    for error in both(channel, {"batch": 8, "batch_per_rank": None}, {"batch": 16, "batch_per_rank": None}):
         assert isinstance(error, LaunchError)
         assert "was started with --batch 16, but host 0" in error.message
         assert error.message.startswith(f"host 1 ({socket.gethostname()})")
@@ -58,37 +62,37 @@ def test_another_configuration_is_refused_by_name_on_every_host(mail: Mail) -> N
 
 @pytest.mark.parametrize("what", ["Paceline", "torch"])
 def test_another_version_is_refused_by_name(what: str) -> None:
-    own = hello_of(Seat(), "127.0.0.1", {})
-    other = replace(own, seat=1, node=1, host="n2", versions=own.versions | {what: "0.0.9"})
-    error = misfit([own, own, other])
+    own = own_launcher_info(LauncherProcess(), "127.0.0.1", {})
+    other = replace(own, launcher=1, node=1, host="n2", versions=own.versions | {what: "0.0.9"})
+    error = mismatch([own, own, other])
     assert error is not None
     assert error.message.startswith(f"host 1 (n2) runs {what} 0.0.9, but host 0 ({own.host}) runs {own.versions[what]}")
-    assert misfit([own, own]) is None
+    assert mismatch([own, own]) is None
 
 
-def test_a_number_can_be_taken_once(mail: Mail) -> None:
-    both(mail, {}, {})
-    again = arrive(mail, 1, {})
+def test_a_number_can_be_taken_once(channel: StoreChannel) -> None:
+    both(channel, {}, {})
+    again = arrive(channel, 1, {})
     assert isinstance(again, LaunchError)
     assert "another host was started with --node-rank 1" in again.message
 
 
-def test_hosts_that_do_not_come_are_named(mail: Mail) -> None:
-    error = arrive(mail, 0, {}, seats=4, timeout_s=0.2)
+def test_hosts_that_do_not_come_are_named(channel: StoreChannel) -> None:
+    error = arrive(channel, 0, {}, launchers=4, timeout_s=0.2)
     assert isinstance(error, LaunchError)
-    assert f"hosts 1, 2, 3 of 4 did not come to {mail.where} within 0.2 s" in error.message
+    assert f"hosts 1, 2, 3 of 4 did not come to {channel.where} within 0.2 s" in error.message
 
 
-def test_a_leader_that_waits_says_for_whom(mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.launch.meeting.PATIENCE_S", 0.0)
+def test_a_leader_that_waits_says_for_whom(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.launch.meeting.NOTIFY_AFTER_S", 0.0)
     said: list[str] = []
-    seat = Seat(seats=3)
+    launcher = LauncherProcess(launchers=3)
     with pytest.raises(LaunchError, match="hosts 1, 2 of 3 did not come"):
-        meet(mail, seat, hello_of(seat, "127.0.0.1", {}), 0.2, said.append)
-    assert said == [f"waiting at {mail.where} for hosts 1, 2 of 3 …"]
+        shake_hands(channel, launcher, own_launcher_info(launcher, "127.0.0.1", {}), 0.2, said.append)
+    assert said == [f"waiting at {channel.where} for hosts 1, 2 of 3 …"]
 
 
-def test_files_travel_whole_and_nothing_is_overwritten(mail: Mail, tmp_path: Path) -> None:
+def test_files_travel_whole_and_nothing_is_overwritten(channel: StoreChannel, tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     contents = {
         "run/rank-1.csv": b"",
@@ -101,18 +105,18 @@ def test_files_travel_whole_and_nothing_is_overwritten(mail: Mail, tmp_path: Pat
     (there / "run" / "link").symlink_to("/etc/passwd")
     (here / "run").mkdir(parents=True)
     (here / "run" / "run.json").write_text("mine")
-    mail.send_files("files", there)
-    mail.receive_files("files", here, [here / "run"])
+    channel.send_files("files", there)
+    channel.receive_files("files", here, [here / "run"])
     assert (here / "run" / "run.json").read_text() == "mine"
     assert sorted(path.name for path in (here / "run").iterdir()) == ["rank-1.csv", "run.json", "timeline-1.bin"]
     assert (here / "run" / "timeline-1.bin").read_bytes() == contents["run/timeline-1.bin"]
 
 
 @pytest.mark.parametrize("path", ["../outside", "elsewhere/file", "/etc/paceline", "run/../../up"])
-def test_a_host_cannot_write_outside_of_the_record(mail: Mail, tmp_path: Path, path: str) -> None:
-    mail.post("files", [{"path": path, "chunks": 0, "bytes": 0}])
+def test_a_host_cannot_write_outside_of_the_record(channel: StoreChannel, tmp_path: Path, path: str) -> None:
+    channel.post("files", [{"path": path, "chunks": 0, "bytes": 0}])
     with pytest.raises(LaunchError, match="which is not in the record"):
-        mail.receive_files("files", tmp_path, [tmp_path / "run"])
+        channel.receive_files("files", tmp_path, [tmp_path / "run"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -135,15 +139,15 @@ def test_localhost_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None
     assert meeting_place.own_address("localhost", pytest.fail) == "127.0.0.1"
 
 
-def test_a_host_that_comes_back_finds_its_number_free(mail: Mail) -> None:
-    assert isinstance(arrive(mail, 1, {}, timeout_s=-5.0), LaunchError), "nobody answers, so it leaves"
-    assert [hello.seat for hello in both(mail, {}, {})[1]] == [0, 1]
+def test_a_host_that_comes_back_finds_its_number_free(channel: StoreChannel) -> None:
+    assert isinstance(arrive(channel, 1, {}, timeout_s=-5.0), LaunchError), "nobody answers, so it leaves"
+    assert [info.launcher for info in both(channel, {}, {})[1]] == [0, 1]
 
 
 def test_a_version_that_says_other_things_of_itself_is_refused_for_its_version() -> None:
-    own = hello_of(Seat(), "127.0.0.1", {"batch": 8})
-    said = {"seat": 1, "node": 1, "host": "n2", "versions": own.versions | {"Paceline": "9"}, "gpus": 8}
-    error = misfit([own, read_hello(said)])
+    own = own_launcher_info(LauncherProcess(), "127.0.0.1", {"batch": 8})
+    said = {"launcher": 1, "node": 1, "host": "n2", "versions": own.versions | {"Paceline": "9"}, "gpus": 8}
+    error = mismatch([own, read_launcher_info(said)])
     assert error is not None
     assert error.message.startswith("host 1 (n2) runs Paceline 9, but host 0")
 

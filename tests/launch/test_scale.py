@@ -13,7 +13,7 @@ import pytest
 
 from launch.commands import HERE, LIMIT_S, command, paceline, start, wait_until
 from launch.test_fleet import free_master
-from paceline.analysis.pool import pool
+from paceline.analysis.pool import collect_records
 from paceline.analysis.scaling import scaling
 from paceline.records.experiment import read_experiment
 
@@ -50,18 +50,18 @@ def test_runs_had_the_ranks_batches_and_threads_that_their_points_say(scaled: di
     assert experiment.kind == "scale"
     assert len(experiment.runs) == 2 * 3 + 2
     for measured in experiment.runs:
-        point, topology = measured.contender.point, measured.run.topology
+        point, topology = measured.candidate.point, measured.run.topology
         assert point is not None
         assert topology["world_size"] == topology["workers"] == point["ranks"]
         assert topology["batch"] == point["batch"]
         assert measured.run.finished
         assert "test" not in (measured.run.summary or {}), "nothing is tested: it is about time"
-    threads = {m.run.topology["threads"] for m in experiment.runs if m.contender.role != "baseline"}
+    threads = {m.run.topology["threads"] for m in experiment.runs if m.candidate.role != "baseline"}
     assert len(threads) == 1, "more ranks have more cores"
 
 
 def test_strategies_are_proven_on_the_most_ranks(scaled: dict[str, Any]) -> None:
-    assert [(proof["contender"], proof["ranks"], proof["holds"]) for proof in scaled["proofs"]] == [
+    assert [(proof["candidate"], proof["ranks"], proof["holds"]) for proof in scaled["proofs"]] == [
         ("ddp on 2 ranks, batch 32", 2, True),
         ("p2p on 2 ranks, batch 32", 2, True),
     ]
@@ -111,7 +111,7 @@ def test_emulated_hosts_with_shares_are_claimed_from(tmp_path: Path) -> None:
     experiment = read_experiment(tmp_path / "out")
     assert experiment.design["machines"] == [0, 0]
     assert {measured.run.topology["cores"] for measured in experiment.runs} == {0.25}
-    found = scaling(pool([experiment]))
+    found = scaling(collect_records([experiment]))
     two = next(point for point in found.points("strong") if point.ranks == 2)
     assert (two.hosts, two.crowded) == (2, "")
     assert two.over_single is not None

@@ -28,7 +28,7 @@ def compare(
 
 
 def runs_of(out: Path) -> dict[str, Any]:
-    return {measured.contender.name: measured.run for measured in read_experiment(out).runs}
+    return {measured.candidate.name: measured.run for measured in read_experiment(out).runs}
 
 
 def rows_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -55,14 +55,14 @@ def test_the_machine_is_examined_first(compared: tuple[ExperimentRecord, dict[st
     assert not record.events_of("unexamined")
 
 
-def test_every_contender_leaves_an_ordinary_record(compared: tuple[ExperimentRecord, dict[str, Any]]) -> None:
+def test_every_candidate_leaves_an_ordinary_record(compared: tuple[ExperimentRecord, dict[str, Any]]) -> None:
     experiment, _ = compared
-    assert [measured.contender.name for measured in experiment.runs] == ["allreduce", "ddp", "none", "single"]
+    assert [measured.candidate.name for measured in experiment.runs] == ["allreduce", "ddp", "none", "single"]
     for measured in experiment.runs:
         record = read_run(measured.run.path)
-        workers = 1 if measured.contender.name == "single" else 2
+        workers = 1 if measured.candidate.name == "single" else 2
         assert record.finished
-        assert record.config["strategy"] == measured.contender.strategy
+        assert record.config["strategy"] == measured.candidate.strategy
         assert record.topology["workload"] == "train.py"
         assert list(record.steps) == list(range(workers))
         assert [len(event["losses"]) for event in record.events_of("log")] == [5, STEPS - 5]
@@ -85,11 +85,13 @@ def test_the_record_says_which_script(compared: tuple[ExperimentRecord, dict[str
 
 def test_lossless_strategies_are_proven_and_train_alike(compared: tuple[ExperimentRecord, dict[str, Any]]) -> None:
     experiment, printed = compared
-    assert {proof["contender"]: proof["holds"] for proof in printed["proofs"]} == {"allreduce": True, "ddp": True}
+    assert {proof["candidate"]: proof["holds"] for proof in printed["proofs"]} == {"allreduce": True, "ddp": True}
     assert not list(experiment.path.rglob("gradients.pt")), "they are as large as the model"
     losses = {row["name"]: row["train_loss"]["value"] for row in printed["rows"]}
     assert losses["allreduce"] == pytest.approx(losses["ddp"], rel=1e-5)
-    assert {parting["contender"] for parting in printed["partings"]} == {"allreduce"}, "one process may train otherwise"
+    assert {loss_difference["candidate"] for loss_difference in printed["partings"]} == {"allreduce"}, (
+        "one process may train otherwise"
+    )
 
 
 def test_the_answer(compared: tuple[ExperimentRecord, dict[str, Any]]) -> None:

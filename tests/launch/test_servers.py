@@ -29,11 +29,11 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 
 def run_of(record: ExperimentRecord, name: str) -> RunRecord:
-    return next(measured.run for measured in record.runs if measured.contender.name == name)
+    return next(measured.run for measured in record.runs if measured.candidate.name == name)
 
 
 def test_the_server_takes_part_in_the_proof(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
-    proofs = {proof["contender"]: proof for proof in compared[0]["proofs"]}
+    proofs = {proof["candidate"]: proof for proof in compared[0]["proofs"]}
     assert proofs.keys() == {IN_STEP}, "where ranks do not step together there is no gradient of a step to prove"
     assert proofs[IN_STEP]["holds"]
 
@@ -75,12 +75,12 @@ def test_every_sample_is_trained_once_an_epoch(compared: tuple[dict[str, Any], E
 
 def test_the_ages_of_gradients_are_recorded_and_shown(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
     result, record = compared
-    ages = (run_of(record, AT_WILL).summary or {})["ages"]
-    assert ages["gradients"] == 2 * STEPS
-    assert ages["max"] > 1
+    staleness = (run_of(record, AT_WILL).summary or {})["staleness"]
+    assert staleness["gradients"] == 2 * STEPS
+    assert staleness["max"] > 1
     rows = {row["name"]: row for row in result["rows"]}
-    assert rows[AT_WILL]["gradient_age"]["value"] == pytest.approx(ages["mean"])
-    assert rows[IN_STEP]["gradient_age"] is None
+    assert rows[AT_WILL]["staleness"]["value"] == pytest.approx(staleness["mean"])
+    assert rows[IN_STEP]["staleness"] is None
     assert "Age of gradients" in (record.path / "report.html").read_text()
 
 

@@ -16,8 +16,8 @@ import pytest
 from launch.slurm_here import Slurm, missing_programs, slurm_here
 from paceline.config import LaunchConfig
 from paceline.errors import LaunchError, UsageError
-from paceline.launch.seat import Seat
-from paceline.launch.slurm import FIRST_PORT, PORTS, Step, expand_nodes, expand_tasks, seat_from_slurm
+from paceline.launch.seat import LauncherProcess
+from paceline.launch.slurm import FIRST_PORT, PORTS, SlurmStep, expand_nodes, expand_tasks, launcher_from_slurm
 from paceline.records import read_run
 from paceline.records.experiment import read_experiment
 
@@ -67,8 +67,8 @@ def wait_for_job(slurm: Slurm, job: int) -> None:
         time.sleep(0.1)
 
 
-def seat(environment: Environment, **launch: object) -> Seat | None:
-    return seat_from_slurm(environment, LaunchConfig(**launch))  # type: ignore[arg-type]
+def launcher(environment: Environment, **launch: object) -> LauncherProcess | None:
+    return launcher_from_slurm(environment, LaunchConfig(**launch))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -84,25 +84,25 @@ def one_task(slurm: Slurm) -> Environment:
 
 
 def test_a_task_is_a_seat(four_tasks: list[Environment]) -> None:
-    seats = [seat(environment) for environment in four_tasks]
+    launchers = [launcher(environment) for environment in four_tasks]
     job = int(four_tasks[0]["SLURM_JOB_ID"])
-    assert seats == [
-        Seat(
+    assert launchers == [
+        LauncherProcess(
             number=number,
-            seats=4,
+            launchers=4,
             ranks=1,
             master=f"127.0.0.1:{FIRST_PORT + job * 64 % PORTS}",
             node=number // 2,
             local_rank=number % 2,
             local_size=2,
-            launcher="slurm",
+            started_by="slurm",
         )
         for number in range(4)
     ]
 
 
 def test_what_is_asked_for_may_be_what_slurm_gives(four_tasks: list[Environment]) -> None:
-    assert seat(four_tasks[3], ranks=4) == seat(four_tasks[3], ranks_per_host=2) == seat(four_tasks[3])
+    assert launcher(four_tasks[3], ranks=4) == launcher(four_tasks[3], ranks_per_host=2) == launcher(four_tasks[3])
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_seats_of_a_host_stand_together_however_tasks_are_dealt_out(slurm: Slurm
     spread = ["--nodes=2", "--ntasks-per-node=2"] if order == "cyclic" else ["--ntasks=4"]
     started = tasks(slurm, *which, "srun", f"--distribution={order}", *spread)
     assert [task["SLURMD_NODENAME"] for task in started] != ["n1", "n1", "n2", "n2"]
-    seats = {found.number: (task["SLURMD_NODENAME"], found) for task in started if (found := seat(task))}
+    launchers = {found.number: (task["SLURMD_NODENAME"], found) for task in started if (found := launcher(task))}
     # Seat 0 is on the node where all others look for it.
-    assert [seats[number][0] for number in range(4)] == ["n1", "n1", "n2", "n2"]
-    assert [seats[number][1].local_rank for number in range(4)] == [0, 1, 0, 1]
+    assert [launchers[number][0] for number in range(4)] == ["n1", "n1", "n2", "n2"]
+    assert [launchers[number][1].local_rank for number in range(4)] == [0, 1, 0, 1]
 
 
 def test_uneven_tasks_are_refused(slurm: Slurm) -> None:
@@ -131,10 +131,10 @@ def refusal(first: Environment, others: Sequence[Environment], **asked: object) 
     """Why a step is refused: one task says it, all of them leave."""
     for environment in others:
         with pytest.raises(SystemExit) as left:
-            seat(environment, **asked)
+            launcher(environment, **asked)
         assert left.value.code == UsageError.exit_code
     with pytest.raises(UsageError) as refused:
-        seat(first, **asked)
+        launcher(first, **asked)
     assert refused.value.hint
     return refused.value
 
@@ -154,9 +154,9 @@ def test_one_task_is_one_rank(one_task: Environment, asked: dict[str, int], foun
     refused = refusal(one_task, [], **asked)
     assert refused.message == found
     assert fix in (refused.hint or "")
-    alone = seat(one_task)
+    alone = launcher(one_task)
     assert alone is not None
-    assert (alone.seats, alone.ranks, (alone.master or "").partition(":")[0]) == (1, 1, "127.0.0.1")
+    assert (alone.launchers, alone.ranks, (alone.master or "").partition(":")[0]) == (1, 1, "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -178,31 +178,31 @@ def test_what_slurm_does_not_give_is_refused(
 
 def test_the_users_own_words_win(four_tasks: list[Environment], one_task: Environment) -> None:
     """Who names the hosts and their master does without Slurm's; the master alone is where the tasks meet."""
-    assert seat(four_tasks[2], hosts=2, node_rank=1, master="198.18.0.1:29500") is None
-    told = seat(four_tasks[2], master="198.18.0.1:29500")
+    assert launcher(four_tasks[2], hosts=2, node_rank=1, master="198.18.0.1:29500") is None
+    told = launcher(four_tasks[2], master="198.18.0.1:29500")
     assert told is not None
-    assert (told.master, told.number, told.seats) == ("198.18.0.1:29500", 2, 4)
-    assert seat(one_task, emulate="2@1gbit") is None
-    assert seat(one_task, master="198.18.0.1:29500") is None
+    assert (told.master, told.number, told.launchers) == ("198.18.0.1:29500", 2, 4)
+    assert launcher(one_task, emulate="2@1gbit") is None
+    assert launcher(one_task, master="198.18.0.1:29500") is None
 
 
 def test_a_batch_script_is_no_rank(slurm: Slurm) -> None:
     with pytest.raises(UsageError, match=r"this is the batch script itself.*4 tasks: start it with srun paceline") as e:
-        seat(in_batch_script(slurm, "--nodes=2", "--ntasks-per-node=2"))
+        launcher(in_batch_script(slurm, "--nodes=2", "--ntasks-per-node=2"))
     assert "paceline submit" in (e.value.hint or "")
 
 
 def test_a_batch_script_of_one_task_starts_ranks_as_any_host(slurm: Slurm) -> None:
     environment = in_batch_script(slurm, "--exclusive")
     assert environment["SLURM_TASKS_PER_NODE"] == "8"  # Cores, since nobody has spoken of tasks.
-    assert seat(environment) is None
-    assert seat(environment, ranks=2) is None
+    assert launcher(environment) is None
+    assert launcher(environment, ranks=2) is None
 
 
 def test_a_shell_of_an_allocation_is_no_rank(slurm: Slurm) -> None:
     (environment,) = tasks(slurm, "salloc", "--nodes=2", "--ntasks=4")
     assert environment["SLURM_NTASKS"] == "4"
-    assert seat(environment) is None
+    assert launcher(environment) is None
 
 
 def test_an_interactive_step_is_a_shell(slurm: Slurm, one_task: Environment) -> None:
@@ -211,7 +211,7 @@ def test_an_interactive_step_is_a_shell(slurm: Slurm, one_task: Environment) -> 
     text = (slurm.folder / "shell.env").read_text()
     shell = dict(line.split("=", 1) for line in text.split("\0") if line)
     assert shell.keys() >= one_task.keys() & {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"}
-    assert seat(shell, ranks=2) is None
+    assert launcher(shell, ranks=2) is None
 
 
 def test_the_variables_of_a_step_do_not_reach_into_jobs_submitted_from_it(slurm: Slurm, one_task: Environment) -> None:
@@ -219,26 +219,26 @@ def test_the_variables_of_a_step_do_not_reach_into_jobs_submitted_from_it(slurm:
     environment = in_batch_script(slurm, "--nodes=2", "--ntasks=2", before=["env", *left])
     assert environment["SLURM_STEP_ID"] == one_task["SLURM_STEP_ID"]
     with pytest.raises(UsageError, match="this is the batch script itself"):
-        seat(environment)
+        launcher(environment)
 
 
 @pytest.mark.parametrize("name", ["SLURM_NTASKS", "SLURM_JOB_NUM_NODES"])
 def test_what_slurm_would_never_say_is_told_by_name(name: str) -> None:
     with pytest.raises(LaunchError, match=f"{name} to a number, but it is 'x'"):
-        seat({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", name: "x"})
+        launcher({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", name: "x"})
 
 
 def test_outside_of_slurm_and_under_torchrun_there_is_no_seat(four_tasks: list[Environment]) -> None:
-    assert seat({}) is None
-    assert seat(four_tasks[0] | {"RANK": "0", "WORLD_SIZE": "4"}) is None
+    assert launcher({}) is None
+    assert launcher(four_tasks[0] | {"RANK": "0", "WORLD_SIZE": "4"}) is None
 
 
 def test_steps_meet_at_ports_of_their_own(one_task: Environment) -> None:
-    steps = [Step.read(one_task | {"SLURM_STEP_ID": str(number)}) for number in (*range(200), 4294967290)]
+    steps = [SlurmStep.read(one_task | {"SLURM_STEP_ID": str(number)}) for number in (*range(200), 4294967290)]
     ports = [step.port for step in steps if step is not None]
     assert len(set(ports)) == 201
     assert all(FIRST_PORT <= port < FIRST_PORT + PORTS for port in ports)
-    other = Step.read(one_task | {"SLURM_JOB_ID": str(int(one_task["SLURM_JOB_ID"]) + 1)})
+    other = SlurmStep.read(one_task | {"SLURM_JOB_ID": str(int(one_task["SLURM_JOB_ID"]) + 1)})
     assert other is not None
     assert other.port not in ports[:64]
 
@@ -268,9 +268,9 @@ def test_tasks_of_nodes() -> None:
 def test_variables_that_contradict_each_other_are_refused(four_tasks: list[Environment]) -> None:
     for change in ({"SLURM_NODEID": "2"}, {"SLURM_LOCALID": "2"}, {"SLURM_STEP_NODELIST": "n1"}):
         with pytest.raises(LaunchError, match="contradict each other"):
-            seat(four_tasks[0] | change)
+            launcher(four_tasks[0] | change)
     with pytest.raises(LaunchError, match="should have set SLURM_NODEID to a number, but it is ''"):
-        seat({name: value for name, value in four_tasks[0].items() if name != "SLURM_NODEID"})
+        launcher({name: value for name, value in four_tasks[0].items() if name != "SLURM_NODEID"})
 
 
 class Names:
@@ -286,7 +286,7 @@ class Names:
         program = self.folder / "scontrol"
         program.write_text(f"#!/bin/sh\necho NodeName=n1 NodeAddr={node_address or '$5'} NodeHostName=n1\n")
         program.chmod(0o755)
-        found = seat(self.step | {"SLURM_NODEID": str(node), "PATH": f"{self.folder}:/usr/bin:/bin"})
+        found = launcher(self.step | {"SLURM_NODEID": str(node), "PATH": f"{self.folder}:/usr/bin:/bin"})
         assert found is not None
         return (found.master or "").rpartition(":")[0]
 
@@ -358,7 +358,7 @@ def test_a_submitted_comparison_leaves_its_records_where_it_said(slurm: Slurm, t
     wait_for_job(slurm, told["job"])
     said = Path(told["log"]).read_text()
     experiment = read_experiment(Path(told["records"]))
-    assert [contender.name for contender in experiment.contenders] == ["allreduce", "ddp"], said
+    assert [candidate.name for candidate in experiment.candidates] == ["allreduce", "ddp"], said
     report = slurm.call(sys.executable, "-m", "paceline", "report", told["records"], "--json")
     assert report.returncode == 0, report.stderr
     assert all(row["step_s"] for row in json.loads(report.stdout)["rows"]), said

@@ -129,7 +129,7 @@ def normalised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]
     what = ("own:normalised", "--strategies", "single,allreduce,ddp", "--vary", "bn=sync,local", "--ranks", "3")
     how = ("--batch", "20", "--epochs", "2", "--deterministic", "--repeats", "1", "--max-repeats", "1")
     paceline("compare", *what, *how, "--no-proof", "--no-doctor", "--out", str(out))
-    return {measured.contender.name: measured.run for measured in read_experiment(out).runs}
+    return {measured.candidate.name: measured.run for measured in read_experiment(out).runs}
 
 
 def test_without_a_plan_the_operations_seen_are_what_the_sockets_carry(normalised: dict[str, RunRecord]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.emulation import Place
+from paceline.emulation import EmulationInfo
 from paceline.measure import cores
 from paceline.measure.cores import cgroup_quota, threads_per_rank, usable_cores
 
@@ -148,7 +148,7 @@ def test_without_affinity_all_cores_count(eight_cores: Tree, monkeypatch: pytest
 
 
 def test_an_emulated_host_has_its_share(eight_cores: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(spec="4", host=0, hosts=4, master="198.18.0.1:1", host_cpus=2.5)
+    place = EmulationInfo(spec="4", host=0, hosts=4, master="198.18.0.1:1", host_cpus=2.5)
     monkeypatch.setenv("PACELINE_EMULATED", place.variables()["PACELINE_EMULATED"])
     assert usable_cores() == 2.5
     assert (threads_per_rank(1), threads_per_rank(2)) == (2, 1)
@@ -157,7 +157,7 @@ def test_an_emulated_host_has_its_share(eight_cores: Tree, monkeypatch: pytest.M
 
 
 def test_emulated_hosts_without_shares_divide_the_cores(eight_cores: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(spec="3", host=0, hosts=3, master="198.18.0.1:1")
+    place = EmulationInfo(spec="3", host=0, hosts=3, master="198.18.0.1:1")
     monkeypatch.setenv("PACELINE_EMULATED", place.variables()["PACELINE_EMULATED"])
     assert usable_cores() == 8
     assert (threads_per_rank(1), threads_per_rank(2), threads_per_rank(4)) == (2, 1, 1)

@@ -13,8 +13,8 @@ import torch
 
 from paceline.analysis.resources import rank_usage
 from paceline.measure import resources
-from paceline.measure.resources import PERIOD_S, HostProbe, Probe, Sampler, next_wait_s
-from paceline.measure.watch import Watch
+from paceline.measure.resources import PERIOD_S, HostProbe, ProcessProbe, ResourceSampler, next_wait_s
+from paceline.measure.watch import RunMonitor
 from paceline.records import RunFolder
 from paceline.records.resources import Resources, read_marks, read_resources
 from paceline.records.writer import ResourceWriter
@@ -37,7 +37,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Resources:
     """A process that first works, then takes 64 MB and sleeps, sampled at the pace of a real run."""
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     began_s = time.perf_counter()
-    watch = Watch(folder, 3, lambda: time.perf_counter() - began_s, CPU, first_on_host=True)
+    watch = RunMonitor(folder, 3, lambda: time.perf_counter() - began_s, CPU, first_on_host=True)
     work(WORKED_S)
     watch.sampler.sample()
     taken = np.ones(64_000_000, np.uint8)
@@ -82,14 +82,14 @@ def test_dear_samples_are_taken_less_often(tmp_path: Path, monkeypatch: pytest.M
     """A probe that computes for 3 ms, asked every 10 ms, would cost 30% of a core."""
     monkeypatch.setattr(resources, "PERIOD_S", 0.01)
 
-    class Dear(Probe):
+    class Dear(ProcessProbe):
         def read(self, time_s: float, sampler_s: float) -> resources.ResourceRow:
             end_s = time.thread_time() + 0.003
             while time.thread_time() < end_s:
                 pass
             return super().read(time_s, sampler_s)
 
-    sampler = Sampler(Dear(CPU, with_host=False), ResourceWriter(RunFolder(tmp_path), 0), time.perf_counter)
+    sampler = ResourceSampler(Dear(CPU, with_host=False), ResourceWriter(RunFolder(tmp_path), 0), time.perf_counter)
     sampler.start()
     time.sleep(2)
     began = read_resources(tmp_path / "resources-0.csv")
@@ -124,7 +124,7 @@ def test_only_some_of_the_cores_are_ours() -> None:
 
 def test_nothing_is_left_after_the_end(tmp_path: Path) -> None:
     before = threading.active_count()
-    watch = Watch(RunFolder(tmp_path), 0, time.perf_counter, CPU, first_on_host=False)
+    watch = RunMonitor(RunFolder(tmp_path), 0, time.perf_counter, CPU, first_on_host=False)
     watch.close()
     assert threading.active_count() == before
     assert len(read_resources(tmp_path / "resources-0.csv")) == 2
@@ -134,7 +134,7 @@ def test_nothing_is_left_after_the_end(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_memory_on_a_gpu() -> None:
     device = torch.device("cuda", 0)
-    probe = Probe(device, with_host=False)
+    probe = ProcessProbe(device, with_host=False)
     before = probe.read(0.0, 0.0)
     taken = torch.zeros(50_000_000, dtype=torch.uint8, device=device)
     after = probe.read(1.0, 0.0)

@@ -9,9 +9,9 @@ import torch
 
 from paceline.measure.clock import HostClock
 from paceline.measure.operations import OperationLog
-from paceline.measure.slowed import SlowedStopwatch, stopwatch_for
+from paceline.measure.slowed import SlowRankStopwatch, stopwatch_for
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, PhaseTimes, Stopwatch
-from paceline.records.timeline import Kind
+from paceline.records.timeline import RowKind
 
 CPU = torch.device("cpu")
 FORWARD_S, BACKWARD_S, WAIT_S = 0.004, 0.008, 0.01
@@ -24,7 +24,7 @@ def compute(seconds: float) -> None:
         pass
 
 
-def train(watch: Stopwatch, steps: int = 8) -> list[tuple[PhaseTimes, dict[Kind, float], float]]:
+def train(watch: Stopwatch, steps: int = 8) -> list[tuple[PhaseTimes, dict[RowKind, float], float]]:
     """Steps of known computing with a wait in backward: their times, processor times by kind, and time without a core.
 
     A machine that is busy takes the core away now and then, which no factor multiplies; what it took is told apart.
@@ -43,14 +43,14 @@ def train(watch: Stopwatch, steps: int = 8) -> list[tuple[PhaseTimes, dict[Kind,
         lost = time.perf_counter() - began - (time.thread_time() - cpu) - (watch.clock.slept_s - slept)
         watch.lap(OPTIMISER)
         times, rows = watch.read(watch.end())
-        found.append((times, {Kind(row[1]): row[8] for row in rows}, lost))
+        found.append((times, {RowKind(row[1]): row[8] for row in rows}, lost))
     return found
 
 
 @pytest.mark.parametrize("events", [False, True])
 def test_forward_and_backward_take_so_many_times_as_long(events: bool) -> None:
     clock = HostClock()
-    watch = SlowedStopwatch(clock, OperationLog(clock) if events else None, factor=3)
+    watch = SlowRankStopwatch(clock, OperationLog(clock) if events else None, factor=3)
     steps = train(watch)
     computed_s = len(steps) * (FORWARD_S + BACKWARD_S) - BACKWARD_S  # Nothing is known of a backward before the first.
     assert clock.slept_s == pytest.approx(2 * computed_s, rel=0.25)
@@ -63,20 +63,20 @@ def test_forward_and_backward_take_so_many_times_as_long(events: bool) -> None:
 
 def test_the_sleep_counts_as_processor_time() -> None:
     clock = HostClock()
-    _, kinds, _ = train(SlowedStopwatch(clock, OperationLog(clock), factor=3))[-2]
-    assert kinds[Kind.FORWARD] == pytest.approx(3 * FORWARD_S, rel=0.35)
-    assert kinds[Kind.BACKWARD] == pytest.approx(3 * BACKWARD_S, rel=0.35)
+    _, kinds, _ = train(SlowRankStopwatch(clock, OperationLog(clock), factor=3))[-2]
+    assert kinds[RowKind.FORWARD] == pytest.approx(3 * FORWARD_S, rel=0.35)
+    assert kinds[RowKind.BACKWARD] == pytest.approx(3 * BACKWARD_S, rel=0.35)
 
 
 def test_with_half_a_core_each_second_of_computing_takes_two() -> None:
     clock = HostClock()
-    steps = train(SlowedStopwatch(clock, None, factor=2, core_share=0.5), steps=4)
+    steps = train(SlowRankStopwatch(clock, None, factor=2, core_share=0.5), steps=4)
     computed_s = len(steps) * (FORWARD_S + BACKWARD_S) - BACKWARD_S
     assert clock.slept_s == pytest.approx(2 * computed_s, rel=0.25)
 
 
 def test_backward_starts_late() -> None:
-    watch = SlowedStopwatch(HostClock(), None, factor=3)
+    watch = SlowRankStopwatch(HostClock(), None, factor=3)
     train(watch, steps=2)
     watch.begin()
     watch.lap(DATA)
@@ -93,7 +93,7 @@ def test_backward_starts_late() -> None:
 def test_a_rank_that_is_not_slowed_has_a_plain_stopwatch() -> None:
     assert type(stopwatch_for(CPU, events=False, factor=1, core_share=0.5)) is Stopwatch
     slowed = stopwatch_for(CPU, events=True, factor=2, core_share=0.5)
-    assert isinstance(slowed, SlowedStopwatch)
+    assert isinstance(slowed, SlowRankStopwatch)
     assert slowed.operations is not None
 
 

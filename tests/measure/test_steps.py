@@ -14,7 +14,7 @@ from torch import nn
 from paceline.measure.clock import HostClock, clock_for
 from paceline.measure.operations import OperationLog
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch, make_stopwatch
-from paceline.records.timeline import NO_PEER, Kind, Purpose
+from paceline.records.timeline import NO_PEER, Purpose, RowKind
 
 CPU = torch.device("cpu")
 
@@ -81,7 +81,7 @@ def test_micro_batches_accumulate(ours: Time, make: Any) -> None:
     watch.lap(OPTIMISER)
     times, rows = watch.read(watch.end())
     assert times == (0, 111, 222, 444, 24)
-    kinds = [Kind.STEP, *[Kind.DATA, Kind.FORWARD, Kind.BACKWARD] * 3, Kind.OPTIMISER]
+    kinds = [RowKind.STEP, *[RowKind.DATA, RowKind.FORWARD, RowKind.BACKWARD] * 3, RowKind.OPTIMISER]
     assert [row[1] for row in rows] == (kinds if make is with_events else [])
 
 
@@ -127,13 +127,13 @@ def test_the_rows_of_a_step(ours: Time) -> None:
     watch.lap(OPTIMISER)
     _, rows = watch.read(watch.end())
     assert summary(rows[1:]) == [
-        (Kind.DATA, 1, 2, 0.5),
-        (Kind.FORWARD, 2, 4, 2),
-        (Kind.BACKWARD, 4, 8, 3),
-        (Kind.OPTIMISER, 16, 32, 16),
+        (RowKind.DATA, 1, 2, 0.5),
+        (RowKind.FORWARD, 2, 4, 2),
+        (RowKind.BACKWARD, 4, 8, 3),
+        (RowKind.OPTIMISER, 16, 32, 16),
     ]
     kind, start_s, end_s, cpu_s = summary(rows)[0]
-    assert (kind, start_s, end_s) == (Kind.STEP, 1, 32)
+    assert (kind, start_s, end_s) == (RowKind.STEP, 1, 32)
     assert math.isnan(cpu_s)
     assert {(row[0], row[2], row[3], row[4]) for row in rows} == {(0, Purpose.NOTHING, NO_PEER, 0)}
 
@@ -182,13 +182,13 @@ class Engine:
         self.ours.spend(8, cpu=0)
 
 
-FORWARD_ROW = (Kind.FORWARD, 0, 1, 1)
-UNTIL_LAST_GRADIENT = (Kind.BACKWARD, 1, 3, 2)
-ALL_OF_IT = (Kind.BACKWARD, 1, 11, 2)
+FORWARD_ROW = (RowKind.FORWARD, 0, 1, 1)
+UNTIL_LAST_GRADIENT = (RowKind.BACKWARD, 1, 3, 2)
+ALL_OF_IT = (RowKind.BACKWARD, 1, 11, 2)
 
 
 def by_engine(log: OperationLog) -> None:
-    log.by_engine(log.start(Kind.ALL_REDUCE, 2**30, NO_PEER))
+    log.by_engine(log.start(RowKind.ALL_REDUCE, 2**30, NO_PEER))
 
 
 def by_a_hook(log: OperationLog) -> None:
@@ -231,12 +231,12 @@ def test_the_last_small_one_of_the_engine_need_not_be_told() -> None:
     log = with_events().operations
     found = []
     for step, kinds in enumerate(
-        [[Kind.ALL_REDUCE] * 3, [Kind.ALL_REDUCE] * 3, [Kind.BROADCAST, *[Kind.ALL_REDUCE] * 3]]
+        [[RowKind.ALL_REDUCE] * 3, [RowKind.ALL_REDUCE] * 3, [RowKind.BROADCAST, *[RowKind.ALL_REDUCE] * 3]]
     ):
         log.begin_step(step)
         found.append([log.by_engine(log.start(kind, 10, NO_PEER)) for kind in kinds])
     log.begin_step(3)
-    found.append([log.by_engine(log.start(Kind.ALL_REDUCE, size, NO_PEER)) for size in (10, 10, 2**20)])
+    found.append([log.by_engine(log.start(RowKind.ALL_REDUCE, size, NO_PEER)) for size in (10, 10, 2**20)])
     assert found == [[False] * 3, [False, False, True], [False, False, False, True], [False] * 3]
 
 
@@ -257,7 +257,11 @@ def test_the_optimiser_starts_once_and_after_backward(ours: Time) -> None:
     watch.lap(OPTIMISER)
     times, rows = watch.read(watch.end())
     assert times == (0, 0, 1, 4, 56)
-    assert summary(rows[1:]) == [(Kind.FORWARD, 0, 1, 1), (Kind.BACKWARD, 1, 5, 4), (Kind.OPTIMISER, 13, 61, 48)]
+    assert summary(rows[1:]) == [
+        (RowKind.FORWARD, 0, 1, 1),
+        (RowKind.BACKWARD, 1, 5, 4),
+        (RowKind.OPTIMISER, 13, 61, 48),
+    ]
 
 
 def test_what_was_sent_in_a_step_that_does_not_take_place_is_forgotten(ours: Time) -> None:
@@ -266,7 +270,7 @@ def test_what_was_sent_in_a_step_that_does_not_take_place_is_forgotten(ours: Tim
     for takes_place in (True, False, True):
         watch.begin()
         ours.spend(1)
-        log.end(log.start(Kind.ALL_REDUCE, 8, NO_PEER))
+        log.end(log.start(RowKind.ALL_REDUCE, 8, NO_PEER))
         watch.lap(FORWARD)
         watch.end() if takes_place else watch.drop()
     assert [(row[0], row[5]) for row in log.take_rows()] == [(0, 1), (1, 3)]
@@ -291,7 +295,7 @@ def test_steps_that_are_not_kept_have_times_but_no_rows(ours: Time) -> None:
         watch.begin()
         ours.spend(1)
         watch.lap(FORWARD)
-        operation = watch.operations.start(Kind.ALL_REDUCE, 4, NO_PEER)
+        operation = watch.operations.start(RowKind.ALL_REDUCE, 4, NO_PEER)
         if operation is not None:
             watch.operations.end(operation)
         times, rows = watch.read(watch.end())
@@ -306,7 +310,7 @@ def test_a_step_for_which_there_was_no_data_did_not_take_place(ours: Time) -> No
     watch = with_events()
     watch.begin()
     watch.drop()
-    assert watch.operations.start(Kind.BROADCAST, 4, 0) is None, "what an evaluation sends is part of no step"
+    assert watch.operations.start(RowKind.BROADCAST, 4, 0) is None, "what an evaluation sends is part of no step"
     ours.spend(5)
     watch.begin()
     ours.spend(1)
@@ -318,12 +322,12 @@ def test_a_step_for_which_there_was_no_data_did_not_take_place(ours: Time) -> No
 def test_operations(ours: Time) -> None:
     watch = with_events()
     log = watch.operations
-    assert log.start(Kind.ALL_REDUCE, 8, NO_PEER) is None, "no step has begun"
+    assert log.start(RowKind.ALL_REDUCE, 8, NO_PEER) is None, "no step has begun"
     watch.begin()
-    hidden = log.start(Kind.ALL_REDUCE, 8, NO_PEER)
+    hidden = log.start(RowKind.ALL_REDUCE, 8, NO_PEER)
     ours.spend(1)
     with log.carrying(Purpose.BUFFERS):
-        at_once = log.start(Kind.BROADCAST, 16, 0, blocking=True)
+        at_once = log.start(RowKind.BROADCAST, 16, 0, blocking=True)
     ours.spend(2)
     log.waiting(at_once)
     log.end(at_once)
@@ -335,10 +339,10 @@ def test_operations(ours: Time) -> None:
     log.end(hidden)
     log.waiting(hidden)
     watch.end()
-    assert log.start(Kind.ALL_REDUCE, 8, NO_PEER) is None
+    assert log.start(RowKind.ALL_REDUCE, 8, NO_PEER) is None
     broadcast, reduce = log.take_rows()
-    assert broadcast[:8] == (0, Kind.BROADCAST, Purpose.BUFFERS, 0, 16, 1, 3, 1), "who waits at once waits all along"
-    assert reduce[:8] == (0, Kind.ALL_REDUCE, Purpose.GRADIENTS, NO_PEER, 8, 0, 7, 3), "only the first is heard"
+    assert broadcast[:8] == (0, RowKind.BROADCAST, Purpose.BUFFERS, 0, 16, 1, 3, 1), "who waits at once waits all along"
+    assert reduce[:8] == (0, RowKind.ALL_REDUCE, Purpose.GRADIENTS, NO_PEER, 8, 0, 7, 3), "only the first is heard"
     assert log.take_rows() == []
 
 
@@ -352,7 +356,7 @@ def test_another_thread_sends_for_a_step_that_has_ended(ours: Time) -> None:
 
     def send() -> None:
         with log.on_behalf_of(step):
-            sent.extend(log.start(Kind.ALL_REDUCE, size, NO_PEER) for size in (1, 2, 3))
+            sent.extend(log.start(RowKind.ALL_REDUCE, size, NO_PEER) for size in (1, 2, 3))
 
     watch.begin()
     with log.carrying(Purpose.BUFFERS):
@@ -376,12 +380,12 @@ def test_who_waits_for_another_thread_waits_for_what_ends_meanwhile(ours: Time) 
     watch = with_events()
     log = watch.operations
     watch.begin()
-    first, second, third = (log.start(Kind.ALL_REDUCE, 8, NO_PEER) for _ in range(3))
+    first, second, third = (log.start(RowKind.ALL_REDUCE, 8, NO_PEER) for _ in range(3))
     ours.spend(1)
     with log.idle():
         ours.spend(2)
         log.end(first)
-        later = log.start(Kind.ALL_REDUCE, 8, NO_PEER)
+        later = log.start(RowKind.ALL_REDUCE, 8, NO_PEER)
         ours.spend(4)
         log.end(later)
         log.waiting(second)
@@ -399,9 +403,9 @@ def test_an_end_that_its_thread_tells_too_late_is_seen_after_backward(ours: Time
     watch = with_events()
     log = watch.operations
     watch.begin()
-    done = log.start(Kind.ALL_REDUCE, 8, NO_PEER)
+    done = log.start(RowKind.ALL_REDUCE, 8, NO_PEER)
     log.look_after(done, lambda: True)
-    still = log.start(Kind.ALL_REDUCE, 8, NO_PEER)
+    still = log.start(RowKind.ALL_REDUCE, 8, NO_PEER)
     log.look_after(still, lambda: False)
     ours.spend(2)
     watch.lap(BACKWARD)
@@ -417,7 +421,7 @@ def test_ends_told_by_many_threads_are_all_there_once() -> None:
     watch = with_events()
     log = watch.operations
     watch.begin()
-    operations = [log.start(Kind.ALL_REDUCE, number, NO_PEER) for number in range(2000)]
+    operations = [log.start(RowKind.ALL_REDUCE, number, NO_PEER) for number in range(2000)]
     taken: list[Any] = []
     threads = [threading.Thread(target=lambda: [log.end(operation) for operation in operations]) for _ in range(4)]
     for thread in threads:

@@ -12,7 +12,7 @@ import pytest
 
 from examinations import NEEDS, examination, on_two_hosts
 from experiments_on_disk import read_comparison, write_experiment
-from paceline.analysis.pool import pool
+from paceline.analysis.pool import collect_records
 from paceline.errors import RecordError
 from paceline.records.examination import (
     Examination,
@@ -119,7 +119,7 @@ def test_an_experiment_and_its_comparison_carry_it(tmp_path: Path) -> None:
     assert read_experiment(tmp_path / "without").examination is None
     assert read_comparison(tmp_path / "without").examination is None
     assert read_comparison(path).examination == examination()
-    assert pool(find_records([tmp_path / "without", path])).examination == examination()
+    assert collect_records(find_records([tmp_path / "without", path])).examination == examination()
 
 
 def test_one_that_cannot_be_read_costs_an_experiment_nothing_else(tmp_path: Path) -> None:

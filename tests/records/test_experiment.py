@@ -19,10 +19,10 @@ def with_event(path: Path, **event: Any) -> Path:
     return path
 
 
-def with_contender(path: Path, **changes: Any) -> Path:
+def with_candidate(path: Path, **changes: Any) -> Path:
     file = path / "experiment.json"
     content = json.loads(file.read_text())
-    content["contenders"][0] |= changes
+    content["candidates"][0] |= changes
     file.write_text(json.dumps(content))
     return path
 
@@ -35,7 +35,7 @@ def test_a_run_outside_of_the_experiment_is_refused(tmp_path: Path, escape: str)
     path = write_experiment(tmp_path / "e")
     (path / "link").symlink_to(other / "repeat-1")
     folder = escape.format(absolute=other / "repeat-1" / "1")
-    with_event(path, event="run", contender="ddp", repeat=7, folder=folder)
+    with_event(path, event="run", candidate="ddp", repeat=7, folder=folder)
     with pytest.raises(RecordError, match="names a run outside of the experiment"):
         read_experiment(path)
 
@@ -49,17 +49,17 @@ def test_an_experiment_may_be_reached_by_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        ({"event": "run", "contender": "dpd", "repeat": 0, "folder": "x"}, "does not know the contender 'dpd'"),
-        ({"event": "run", "contender": ["ddp"], "repeat": 0, "folder": "x"}, "contender of an event 'run' is not text"),
-        ({"event": "run", "contender": "ddp", "folder": "x"}, "an event 'run' has no repeat"),
+        ({"event": "run", "candidate": "dpd", "repeat": 0, "folder": "x"}, "does not know the candidate 'dpd'"),
+        ({"event": "run", "candidate": ["ddp"], "repeat": 0, "folder": "x"}, "candidate of an event 'run' is not text"),
+        ({"event": "run", "candidate": "ddp", "folder": "x"}, "an event 'run' has no repeat"),
         (
-            {"event": "run", "contender": "ddp", "repeat": "0", "folder": "x"},
+            {"event": "run", "candidate": "ddp", "repeat": "0", "folder": "x"},
             "repeat of an event 'run' is not a whole number",
         ),
-        ({"event": "run", "contender": "ddp", "repeat": 0, "folder": None}, "folder of an event 'run' is not text"),
-        ({"event": "failure", "contender": "ddp"}, "an event 'failure' has no message"),
-        ({"event": "failure", "contender": "dpd", "message": "x"}, "does not know the contender 'dpd'"),
-        ({"event": "parity", "contender": "ddp", "error": 0.0}, "has no lossless, ranks, steps, tolerance"),
+        ({"event": "run", "candidate": "ddp", "repeat": 0, "folder": None}, "folder of an event 'run' is not text"),
+        ({"event": "failure", "candidate": "ddp"}, "an event 'failure' has no message"),
+        ({"event": "failure", "candidate": "dpd", "message": "x"}, "does not know the candidate 'dpd'"),
+        ({"event": "parity", "candidate": "ddp", "error": 0.0}, "has no lossless, ranks, steps, tolerance"),
         ({"event": "unproven"}, "has no reason"),
         ({"time_s": 0.0}, "does not say which event it is"),
         ({"event": ["run"]}, "does not say which event it is"),
@@ -74,7 +74,7 @@ def test_an_odd_event_is_an_error(tmp_path: Path, event: dict[str, Any], message
 
 
 def test_an_event_of_a_later_version_is_passed_over(tmp_path: Path) -> None:
-    path = with_event(write_experiment(tmp_path / "e"), event="applause", contender="audience")
+    path = with_event(write_experiment(tmp_path / "e"), event="applause", candidate="audience")
     assert len(read_experiment(path).events_of("applause")) == 1
 
 
@@ -83,18 +83,18 @@ def test_an_event_of_a_later_version_is_passed_over(tmp_path: Path) -> None:
     [
         ({"role": "spectator"}, "'spectator' is not a role"),
         ({"role": ["candidate"]}, "is not a role"),
-        ({"name": "ddp"}, "two contenders have the same name"),
+        ({"name": "ddp"}, "two candidates have the same name"),
         ({"name": 3}, "cannot be read"),
         ({"settings": []}, "cannot be read"),
         ({"lossless": "yes"}, "cannot be read"),
     ],
 )
-def test_an_odd_contender_is_an_error(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_an_odd_candidate_is_an_error(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RecordError, match=message):
-        read_experiment(with_contender(write_experiment(tmp_path / "e"), **changes))
+        read_experiment(with_candidate(write_experiment(tmp_path / "e"), **changes))
 
 
-@pytest.mark.parametrize("section", ["contenders", "config", "design", "provenance"])
+@pytest.mark.parametrize("section", ["candidates", "config", "design", "provenance"])
 def test_a_section_of_another_kind_is_an_error(tmp_path: Path, section: str) -> None:
     path = write_experiment(tmp_path / "e")
     file = path / "experiment.json"
@@ -106,25 +106,25 @@ def test_a_section_of_another_kind_is_an_error(tmp_path: Path, section: str) -> 
 POINT = {"mode": "strong", "ranks": 4, "hosts": 2, "ranks_per_host": 2, "batch": 256, "batch_per_rank": 64}
 
 
-def test_a_contender_may_be_a_point_of_a_scaling_experiment(tmp_path: Path) -> None:
+def test_a_candidate_may_be_a_point_of_a_scaling_experiment(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=0)
-    assert "point" not in json.loads((path / "experiment.json").read_text())["contenders"][0], "as it always was"
-    assert read_experiment(with_contender(path, point=POINT)).contenders[0].point == POINT
+    assert "point" not in json.loads((path / "experiment.json").read_text())["candidates"][0], "as it always was"
+    assert read_experiment(with_candidate(path, point=POINT)).candidates[0].point == POINT
 
 
 @pytest.mark.parametrize(
     ("point", "message"),
     [
-        ("4 ranks", "the point of a contender is not a JSON object"),
-        ({"ranks": 4}, "the point of a contender has no batch, batch_per_rank, hosts, mode, ranks_per_host"),
-        (POINT | {"mode": "stronger"}, "mode of the point of a contender is not one of strong, weak, both"),
-        (POINT | {"mode": ["strong"]}, "mode of the point of a contender is not one of"),
-        (POINT | {"ranks": True}, "ranks of the point of a contender is not a whole number"),
-        (POINT | {"batch_per_rank": 0}, "batch_per_rank of the point of a contender is not a number above 0"),
+        ("4 ranks", "the point of a candidate is not a JSON object"),
+        ({"ranks": 4}, "the point of a candidate has no batch, batch_per_rank, hosts, mode, ranks_per_host"),
+        (POINT | {"mode": "stronger"}, "mode of the point of a candidate is not one of strong, weak, both"),
+        (POINT | {"mode": ["strong"]}, "mode of the point of a candidate is not one of"),
+        (POINT | {"ranks": True}, "ranks of the point of a candidate is not a whole number"),
+        (POINT | {"batch_per_rank": 0}, "batch_per_rank of the point of a candidate is not a number above 0"),
         (POINT | {"hosts": 3}, "the ranks of a point do not fit its hosts"),
         (POINT | {"batch": 3}, "do not fit its hosts, or its batch"),
     ],
 )
 def test_a_damaged_point_is_refused(tmp_path: Path, point: Any, message: str) -> None:
     with pytest.raises(RecordError, match=message):
-        read_experiment(with_contender(write_experiment(tmp_path / "e", repeats=0), point=point))
+        read_experiment(with_candidate(write_experiment(tmp_path / "e", repeats=0), point=point))

@@ -9,7 +9,7 @@ import pytest
 from experiments_on_disk import write_experiment
 from paceline.errors import RecordError
 from paceline.records import SCHEMA_VERSION
-from paceline.records.experiment import Contender, ExperimentFolder, ExperimentRecord, read_experiment
+from paceline.records.experiment import Candidate, ExperimentFolder, ExperimentRecord, read_experiment
 from paceline.records.find import find_records
 
 
@@ -31,7 +31,7 @@ def test_a_folder_without_records(tmp_path: Path) -> None:
 def test_a_record_is_never_overwritten(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e")
     with pytest.raises(RecordError, match="already holds a record"):
-        ExperimentFolder.create(path, kind="compare", contenders=[])
+        ExperimentFolder.create(path, kind="compare", candidates=[])
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -50,6 +50,6 @@ def test_damage_is_named(tmp_path: Path) -> None:
 
 
 def test_runs_that_never_started_are_passed_over(tmp_path: Path) -> None:
-    path = write_experiment(tmp_path / "e", [Contender("a", "ddp"), Contender("b", "ddp")], repeats=1)
+    path = write_experiment(tmp_path / "e", [Candidate("a", "ddp"), Candidate("b", "ddp")], repeats=1)
     (path / "repeat-1" / "2" / "run.json").unlink()
-    assert [measured.contender.name for measured in read_experiment(path).runs] == ["a"]
+    assert [measured.candidate.name for measured in read_experiment(path).runs] == ["a"]

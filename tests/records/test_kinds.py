@@ -29,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = path / RUN / "summary.json"
     summary = json.loads(file.read_text())
     for rank in summary["ranks"]:
-        rank["split"] = SPLIT | {"stolen_s": None}
+        rank["split"] = SPLIT | {"descheduled_s": None}
     file.write_text(json.dumps(summary | {"clock": {"at_s": 2.0, "drift_s": [0.0, 1e-6]}}))
     return path
 

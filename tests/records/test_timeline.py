@@ -18,8 +18,8 @@ from paceline.records.timeline import (
     NEVER,
     NO_PEER,
     ROW,
-    Kind,
     Purpose,
+    RowKind,
     TimelineWriter,
     keeps,
     read_timeline,
@@ -27,10 +27,10 @@ from paceline.records.timeline import (
 )
 
 ROWS: list[tuple[Any, ...]] = [
-    (0, Kind.STEP, Purpose.NOTHING, NO_PEER, 0, 1.5, 4.0, NEVER, NEVER),
-    (0, Kind.DATA, Purpose.NOTHING, NO_PEER, 0, 1.5, 1.75, NEVER, 0.25),
-    (0, Kind.RECV, Purpose.BUFFERS, 3, 2**40, 1.25, 3.0, 2.5, NEVER),
-    (2**32 - 1, Kind.BARRIER, Purpose.WEIGHTS, NO_PEER, 0, 5.0, 5.0, NEVER, NEVER),
+    (0, RowKind.STEP, Purpose.NOTHING, NO_PEER, 0, 1.5, 4.0, NEVER, NEVER),
+    (0, RowKind.DATA, Purpose.NOTHING, NO_PEER, 0, 1.5, 1.75, NEVER, 0.25),
+    (0, RowKind.RECV, Purpose.BUFFERS, 3, 2**40, 1.25, 3.0, 2.5, NEVER),
+    (2**32 - 1, RowKind.BARRIER, Purpose.WEIGHTS, NO_PEER, 0, 5.0, 5.0, NEVER, NEVER),
 ]
 
 
@@ -61,8 +61,8 @@ def test_selections(tmp_path: Path) -> None:
     found = read_timeline(write(tmp_path, ROWS))
     assert same(found.steps, [ROWS[0]])
     assert same(found.operations, [ROWS[2], ROWS[3]])
-    assert same(found.of(Kind.DATA, Kind.BARRIER), [ROWS[1], ROWS[3]])
-    assert [kind.is_operation for kind in (Kind.STEP, Kind.OPTIMISER, Kind.ALL_REDUCE, Kind.BARRIER)] == [
+    assert same(found.of(RowKind.DATA, RowKind.BARRIER), [ROWS[1], ROWS[3]])
+    assert [kind.is_operation for kind in (RowKind.STEP, RowKind.OPTIMISER, RowKind.ALL_REDUCE, RowKind.BARRIER)] == [
         False,
         False,
         True,

@@ -13,15 +13,15 @@ from experiments_on_disk import read_comparison, write_experiment
 from paceline.config import RunConfig
 from paceline.errors import RankError
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
-from paceline.report.board import Board, plan_in_words, proof_in_words
+from paceline.report.board import LiveTable, plan_in_words, proof_in_words
 
 DESIGN = {
-    "contenders": ["single", "ddp"],
+    "candidates": ["single", "ddp"],
     "ranks": 2,
     "threads": 1,
     "repeats": 3,
     "max_repeats": 10,
-    "subject": "cnn on digits",
+    "target": "cnn on digits",
     "batch": 256,
     "estimate_s": 62.0,
 }
@@ -33,9 +33,9 @@ class Turn:
     folder: Path
 
 
-def board(*, terminal: bool) -> tuple[Board, io.StringIO]:
+def display(*, terminal: bool) -> tuple[LiveTable, io.StringIO]:
     stream = io.StringIO()
-    return Board(Console(file=stream, force_terminal=terminal, width=120, color_system=None)), stream
+    return LiveTable(Console(file=stream, force_terminal=terminal, width=120, color_system=None)), stream
 
 
 def test_the_plan_is_one_line_with_its_time() -> None:
@@ -57,7 +57,7 @@ def test_proofs_in_words() -> None:
 
 
 def test_a_log_gets_a_line_per_repeat_with_what_is_left(tmp_path: Path) -> None:
-    shown, stream = board(terminal=False)
+    shown, stream = display(terminal=False)
     shown.plan(DESIGN, RunConfig(steps=40))
     with shown.launch("repeat 1", [], 40):
         time.sleep(0.01)
@@ -72,13 +72,13 @@ def test_a_log_gets_a_line_per_repeat_with_what_is_left(tmp_path: Path) -> None:
 
 
 def test_a_terminal_shows_what_runs_and_the_figures_so_far(tmp_path: Path) -> None:
-    shown, stream = board(terminal=True)
+    shown, stream = display(terminal=True)
     shown.plan(DESIGN, RunConfig(steps=40))
     shown.look(read_comparison(write_experiment(tmp_path / "e")), 1)
-    turns = [Turn(name, tmp_path / name) for name in ("first [one]", "second")]
-    with shown.launch("repeat 2", turns, None):
-        for turn in turns:
-            folder = RunFolder.create(turn.folder)
+    schedule = [Turn(name, tmp_path / name) for name in ("first [one]", "second")]
+    with shown.launch("repeat 2", schedule, None):
+        for scheduled in schedule:
+            folder = RunFolder.create(scheduled.folder)
             events, steps = EventWriter(folder), StepWriter(folder, 0)
             events.write("start", steps=7)
             steps.write([StepRow(step, 0, 4, 0.0, 0.1, 0.1, 0.1, 0.1, 2.0, 1) for step in range(3)])

@@ -15,7 +15,7 @@ from examinations import examination, facts
 from experiments_on_disk import read_comparison, write_experiment
 from launch.commands import paceline
 from paceline.records.examination import write_examination
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.report.page import write_page
 from paceline.report.palette import contrast
 from paceline.report.scaling_page import write_scaling_page
@@ -383,7 +383,7 @@ def test_what_users_name_things_runs_nowhere(browser: Any, tmp_path: Path) -> No
     nasty = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
     experiment = write_experiment(
         tmp_path / "experiment",
-        [Contender(nasty, "ddp"), Contender("<b>bold</b> %{y}", "p2p")],
+        [Candidate(nasty, "ddp"), Candidate("<b>bold</b> %{y}", "p2p")],
         settings={"workload": f"my:{nasty}"},
         provenance={"command": nasty},
     )

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.records import RunFolder, read_run
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.records.profile import Operator, Profile, write_profile
 from paceline.records.schema import ResourceRow
 from paceline.records.writer import ResourceWriter, strict
-from paceline.report.comparison import Column, fitting, print_comparison, print_next, to_json
+from paceline.report.comparison import TerminalColumn, fitting, print_comparison, print_next, to_json
 from paceline.report.resource_tables import run_json
 
 
@@ -47,11 +47,11 @@ def test_a_wide_screen_has_all_columns_and_a_narrow_one_the_most_needed(tmp_path
 
 def test_columns_go_one_at_a_time_those_without_figures_first() -> None:
     columns = [
-        Column("strategy", ["ddp"], 10),
-        Column("compute", ["50%"], 4),
-        Column("overlapped", ["20%"], 4),
-        Column("accuracy", ["–"], 7),
-        Column("memory", ["1 GB"], 2),
+        TerminalColumn("strategy", ["ddp"], 10),
+        TerminalColumn("compute", ["50%"], 4),
+        TerminalColumn("overlapped", ["20%"], 4),
+        TerminalColumn("accuracy", ["–"], 7),
+        TerminalColumn("memory", ["1 GB"], 2),
     ]
     headings = [column.heading for column in columns]
     left = [[column.heading for column in fitting(columns, width)] for width in range(80, 0, -1)]
@@ -71,15 +71,15 @@ def test_what_was_not_tested_makes_room(tmp_path: Path) -> None:
 
 
 def test_a_long_name_does_not_push_the_times_away(tmp_path: Path) -> None:
-    contenders = [Contender(f"ddp:bucket_mb={n},overlap=false bn=broadcast", "ddp") for n in (1, 25)]
-    lines = printed(write_experiment(tmp_path / "e", contenders), 80)
+    candidates = [Candidate(f"ddp:bucket_mb={n},overlap=false bn=broadcast", "ddp") for n in (1, 25)]
+    lines = printed(write_experiment(tmp_path / "e", candidates), 80)
     assert "ddp:bucket_mb=1" in lines[1]
     assert " ms" in lines[1]
 
 
 def test_brackets_in_a_name_are_not_markup(tmp_path: Path) -> None:
-    contenders = [Contender("[bold]a", "ddp"), *CLASSIC]
-    assert any(line.startswith("[bold]a") for line in printed(write_experiment(tmp_path / "e", contenders), 150))
+    candidates = [Candidate("[bold]a", "ddp"), *CLASSIC]
+    assert any(line.startswith("[bold]a") for line in printed(write_experiment(tmp_path / "e", candidates), 150))
 
 
 def test_failures_are_named_under_the_table(tmp_path: Path) -> None:

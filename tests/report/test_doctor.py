@@ -16,7 +16,7 @@ from examinations import examination, facts, on_two_hosts
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.analysis.findings import findings
 from paceline.records.examination import Examination, write_examination
-from paceline.report.doctor import Following, finding_rows, print_examination, spark, verdict
+from paceline.report.doctor import LiveExamination, finding_rows, print_examination, spark, verdict
 from paceline.report.figure_link import link
 
 
@@ -86,7 +86,7 @@ class Events:
 def test_progress_is_a_line_per_stage_where_there_is_no_terminal(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
     events = Events(tmp_path)
-    with Following(tmp_path, console):
+    with LiveExamination(tmp_path, console):
         events.stage("machines")
         time.sleep(0.25)
         events.stage("workload")
@@ -99,7 +99,7 @@ def test_progress_is_a_line_per_stage_where_there_is_no_terminal(tmp_path: Path)
 
 def test_progress_can_be_quiet(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
-    with Following(tmp_path, console, quiet=True):
+    with LiveExamination(tmp_path, console, quiet=True):
         Events(tmp_path).stage("link")
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == ""

@@ -10,7 +10,7 @@ import pytest
 
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.records import RunFolder
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.records.schema import MarkRow, ResourceRow
 from paceline.records.writer import MarkWriter, ResourceWriter
 from paceline.report.columns import rank_columns
@@ -39,7 +39,7 @@ def sample(folder: RunFolder, rank: int, collections: int, *, first: bool = Fals
 @pytest.fixture(scope="module")
 def figure(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = write_experiment(
-        tmp_path_factory.mktemp("experiment"), [Contender(name, "ddp") for name in NAMES], repeats=2
+        tmp_path_factory.mktemp("experiment"), [Candidate(name, "ddp") for name in NAMES], repeats=2
     )
     for repeat, number, collections in ((1, 1, 0), (1, 2, 60)):  # The second repeat is not drawn.
         for rank in (0, 1):
@@ -53,7 +53,7 @@ def of_axis(figure: dict[str, Any], y: str, mode: str = "lines") -> list[dict[st
     return [trace for trace in figure["data"] if trace["yaxis"] == y and trace["mode"] == mode]
 
 
-def test_a_contender_has_two_panels_with_a_line_per_rank(figure: dict[str, Any]) -> None:
+def test_a_candidate_has_two_panels_with_a_line_per_rank(figure: dict[str, Any]) -> None:
     assert [len(of_axis(figure, y)) for y in ("y", "y2", "y3", "y4")] == [2, 2, 2, 2]
     assert [trace["meta"] for trace in of_axis(figure, "y")] == ["rank 0", "rank 1"]
 
@@ -99,7 +99,7 @@ def test_old_records_have_no_such_figure(tmp_path: Path) -> None:
     ("hosts", "said"), [(1, "host 50% busy"), (2, "hosts 50%, 50% busy"), (4, "hosts 50% to 50% busy")]
 )
 def test_every_host_has_its_figure(tmp_path: Path, hosts: int, said: str) -> None:
-    write_experiment(tmp_path, [Contender("ddp", "ddp")], repeats=1, ranks=hosts)
+    write_experiment(tmp_path, [Candidate("ddp", "ddp")], repeats=1, ranks=hosts)
     run = RunFolder(tmp_path / "repeat-1" / "1")
     file = run.path / "run.json"
     content = json.loads(file.read_text())
@@ -121,7 +121,7 @@ def test_every_host_has_its_figure(tmp_path: Path, hosts: int, said: str) -> Non
 
 
 def test_ranks_have_memory_on_a_gpu_and_collections_where_there_were_any(tmp_path: Path) -> None:
-    write_experiment(tmp_path, [Contender("ddp", "ddp")], repeats=1)
+    write_experiment(tmp_path, [Candidate("ddp", "ddp")], repeats=1)
     run = RunFolder(tmp_path / "repeat-1" / "1")
     sample(run, 0, 3, device_bytes=3_000_000_000, device_used_bytes=5_000_000_000)
     sample(run, 1, 0)
@@ -133,7 +133,7 @@ def test_ranks_have_memory_on_a_gpu_and_collections_where_there_were_any(tmp_pat
 
 
 def test_without_collections_there_is_no_column_for_them(tmp_path: Path) -> None:
-    write_experiment(tmp_path, [Contender("ddp", "ddp")], repeats=1)
+    write_experiment(tmp_path, [Candidate("ddp", "ddp")], repeats=1)
     sample(RunFolder(tmp_path / "repeat-1" / "1"), 0, 0)
     assert not {"Collections", "GPU memory"} & {
         column.heading for column in rank_columns(read_comparison(tmp_path).row("ddp").ranks)

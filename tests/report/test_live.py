@@ -14,7 +14,7 @@ from rich.console import Console
 
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
 from paceline.report import live
-from paceline.report.live import Live, Tail, configuration_line
+from paceline.report.live import LiveRun, Tail, configuration_line
 
 TOPOLOGY = {
     "workload": "cnn on digits",
@@ -80,7 +80,7 @@ def test_a_tail_gives_each_line_once_and_whole(tmp_path: Path) -> None:
 
 def test_what_happens_is_printed_while_it_happens(folder: RunFolder) -> None:
     screen, out = console()
-    with Live(folder.path, screen):
+    with LiveRun(folder.path, screen):
         time.sleep(0.02)  # Nothing is there yet: the ranks are still starting.
         events = EventWriter(folder)
         events.write("config", **TOPOLOGY)
@@ -100,7 +100,7 @@ def test_what_happens_is_printed_while_it_happens(folder: RunFolder) -> None:
 def test_the_last_words_are_printed_after_the_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "POLL_S", 60)
     screen, out = console()
-    with Live(folder.path, screen):
+    with LiveRun(folder.path, screen):
         events = EventWriter(folder)
         events.write("log", **LOG)
         events.close()
@@ -111,7 +111,7 @@ def test_the_last_words_are_printed_after_the_end(folder: RunFolder, monkeypatch
 def test_half_an_event_waits_for_its_other_half(folder: RunFolder) -> None:
     screen, out = console()
     line = json.dumps({"event": "log", "time_s": 0.0, **LOG}) + "\n"
-    with Live(folder.path, screen), (folder.path / "events.jsonl").open("w") as stream:
+    with LiveRun(folder.path, screen), (folder.path / "events.jsonl").open("w") as stream:
         stream.write(line[:30])
         stream.flush()
         time.sleep(0.03)
@@ -124,7 +124,7 @@ def test_half_an_event_waits_for_its_other_half(folder: RunFolder) -> None:
 
 def test_each_step_has_its_own_epoch_where_a_window_has_several(folder: RunFolder) -> None:
     screen, out = console()
-    with Live(folder.path, screen):
+    with LiveRun(folder.path, screen):
         events = EventWriter(folder)
         events.write("log", **LOG | {"step": 21, "epoch": 3, "epochs": [2, 3]})
         events.close()
@@ -133,7 +133,7 @@ def test_each_step_has_its_own_epoch_where_a_window_has_several(folder: RunFolde
 
 def test_a_workload_without_a_notion_of_right_has_no_accuracy(folder: RunFolder) -> None:
     screen, out = console()
-    with Live(folder.path, screen):
+    with LiveRun(folder.path, screen):
         events = EventWriter(folder)
         events.write("log", **LOG | {"correct": None})
         events.close()
@@ -143,7 +143,7 @@ def test_a_workload_without_a_notion_of_right_has_no_accuracy(folder: RunFolder)
 
 def test_an_epoch_that_leaves_nothing_out_says_nothing(folder: RunFolder) -> None:
     screen, out = console()
-    with Live(folder.path, screen):
+    with LiveRun(folder.path, screen):
         events = EventWriter(folder)
         events.write("start", steps=3, dropped=0)
         events.write("unheard of", value=1)
@@ -153,7 +153,7 @@ def test_an_epoch_that_leaves_nothing_out_says_nothing(folder: RunFolder) -> Non
 
 def test_quiet_is_quiet(folder: RunFolder) -> None:
     screen, out = console(terminal=True)
-    with Live(folder.path, screen, quiet=True):
+    with LiveRun(folder.path, screen, quiet=True):
         events = EventWriter(folder)
         events.write("config", **TOPOLOGY)
         events.write("log", **LOG)
@@ -163,7 +163,7 @@ def test_quiet_is_quiet(folder: RunFolder) -> None:
 
 def test_in_a_terminal_a_bar_counts_the_steps_of_rank_0(folder: RunFolder) -> None:
     screen, out = console(terminal=True)
-    with Live(folder.path, screen):
+    with LiveRun(folder.path, screen):
         until(lambda: "starting ranks" in out.getvalue())
         events, steps = EventWriter(folder), StepWriter(folder, 0)
         events.write("start", steps=7, dropped=0)
@@ -182,7 +182,7 @@ def test_an_error_inside_passes_through(folder: RunFolder) -> None:
     screen, out = console()
 
     def fail() -> None:
-        with Live(folder.path, screen):
+        with LiveRun(folder.path, screen):
             events = EventWriter(folder)
             events.write("log", **LOG)
             events.close()
@@ -211,7 +211,7 @@ def test_the_configuration_line(change: dict[str, Any], part: str) -> None:
 
 def test_losses_are_printed_every_so_many_steps_and_at_the_end(folder: RunFolder) -> None:
     screen, out = console()
-    with Live(folder.path, screen):
+    with LiveRun(folder.path, screen):
         events = EventWriter(folder)
         events.write("config", **TOPOLOGY)
         events.write("start", steps=47, dropped=0)
@@ -226,7 +226,7 @@ def test_losses_are_printed_every_so_many_steps_and_at_the_end(folder: RunFolder
 )
 def test_too_many_threads_for_the_cores_are_said(folder: RunFolder, cores: float, words: str | None) -> None:
     screen, out = console()
-    with Live(folder.path, screen):
+    with LiveRun(folder.path, screen):
         events = EventWriter(folder)
         events.write("config", **TOPOLOGY | {"cores": cores})
         events.close()

@@ -17,11 +17,11 @@ from experiments_on_disk import CLASSIC, falling, read_comparison, write_experim
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import relative_difference, thinned
 from paceline.errors import PacelineError
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.report.columns import TIMES, comparison_columns, rank_columns, unit_for
 from paceline.report.definitions import DEFINITIONS
 from paceline.report.drawing import plain, short_names
-from paceline.report.figures import figures
+from paceline.report.figures import all_plots
 from paceline.report.page import render, write_page
 from paceline.report.palette import colours, contrast
 from paceline.report.step_tables import split_columns, split_rows
@@ -68,9 +68,9 @@ class Reader(HTMLParser):
             self.text += data
 
 
-def many(count: int) -> list[Contender]:
+def many(count: int) -> list[Candidate]:
     options = "gradient_as_bucket_view=true"
-    return [Contender(f"ddp:bucket_mb={n},{options} lr=0.{n:02d}", "ddp", {"lr": n / 100}) for n in range(1, count + 1)]
+    return [Candidate(f"ddp:bucket_mb={n},{options} lr=0.{n:02d}", "ddp", {"lr": n / 100}) for n in range(1, count + 1)]
 
 
 def test_the_page_says_what_the_comparison_says(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_page_says_what_the_comparison_says(tmp_path: Path) -> None:
     for definition in DEFINITIONS.values():
         assert definition.text in seen
     assert "paceline compare --ranks 2" in seen
-    assert comparison.pool.sources[0] in seen
+    assert comparison.record_set.sources[0] in seen
     assert "2 January 2026" in seen
 
 
@@ -104,10 +104,10 @@ def test_one_plotly_and_nothing_from_elsewhere(tmp_path: Path) -> None:
 
 def test_what_users_name_things_is_text(tmp_path: Path) -> None:
     names = [f"{NASTY} {n}" for n in range(2)]
-    contenders = [Contender(name, "ddp") for name in names]
+    candidates = [Candidate(name, "ddp") for name in names]
     comparison = comparison_of(
         tmp_path,
-        [*contenders, Contender("p2p", "p2p")],
+        [*candidates, Candidate("p2p", "p2p")],
         events=True,
         failures={"p2p": f"rank 1 said {NASTY}"},
         settings={"workload": f"my:{NASTY}"},
@@ -120,7 +120,7 @@ def test_what_users_name_things_is_text(tmp_path: Path) -> None:
     assert page.text.count(NASTY) > 8, "shown in the title, tables, failures, commands and provenance"
     content = json.loads(page.data)
     assert not re.search("[<>&\u2028\u2029]", page.data)
-    assert [entry["name"] for entry in content["contenders"]] == [*names, "p2p"]
+    assert [entry["name"] for entry in content["candidates"]] == [*names, "p2p"]
     drawn = [value for value in strings(content["figures"]) if "alert" in value and value not in names]
     assert drawn
     assert all("<" not in value.replace("<br>", "").replace("<extra></extra>", "") for value in drawn)
@@ -139,10 +139,10 @@ def test_plotly_gets_no_tags_and_no_templates() -> None:
 
 
 @pytest.mark.parametrize("steps", [3, 2000])
-def test_long_runs_of_many_contenders_stay_small(tmp_path: Path, steps: int) -> None:
+def test_long_runs_of_many_candidates_stay_small(tmp_path: Path, steps: int) -> None:
     comparison = comparison_of(tmp_path, many(14), repeats=3, steps=steps, events=steps < 1000)
     assert len(render(comparison).encode()) < MOST_BYTES
-    drawn = figures(comparison)
+    drawn = all_plots(comparison)
     assert all(len(trace["x"]) <= 600 for figure in drawn.values() for trace in figure["data"])
     assert all(len(figure["views"]) > 1 for name, figure in drawn.items() if name in ("split", "timeline"))
     assert all(len(trace["x"]) >= min(steps, 40) for trace in drawn["losses"]["data"])
@@ -162,20 +162,20 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
     ("case", "said"),
     [
         (
-            {"contenders": CLASSIC[3:], "repeats": 1},
+            {"candidates": CLASSIC[3:], "repeats": 1},
             ["there is nothing to compare it with", "One repeat gives no interval"],
         ),
         ({"accuracy": None}, ["pick allreduce"]),
-        ({"contenders": [CLASSIC[0], *CLASSIC[2:]]}, ["baseline"]),
+        ({"candidates": [CLASSIC[0], *CLASSIC[2:]]}, ["baseline"]),
         ({"failures": {"ddp": "rank 1 died."}}, ["Failed and left out", "rank 1 died.", "try again"]),
         ({"repeats": 0, "interrupted": True, "proof": False}, ["interrupted", "Nothing was measured yet."]),
-        ({"contenders": many(14)}, ["Pick ddp:bucket_mb=1"]),
+        ({"candidates": many(14)}, ["Pick ddp:bucket_mb=1"]),
         ({"losses": lambda *_: math.nan}, ["the loss is not a number since step 0 in 2 of 2 repeats"]),
         ({"losses": lambda c, r, s: 1e30 if s == 7 else falling(c, r, s)}, ["pick allreduce"]),
         ({"losses": lambda c, _, s: -1.0 - s if c.name == "ddp" else 1.0}, ["pick allreduce"]),
         ({"steps": 1}, ["Nothing that could be picked", "no run got to a second"]),
         ({"ranks": 20, "repeats": 1, "events": True}, ["Rank by rank", "Of more than eight ranks, eight are drawn."]),
-        ({"contenders": CLASSIC[:1], "events": True}, ["Where the time goes", "is computing"]),
+        ({"candidates": CLASSIC[:1], "events": True}, ["Where the time goes", "is computing"]),
         ({"steps": 1, "events": True}, ["Nothing that could be picked", "Typical steps, rank by rank"]),
     ],
     ids=[
@@ -231,13 +231,13 @@ def test_the_main_table_and_that_of_splits_show_the_same_shares(tmp_path: Path) 
         summary = json.loads(file.read_text())
         own = {"step_s": 1.0, "compute_s": 0.1, "overlapped_s": 0.0, "exposed_s": 0.8, "other_s": 0.1, "data_s": 0.0}
         for rank in summary["ranks"]:
-            rank["split"] = own | {"stolen_s": 0.0}
+            rank["split"] = own | {"descheduled_s": 0.0}
         file.write_text(json.dumps(summary))
     comparison = read_comparison(path)
     shares = {column.key: column.cells for column in comparison_columns(comparison.rows, "ddp")}
     parts = {column.key: column.cells for column in split_columns(split_rows(comparison))}
     for number, row in enumerate(comparison.rows):
-        if row.contender.role == "candidate":
+        if row.candidate.role == "candidate":
             assert f"{shares['exposed'][number].text}%" == parts["exposed"][number].interval
             assert f"{shares['compute'][number].text}%" == parts["compute"][number].interval
 
@@ -248,7 +248,7 @@ def test_what_was_not_tested_has_no_column(tmp_path: Path) -> None:
 
 
 def test_colours_are_unique_stable_and_seen_on_light_and_dark() -> None:
-    crowd = [*CLASSIC, *many(30), *[Contender(f"none lr={n}", "none", role="bound") for n in range(4)]]
+    crowd = [*CLASSIC, *many(30), *[Candidate(f"none lr={n}", "none", role="bound") for n in range(4)]]
     given = colours(crowd)
     assert len(set(given.values())) == len(crowd)
     assert all(contrast(colour, ground) >= 3 for colour in given.values() for ground in ("#ffffff", "#16181c"))
@@ -257,9 +257,9 @@ def test_colours_are_unique_stable_and_seen_on_light_and_dark() -> None:
 
 def test_figures_show_the_comparisons_values(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path, repeats=3)
-    drawn = figures(comparison)
-    assert list(drawn) == ["bars", "losses", "times", "partings"]
-    tints = colours(comparison.pool.contenders)
+    drawn = all_plots(comparison)
+    assert list(drawn) == ["bars", "losses", "times", "loss_differences"]
+    tints = colours(comparison.record_set.candidates)
     keys = ("step_s", "train_loss", "test_loss", "test_accuracy")
     for key, bars in zip(keys, drawn["bars"]["data"][::2], strict=True):
         estimates = [getattr(row, key) for row in comparison.rows]
@@ -267,9 +267,9 @@ def test_figures_show_the_comparisons_values(tmp_path: Path) -> None:
         ends = zip(bars["x"], bars["error_x"]["array"], bars["error_x"]["arrayminus"], strict=True)
         for estimate, (value, more, less) in zip(estimates, ends, strict=True):
             assert (value + more, value - less) == (pytest.approx(estimate.high), pytest.approx(estimate.low))
-    for trace, name, repeat in zip(*(drawn["losses"][key] for key in ("data", "contenders", "repeats")), strict=True):
-        contender = comparison.row(name).contender
-        assert trace["y"] == pytest.approx([falling(contender, repeat, step) for step in range(12)], rel=1e-4)
+    for trace, name, repeat in zip(*(drawn["losses"][key] for key in ("data", "candidates", "repeats")), strict=True):
+        candidate = comparison.row(name).candidate
+        assert trace["y"] == pytest.approx([falling(candidate, repeat, step) for step in range(12)], rel=1e-4)
         assert trace["line"]["color"] == tints[name]
     wall = drawn["losses"]["axes"][2]["x"][-1]
     assert wall[-1] == pytest.approx(12 * 0.01, rel=0.03)
@@ -277,13 +277,13 @@ def test_figures_show_the_comparisons_values(tmp_path: Path) -> None:
     assert drawn["losses"]["axes"][1]["x"][0] == pytest.approx([step / 5 for step in range(12)])
     first = next(trace for trace in drawn["times"]["data"] if trace["mode"] == "markers")
     assert first["y"][0] == pytest.approx(10 * drawn["times"]["data"][0]["y"][1], rel=1e-3), "the first step, marked"
-    assert drawn["partings"]["contenders"] == ["single"]
+    assert drawn["loss_differences"]["candidates"] == ["single"]
 
 
 def test_curves_that_lie_on_each_other_are_striped_and_others_not(tmp_path: Path) -> None:
-    losses = figures(comparison_of(tmp_path))["losses"]
+    losses = all_plots(comparison_of(tmp_path))["losses"]
     first = [index for index, repeat in enumerate(losses["repeats"]) if repeat == 0]
-    dashes = {losses["contenders"][index]: losses["axes"][0]["dashes"][index] for index in first}
+    dashes = {losses["candidates"][index]: losses["axes"][0]["dashes"][index] for index in first}
     assert dashes["none"] == "dot"
     assert sorted(dashes[name] for name in ("single", "allreduce", "ddp")) == [
         "0px,0px,10px,20px",
@@ -295,15 +295,15 @@ def test_curves_that_lie_on_each_other_are_striped_and_others_not(tmp_path: Path
 
 def test_an_outlier_is_cut_and_says_so(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path, losses=lambda c, r, s: 1e4 if c.name == "none" else falling(c, r, s))
-    bars, labels = figures(comparison)["bars"]["data"][2:4]
-    place = [row.contender.name for row in comparison.rows].index("none")
+    bars, labels = all_plots(comparison)["bars"]["data"][2:4]
+    place = [row.candidate.name for row in comparison.rows].index("none")
     assert bars["x"][place] < 10
     assert "10,000" in labels["text"][place]
     assert "bar cut" in labels["text"][place]
 
 
 def test_short_names_still_differ() -> None:
-    names = [contender.name for contender in many(12)] + [
+    names = [candidate.name for candidate in many(12)] + [
         "single",
         "x" * 60 + "1" + "y" * 60,
         "x" * 60 + "2" + "y" * 60,

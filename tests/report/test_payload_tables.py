@@ -9,7 +9,7 @@ import pytest
 
 from experiments_on_disk import read_comparison, write_counts, write_experiment
 from paceline.analysis.payload import PairBytes, Payload, RankBytes
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.report.comparison import to_json
 from paceline.report.csv_tables import write_tables
 from paceline.report.page import render
@@ -85,7 +85,7 @@ def test_nobody_sends_and_there_is_no_matrix() -> None:
 
 def test_interfaces_stand_beside_the_first_rank_of_their_host(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", repeats=1, ranks=3, events=True))
-    rows = [row for row in rank_bytes_rows(comparison.payloads) if row.contender == "ddp"]
+    rows = [row for row in rank_bytes_rows(comparison.payloads) if row.candidate == "ddp"]
     assert [row.interface for row in rows] == ["lo", None, None]
     assert [row.over_plan for row in rows] == [1.0] * 3
     headings = [column.heading for column in rank_bytes_columns(rows)]
@@ -98,7 +98,7 @@ def test_the_page_has_it_and_says_where_it_does_not_hold(tmp_path: Path) -> None
     page = render(read_comparison(path))
     assert "Who sends how much to whom" in page
     assert page.count('<span class="tag fine">proven</span>') == 2
-    write_counts(path / "repeat-1/4", Contender("ddp", "ddp"), 3, 12, off=0.3)
+    write_counts(path / "repeat-1/4", Candidate("ddp", "ddp"), 3, 12, off=0.3)
     page = render(read_comparison(path))
     assert page.count('<span class="tag bad">not as planned</span>') == 1
     assert "something else was sent, or in another way." in page
@@ -110,8 +110,8 @@ def test_without_counts_the_page_does_without(tmp_path: Path) -> None:
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
-    contenders = (Contender("<b>mine</b>", "allreduce"),)
-    page = render(read_comparison(write_experiment(tmp_path / "e", contenders, repeats=1, events=True)))
+    candidates = (Candidate("<b>mine</b>", "allreduce"),)
+    page = render(read_comparison(write_experiment(tmp_path / "e", candidates, repeats=1, events=True)))
     assert "<b>mine" not in page
 
 
@@ -121,7 +121,7 @@ def test_json_and_csv_have_it(tmp_path: Path) -> None:
     assert (found["holds"], found["deviation"], found["against"]) == (True, 0.0, AGAINST)
     assert len(found["matrix"]) == len(found["ranks"]) == 3
     write_tables(comparison, tmp_path / "csv")
-    assert (tmp_path / "csv" / "bytes_by_rank.csv").read_text().startswith("contender,rank,sent_bytes")
+    assert (tmp_path / "csv" / "bytes_by_rank.csv").read_text().startswith("candidate,rank,sent_bytes")
     assert len((tmp_path / "csv" / "payload.csv").read_text().splitlines()) == 1 + 2 * 6
 
 

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from paceline.analysis.scaling import Scaling
 from paceline.config import RunConfig
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.report.scaling import print_scaling, to_json
-from paceline.report.scaling_board import ScaleBoard
+from paceline.report.scaling_board import ScalingLiveTable
 from paceline.report.scaling_tables import write_scaling_tables
 from paceline.report.scaling_words import sentences
 from scaling_on_disk import ONE_HOST, even, read_scaling, write_scaling
@@ -47,18 +47,18 @@ def test_the_answer_in_sentences(found: Scaling) -> None:
 
 
 def test_what_is_slower_on_more_ranks_is_said_so(tmp_path: Path) -> None:
-    def step_s(contender: Contender, repeat: int) -> float:
-        assert contender.point is not None
-        slow = contender.strategy == "gather_scatter" and contender.point["ranks"] == 4
-        return even(contender, repeat) * (3 if slow else 1)
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        assert candidate.point is not None
+        slow = candidate.strategy == "gather_scatter" and candidate.point["ranks"] == 4
+        return even(candidate, repeat) * (3 if slow else 1)
 
     told = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
     assert any("gather_scatter on 4 ranks is slower than single: 0.4" in sentence for sentence in told)
 
 
 def test_where_nothing_is_gained_one_process_is_advised(tmp_path: Path) -> None:
-    def step_s(contender: Contender, repeat: int) -> float:
-        return even(contender, repeat) * (0.1 if contender.strategy == "single" else 1)
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return even(candidate, repeat) * (0.1 if candidate.strategy == "single" else 1)
 
     told = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
     assert told[0].startswith("Train in one process: ddp on 4 ranks, the best that shares the work, is 0.27×")
@@ -74,8 +74,8 @@ def test_no_sentence_is_more_certain_than_its_interval(tmp_path: Path, noise: fl
     """Whatever was measured: a clause whose interval holds 1 says that it cannot be told, all others do not."""
     drawn = random.Random(repeats)
 
-    def step_s(contender: Contender, repeat: int) -> float:
-        return even(contender, repeat) / (gain if contender.role != "baseline" else 1) * math.exp(drawn.gauss(0, noise))
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return even(candidate, repeat) / (gain if candidate.role != "baseline" else 1) * math.exp(drawn.gauss(0, noise))
 
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, step_s=step_s, repeats=repeats))
@@ -94,8 +94,8 @@ def test_no_sentence_is_more_certain_than_its_interval(tmp_path: Path, noise: fl
 
 
 def test_two_repeats_that_disagree_say_how_few_they_are(tmp_path: Path) -> None:
-    def step_s(contender: Contender, repeat: int) -> float:
-        return even(contender, repeat) * (2 if repeat and contender.strategy == "ddp" else 1)
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return even(candidate, repeat) * (2 if repeat and candidate.strategy == "ddp" else 1)
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], events=True))
     told = sentences(found)
@@ -166,9 +166,9 @@ def test_csv_has_plain_numbers(found: Scaling, tmp_path: Path) -> None:
 
 def test_the_board_says_what_will_be_done_with_which_batches(found: Scaling) -> None:
     file = io.StringIO()
-    board = ScaleBoard(Console(file=file, width=400))
+    board = ScalingLiveTable(Console(file=file, width=400))
     shapes = [{"hosts": hosts, "ranks_per_host": 1} for hosts in (1, 2, 4)]
-    design = {"subject": "cnn on digits", "strategies": ["single", "ddp"], "modes": ["strong", "weak"], "threads": 1}
+    design = {"target": "cnn on digits", "strategies": ["single", "ddp"], "modes": ["strong", "weak"], "threads": 1}
     design |= {"batch": 256, "batch_per_rank": 64, "repeats": 3, "estimate_s": 63.0, "shapes": shapes, "gpus": 0}
     design |= {"machines": [0, 0, 0, 0], "machine_cores": 2.0, "host_cpus": None, "hosts": 4}
     board.plan(design, RunConfig(steps=20))

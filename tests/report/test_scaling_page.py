@@ -13,7 +13,7 @@ import pytest
 from examinations import examination
 from paceline.analysis.scaling import Scaling
 from paceline.records.examination import write_examination
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.report.scaling_page import render_scaling
 from paceline.report.scaling_tables import part_columns, scaling_columns
 from report.test_page import Reader
@@ -144,8 +144,8 @@ def test_every_figure_of_a_point_has_its_interval(found: Scaling) -> None:
 
 
 def test_intervals_too_wide_to_be_read_are_not_written(tmp_path: Path) -> None:
-    def step_s(contender: Contender, repeat: int) -> float:
-        return even(contender, repeat) * (3 if repeat and contender.strategy == "ddp" else 1)
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return even(candidate, repeat) * (3 if repeat and candidate.strategy == "ddp" else 1)
 
     points = read_scaling(write_scaling(tmp_path / "e", step_s=step_s)).points("strong")
     assert points[3].strategy == "ddp"

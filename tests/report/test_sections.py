@@ -15,19 +15,19 @@ from paceline.analysis.activity import ACTIVITIES
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.split import PARTS
 from paceline.records.examination import MeasuringCost, write_examination
-from paceline.records.experiment import Contender
-from paceline.records.timeline import NEVER, Kind, Purpose, TimelineWriter
+from paceline.records.experiment import Candidate
+from paceline.records.timeline import NEVER, Purpose, RowKind, TimelineWriter
 from paceline.report.columns import comparison_columns
 from paceline.report.figure_split import split
 from paceline.report.figure_timeline import MOST_BARS, timeline
-from paceline.report.figures import figures
+from paceline.report.figures import all_plots
 from paceline.report.page import render
 from paceline.report.palette import OPERATIONS, PHASES, contrast
 from paceline.report.palette import PARTS as PART_COLOURS
 from paceline.report.scenes import MOST_RANKS
 from paceline.report.sections import SPLIT_PART
 from paceline.report.step_tables import bytes_rows, operation_rows, rank_split_rows, split_rows
-from paceline.report.why import PART, why
+from paceline.report.why import PART, explain
 
 STEP_S = {"single": 0.08, "none": 0.01, "allreduce": 0.05, "ddp": 0.04}
 
@@ -69,8 +69,8 @@ class Elements(HTMLParser):
 def test_every_reason_leads_to_the_number_that_it_rests_on(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path)
     page = Elements(render(comparison))
-    reasons = why(comparison)
-    assert {reason.contender for reason in reasons} == {"single", "none", "allreduce", "ddp"}
+    reasons = explain(comparison)
+    assert {reason.candidate for reason in reasons} == {"single", "none", "allreduce", "ddp"}
     for reason in reasons:
         assert reason.anchor in page.links
         assert "%" in page.ids[reason.anchor], reason.anchor
@@ -87,12 +87,12 @@ def test_every_reason_has_a_bar_in_the_colour_of_its_part() -> None:
 
 def test_the_parts_of_a_step(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path)
-    rows = {row.contender: row for row in split_rows(comparison)}
+    rows = {row.candidate: row for row in split_rows(comparison)}
     shares = {part: getattr(rows["ddp"], f"{part}_s") / rows["ddp"].step_s for part in PARTS}
     assert shares == {part: pytest.approx(share) for part, share in zip(PARTS, (0.69, 0.1, 0.19, 0.02), strict=True)}
     assert rows["ddp"].overlap == pytest.approx(0.1 / 0.29)
     assert rows["none"].overlap is None
-    ranks = {row.rank: row for row in rank_split_rows(comparison) if row.contender == "allreduce"}
+    ranks = {row.rank: row for row in rank_split_rows(comparison) if row.candidate == "allreduce"}
     assert ranks[0].wait_s == pytest.approx(0.02 * STEP_S["allreduce"], rel=0.03)
     assert (ranks[0].waited_for, ranks[1].waited_for) == (0.0, 1.0)
     page = Elements(render(comparison))
@@ -104,7 +104,7 @@ def test_the_parts_of_a_step(tmp_path: Path) -> None:
 
 
 def place_of(comparison: Comparison, name: str) -> int:
-    return [row.contender.name for row in comparison.rows].index(name)
+    return [row.candidate.name for row in comparison.rows].index(name)
 
 
 def test_without_events_the_bound_tells_what_it_can(tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_the_timeline_shows_the_median_and_the_slowest_step_of_each(tmp_path: Pa
     for rank in range(2):  # Step 12 of ddp, where only the wire is slow.
         with (slow / f"timeline-{rank}.bin").open("ab") as file:
             extra = TimelineWriter(tmp_path, rank)
-            extra.write([(12, Kind.STEP, Purpose.NOTHING, -1, 0, 1.0, 1.5, NEVER, NEVER)])
-            extra.write([(12, Kind.ALL_REDUCE, Purpose.GRADIENTS, -1, 4000, 1.1 + rank / 100, 1.4, 1.1, NEVER)])
+            extra.write([(12, RowKind.STEP, Purpose.NOTHING, -1, 0, 1.0, 1.5, NEVER, NEVER)])
+            extra.write([(12, RowKind.ALL_REDUCE, Purpose.GRADIENTS, -1, 4000, 1.1 + rank / 100, 1.4, 1.1, NEVER)])
             extra.close()
             file.write((tmp_path / f"timeline-{rank}.bin").read_bytes()[18:])
     figure = timeline(read_comparison(tmp_path / "experiment"))
     assert figure is not None
     views = {(view["group"], view["label"]): view["sets"] for view in figure["views"]}
-    names = [row.contender.name for row in comparison.rows]
+    names = [row.candidate.name for row in comparison.rows]
     assert list(dict.fromkeys(group for group, _ in views)) == ["All", *names]
     (number,) = [number for number, _ in views["ddp", "median step"]]
     assert len(views["All", "median steps"]) == len(names)
@@ -176,9 +176,9 @@ def test_the_timeline_shows_the_median_and_the_slowest_step_of_each(tmp_path: Pa
 def test_operations_that_overlap_lie_above_each_other(tmp_path: Path) -> None:
     comparison_of(tmp_path, CLASSIC[3:], repeats=1)
     writer = TimelineWriter(tmp_path / "experiment" / "repeat-1" / "1", 0)
-    writer.write([(5, Kind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NEVER, NEVER)])
+    writer.write([(5, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NEVER, NEVER)])
     for start, end in ((0.1, 0.5), (0.2, 0.4), (0.6, 0.8)):
-        writer.write([(5, Kind.BROADCAST, Purpose.BUFFERS, 0, 4000, start, end, NEVER, NEVER)])
+        writer.write([(5, RowKind.BROADCAST, Purpose.BUFFERS, 0, 4000, start, end, NEVER, NEVER)])
     writer.close()
     figure = timeline(read_comparison(tmp_path / "experiment"))
     assert figure is not None
@@ -190,9 +190,9 @@ def test_operations_that_overlap_lie_above_each_other(tmp_path: Path) -> None:
 
 
 def test_many_ranks_and_operations_stay_small(tmp_path: Path) -> None:
-    comparison_of(tmp_path, [Contender(f"{n}", "p2p") for n in range(3)], ranks=10, repeats=1)
-    rows = [(5, Kind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NEVER, NEVER)]
-    rows += [(5, Kind.SEND, Purpose.GRADIENTS, 1, 4, n / 3000, (n + 0.5) / 3000, NEVER, NEVER) for n in range(3000)]
+    comparison_of(tmp_path, [Candidate(f"{n}", "p2p") for n in range(3)], ranks=10, repeats=1)
+    rows = [(5, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NEVER, NEVER)]
+    rows += [(5, RowKind.SEND, Purpose.GRADIENTS, 1, 4, n / 3000, (n + 0.5) / 3000, NEVER, NEVER) for n in range(3000)]
     for file in (tmp_path / "experiment").rglob("timeline-*.bin"):
         writer = TimelineWriter(file.parent, int(file.stem.removeprefix("timeline-")))
         writer.write(rows)
@@ -211,7 +211,7 @@ def test_many_ranks_and_operations_stay_small(tmp_path: Path) -> None:
 
 def test_what_is_sent_and_how_fast(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path)
-    assert {row.contender: (row.gradients, row.total, row.over_bound) for row in bytes_rows(comparison)} == {
+    assert {row.candidate: (row.gradients, row.total, row.over_bound) for row in bytes_rows(comparison)} == {
         "allreduce": (4000, 4000, 1.0),
         "ddp": (4000, 4000, 1.0),
     }
@@ -227,7 +227,7 @@ def test_what_is_sent_and_how_fast(tmp_path: Path) -> None:
     assert "Gradients, and nothing else." in page.shown
     assert {"network", "machine"} <= page.ids.keys()
     assert "Utilisation" in page.shown
-    drawn = figures(examined)["link"]
+    drawn = all_plots(examined)["link"]
     assert drawn["layout"]["showlegend"]
     labels = {note["text"] for note in drawn["layout"]["annotations"]}
     assert labels.isdisjoint(trace["name"] for trace in drawn["data"]), "a name over its own curve cannot be read"
@@ -248,5 +248,5 @@ def test_colours_of_parts_can_be_told_from_the_page_and_read_upon() -> None:
     assert all(contrast(colour, ground) >= 3 for colour in every.values() for ground in ("#ffffff", "#16181c"))
     assert all(contrast(colour, "#ffffff") >= 4.5 for colour in PART_COLOURS.values()), "shares stand in the bars"
     assert set(PHASES) == set(ACTIVITIES)
-    assert set(OPERATIONS) == {kind.title for kind in Kind if kind.is_operation}
+    assert set(OPERATIONS) == {kind.title for kind in RowKind if kind.is_operation}
     assert set(PHASES.values()).isdisjoint(OPERATIONS.values())

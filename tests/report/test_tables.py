@@ -80,7 +80,16 @@ def split_lines(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize("width", [80, 99, 100, 140])
 def test_the_time_split_fits_the_screen(tmp_path: Path, width: int) -> None:
     heading, *ranks = split_lines(printed(a_run(tmp_path), width))
-    assert heading.split() == ["rank", "compute", "overlapped", "exposed", "other", "(data)", "(stolen)", "overlap"]
+    assert heading.split() == [
+        "rank",
+        "compute",
+        "overlapped",
+        "exposed",
+        "other",
+        "(data)",
+        "(descheduled)",
+        "overlap",
+    ]
     assert all(len(line) <= width for line in (heading, *ranks))
     if width < 100:
         assert ranks[0].split() == ["0", "68%", "10%", "20%", "2%", "2%", "8%", "33%"]

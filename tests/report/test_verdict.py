@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.report.verdict import next_command, sentences
 
 STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
 
 
-def verdict(path: Path, *contenders: Contender, **written: Any) -> str:
+def verdict(path: Path, *candidates: Candidate, **written: Any) -> str:
     written = {"step_s": STEP_S, "repeats": 4} | written
-    return " ".join(sentences(read_comparison(write_experiment(path / "e", contenders or CLASSIC, **written))))
+    return " ".join(sentences(read_comparison(write_experiment(path / "e", candidates or CLASSIC, **written))))
 
 
 def test_a_winner_is_named_with_its_margin(tmp_path: Path) -> None:
@@ -42,10 +42,10 @@ def test_distributing_is_judged_against_one_process(tmp_path: Path) -> None:
 
 
 def test_without_a_baseline_the_bound_speaks(tmp_path: Path) -> None:
-    contenders = [contender for contender in CLASSIC if contender.role != "baseline"]
+    candidates = [candidate for candidate in CLASSIC if candidate.role != "baseline"]
     most = "ddp: 50% of its step goes away when nothing is exchanged; that is all that a better strategy"
-    assert most in verdict(tmp_path, *contenders)
-    assert most in verdict(tmp_path / "events", *contenders, events=True), "exposed communication is not all of it"
+    assert most in verdict(tmp_path, *candidates)
+    assert most in verdict(tmp_path / "events", *candidates, events=True), "exposed communication is not all of it"
 
 
 def test_exposed_communication_alone_says_nothing_of_what_could_be_gained(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_one_repeat_is_too_little(tmp_path: Path) -> None:
 
 
 def test_one_candidate_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
-    assert "there is nothing to compare it with" in verdict(tmp_path, Contender("ddp", "ddp"))
+    assert "there is nothing to compare it with" in verdict(tmp_path, Candidate("ddp", "ddp"))
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
 
 
 def test_the_burden_of_rank_0_is_a_sentence(tmp_path: Path) -> None:
-    path = write_experiment(tmp_path / "e", [Contender("gather_scatter", "gather_scatter"), Contender("ddp", "ddp")])
+    path = write_experiment(tmp_path / "e", [Candidate("gather_scatter", "gather_scatter"), Candidate("ddp", "ddp")])
     for file in path.rglob("repeat-*/1/summary.json"):
         summary = json.loads(file.read_text())
         summary["traffic"] = {"sent_bytes": [300, 100], "received_bytes": [300, 100]}
@@ -113,10 +113,10 @@ def test_an_accuracy_beyond_the_spread_is_said(tmp_path: Path) -> None:
 
 
 def test_a_winner_that_is_not_exact_is_held_against_the_fastest_that_is(tmp_path: Path) -> None:
-    rough = Contender("rough", "parameter_server:asynchronous=true", lossless=False)
-    contenders = [rough, Contender("ddp", "ddp"), Contender("allreduce", "allreduce")]
+    rough = Candidate("rough", "parameter_server:asynchronous=true", lossless=False)
+    candidates = [rough, Candidate("ddp", "ddp"), Candidate("allreduce", "allreduce")]
     step_s = {"rough": 0.01, "ddp": 0.02, "allreduce": 0.03}
-    said = sentences(read_comparison(write_experiment(tmp_path / "e", contenders, step_s=step_s, repeats=4)))
+    said = sentences(read_comparison(write_experiment(tmp_path / "e", candidates, step_s=step_s, repeats=4)))
     assert said[0].startswith("Pick rough")
     assert said[1].startswith("rough does not train by the mean gradient")
     assert re.match(r"The fastest that does is ddp: 2\d\.\d+ ms per step, 2\.0\d× the time", said[2])
@@ -137,8 +137,8 @@ def test_the_next_command_trains_with_the_winner(tmp_path: Path) -> None:
 
 
 def test_the_next_command_measures_longer_where_it_is_open(tmp_path: Path) -> None:
-    contenders = [Contender(f"bn={bn}", "ddp", {"bn": bn}) for bn in ("local", "sync")]
-    written = write_experiment(tmp_path / "e", contenders, repeats=1, step_s={"bn=local": 0.01, "bn=sync": 0.02})
+    candidates = [Candidate(f"bn={bn}", "ddp", {"bn": bn}) for bn in ("local", "sync")]
+    written = write_experiment(tmp_path / "e", candidates, repeats=1, step_s={"bn=local": 0.01, "bn=sync": 0.02})
     command = next_command(read_comparison(written))
     assert command is not None
     assert command.startswith("paceline compare")
@@ -155,8 +155,8 @@ def test_the_next_command_is_quoted_for_a_shell(tmp_path: Path, value: str) -> N
 
 
 def test_a_comparison_of_equals_is_measured_longer_as_such(tmp_path: Path) -> None:
-    contenders = [Contender("ddp", "ddp"), Contender("ddp (2)", "ddp")]
-    written = write_experiment(tmp_path / "e", contenders, repeats=1, settings={"steps": None, "epochs": 3})
+    candidates = [Candidate("ddp", "ddp"), Candidate("ddp (2)", "ddp")]
+    written = write_experiment(tmp_path / "e", candidates, repeats=1, settings={"steps": None, "epochs": 3})
     command = next_command(read_comparison(written))
     assert command is not None
     assert "--strategies ddp,ddp" in command

@@ -1,4 +1,4 @@
-"""The sentences about what limits a contender."""
+"""The sentences about what limits a candidate."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from experiments_on_disk import read_comparison, write_experiment
-from paceline.analysis.limits import Limit, LimitKind
-from paceline.records.experiment import Contender
-from paceline.report.why import PART, SENTENCES, Case, why
+from paceline.analysis.limits import Bottleneck, BottleneckKind
+from paceline.records.experiment import Candidate
+from paceline.report.why import PART, SENTENCES, ExplainedCandidate, explain
 
 CORES = {"crowding": 2.0, "ranks": 4, "threads": 1, "cores": 2.0}
 TRANSFER: dict[str, Any] = {
@@ -23,7 +23,7 @@ TRANSFER: dict[str, Any] = {
     "bandwidth_s": 0.01,
 }
 TRANSFER |= {"waiting_known": True, "within_host": False}
-FACTS: dict[LimitKind, dict[str, Any]] = {
+FACTS: dict[BottleneckKind, dict[str, Any]] = {
     "compute": {"overlapped_s": 0.02},
     "cores": CORES,
     "data": {},
@@ -37,19 +37,19 @@ FACTS: dict[LimitKind, dict[str, Any]] = {
 }
 
 
-def case(tmp_path: Path, strategy: str = "allreduce", middle: int | None = None, **topology: Any) -> Case:
-    contender = Contender(strategy, strategy)
-    write_experiment(tmp_path, [contender], repeats=1)
+def case(tmp_path: Path, strategy: str = "allreduce", middle: int | None = None, **topology: Any) -> ExplainedCandidate:
+    candidate = Candidate(strategy, strategy)
+    write_experiment(tmp_path, [candidate], repeats=1)
     config = {"precision": "fp32", "channels_last": False}
-    return Case(read_comparison(tmp_path).rows[0], topology, config, None, middle)
+    return ExplainedCandidate(read_comparison(tmp_path).rows[0], topology, config, None, middle)
 
 
-def words(kind: LimitKind, about: Case, share: float = 0.4, **facts: Any) -> tuple[str, str]:
-    return SENTENCES[kind](Limit(kind, share, 0.02, FACTS[kind] | facts), about)
+def words(kind: BottleneckKind, about: ExplainedCandidate, share: float = 0.4, **facts: Any) -> tuple[str, str]:
+    return SENTENCES[kind](Bottleneck(kind, share, 0.02, FACTS[kind] | facts), about)
 
 
 @pytest.mark.parametrize("kind", list(SENTENCES))
-def test_every_limit_has_its_share_its_time_and_a_remedy(kind: LimitKind, tmp_path: Path) -> None:
+def test_every_limit_has_its_share_its_time_and_a_remedy(kind: BottleneckKind, tmp_path: Path) -> None:
     text, remedy = words(kind, case(tmp_path))
     assert text.startswith("40% of the step (20.00 ms)")
     assert text.endswith(".")
@@ -64,7 +64,7 @@ def test_too_many_ranks_are_told_from_cores_that_others_take(tmp_path: Path) -> 
     text, _ = words("cores", case(tmp_path / "b"), crowding=1.0)
     assert "too many" not in text
     alone = case(tmp_path / "c")
-    baseline = replace(alone, row=replace(alone.row, contender=Contender("single", "single", role="baseline")))
+    baseline = replace(alone, row=replace(alone.row, candidate=Candidate("single", "single", role="baseline")))
     assert "communication" not in words("cores", baseline, crowding=1.0)[1]
     assert "threads that move gradients" in text
 
@@ -180,17 +180,17 @@ def test_ranks_beyond_a_power_of_two_fold_into_partners(workers: int, rank: int,
 
 def test_the_rank_in_the_middle_is_that_of_the_plan(tmp_path: Path) -> None:
     """One that moves more than the others, though not everything, is in nobody's way."""
-    write_experiment(tmp_path, [Contender("allreduce", "allreduce")], repeats=1, ranks=4, events=True)
+    write_experiment(tmp_path, [Candidate("allreduce", "allreduce")], repeats=1, ranks=4, events=True)
     (file,) = tmp_path.rglob("repeat-*/1/summary.json")
     summary = json.loads(file.read_text())
     for rank in summary["ranks"]:
         parts = {"compute_s": 0.1, "overlapped_s": 0.0, "exposed_s": 0.9, "other_s": 0.0, "data_s": 0.0}
-        rank["split"] = parts | {"step_s": 1.0, "stolen_s": 0.0}
+        rank["split"] = parts | {"step_s": 1.0, "descheduled_s": 0.0}
 
     def waiting(moved: list[int]) -> str:
         summary["traffic"] |= {"sent_bytes": moved, "received_bytes": moved}
         file.write_text(json.dumps(summary))
-        return next(reason.text for reason in why(read_comparison(tmp_path)) if reason.kind == "slow_rank")
+        return next(reason.text for reason in explain(read_comparison(tmp_path)) if reason.kind == "slow_rank")
 
     assert "for rank 3, through which all gradients pass." in waiting([100, 100, 100, 300])
     assert waiting([100, 100, 200, 200]).endswith("for rank 3.")
@@ -204,9 +204,9 @@ def test_ranks_that_do_not_step_together_have_steps_of_their_own(tmp_path: Path)
 def test_what_helps_computing_is_said_once(tmp_path: Path) -> None:
     write_experiment(
         tmp_path,
-        [Contender("ddp", "ddp"), Contender("none", "none", role="bound")],
+        [Candidate("ddp", "ddp"), Candidate("none", "none", role="bound")],
         events=True,
     )
-    computing = [reason for reason in why(read_comparison(tmp_path)) if reason.kind == "compute"]
+    computing = [reason for reason in explain(read_comparison(tmp_path)) if reason.kind == "compute"]
     assert len(computing) == 2
     assert [bool(reason.remedy) for reason in computing] == [True, False]

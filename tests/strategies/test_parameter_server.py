@@ -15,15 +15,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm import Comm, close_comm, open_comm
-from paceline.comm.packet import Packet
+from paceline.comm.packet import PackedTensors
 from paceline.config import RunConfig
 from paceline.errors import RankError, UsageError, WorkloadError
 from paceline.experiments.checks import check_strategy
 from paceline.strategies.base import NamedParameters, Role, Strategy
 from paceline.strategies.registry import create
-from paceline.strategies.server_ages import Bound
-from paceline.strategies.server_master import Master
-from paceline.strategies.server_settings import Settings
+from paceline.strategies.server_ages import StalenessBound
+from paceline.strategies.server_master import ServerWeights
+from paceline.strategies.server_settings import OptimizerSettings
 from paceline.training.parity import prove, serve_proof
 from paceline.training.sync import Sync
 from paceline.workloads.batches import Share
@@ -38,8 +38,8 @@ OTHER_SETTINGS = {"lr": 0.01, "momentum": 0.5}
     ("options", "found"),
     [
         ("servers=0", "servers is 0"),
-        ("asynchronous=true,max_age=-1", "max_age is -1"),
-        ("max_age=3", "in step none does"),
+        ("asynchronous=true,max_staleness=-1", "max_staleness is -1"),
+        ("max_staleness=3", "in step none does"),
         ("late=drop", "in step none does"),
         ("asynchronous=true,late=forget", "late cannot be 'forget'"),
     ],
@@ -78,14 +78,14 @@ def test_what_it_promises() -> None:
     assert not at_will.lockstep
 
 
-def master(bound: Bound, workers: int = 2) -> tuple[Master, Callable[[float, int], float]]:
+def master(bound: StalenessBound, workers: int = 2) -> tuple[ServerWeights, Callable[[float, int], float]]:
     """One weight of 0, and what pushes a gradient for it; a push returns the weight."""
     parameter = nn.Parameter(torch.zeros(1))
     named = [("w", parameter)]
     optimizer = torch.optim.SGD(named, lr=7.0)
-    server = Master(named, optimizer, workers, bound, first_ticket=workers)
-    reply = Packet([parameter.detach()], torch.device("cpu"))
-    settings = Settings(torch.optim.SGD(named, lr=1.0)).read()
+    server = ServerWeights(named, optimizer, workers, bound, first_ticket=workers)
+    reply = PackedTensors([parameter.detach()], torch.device("cpu"))
+    settings = OptimizerSettings(torch.optim.SGD(named, lr=1.0)).read()
 
     def push(gradient: float, version: int) -> float:
         server.push([torch.tensor([gradient])], [True], settings, version, reply)
@@ -95,37 +95,37 @@ def master(bound: Bound, workers: int = 2) -> tuple[Master, Callable[[float, int
 
 
 def test_as_many_updates_as_workers_go_as_far_as_one_step() -> None:
-    _, push = master(Bound(0, drops=False))
+    _, push = master(StalenessBound(0, drops=False))
     assert push(1.0, 0) == -0.5
     assert push(1.0, 0) == -1.0
 
 
 def test_late_gradients_are_damped_and_counted() -> None:
-    server, push = master(Bound(2, drops=False), workers=1)
+    server, push = master(StalenessBound(2, drops=False), workers=1)
     weights = [push(1.0, 0) for _ in range(5)]
     assert weights == pytest.approx([-1, -2, -3, -3 - 2 / 3, -3 - 2 / 3 - 2 / 4])
-    assert server.ages.summary() == {
+    assert server.staleness.summary() == {
         "gradients": 5,
         "mean": 2.0,
         "median": 2,
         "max": 4,
         "damped": 2,
         "dropped": 0,
-        "counts": [[age, 1] for age in range(5)],
+        "counts": [[staleness, 1] for staleness in range(5)],
     }
 
 
 def test_late_gradients_are_dropped_and_counted() -> None:
-    server, push = master(Bound(1, drops=True), workers=1)
+    server, push = master(StalenessBound(1, drops=True), workers=1)
     assert [push(1.0, 0) for _ in range(4)] == [-1, -2, -2, -2]
     assert push(1.0, 2) == -3, "what was dropped is no update"
-    assert (server.ages.dropped, server.ages.damped) == (2, 0)
+    assert (server.staleness.dropped, server.staleness.damped) == (2, 0)
 
 
 def test_without_a_bound_nothing_is_late() -> None:
-    server, push = master(Bound(0, drops=True), workers=1)
+    server, push = master(StalenessBound(0, drops=True), workers=1)
     assert [push(1.0, 0) for _ in range(3)] == [-1, -2, -3]
-    assert server.ages.dropped == 0
+    assert server.staleness.dropped == 0
 
 
 def sgd(parameters: NamedParameters) -> torch.optim.Optimizer:
@@ -174,7 +174,7 @@ def at_will(comm: Comm, options: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("options", ["", ",servers=2,max_age=2,late=drop"])
+@pytest.mark.parametrize("options", ["", ",servers=2,max_staleness=2,late=drop"])
 def test_no_worker_waits_for_another(pool: Pool, options: str) -> None:
     """One that takes a long time trains less, the others more, and every share is trained once."""
     ranks = pool.run(at_will, 3, options)
@@ -183,13 +183,13 @@ def test_no_worker_waits_for_another(pool: Pool, options: str) -> None:
     assert all(rank["tickets"] == sorted(rank["tickets"]) for rank in ranks)
     assert counts[1] < 10, "it has slept most of the time"
     assert ranks[1]["took_s"] >= 0.2 * counts[1]
-    ages = ranks[0]["ages"]
+    staleness = ranks[0]["staleness"]
     servers = 2 if "servers" in options else 1
-    assert all(rank["ages"] == ages for rank in ranks)
-    assert ages["gradients"] == 60 * servers == sum(count for _, count in ages["counts"])
-    assert ages["max"] > 5, "what the slow one has computed is old"
-    assert ages["bound"] == (2 if options else 12)
-    assert (ages["dropped"] > 0) == bool(options)
+    assert all(rank["staleness"] == staleness for rank in ranks)
+    assert staleness["gradients"] == 60 * servers == sum(count for _, count in staleness["counts"])
+    assert staleness["max"] > 5, "what the slow one has computed is old"
+    assert staleness["bound"] == (2 if options else 12)
+    assert (staleness["dropped"] > 0) == bool(options)
     for rank in ranks:
         for shipped in ("weights", "loaded", "agreed"):
             assert torch.equal(rank[shipped], ranks[0]["weights"]), shipped
@@ -329,7 +329,7 @@ def test_asynchronous_servers_hear_of_all_that_a_scheduler_changes(
 )
 def test_what_servers_cannot_be_told_is_refused(change: dict[str, Any], found: str) -> None:
     optimizer = sgd([("w", nn.Parameter(torch.zeros(1)))])
-    settings = Settings(optimizer)
+    settings = OptimizerSettings(optimizer)
     optimizer.param_groups[0]["initial_lr"] = "a scheduler's own"
     settings.read()
     optimizer.param_groups[0].update(change)
@@ -342,7 +342,7 @@ def test_settings_keep_their_kind() -> None:
     there = torch.optim.SGD(made, lr=torch.tensor(0.5), momentum=0)
     here = torch.optim.SGD(made, lr=torch.tensor(0.5), momentum=0)
     there.param_groups[0].update(lr=torch.tensor(0.25), momentum=0.5)
-    Settings(here).write(Settings(there).read(), updates_per_step=2)
+    OptimizerSettings(here).write(OptimizerSettings(there).read(), updates_per_step=2)
     assert torch.equal(here.param_groups[0]["lr"], torch.tensor(0.125))
     assert here.param_groups[0]["momentum"] == 0.5
     assert here.param_groups[0]["weight_decay"] == 0

@@ -23,7 +23,7 @@ from paceline.measure.steps import make_stopwatch
 from paceline.records.timeline import Purpose
 from paceline.strategies.priority import Priority
 from paceline.strategies.registry import create
-from paceline.strategies.waiting import Waiting
+from paceline.strategies.waiting import DeferredParameter
 from paceline.training.sync import Sync
 from ranks import SIZE, Pool
 
@@ -242,11 +242,11 @@ def read_between(comm: Comm) -> None:
         sync.model(batch(comm.rank, step).float()).square().mean().backward()
         sync.step()
         if step:
-            assert {type(p) for p in model.parameters()} == {Waiting}
+            assert {type(p) for p in model.parameters()} == {DeferredParameter}
         assert (weight.shape, weight.dtype, weight.grad) == ((8, 32), torch.float32, None)
         sync.optimizer.zero_grad()
         if step:
-            assert type(weight) is Waiting, "a look at it does not wait"
+            assert type(weight) is DeferredParameter, "a look at it does not wait"
         averaged, copied, raw = copy.deepcopy(model), copy.deepcopy(norm), io.BytesIO()
         torch.save(bias, raw)
         raw.seek(0)

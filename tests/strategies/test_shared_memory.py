@@ -18,7 +18,7 @@ from paceline.errors import UsageError, WorkloadError
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, make_stopwatch
 from paceline.plans import Gradient
 from paceline.plans.shared_memory import plan
-from paceline.records.timeline import Kind
+from paceline.records.timeline import RowKind
 from paceline.strategies.registry import create
 from paceline.strategies.shared_memory import SharedMemory
 from paceline.training.parity import Parity
@@ -202,15 +202,15 @@ def timed_rows(comm: Comm) -> list[tuple[Any, ...]]:
     return rows
 
 
-def of(rows: Sequence[tuple[Any, ...]], step: int, kind: Kind) -> list[tuple[Any, ...]]:
+def of(rows: Sequence[tuple[Any, ...]], step: int, kind: RowKind) -> list[tuple[Any, ...]]:
     return [row for row in rows if row[0] == step and row[1] is kind]
 
 
 def test_a_timeline_shows_buckets_while_backward_runs(pool: Pool) -> None:
     for rows in pool.run(timed_rows, SIZE):
         for step in range(2, 6):
-            (backward,) = of(rows, step, Kind.BACKWARD)
-            operations = of(rows, step, Kind.SHARED_REDUCE)
+            (backward,) = of(rows, step, RowKind.BACKWARD)
+            operations = of(rows, step, RowKind.SHARED_REDUCE)
             assert len(operations) == 3
             starts, ends = zip(*[(row[5], row[6]) for row in operations], strict=True)
             assert starts[0] < backward[6], "the first bucket sets out before the last gradient is there"

@@ -75,7 +75,7 @@ def images(model: str) -> Workload:
 
 def slim_vgg11() -> Workload:
     """VGG-11 with an eighth of its channels: as many layers and tensors, and a sixtieth of the bytes."""
-    slim = [[channels // 8 for channels in stage] for stage in vgg._STAGES]
+    slim = [[channels // 8 for channels in setup] for setup in vgg._STAGES]
     workload = images("cnn")
     torch.manual_seed(8)
     with mock.patch.object(vgg, "_STAGES", slim):

@@ -82,7 +82,7 @@ def test_the_parts_of_a_step_add_up(
         for step in found:
             parts_s = sum(getattr(step.split, f"{part}_s") for part in PARTS)
             assert parts_s == pytest.approx(record.steps[rank].total_s[step.step], rel=0.01)
-            assert step.split.stolen_s is None, "the host's processor time says nothing about the GPU's"
+            assert step.split.descheduled_s is None, "the host's processor time says nothing about the GPU's"
         mean = split_of(timeline)
         assert mean is not None
         assert mean.computing_s > 0.05 * mean.step_s

@@ -23,24 +23,24 @@ from paceline.config import RunConfig, Script
 from paceline.errors import UsageError, WorkloadError
 from paceline.records import RunFolder, read_run
 from paceline.strategies.registry import create
-from paceline.training.assignment import Finished
-from paceline.training.measured import MeasuredSync, Measuring, leading_dimension
+from paceline.training.assignment import ScriptFinished
+from paceline.training.measured import TimedSync, TimingTask, leading_dimension
 from ranks import Pool
 
 STEPS = 9
 
 
-def measuring(folder: str, **settings: Any) -> Measuring:
+def measuring(folder: str, **settings: Any) -> TimingTask:
     config = RunConfig(strategy="ddp", steps=STEPS, **settings)
-    return Measuring(script=Script(path="there/train.py"), config=config, folder=RunFolder(Path(folder)))
+    return TimingTask(script=Script(path="there/train.py"), config=config, folder=RunFolder(Path(folder)))
 
 
-def attached(comm: Comm, folder: str, **settings: Any) -> MeasuredSync:
+def attached(comm: Comm, folder: str, **settings: Any) -> TimedSync:
     torch.manual_seed(0)
     assignment = measuring(folder, **settings)
     comm = replace(comm, stopwatch=assignment.stopwatch(comm.device))
     sync = assignment.attach(nn.Linear(4, 3), lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), comm, "broadcast")
-    assert isinstance(sync, MeasuredSync)
+    assert isinstance(sync, TimedSync)
     return sync
 
 
@@ -59,7 +59,7 @@ def train(comm: Comm, folder: str, notes: str) -> int:
                 with torch.no_grad():
                     sync.model(x)
                 sync.step()
-            except Finished:
+            except ScriptFinished:
                 left += 1
     return left
 
@@ -84,7 +84,7 @@ def test_samples_losses_and_windows(pool: Pool, tmp_path: Path) -> None:
 
 def counted(comm: Comm, folder: str, ask_at: int) -> None:
     """A script that has a look at the agreed weights before some step."""
-    with attached(comm, folder) as sync, suppress(Finished):
+    with attached(comm, folder) as sync, suppress(ScriptFinished):
         for step in range(STEPS):
             if step == ask_at and comm.rank == 1:
                 with sync.agreed():
@@ -133,7 +133,7 @@ def trains_watched(comm: Comm, folder: str) -> None:
 
     for _ in range(STEPS - 1):
         step()
-    with pytest.raises(Finished):
+    with pytest.raises(ScriptFinished):
         step()
     assert not [thread for thread in threading.enumerate() if thread.name == "paceline resources"]
 

@@ -18,15 +18,15 @@ from paceline.comm import Comm
 from paceline.config import RunConfig, Script
 from paceline.records import RunFolder
 from paceline.strategies.base import AfterBackward
-from paceline.training.assignment import Assignment, Finished
-from paceline.training.probed import AskingOracle, Proving, ProvingOracle
+from paceline.training.assignment import ScriptFinished, ScriptTask
+from paceline.training.probed import OracleCheckTask, OracleTask, ParityTask
 from ranks import Pool
 
 
 def probe(
     comm: Comm,
     folder: str,
-    kind: type[Assignment],
+    kind: type[ScriptTask],
     strategy: str,
     dtype: torch.dtype,
     offset: float,
@@ -49,14 +49,14 @@ def probe(
                 sync.model(x).square().mean().backward()
                 sync.step(max_norm=max_norm)
                 schedule.step()
-        except Finished:
+        except ScriptFinished:
             assert schedule.get_last_lr() == [0.25], "two steps before the last"
     assert sync.finished
     return model.weight.detach().clone()
 
 
 def proven(
-    pool: Pool, folder: Path, kind: type[Assignment], strategy: str = "ddp", offset: float = 1.0
+    pool: Pool, folder: Path, kind: type[ScriptTask], strategy: str = "ddp", offset: float = 1.0
 ) -> dict[str, float]:
     pool.run(probe, 2, str(folder), kind, strategy, torch.float64, offset)
     found: dict[str, float] = json.loads((folder / "parity.json").read_text())
@@ -64,21 +64,21 @@ def proven(
 
 
 def test_strategies_against_the_oracle(pool: Pool, tmp_path: Path) -> None:
-    weights = pool.run(probe, 2, str(tmp_path), AskingOracle, "ddp", torch.float64, 1.0)
+    weights = pool.run(probe, 2, str(tmp_path), OracleTask, "ddp", torch.float64, 1.0)
     torch.manual_seed(0)
     fresh = nn.Linear(3, 2).to(torch.float64).weight
     assert all(torch.equal(weight, fresh) for weight in weights), "a probe changes nothing"
     for strategy in ("ddp", "allreduce", "gather_scatter"):
-        assert proven(pool, tmp_path, Proving, strategy)["error"] < 1e-14
-    assert proven(pool, tmp_path, Proving, "none")["error"] > 0.1
-    assert proven(pool, tmp_path, ProvingOracle)["error"] == 0
-    assert proven(pool, tmp_path, ProvingOracle, offset=1.5)["error"] > 0.1
+        assert proven(pool, tmp_path, ParityTask, strategy)["error"] < 1e-14
+    assert proven(pool, tmp_path, ParityTask, "none")["error"] > 0.1
+    assert proven(pool, tmp_path, OracleCheckTask)["error"] == 0
+    assert proven(pool, tmp_path, OracleCheckTask, offset=1.5)["error"] > 0.1
 
 
 def test_the_tolerance_is_that_of_the_gradients(pool: Pool, tmp_path: Path) -> None:
     found = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        for kind in (AskingOracle, Proving):
+        for kind in (OracleTask, ParityTask):
             pool.run(probe, 2, str(tmp_path), kind, "allreduce", dtype, 1.0)
         parity = json.loads((tmp_path / "parity.json").read_text())
         assert parity["error"] < parity["tolerance"]
@@ -106,9 +106,9 @@ class Broken(Sum):
 
 
 def test_neither_clipping_nor_a_nan_hides_a_mistake(pool: Pool, tmp_path: Path) -> None:
-    pool.run(probe, 2, str(tmp_path), AskingOracle, "ddp", torch.float64, 1.0, 1e-3)
+    pool.run(probe, 2, str(tmp_path), OracleTask, "ddp", torch.float64, 1.0, 1e-3)
     for strategy, error in (("ddp", 0.0), (f"{__name__}:Sum", 1.0), (f"{__name__}:Broken", None)):
-        pool.run(probe, 2, str(tmp_path), Proving, strategy, torch.float64, 1.0, 1e-3)
+        pool.run(probe, 2, str(tmp_path), ParityTask, strategy, torch.float64, 1.0, 1e-3)
         found = json.loads((tmp_path / "parity.json").read_text())
         assert found["error"] == (error if error is None else pytest.approx(error, abs=1e-12))
     first, _, last = torch.load(tmp_path / "gradients.pt")

@@ -13,14 +13,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from paceline.analysis.split import Split
 from paceline.measure.clock import HostClock
 from paceline.records import RunFolder
-from paceline.training.scalars import Scalars
+from paceline.training.scalars import TensorBoardWriter
 
 WINDOW = {"epoch": 0, "samples": 32, "correct": None, "wall_s": 0.5}
 
 
 def scalars_after(folder: Path, rank: int, *events: tuple[str, dict[str, Any]]) -> dict[str, dict[int, float]]:
     """What is drawn of some events, without a timeline."""
-    scalars = Scalars(RunFolder(folder), rank, HostClock(), torch.device("cpu"))
+    scalars = TensorBoardWriter(RunFolder(folder), rank, HostClock(), torch.device("cpu"))
     for event, values in events:
         scalars.hear(event, **values)
     scalars.add_split(9, Split(1.0, 0.25, 0.5, 0.125, 0.125, 0.0, None))
@@ -28,7 +28,7 @@ def scalars_after(folder: Path, rank: int, *events: tuple[str, dict[str, Any]]) 
     scalars.close()
     accumulator = EventAccumulator(str(folder / "tensorboard" / f"rank-{rank}"))
     accumulator.Reload()
-    return {tag: {e.step: e.value for e in accumulator.Scalars(tag)} for tag in accumulator.Tags()["scalars"]}
+    return {tag: {e.step: e.value for e in accumulator.TensorBoardWriter(tag)} for tag in accumulator.Tags()["scalars"]}
 
 
 def test_what_is_not_known_has_no_point(tmp_path: Path) -> None:

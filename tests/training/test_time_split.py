@@ -25,12 +25,12 @@ from paceline.comm import Comm, World, clocks, open_comm
 from paceline.config import RunConfig, Script
 from paceline.measure.steps import make_stopwatch
 from paceline.records import RunFolder, read_run
-from paceline.records.timeline import Kind, Purpose, Timeline
+from paceline.records.timeline import Purpose, RowKind, Timeline
 from paceline.strategies.base import Strategy
 from paceline.strategies.ddp import Ddp
 from paceline.strategies.registry import create
-from paceline.training.assignment import Finished
-from paceline.training.measured import Measuring
+from paceline.training.assignment import ScriptFinished
+from paceline.training.measured import TimingTask
 from paceline.training.run import run
 from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
@@ -179,7 +179,7 @@ def test_the_profiler_sees_the_same_operations(
             operations = read_run(folder).timelines[rank].operations
             ours = operations[(operations["purpose"] == Purpose.GRADIENTS) & (operations["bytes"] >= smallest)]
             theirs = [event for event in seen if event.name in names and event.bytes >= smallest]
-            assert [f"gloo:{Kind(kind).title}" for kind in ours["kind"]] == [event.name for event in theirs]
+            assert [f"gloo:{RowKind(kind).title}" for kind in ours["kind"]] == [event.name for event in theirs]
             assert len(ours) >= 50
             starts, ends = np.array([[event.start_s, event.end_s] for event in theirs]).T
             # Ours begins before Gloo's, and ends after it: how long before and after, but for where the clocks start?
@@ -206,7 +206,7 @@ def test_none_sends_nothing_and_computes_as_much_as_ddp(pool: Pool, tmp_path: Pa
             assert ddp.communication_s > 0
             assert none.compute_s > 0.7 * none.step_s
             # Without what other processes took away; communication still costs caches and memory bandwidth.
-            assert 0.7 < (ddp.computing_s - ddp.stolen_s) / (none.computing_s - none.stolen_s) < 1.4
+            assert 0.7 < (ddp.computing_s - ddp.descheduled_s) / (none.computing_s - none.descheduled_s) < 1.4
 
     eventually(check)
 
@@ -243,7 +243,7 @@ def test_a_late_rank_is_exposed_communication_on_the_others(pool: Pool, tmp_path
             assert other.computing_s < 0.2 * LATE_S, "waiting is not computing"
         assert late.exposed_s < 0.2 * LATE_S, "it is waited for, and waits for nobody"
         assert late.compute_s > 0.9 * LATE_S
-        assert late.stolen_s > 0.9 * LATE_S, "asleep, it got no processor"
+        assert late.descheduled_s > 0.9 * LATE_S, "asleep, it got no processor"
 
     eventually(check)
 
@@ -251,7 +251,7 @@ def test_a_late_rank_is_exposed_communication_on_the_others(pool: Pool, tmp_path
 def measured_script(comm: Comm, folder: str, agrees: bool) -> None:
     """The loop of a user's own, of which rank 1 is late; ranks may agree on a figure before they train."""
     config = RunConfig(strategy="ddp", steps=8)
-    assignment = Measuring(script=Script(path="there/train.py"), config=config, folder=RunFolder(Path(folder)))
+    assignment = TimingTask(script=Script(path="there/train.py"), config=config, folder=RunFolder(Path(folder)))
     stopwatch = assignment.stopwatch(CPU)
     ours = open_comm(range(2), device=CPU, backend="gloo", timeout_s=30, stopwatch=stopwatch)
     if ours is None:
@@ -266,7 +266,7 @@ def measured_script(comm: Comm, folder: str, agrees: bool) -> None:
                     assert sync.mean(comm.rank) == 0.5
                 sync.model(torch.ones(4, 64)).sum().backward()
                 sync.step()
-        except Finished:
+        except ScriptFinished:
             pass
 
 
@@ -376,7 +376,7 @@ def linear() -> Workload:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "unseen"),
+    ("strategy", "untracked"),
     [
         ("InDefaultGroup", {"groups": 0, "operations": ALL_REDUCES}),
         ("InOwnGroup", {"groups": 1, "operations": ALL_REDUCES}),
@@ -384,16 +384,16 @@ def linear() -> Workload:
     ],
 )
 def test_a_strategy_that_sends_past_us_is_found_out(
-    pool: Pool, tmp_path: Path, strategy: str, unseen: dict[str, int]
+    pool: Pool, tmp_path: Path, strategy: str, untracked: dict[str, int]
 ) -> None:
     def check(attempt: int) -> None:
         folder = tmp_path / str(attempt)
         found = timelines(pool, folder, SIZE, workload="linear", strategy=f"{HERE}:{strategy}")
         summary = read_run(folder).summary
         assert summary is not None
-        assert summary["unseen"] == unseen
+        assert summary["untracked"] == untracked
         for timeline in found.values():
-            assert len(timeline.operations) == (0 if any(unseen.values()) else ALL_REDUCES)
+            assert len(timeline.operations) == (0 if any(untracked.values()) else ALL_REDUCES)
         for split in splits(found):
             assert split.computing_s < 0.5 * SPENT_S, "what comes before the optimiser is not computing"
             assert split.other_s > 0.9 * SPENT_S
@@ -404,13 +404,13 @@ def test_a_strategy_that_sends_past_us_is_found_out(
 # BatchNorm.
 
 
-def bytes_by_purpose(timeline: Timeline) -> list[dict[tuple[Kind, Purpose], list[int]]]:
+def bytes_by_purpose(timeline: Timeline) -> list[dict[tuple[RowKind, Purpose], list[int]]]:
     """Per step, the sizes of what was sent."""
     found = []
     for operations in steps_of(timeline):
-        sizes: dict[tuple[Kind, Purpose], list[int]] = {}
+        sizes: dict[tuple[RowKind, Purpose], list[int]] = {}
         for row in operations:
-            sizes.setdefault((Kind(row["kind"]), Purpose(row["purpose"])), []).append(int(row["bytes"]))
+            sizes.setdefault((RowKind(row["kind"]), Purpose(row["purpose"])), []).append(int(row["bytes"]))
         found.append(sizes)
     return found
 
@@ -418,8 +418,8 @@ def bytes_by_purpose(timeline: Timeline) -> list[dict[tuple[Kind, Purpose], list
 CHANNELS = (4, 6)
 GRADIENT_BYTES = 4 * sum(p.numel() for p in small_bn().model.parameters())
 STATISTICS = {
-    (Kind.ALL_GATHER, Purpose.STATISTICS): [2 * 4 * (2 * channels + 1) for channels in CHANNELS],
-    (Kind.ALL_REDUCE, Purpose.STATISTICS): [4 * 2 * channels for channels in reversed(CHANNELS)],
+    (RowKind.ALL_GATHER, Purpose.STATISTICS): [2 * 4 * (2 * channels + 1) for channels in CHANNELS],
+    (RowKind.ALL_REDUCE, Purpose.STATISTICS): [4 * 2 * channels for channels in reversed(CHANNELS)],
 }
 """Forward every rank gathers means, squares and a count; backward, from the last layer on, two sums are added up."""
 
@@ -428,13 +428,13 @@ STATISTICS = {
     ("bn", "others"),
     [
         ("local", {}),
-        ("broadcast", {(Kind.BROADCAST, Purpose.BUFFERS): [4 * 2 * sum(CHANNELS)]}),
+        ("broadcast", {(RowKind.BROADCAST, Purpose.BUFFERS): [4 * 2 * sum(CHANNELS)]}),
         ("sync", STATISTICS),
     ],
 )
 def test_what_is_sent_is_for_what_it_says(pool: Pool, tmp_path: Path, bn: str, others: dict[Any, Any]) -> None:
     found = timelines(pool, tmp_path / "run", workload="small_bn", strategy="ddp", bn=bn)
-    expected = {(Kind.ALL_REDUCE, Purpose.GRADIENTS): [GRADIENT_BYTES], **others}
+    expected = {(RowKind.ALL_REDUCE, Purpose.GRADIENTS): [GRADIENT_BYTES], **others}
     assert len(found) == 2
     assert all(split.communication_s > 0 for split in splits(found))
     waits = (Purpose.BUFFERS, Purpose.STATISTICS)

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.analysis.intervals import clipped, difference, union
-from paceline.analysis.split import COMPUTE, Span
-from paceline.records.timeline import Kind, Timeline
+from paceline.analysis.split import COMPUTE, TimedSpan
+from paceline.records.timeline import RowKind, Timeline
 
 WAITING = "waiting"
-DONE = (Kind.DATA, *COMPUTE)
+DONE = (RowKind.DATA, *COMPUTE)
 ACTIVITIES = (*[kind.title for kind in DONE], WAITING)
 
 
@@ -60,11 +60,13 @@ def step_activities(timeline: Timeline, only: Collection[int] | None = None) -> 
         under_way = operations[first:last]
         under_way = under_way[under_way["end_s"] > start_s]
         own = phases[slice(*np.searchsorted(phases["step"], [step, step + 1]))]
-        spans, wire = [Span.of(phase) for phase in own], [Span.of(operation) for operation in under_way]
+        spans, wire = [TimedSpan.of(phase) for phase in own], [TimedSpan.of(operation) for operation in under_way]
         yield StepActivity(step, start_s, end_s, activities_in(start_s, end_s, spans, wire), under_way)
 
 
-def activities_in(start_s: float, end_s: float, phases: Sequence[Span], operations: Sequence[Span]) -> list[Activity]:
+def activities_in(
+    start_s: float, end_s: float, phases: Sequence[TimedSpan], operations: Sequence[TimedSpan]
+) -> list[Activity]:
     """What was done between two moments, given the phases of the step and what was on the wire about then."""
     waits = union((span.waited_from_s, span.end_s) for span in operations if not math.isnan(span.waited_from_s))
     found, busy = [], []

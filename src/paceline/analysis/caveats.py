@@ -8,9 +8,9 @@ from typing import Any
 
 from paceline.analysis.curves import loss_curve
 from paceline.analysis.payload import payload_of
-from paceline.analysis.pool import Pool
+from paceline.analysis.pool import RecordSet
 from paceline.records import RunRecord
-from paceline.slowing import in_words, parse_slow_ranks
+from paceline.slowing import format_slow_ranks, parse_slow_ranks
 
 DRIFT = 1e-6
 """How far apart, relative to their norm, the ranks' weights may be after a run that promises the same gradient on all.
@@ -18,34 +18,34 @@ Ranks that apply the same update end with the same bits, as with all our strateg
 each rank adds the same numbers up in an order of its own."""
 
 
-def caveats(pool: Pool, uneven: Mapping[str, float | None], *, crowding: bool = True) -> Iterator[str]:
-    """The sentences to show above the table; `uneven` says by how much a contender's ranks differ, best first.
+def caveats(record_set: RecordSet, uneven: Mapping[str, float | None], *, crowding: bool = True) -> Iterator[str]:
+    """The sentences to show above the table; `uneven` says by how much a candidate's ranks differ, best first.
 
     Without `crowding` nothing is said of ranks that share cores: who asks so has more to say of it.
     """
-    machines = {(p.get("host"), p.get("cpu")) for p in pool.provenances}
+    machines = {(p.get("host"), p.get("cpu")) for p in record_set.provenances}
     if len(machines) > 1:
         names = ", ".join(sorted(f"{host} ({cpu})" for host, cpu in machines))
         yield f"These records come from different machines: {names}. Their times cannot be compared."
-    versions = {str(p.get("versions", {}).get("torch")) for p in pool.provenances}
+    versions = {str(p.get("versions", {}).get("torch")) for p in record_set.provenances}
     if len(versions) > 1:
         yield f"These records come from different versions of torch: {', '.join(sorted(versions))}."
-    if len(pool.designs) > 1 or (not pool.designs and len(pool.entries) > 1):
+    if len(record_set.designs) > 1 or (not record_set.designs and len(record_set.entries) > 1):
         yield "These runs were not measured interleaved, so a busy moment of the machine may look like a difference."
-    over = next((entry.run.topology for entry in pool.entries if over_subscribed(entry.run.topology)), None)
+    over = next((entry.run.topology for entry in record_set.entries if over_subscribed(entry.run.topology)), None)
     if over and crowding:
         yield (
             f"{over['workers']} ranks share {over['cores']:g} cores, so they wait for each other's turn: "
             "times compare strategies on this machine, and say nothing about more machines."
         )
-    yield from _slowed(pool)
-    yield from pool.unread
-    yield from (event["reason"] for event in pool.events if event["event"] == "unproven")
+    yield from _slowed(record_set)
+    yield from record_set.unread
+    yield from (event["reason"] for event in record_set.events if event["event"] == "unproven")
     yield from _uneven(uneven)
-    yield from _unseen(pool)
-    yield from _unplanned(pool)
-    yield from _drifts(pool)
-    yield from _divergences(pool, uneven)
+    yield from _untracked(record_set)
+    yield from _unplanned(record_set)
+    yield from _drifts(record_set)
+    yield from _divergences(record_set, uneven)
 
 
 def _uneven(uneven: Mapping[str, float | None]) -> Iterator[str]:
@@ -62,25 +62,25 @@ def _uneven(uneven: Mapping[str, float | None]) -> Iterator[str]:
 
 def slowed_on_purpose(run: RunRecord) -> str:
     """Which ranks of a run were made slow, as its configuration has it; empty where none was."""
-    return in_words(parse_slow_ranks(run.config.get("slow_rank") or ""))
+    return format_slow_ranks(parse_slow_ranks(run.config.get("slow_rank") or ""))
 
 
-def _slowed(pool: Pool) -> Iterator[str]:
+def _slowed(record_set: RecordSet) -> Iterator[str]:
     """Ranks that were made slow, and in whose runs, where that is not all of them."""
     found: dict[str, list[str]] = {}
-    for contender in pool.contenders:
-        for what in dict.fromkeys(slowed_on_purpose(run) for run in pool.runs_of(contender.name).values()):
-            found.setdefault(what, []).append(contender.name)
+    for candidate in record_set.candidates:
+        for what in dict.fromkeys(slowed_on_purpose(run) for run in record_set.runs_of(candidate.name).values()):
+            found.setdefault(what, []).append(candidate.name)
     for what, names in found.items():
         if what:
             whose = "" if len(found) == 1 else f"{_listed(names)}: "
             yield f"{whose}{what if whose else what.capitalize()} on purpose (--slow-rank)."
 
 
-def unseen_traffic(name: str, summary: Mapping[str, Any] | None) -> str | None:
+def untracked_traffic(name: str, summary: Mapping[str, Any] | None) -> str | None:
     """What to say of a run that sent something past the groups that are timed; None where all of it was seen."""
-    unseen = (summary or {}).get("unseen") or {}
-    groups, operations = unseen.get("groups", 0), unseen.get("operations", 0)
+    untracked = (summary or {}).get("untracked") or {}
+    groups, operations = untracked.get("groups", 0), untracked.get("operations", 0)
     if groups:
         made = "1 process group" if groups == 1 else f"{groups} process groups"
         return (
@@ -108,37 +108,37 @@ def unplanned_bytes(name: str, run: RunRecord) -> str | None:
     )
 
 
-def _unplanned(pool: Pool) -> Iterator[str]:
-    for contender in pool.contenders:
-        said = (unplanned_bytes(contender.name, run) for run in pool.runs_of(contender.name).values())
+def _unplanned(record_set: RecordSet) -> Iterator[str]:
+    for candidate in record_set.candidates:
+        said = (unplanned_bytes(candidate.name, run) for run in record_set.runs_of(candidate.name).values())
         yield from list(filter(None, said))[:1]
 
 
-def _unseen(pool: Pool) -> Iterator[str]:
-    for contender in pool.contenders:
-        said = (unseen_traffic(contender.name, run.summary) for run in pool.runs_of(contender.name).values())
+def _untracked(record_set: RecordSet) -> Iterator[str]:
+    for candidate in record_set.candidates:
+        said = (untracked_traffic(candidate.name, run.summary) for run in record_set.runs_of(candidate.name).values())
         yield from list(filter(None, said))[:1]
 
 
-def _drifts(pool: Pool) -> Iterator[str]:
+def _drifts(record_set: RecordSet) -> Iterator[str]:
     """Replicas that are no longer the same, though nothing that was promised explains it."""
-    for contender in pool.contenders:
-        if contender.role == "candidate" and contender.lossless:
-            runs = pool.runs_of(contender.name).values()
+    for candidate in record_set.candidates:
+        if candidate.role == "candidate" and candidate.lossless:
+            runs = record_set.runs_of(candidate.name).values()
             apart = max([(run.summary or {}).get("weight_divergence") or 0.0 for run in runs], default=0.0)
             if apart > DRIFT:
                 share = f"{100 * apart:.0f}%" if apart >= 0.01 else f"{100 * apart:.2g}%"
                 yield (
-                    f"{contender.name}: the ranks' weights differ by {share} at the end of the run, "
+                    f"{candidate.name}: the ranks' weights differ by {share} at the end of the run, "
                     "though it promises the same gradient on all."
                 )
 
 
-def _divergences(pool: Pool, contenders: Iterable[str]) -> Iterator[str]:
+def _divergences(record_set: RecordSet, candidates: Iterable[str]) -> Iterator[str]:
     """Which runs lost their loss, and when: a figure without a number needs its reason."""
     found: dict[str, list[str]] = {}
-    for name in contenders:
-        curves = [loss_curve(run) for run in pool.runs_of(name).values()]
+    for name in candidates:
+        curves = [loss_curve(run) for run in record_set.runs_of(name).values()]
         steps = [curve.diverged_step for curve in curves if curve.diverged_step is not None]
         if steps:
             share = "" if len(curves) == 1 else f" in {len(steps)} of {len(curves)} repeats"

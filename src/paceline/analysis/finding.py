@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from paceline.records.examination import RankFacts, WorkloadNeeds
+from paceline.records.examination import RankInfo, WorkloadNeeds
 
 Level = Literal["ok", "note", "problem"]
 
@@ -27,9 +27,9 @@ class Finding:
         return asdict(self)
 
 
-def ranks_by(ranks: Sequence[RankFacts], key: Callable[[RankFacts], str]) -> dict[str, list[RankFacts]]:
+def ranks_by(ranks: Sequence[RankInfo], key: Callable[[RankInfo], str]) -> dict[str, list[RankInfo]]:
     """Ranks that have something in common."""
-    found: dict[str, list[RankFacts]] = {}
+    found: dict[str, list[RankInfo]] = {}
     for rank in ranks:
         found.setdefault(key(rank), []).append(rank)
     return found
@@ -41,7 +41,7 @@ def trained(needs: WorkloadNeeds) -> str:
     return f"{needs.name}{batch} under {needs.strategy}"
 
 
-def ranks_in_words(ranks: Sequence[RankFacts]) -> str:
+def ranks_in_words(ranks: Sequence[RankInfo]) -> str:
     """Ranks by number."""
     numbers = [rank.rank for rank in ranks]
     if len(numbers) == 1:

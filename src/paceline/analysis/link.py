@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from paceline.records.examination import AllReduce
+from paceline.records.examination import AllReduceTimes
 
 
-def all_reduce_s(measured: AllReduce, size: float) -> float:
+def all_reduce_s(measured: AllReduceTimes, size: float) -> float:
     """Seconds that an all-reduce of some bytes takes.
 
     Between two sizes that were measured a line joins them; above the largest its bandwidth holds; below the smallest

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paceline.analysis.finding import Finding, binary_size, count, duration, rate, size, trained
 from paceline.analysis.link import all_reduce_s
-from paceline.records.examination import Examination, Link, PairLink
+from paceline.records.examination import Examination, MeasuredLinks, PairLink
 
 SLOW_BYTES_PER_S = 1e8
 """What a network of one gigabit a second gives, headers and noise taken off."""
@@ -121,5 +121,5 @@ def _pair(pair: PairLink) -> str:
     return f"from rank {pair.ranks[0]} to {pair.ranks[1]}"
 
 
-def _bottleneck(link: Link) -> str:
+def _bottleneck(link: MeasuredLinks) -> str:
     return f"what the link {_pair(link.narrowest)} gives, {rate(link.bytes_per_s)}"

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from paceline.analysis.finding import Finding, Level, count, duration, ranks_by, ranks_in_words, size, trained
-from paceline.records.examination import Examination, RankFacts, WorkloadNeeds
+from paceline.records.examination import Examination, RankInfo, WorkloadNeeds
 
 CLOCKS_APART_S = 1.0
 CLOCKS_DRIFTING_S = 0.05
@@ -41,7 +41,7 @@ def _network(examination: Examination) -> Iterator[Finding]:
         yield from _host_name(ranks[0])
 
 
-def _host_name(rank: RankFacts) -> Iterator[Finding]:
+def _host_name(rank: RankInfo) -> Iterator[Finding]:
     """Software that does not choose an interface listens where the host's name leads to."""
     loopback = [address for address in rank.name_addresses if _is_loopback(address)]
     if not rank.name_addresses:
@@ -116,7 +116,7 @@ def _cores(examination: Examination) -> Iterator[Finding]:
         yield from _busy(ranks, min(threads, limit))
 
 
-def _have_shares(ranks: Sequence[RankFacts]) -> bool:
+def _have_shares(ranks: Sequence[RankInfo]) -> bool:
     """Whether each of several hosts on one machine has cores for itself, if only a part of one, and a thread on it."""
     hosts = {rank.host: rank.cores for rank in ranks}
     fits = all(sum(rank.threads for rank in ranks if rank.host == host) <= max(1.0, own) for host, own in hosts.items())
@@ -124,7 +124,7 @@ def _have_shares(ranks: Sequence[RankFacts]) -> bool:
     return len(hosts) > 1 and shared_out and fits
 
 
-def _busy(ranks: Sequence[RankFacts], wanted: float) -> Iterator[Finding]:
+def _busy(ranks: Sequence[RankInfo], wanted: float) -> Iterator[Finding]:
     first, busy = ranks[0], statistics.median(rank.busy_cores for rank in ranks)
     if wanted > first.cpu_count - busy + BUSY_CORES:
         what = f"Other programs take {busy:.1f} of the {count(first.cpu_count, 'core')} of {first.host_name}"
@@ -132,7 +132,7 @@ def _busy(ranks: Sequence[RankFacts], wanted: float) -> Iterator[Finding]:
         yield Finding("note", "cores", f"{what}, where the ranks want {wanted:g}.", fix)
 
 
-def _core_limits(rank: RankFacts) -> Iterator[Finding]:
+def _core_limits(rank: RankInfo) -> Iterator[Finding]:
     if rank.cores < rank.cpu_count:
         by_quota = rank.cpu_quota is not None and rank.cpu_quota < rank.affinity
         why = f"its cgroup allows {rank.cpu_quota:g}" if by_quota else f"its affinity leaves {rank.affinity}"
@@ -162,7 +162,7 @@ def _memory(examination: Examination) -> Iterator[Finding]:
 
 def _gpu_memory(examination: Examination) -> Iterator[Finding]:
     needs = examination.workload
-    by_gpu: dict[tuple[int, int, int], list[RankFacts]] = {}
+    by_gpu: dict[tuple[int, int, int], list[RankInfo]] = {}
     for rank in examination.ranks:
         if rank.device_index is not None:
             # With NCCL each has its own, and calls it 0 where a launcher shows it no other.
@@ -239,18 +239,18 @@ def _devices(examination: Examination) -> Iterator[Finding]:
         )
 
 
-def _host(rank: RankFacts, examination: Examination) -> str:
+def _host(rank: RankInfo, examination: Examination) -> str:
     """A host by name, and by number where hosts are called the same: emulated ones are."""
     names = [ranks[0].host_name for ranks in examination.hosts.values()]
     return rank.host_name if names.count(rank.host_name) == 1 else f"{rank.host_name} (host {rank.host})"
 
 
-def _machines(examination: Examination) -> list[list[RankFacts]]:
+def _machines(examination: Examination) -> list[list[RankInfo]]:
     """The ranks by machine: emulated hosts share the cores and the memory of one."""
     return list(ranks_by(examination.ranks, lambda rank: rank.boot_id).values())
 
 
-def _peak(needs: WorkloadNeeds | None, rank: RankFacts) -> int | None:
+def _peak(needs: WorkloadNeeds | None, rank: RankInfo) -> int | None:
     return None if needs is None else needs.peak_bytes[rank.rank]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from paceline.emulation import EmulatedHost, parse_hosts
+from paceline.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
 
 SAME_PROCESSOR = 0.01
@@ -96,7 +96,7 @@ def _first(hosts: int) -> str:
     return "one host is host 0" if hosts == 1 else f"{hosts} hosts are hosts 0 to {hosts - 1}"
 
 
-def _lines(hosts: Sequence[EmulatedHost]) -> str:
+def _lines(hosts: Sequence[EmulatedHostSpec]) -> str:
     """As "2 at 1 Gbit/s each way, 1 at 100 Mbit/s each way"."""
     counted = Counter(hosts)
     return str(hosts[0]) if len(counted) == 1 else ", ".join(f"{number} {kind}" for kind, number in counted.items())

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from paceline.analysis.curves import relative_differences
-from paceline.analysis.pool import Pool
+from paceline.analysis.pool import RecordSet
 from paceline.analysis.timing import losses_of
 from paceline.records import RunRecord
 from paceline.records.writer import strict
@@ -17,14 +17,14 @@ VISIBLE = 1e-3
 ROUNDING = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 1e-2}
 """How far apart the first loss may be, at equal weights, from adding the same numbers up in another order."""
 
-Cause = Literal["none", "rounding", "batch_norm", "random_layers", "setting", "unknown"]
+DifferenceCause = Literal["none", "rounding", "batch_norm", "random_layers", "setting", "unknown"]
 
 
 @dataclass(frozen=True)
-class Parting:
+class LossDifference:
     """How one lossless run's losses part from another's of the same seed."""
 
-    contender: str
+    candidate: str
     reference: str
     steps: int
     """Steps that both have."""
@@ -35,7 +35,7 @@ class Parting:
     at_start: float
     """The relative difference of the first loss, at equal weights."""
     at_end: float
-    cause: Cause
+    cause: DifferenceCause
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it: null for a difference that is infinite, since one of the two has diverged."""
@@ -43,15 +43,15 @@ class Parting:
         return values
 
 
-def partings(pool: Pool, reference: str | None) -> list[Parting]:
-    """Every lossless contender against the reference (or the first lossless one), in the first repeat both have."""
-    names = [c.name for c in pool.contenders if c.lossless and pool.entries_of(c.name)]
+def loss_differences(record_set: RecordSet, reference: str | None) -> list[LossDifference]:
+    """Every lossless candidate against the reference (or the first lossless one), in the first repeat both have."""
+    names = [c.name for c in record_set.candidates if c.lossless and record_set.entries_of(c.name)]
     base = reference if reference in names else next(iter(names), None)
     if base is None:
         return []
     found = []
     for name in names:
-        pair = _first_pair(pool, name, base)
+        pair = _first_pair(record_set, name, base)
         if name != base and pair is not None and _comparable(*pair):
             found.append(_part(name, base, *pair))
     return found
@@ -63,28 +63,28 @@ def _comparable(one: RunRecord, other: RunRecord) -> bool:
     return same and bool(losses_of(one)) and bool(losses_of(other))
 
 
-def identical_groups(pool: Pool) -> list[list[str]]:
-    """Lossless contenders whose losses are equal to the last bit, in the first repeat; groups of two or more."""
+def identical_groups(record_set: RecordSet) -> list[list[str]]:
+    """Lossless candidates whose losses are equal to the last bit, in the first repeat; groups of two or more."""
     groups: dict[tuple[float, ...], list[str]] = {}
-    first = min((entry.repeat for entry in pool.entries), default=None)
-    lossless = {contender.name for contender in pool.contenders if contender.lossless}
-    for entry in pool.entries:
+    first = min((entry.repeat for entry in record_set.entries), default=None)
+    lossless = {candidate.name for candidate in record_set.candidates if candidate.lossless}
+    for entry in record_set.entries:
         losses = losses_of(entry.run)
-        if entry.repeat == first and entry.contender in lossless and losses:
-            groups.setdefault(tuple(losses), []).append(entry.contender)
+        if entry.repeat == first and entry.candidate in lossless and losses:
+            groups.setdefault(tuple(losses), []).append(entry.candidate)
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _first_pair(pool: Pool, one: str, other: str) -> tuple[RunRecord, RunRecord] | None:
-    ones, others = pool.runs_of(one), pool.runs_of(other)
+def _first_pair(record_set: RecordSet, one: str, other: str) -> tuple[RunRecord, RunRecord] | None:
+    ones, others = record_set.runs_of(one), record_set.runs_of(other)
     common = sorted(repeat for repeat in ones if repeat in others)
     return (ones[common[0]], others[common[0]]) if common else None
 
 
-def _part(name: str, base: str, run: RunRecord, reference: RunRecord) -> Parting:
+def _part(name: str, base: str, run: RunRecord, reference: RunRecord) -> LossDifference:
     apart = relative_differences(run, reference)
-    return Parting(
-        contender=name,
+    return LossDifference(
+        candidate=name,
         reference=base,
         steps=len(apart),
         first_step=next((step for step, difference in enumerate(apart) if difference > 0), None),
@@ -95,7 +95,7 @@ def _part(name: str, base: str, run: RunRecord, reference: RunRecord) -> Parting
     )
 
 
-def _cause(run: RunRecord, reference: RunRecord, apart: Sequence[float]) -> Cause:
+def _cause(run: RunRecord, reference: RunRecord, apart: Sequence[float]) -> DifferenceCause:
     """Before any update the weights are equal, so what differs in the first loss is the forward pass alone."""
     if not any(apart):
         return "none"

@@ -14,10 +14,10 @@ from typing import Any
 
 from paceline.analysis.timing import profiled_steps, windows_of
 from paceline.analysis.wire import counted_steps
-from paceline.plans import Link, Operation, Plan, Transfer
+from paceline.plans import Operation, PairTraffic, Plan, Transfer
 from paceline.plans.operations import as_carried_out
 from paceline.records import RunRecord
-from paceline.records.timeline import Kind, Purpose, Timeline
+from paceline.records.timeline import Purpose, RowKind, Timeline
 from paceline.records.writer import strict
 
 TOLERANCE = 0.01
@@ -184,7 +184,7 @@ def _expected(run: RunRecord, ranks: int) -> tuple[str | None, _Expected | None]
     return (None, None) if seen is None else (SEEN, _Expected.of(map(asdict, seen), len(steps)))
 
 
-def seen_links(timelines: Mapping[int, Timeline], steps: Sequence[int], ranks: int) -> list[Link] | None:
+def seen_links(timelines: Mapping[int, Timeline], steps: Sequence[int], ranks: int) -> list[PairTraffic] | None:
     """What the operations seen in some steps should have sent from rank to rank, over all of these steps.
 
     None where that cannot be told: a rank's timeline is missing, an operation is not known, or some ranks alone take
@@ -193,7 +193,9 @@ def seen_links(timelines: Mapping[int, Timeline], steps: Sequence[int], ranks: i
     if sorted(timelines) != list(range(ranks)):
         return None
     own = [_tally(timelines[rank], set(steps)) for rank in range(ranks)]
-    together = [{key: count for key, count in tally.items() if key[0] not in (Kind.SEND, Kind.RECV)} for tally in own]
+    together = [
+        {key: count for key, count in tally.items() if key[0] not in (RowKind.SEND, RowKind.RECV)} for tally in own
+    ]
     if any(tally != together[0] for tally in together):
         return None
     found: list[Operation] = []
@@ -204,7 +206,7 @@ def seen_links(timelines: Mapping[int, Timeline], steps: Sequence[int], ranks: i
         found.append(_times(operation, count))
     for rank, tally in enumerate(own):
         for (kind, size, peer), count in tally.items():
-            if kind is Kind.SEND:
+            if kind is RowKind.SEND:
                 transfer = Transfer(rank, peer, size * count, count)
                 found.append(Operation("send", "direct", size, (transfer,), 0.0))
     return Plan(tuple(found)).links()
@@ -215,10 +217,10 @@ def _times(operation: Operation, count: int) -> Operation:
     return replace(operation, transfers=tuple(moved))
 
 
-def _tally(timeline: Timeline, steps: set[int]) -> Counter[tuple[Kind, int, int]]:
+def _tally(timeline: Timeline, steps: set[int]) -> Counter[tuple[RowKind, int, int]]:
     """How often a rank took part in operations of one kind, size and root or peer, on the strategy's groups."""
     return Counter(
-        (Kind(kind), size, peer)
+        (RowKind(kind), size, peer)
         for step, kind, purpose, size, peer in timeline.operations[
             ["step", "kind", "purpose", "bytes", "peer"]
         ].tolist()

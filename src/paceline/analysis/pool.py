@@ -10,18 +10,18 @@ from typing import Any
 
 from paceline.records import RunRecord
 from paceline.records.examination import Examination
-from paceline.records.experiment import Contender, ExperimentRecord, Role
+from paceline.records.experiment import Candidate, CandidateRole, ExperimentRecord
 from paceline.records.reader import check_comparable
 
 NOT_A_SETTING = frozenset({"seed", "strategy", "data_dir", "trace", "log_every", "tensorboard", "profile", "timeout"})
-"""What two runs of one contender may differ in."""
+"""What two runs of one candidate may differ in."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecordedRun:
     """A run in the pool."""
 
-    contender: str
+    candidate: str
     repeat: tuple[int, int]
     """Which record it came with, and which repeat of it. Runs of one repeat have the same seed, so losses and
     accuracies are paired by this."""
@@ -32,15 +32,15 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Pool:
+class RecordSet:
     """Runs to compare, and what else their records say."""
 
-    contenders: list[Contender]
-    entries: list[Entry]
+    candidates: list[Candidate]
+    entries: list[RecordedRun]
     reference: str | None
-    """The contender that ratios were meant to be relative to; whether it was measured is another question."""
+    """The candidate that ratios were meant to be relative to; whether it was measured is another question."""
     events: list[dict[str, Any]] = field(default_factory=list)
-    """Proofs and failures, by contender."""
+    """Proofs and failures, by candidate."""
     designs: list[dict[str, Any]] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     """The records' folders."""
@@ -52,20 +52,20 @@ class Pool:
     unread: list[str] = field(default_factory=list)
     """Sentences on what was left out of the records, since it is damaged."""
 
-    def entries_of(self, contender: str) -> list[Entry]:
-        """A contender's runs, with what they are paired by."""
-        return [entry for entry in self.entries if entry.contender == contender]
+    def entries_of(self, candidate: str) -> list[RecordedRun]:
+        """A candidate's runs, with what they are paired by."""
+        return [entry for entry in self.entries if entry.candidate == candidate]
 
-    def runs_of(self, contender: str) -> dict[tuple[int, int], RunRecord]:
-        """A contender's runs by repeat."""
-        return {entry.repeat: entry.run for entry in self.entries_of(contender)}
+    def runs_of(self, candidate: str) -> dict[tuple[int, int], RunRecord]:
+        """A candidate's runs by repeat."""
+        return {entry.repeat: entry.run for entry in self.entries_of(candidate)}
 
 
 @dataclass(frozen=True)
-class _Member:
-    """A contender of one part, before it gets the name that it has in the pool."""
+class _PartCandidate:
+    """A candidate of one part, before it gets the name that it has in the pool."""
 
-    contender: Contender
+    candidate: Candidate
     ranks: int | None
     host: str | None
     runs: list[tuple[int, int, RunRecord]]
@@ -73,11 +73,11 @@ class _Member:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RecordPart:
     """An experiment, or all runs that stand alone."""
 
-    members: list[_Member]
-    reference: Contender | None
+    members: list[_PartCandidate]
+    reference: Candidate | None
     events: list[dict[str, Any]]
     designs: list[dict[str, Any]]
     sources: list[str]
@@ -87,23 +87,23 @@ class _Part:
     unread: list[str] = field(default_factory=list)
 
 
-def pool(records: Sequence[ExperimentRecord | RunRecord]) -> Pool:
-    """Pools records; contenders of different ones that are called the same get a name that tells them apart."""
+def collect_records(records: Sequence[ExperimentRecord | RunRecord]) -> RecordSet:
+    """Pools records; candidates of different ones that are called the same get a name that tells them apart."""
     parts = _parts(records)
-    contenders, entries, events = list[Contender](), list[Entry](), list[dict[str, Any]]()
+    candidates, entries, events = list[Candidate](), list[RecordedRun](), list[dict[str, Any]]()
     reference = None
     for index, (part, names) in enumerate(zip(parts, _names(parts), strict=True)):
-        by_old_name = {m.contender.name: name for m, name in zip(part.members, names, strict=True)}
+        by_old_name = {m.candidate.name: name for m, name in zip(part.members, names, strict=True)}
         for member, name in zip(part.members, names, strict=True):
-            contenders.append(replace(member.contender, name=name))
-            entries += [Entry(name, (index, repeat), (index, moment), run) for repeat, moment, run in member.runs]
-            if index == 0 and member.contender is part.reference:
+            candidates.append(replace(member.candidate, name=name))
+            entries += [RecordedRun(name, (index, repeat), (index, moment), run) for repeat, moment, run in member.runs]
+            if index == 0 and member.candidate is part.reference:
                 reference = name
         for event in part.events:
-            named = event.get("contender")
-            events.append(event | {"contender": by_old_name.get(named or "", named)})
-    return Pool(
-        contenders=contenders,
+            named = event.get("candidate")
+            events.append(event | {"candidate": by_old_name.get(named or "", named)})
+    return RecordSet(
+        candidates=candidates,
         entries=entries,
         reference=reference,
         events=events,
@@ -116,7 +116,7 @@ def pool(records: Sequence[ExperimentRecord | RunRecord]) -> Pool:
     )
 
 
-def _parts(records: Sequence[ExperimentRecord | RunRecord]) -> list[_Part]:
+def _parts(records: Sequence[ExperimentRecord | RunRecord]) -> list[_RecordPart]:
     """A part per experiment, and one for all runs that stand alone."""
     for record in records:
         for run in [record] if isinstance(record, RunRecord) else [measured.run for measured in record.runs]:
@@ -126,16 +126,16 @@ def _parts(records: Sequence[ExperimentRecord | RunRecord]) -> list[_Part]:
     return experiments + ([_of_runs(alone)] if alone else [])
 
 
-def _of_experiment(record: ExperimentRecord) -> _Part:
+def _of_experiment(record: ExperimentRecord) -> _RecordPart:
     members = []
-    for contender in record.contenders:
-        runs = [(m.repeat, m.repeat, m.run) for m in record.runs if m.contender is contender]
-        planned = 1 if contender.role == "baseline" else record.design.get("ranks")
+    for candidate in record.candidates:
+        runs = [(m.repeat, m.repeat, m.run) for m in record.runs if m.candidate is candidate]
+        planned = 1 if candidate.role == "baseline" else record.design.get("ranks")
         ranks = _ranks(runs[0][2]) if runs else planned
-        members.append(_Member(contender, ranks, record.provenance.get("host"), runs))
-    return _Part(
+        members.append(_PartCandidate(candidate, ranks, record.provenance.get("host"), runs))
+    return _RecordPart(
         members=members,
-        reference=next((c for c in record.contenders if c.name == record.design.get("reference")), None),
+        reference=next((c for c in record.candidates if c.name == record.design.get("reference")), None),
         events=record.events,
         designs=[record.design],
         sources=[str(record.path)],
@@ -146,8 +146,8 @@ def _of_experiment(record: ExperimentRecord) -> _Part:
     )
 
 
-def _of_runs(runs: list[RunRecord]) -> _Part:
-    """Runs of the same strategy and settings, on as many ranks of the same host, are repeats of one contender."""
+def _of_runs(runs: list[RunRecord]) -> _RecordPart:
+    """Runs of the same strategy and settings, on as many ranks of the same host, are repeats of one candidate."""
     shared = _shared([run.config for run in runs])
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
@@ -162,12 +162,12 @@ def _of_runs(runs: list[RunRecord]) -> _Part:
         first = next(iter(group.values()))
         own = {k: v for k, v in first.config.items() if k not in shared and k not in NOT_A_SETTING}
         name = " ".join([first.config["strategy"], *[f"{k}={v}" for k, v in own.items()]])
-        contender = Contender(name, first.config["strategy"], own, _role(first), first.topology["lossless"])
+        candidate = Candidate(name, first.config["strategy"], own, _role(first), first.topology["lossless"])
         made = [(repeats[key], moments[id(run)], run) for key, run in group.items()]
-        members.append(_Member(contender, _ranks(first), first.provenance.get("host"), made))
-    return _Part(
+        members.append(_PartCandidate(candidate, _ranks(first), first.provenance.get("host"), made))
+    return _RecordPart(
         members=members,
-        reference=_reference([member.contender for member in members]),
+        reference=_reference([member.candidate for member in members]),
         events=[],
         designs=[],
         sources=[str(run.path) for run in runs],
@@ -176,14 +176,14 @@ def _of_runs(runs: list[RunRecord]) -> _Part:
     )
 
 
-def _reference(contenders: Sequence[Contender]) -> Contender:
+def _reference(candidates: Sequence[Candidate]) -> Candidate:
     """As in an experiment: `ddp`, else the first that could be picked, else the first."""
-    candidates = [contender for contender in contenders if contender.role == "candidate"]
-    named = [contender for contender in candidates if contender.strategy == "ddp"]
-    return (named or candidates or list(contenders))[0]
+    eligible = [candidate for candidate in candidates if candidate.role == "candidate"]
+    named = [candidate for candidate in eligible if candidate.strategy == "ddp"]
+    return (named or eligible or list(candidates))[0]
 
 
-def _role(run: RunRecord) -> Role:
+def _role(run: RunRecord) -> CandidateRole:
     if not run.topology["exchanges"]:
         return "bound"
     return "baseline" if _trains_alone(run) else "candidate"
@@ -199,7 +199,7 @@ def _ranks(run: RunRecord) -> int:
 
 
 def _by_seed(runs: Sequence[RunRecord]) -> dict[tuple[int, int], RunRecord]:
-    """A contender's runs by seed, and by how many of that seed came before."""
+    """A candidate's runs by seed, and by how many of that seed came before."""
     seen = Counter[int]()
     found = {}
     for run in sorted(runs, key=lambda run: str(run.path)):
@@ -209,15 +209,15 @@ def _by_seed(runs: Sequence[RunRecord]) -> dict[tuple[int, int], RunRecord]:
     return found
 
 
-def _names(parts: Sequence[_Part]) -> list[list[str]]:
-    """Per part, what its contenders are called in the pool: as before, with what tells them from their likes."""
+def _names(parts: Sequence[_RecordPart]) -> list[list[str]]:
+    """Per part, what its candidates are called in the pool: as before, with what tells them from their likes."""
     shared = _shared([part.config for part in parts])
     hosts = {member.host for part in parts for member in part.members}
     likes = defaultdict[str, set[int | None]](set)
-    settled = list[tuple[_Member, str]]()
+    settled = list[tuple[_PartCandidate, str]]()
     for part in parts:
         own = [f"{k}={v}" for k, v in part.config.items() if k not in shared and k not in NOT_A_SETTING]
-        settled += [(member, " ".join([member.contender.name, *own])) for member in part.members]
+        settled += [(member, " ".join([member.candidate.name, *own])) for member in part.members]
     for member, name in settled:
         likes[name].add(member.ranks)
     taken = set[str]()

@@ -1,4 +1,4 @@
-"""The ranks of one contender: their figures, and whether they carry and take the same."""
+"""The ranks of one candidate: their figures, and whether they carry and take the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ USAGE_FIGURES = ("device_bytes", "device_used_bytes", "collections", "collection
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank of one contender: medians over the repeats. A figure is None where nothing was measured."""
+    """One rank of one candidate: medians over the repeats. A figure is None where nothing was measured."""
 
     rank: int
     samples: int
@@ -61,7 +61,7 @@ class RankRow:
 
 
 def rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
-    """A row per rank that trained in any of a contender's runs."""
+    """A row per rank that trained in any of a candidate's runs."""
     ranks = sorted({rank for run in runs for rank in run.steps})
     used = [own for run in runs for own in usage(run)]
     return [

@@ -13,7 +13,7 @@ from paceline.records.reader import RunRecord, Steps
 from paceline.records.resources import Resources
 from paceline.records.schema import MarkRow
 
-Column = npt.NDArray[np.float64]
+FloatColumn = npt.NDArray[np.float64]
 
 LEAST_APART_S = 0.05
 
@@ -101,7 +101,7 @@ def training_time(samples: Resources, steps: Steps | None) -> tuple[float, float
     return (float(samples["time_s"][0]), float(samples["time_s"][-1])) if len(samples) else (0.0, 0.0)
 
 
-def cpu_shares(samples: Resources) -> tuple[Column, Column]:
+def cpu_shares(samples: Resources) -> tuple[FloatColumn, FloatColumn]:
     """CPU time ÷ wall time of each time between two samples, and when that time ended.
 
     Samples right after another are passed over: CPU time of a few milliseconds is mostly chance.
@@ -151,14 +151,14 @@ def _rate(samples: Resources, counter: str, first_s: float, last_s: float) -> fl
     return float((ended - begun) / (last_s - first_s))
 
 
-def _mean_over_time(times: Column, shares: Column, first_s: float, last_s: float) -> float | None:
+def _mean_over_time(times: FloatColumn, shares: FloatColumn, first_s: float, last_s: float) -> float | None:
     """The mean, from one moment to another, of shares that each hold since the sample before."""
     ends, begins = times[1:].clip(first_s, last_s), times[:-1].clip(first_s, last_s)
     lengths = np.where(np.isfinite(shares[1:]), ends - begins, 0.0)
     return float(np.average(np.nan_to_num(shares[1:]), weights=lengths)) if lengths.sum() > 0 else None
 
 
-def _of(figure: Callable[[Column], Any], values: Column) -> float | None:
+def _of(figure: Callable[[FloatColumn], Any], values: FloatColumn) -> float | None:
     known = values[np.isfinite(values)]
     return float(figure(known)) if len(known) else None
 

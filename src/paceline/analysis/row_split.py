@@ -1,4 +1,4 @@
-"""The time split of a contender: over its ranks and repeats, as shares of a step and in seconds."""
+"""The time split of a candidate: over its ranks and repeats, as shares of a step and in seconds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Known = TypeVar("Known")
 
 
 @dataclass(frozen=True)
-class RowSplit:
-    """Where a contender's step goes. Shares are of the step, means over ranks and repeats, so that they add up."""
+class CandidateSplit:
+    """Where a candidate's step goes. Shares are of the step, means over ranks and repeats, so that they add up."""
 
     compute: Estimate
     overlapped: Estimate
@@ -24,7 +24,7 @@ class RowSplit:
     other: Estimate
     data: Estimate
     """A part of `other`."""
-    stolen: Estimate | None
+    descheduled: Estimate | None
     """A part of `compute` and `overlapped`."""
     overlap: Estimate | None
     """The share of communication that is hidden; None where nothing is sent."""
@@ -34,23 +34,23 @@ class RowSplit:
     """The same for each rank."""
 
 
-def row_split(runs: Sequence[RunRecord]) -> RowSplit | None:
-    """The split of a contender's runs; None where none of them collected events."""
+def candidate_split(runs: Sequence[RunRecord]) -> CandidateSplit | None:
+    """The split of a candidate's runs; None where none of them collected events."""
     of_runs = [(run, ranks) for run in runs if (ranks := splits_of(run))]
     if not of_runs:
         return None
     found = [ranks for _, ranks in of_runs]
     means = [_over_ranks(run, ranks) for run, ranks in of_runs]
     overlaps = [split.overlap for split in means if split.overlap is not None]
-    stolen = [split.stolen_s / split.step_s for split in means if split.stolen_s is not None]
+    descheduled = [split.descheduled_s / split.step_s for split in means if split.descheduled_s is not None]
     whole = _certain(mean_split(means))
     shares = {
         part: _certain(_around(whole.share(part), [split.share(part) for split in means])) for part in (*PARTS, "data")
     }
     by_rank = {rank: [ranks[rank] for ranks in found if rank in ranks] for rank in sorted(found[0])}
-    return RowSplit(
+    return CandidateSplit(
         **shares,
-        stolen=None if whole.stolen_s is None else _around(whole.stolen_s / whole.step_s, stolen),
+        descheduled=None if whole.descheduled_s is None else _around(whole.descheduled_s / whole.step_s, descheduled),
         overlap=None if whole.overlap is None else _around(whole.overlap, overlaps),
         mean=whole,
         ranks={rank: _certain(mean_split(splits)) for rank, splits in by_rank.items()},

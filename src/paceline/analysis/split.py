@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from paceline.analysis.intervals import Interval, clipped, difference, intersection, length, union
-from paceline.records.timeline import Kind, Timeline
+from paceline.records.timeline import RowKind, Timeline
 
-COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMISER)
+COMPUTE = (RowKind.FORWARD, RowKind.BACKWARD, RowKind.OPTIMISER)
 WARM_UP_STEPS = 5
 """Steps that do not count, as in the time per iteration: reducers build buckets, allocators and caches fill."""
 
@@ -37,7 +37,7 @@ class Split:
     """Neither: data, the arithmetic of a strategy, Python."""
     data_s: float
     """Getting the batch, with nothing on the wire; a part of `other_s`."""
-    stolen_s: float | None
+    descheduled_s: float | None
     """Wall time less processor time inside what was computed; None where another processor computes."""
 
     @property
@@ -74,11 +74,11 @@ class StepSplit:
 
 def split_steps(timeline: Timeline) -> list[StepSplit]:
     """The split of every step that the timeline keeps."""
-    operations = [Span.of(row) for row in timeline.operations]
+    operations = [TimedSpan.of(row) for row in timeline.operations]
     starts = np.array([span.start_s for span in operations])
     # An operation may go on after its step; the longest tells how far back one must look.
     longest_s = max((span.end_s - span.start_s for span in operations), default=0.0)
-    phases = _by_step(timeline.of(Kind.DATA, *COMPUTE))
+    phases = _by_step(timeline.of(RowKind.DATA, *COMPUTE))
     splits = []
     for row in timeline.steps:
         start_s, end_s = float(row["start_s"]), float(row["end_s"])
@@ -91,10 +91,10 @@ def split_steps(timeline: Timeline) -> list[StepSplit]:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimedSpan:
     """A phase or an operation."""
 
-    kind: Kind
+    kind: RowKind
     start_s: float
     end_s: float
     waited_from_s: float = math.nan
@@ -103,18 +103,18 @@ class Span:
     """Processor time that the computing thread got meanwhile."""
 
     @classmethod
-    def of(cls, row: Any) -> Span:
+    def of(cls, row: Any) -> TimedSpan:
         """A row of a timeline."""
-        kind, start_s, end_s = Kind(int(row["kind"])), float(row["start_s"]), float(row["end_s"])
+        kind, start_s, end_s = RowKind(int(row["kind"])), float(row["start_s"]), float(row["end_s"])
         return cls(kind, start_s, end_s, float(row["waited_from_s"]), float(row["cpu_s"]))
 
 
-def split_step(start_s: float, end_s: float, phases: Sequence[Span], operations: Iterable[Span]) -> Split:
+def split_step(start_s: float, end_s: float, phases: Sequence[TimedSpan], operations: Iterable[TimedSpan]) -> Split:
     """The split of the step between two moments, given its phases and whatever was on the wire about then."""
     wire = list(operations)
     waits = union((span.waited_from_s, span.end_s) for span in wire if not math.isnan(span.waited_from_s))
     computing = [span for span in phases if span.kind in COMPUTE]
-    data = [span for span in phases if span.kind is Kind.DATA]
+    data = [span for span in phases if span.kind is RowKind.DATA]
     compute = difference(union(_within(computing, start_s, end_s)), waits)
     communication = union(_within(wire, start_s, end_s))
     both = length(intersection(compute, communication))
@@ -126,7 +126,7 @@ def split_step(start_s: float, end_s: float, phases: Sequence[Span], operations:
         exposed_s=length(communication) - both,
         other_s=max(0.0, end_s - start_s - either),  # Rounding.
         data_s=length(difference(union(_within(data, start_s, end_s)), communication)),
-        stolen_s=_stolen(length(compute), [span.cpu_s for span in computing]),
+        descheduled_s=_descheduled(length(compute), [span.cpu_s for span in computing]),
     )
 
 
@@ -140,7 +140,7 @@ def mean_split(splits: Sequence[Split], weights: Sequence[float] | None = None) 
 
     return Split(
         **{name: mean(name) for name in ("step_s", *[f"{part}_s" for part in PARTS], "data_s")},
-        stolen_s=None if any(split.stolen_s is None for split in splits) else mean("stolen_s"),
+        descheduled_s=None if any(split.descheduled_s is None for split in splits) else mean("descheduled_s"),
     )
 
 
@@ -157,18 +157,18 @@ def split_of(timeline: Timeline, without: Container[int] = ()) -> Split | None:
     return None
 
 
-def _within(spans: Iterable[Span], start_s: float, end_s: float) -> list[Interval]:
+def _within(spans: Iterable[TimedSpan], start_s: float, end_s: float) -> list[Interval]:
     return clipped(((span.start_s, span.end_s) for span in spans), start_s, end_s)
 
 
-def _stolen(computing_s: float, cpu_s: Sequence[float]) -> float | None:
+def _descheduled(computing_s: float, cpu_s: Sequence[float]) -> float | None:
     """Waiting takes next to no processor time, so all that a phase got, it got while it computed."""
     total = sum(cpu_s)
     return None if math.isnan(total) else max(0.0, computing_s - total)
 
 
-def _by_step(rows: Any) -> dict[int, list[Span]]:
-    found: dict[int, list[Span]] = {}
+def _by_step(rows: Any) -> dict[int, list[TimedSpan]]:
+    found: dict[int, list[TimedSpan]] = {}
     for row in rows:
-        found.setdefault(int(row["step"]), []).append(Span.of(row))
+        found.setdefault(int(row["step"]), []).append(TimedSpan.of(row))
     return found

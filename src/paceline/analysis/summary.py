@@ -21,7 +21,7 @@ RANK_NUMBERS = frozenset(
 NUMBERS = {
     "test": frozenset({"loss", "accuracy", "samples", "available"}),
     "estimate": frozenset({"epochs", "seconds"}),
-    "unseen": frozenset({"groups", "operations"}),
+    "untracked": frozenset({"groups", "operations"}),
 }
 """The same in parts of a summary that may be missing."""
 

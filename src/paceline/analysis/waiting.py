@@ -18,16 +18,16 @@ import numpy.typing as npt
 
 from paceline.analysis.activity import WAITING, step_activities
 from paceline.analysis.intervals import Interval, difference, intersection, union
-from paceline.records.timeline import Kind, Timeline
+from paceline.records.timeline import RowKind, Timeline
 
-Rows = npt.NDArray[np.void]
+TimelineRows = npt.NDArray[np.void]
 
-FROM_ROOT = (Kind.SCATTER, Kind.BROADCAST)
-TO_ROOT = (Kind.GATHER, Kind.REDUCE)
-MESSAGES = (Kind.SEND, Kind.RECV)
+FROM_ROOT = (RowKind.SCATTER, RowKind.BROADCAST)
+TO_ROOT = (RowKind.GATHER, RowKind.REDUCE)
+MESSAGES = (RowKind.SEND, RowKind.RECV)
 
 
-class Wait(NamedTuple):
+class RankWait(NamedTuple):
     """From one moment to another a rank waits for another."""
 
     start_s: float
@@ -37,7 +37,7 @@ class Wait(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Waiting:
+class RankWaits:
     """The waiting of a run, per step."""
 
     waits_s: list[float]
@@ -46,7 +46,7 @@ class Waiting:
     """By rank: the share of all that waiting that was for this one."""
 
 
-def waiting(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) -> Waiting | None:
+def rank_waits(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) -> RankWaits | None:
     """The waiting in some steps; None where the ranks' operations do not match, as in a run that was cut short."""
     counted = set(steps.tolist())
     by_rank = [_by_step(timelines[rank], counted) for rank in range(len(timelines))]
@@ -74,32 +74,32 @@ def waiting(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) ->
         return None
     total = sum(blamed.values())
     shares = {rank: share / total for rank, share in sorted(blamed.items())} if total else {}
-    return Waiting([seconds / matched for seconds in totals], shares)
+    return RankWaits([seconds / matched for seconds in totals], shares)
 
 
-def step_waits(rows: Sequence[Rows], exposed: Sequence[Sequence[Interval]]) -> list[list[Wait]] | None:
+def step_waits(rows: Sequence[TimelineRows], exposed: Sequence[Sequence[Interval]]) -> list[list[RankWait]] | None:
     """By rank, what it waited in one step: no two waits of a rank overlap. None where the operations do not match."""
     collectives = [own[matching(own)] for own in rows]
     if any(own["kind"].tolist() != collectives[0]["kind"].tolist() for own in collectives):
         return None
     pairs = [(source, target) for source in range(len(rows)) for target in range(len(rows)) if source != target]
-    found: list[list[Wait]] = [[] for _ in rows]
+    found: list[list[RankWait]] = [[] for _ in rows]
     for number, row in enumerate(collectives[0]):
         starts = [float(own["start_s"][number]) for own in collectives]
         ends = [float(own["end_s"][number]) for own in collectives]
-        for rank, wait in _collective(Kind(int(row["kind"])), int(row["peer"]), starts, ends):
+        for rank, wait in _collective(RowKind(int(row["kind"])), int(row["peer"]), starts, ends):
             found[rank].append(wait)
     for source, target in pairs:
-        sent, received = _between(rows[source], Kind.SEND, target), _between(rows[target], Kind.RECV, source)
+        sent, received = _between(rows[source], RowKind.SEND, target), _between(rows[target], RowKind.RECV, source)
         if len(sent) != len(received):
             return None
         for one, other in zip(sent, received, strict=True):
             came_s = min(float(one["start_s"]), float(other["end_s"]))
-            found[target].append(Wait(float(other["start_s"]), came_s, source))
+            found[target].append(RankWait(float(other["start_s"]), came_s, source))
     return [_exposed_parts(waits, own) for waits, own in zip(found, exposed, strict=True)]
 
 
-def matching(rows: Rows) -> npt.NDArray[np.intp]:
+def matching(rows: TimelineRows) -> npt.NDArray[np.intp]:
     """The places of a rank's collectives in an order that is the same on all ranks: by step, and by what they carry.
 
     Ranks start those of a step that carry the same in the same order. What carries something else may go by another
@@ -109,19 +109,23 @@ def matching(rows: Rows) -> npt.NDArray[np.intp]:
     return places[np.lexsort((rows["purpose"][places], rows["step"][places]))]
 
 
-def traced(wait: Wait, waits: Sequence[Sequence[Wait]], passed: frozenset[int] = frozenset()) -> Iterator[Wait]:
+def traced(
+    wait: RankWait, waits: Sequence[Sequence[RankWait]], passed: frozenset[int] = frozenset()
+) -> Iterator[RankWait]:
     """The pieces of a wait, each with the rank that is to blame in the end."""
     rest: list[Interval] = [(wait.start_s, wait.end_s)]
     if wait.rank not in passed:
         for other in waits[wait.rank]:
             for start_s, end_s in intersection(rest, [(other.start_s, other.end_s)]):
-                yield from traced(Wait(start_s, end_s, other.rank), waits, passed | {wait.rank})
+                yield from traced(RankWait(start_s, end_s, other.rank), waits, passed | {wait.rank})
             rest = difference(rest, [(other.start_s, other.end_s)])
     for start_s, end_s in rest:
-        yield Wait(start_s, end_s, wait.rank)
+        yield RankWait(start_s, end_s, wait.rank)
 
 
-def _collective(kind: Kind, root: int, starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, Wait]]:
+def _collective(
+    kind: RowKind, root: int, starts: Sequence[float], ends: Sequence[float]
+) -> Iterator[tuple[int, RankWait]]:
     for rank, start_s in enumerate(starts):
         if kind in (*FROM_ROOT, *TO_ROOT) and rank != root:
             needed = [root]
@@ -129,25 +133,25 @@ def _collective(kind: Kind, root: int, starts: Sequence[float], ends: Sequence[f
             needed = [] if kind in FROM_ROOT else [other for other in range(len(starts)) if other != rank]
         if needed:
             last = max(needed, key=starts.__getitem__)
-            yield rank, Wait(start_s, min(starts[last], ends[rank]), last)
+            yield rank, RankWait(start_s, min(starts[last], ends[rank]), last)
 
 
-def _exposed_parts(waits: Sequence[Wait], exposed: Sequence[Interval]) -> list[Wait]:
+def _exposed_parts(waits: Sequence[RankWait], exposed: Sequence[Interval]) -> list[RankWait]:
     """The parts of waits in which nothing was computed; a moment that belongs to two belongs to the first."""
-    found, taken = list[Wait](), list[Interval]()
+    found, taken = list[RankWait](), list[Interval]()
     for wait in sorted(waits):
         pieces = difference(intersection(union([(wait.start_s, wait.end_s)]), exposed), taken)
-        found += [Wait(start_s, end_s, wait.rank) for start_s, end_s in pieces]
+        found += [RankWait(start_s, end_s, wait.rank) for start_s, end_s in pieces]
         taken = union([*taken, *pieces])
     return found
 
 
-def _between(rows: Rows, kind: Kind, peer: int) -> Rows:
-    found: Rows = rows[(rows["kind"] == kind) & (rows["peer"] == peer)]
+def _between(rows: TimelineRows, kind: RowKind, peer: int) -> TimelineRows:
+    found: TimelineRows = rows[(rows["kind"] == kind) & (rows["peer"] == peer)]
     return found
 
 
-def _by_step(timeline: Timeline, steps: set[int]) -> dict[int, Rows]:
+def _by_step(timeline: Timeline, steps: set[int]) -> dict[int, TimelineRows]:
     """The operations of some steps; an empty table for one that had none."""
     rows = timeline.operations
     rows = rows[np.argsort(rows["step"], kind="stable")]

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.analysis.split import WARM_UP_STEPS, mean_split, split_steps
-from paceline.analysis.waiting import FROM_ROOT, MESSAGES, TO_ROOT, matching, waiting
+from paceline.analysis.waiting import FROM_ROOT, MESSAGES, TO_ROOT, matching, rank_waits
 from paceline.plans.operations import sent_by_rank
 from paceline.plans.plan import all_reduce_lower_bound
-from paceline.records.timeline import Kind, Purpose, Timeline
+from paceline.records.timeline import Purpose, RowKind, Timeline
 
-Rows = npt.NDArray[np.void]
+TimelineRows = npt.NDArray[np.void]
 Floats = npt.NDArray[np.float64]
 
 MOST_STEPS = 200
@@ -88,11 +88,11 @@ class Wire:
         return max(self.waited_for, key=self.waited_for.__getitem__) if self.waited_for else None
 
 
-def bus_factor(kind: Kind, ranks: int) -> float:
+def bus_factor(kind: RowKind, ranks: int) -> float:
     """The share of an operation's size that goes through its busiest link."""
-    if kind is Kind.ALL_REDUCE:
+    if kind is RowKind.ALL_REDUCE:
         return 2 * (ranks - 1) / ranks
-    if kind in (Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.GATHER, Kind.SCATTER, Kind.ALL_TO_ALL):
+    if kind in (RowKind.REDUCE_SCATTER, RowKind.ALL_GATHER, RowKind.GATHER, RowKind.SCATTER, RowKind.ALL_TO_ALL):
         return (ranks - 1) / ranks
     return 1.0
 
@@ -119,7 +119,7 @@ def wire_of(
         return None
     rows = [own[np.isin(own["step"], counted)] for own in operations]
     instances = [*_collectives(rows), *_messages(rows)]
-    waits = waiting(timelines, counted)
+    waits = rank_waits(timelines, counted)
     sends = any((own["purpose"] == Purpose.GRADIENTS).any() for own in rows)
     bound = (
         all_reduce_lower_bound(gradient_bytes // item_bytes, item_bytes, ranks) if gradient_bytes and sends else None
@@ -136,10 +136,10 @@ def wire_of(
 
 
 @dataclass(frozen=True)
-class Instance:
+class IsolatedOperation:
     """One isolated operation, as all that took part in it saw it."""
 
-    kind: Kind
+    kind: RowKind
     purpose: Purpose
     bytes: int
     waits_s: Sequence[float]
@@ -147,7 +147,7 @@ class Instance:
     transfer_s: float
 
 
-def _peers_are_here(rows: Rows, ranks: int) -> bool:
+def _peers_are_here(rows: TimelineRows, ranks: int) -> bool:
     """Whether these are all ranks: those of one host alone name peers that are not among them."""
     rooted = np.isin(rows["kind"], (*FROM_ROOT, *TO_ROOT))
     return bool((rows["peer"] < ranks).all() and (rows["peer"][rooted] >= 0).all())
@@ -169,7 +169,7 @@ def counted_steps(timeline: Timeline, without: Collection[int]) -> npt.NDArray[n
     return counted[np.unique(np.linspace(0, len(counted) - 1, MOST_STEPS).astype(int))] if len(counted) else counted
 
 
-def _isolated(rows: Rows) -> npt.NDArray[np.bool_]:
+def _isolated(rows: TimelineRows) -> npt.NDArray[np.bool_]:
     """Which of a rank's operations, in the order of their start, overlap no other."""
     if not len(rows):
         return np.zeros(0, dtype=np.bool_)
@@ -179,7 +179,7 @@ def _isolated(rows: Rows) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _collectives(rows: Sequence[Rows]) -> list[Instance]:
+def _collectives(rows: Sequence[TimelineRows]) -> list[IsolatedOperation]:
     """Isolated collectives; the n-th of a step that carries the same is the n-th on all ranks."""
     places = [matching(own) for own in rows]
     own_rows = [own[order] for own, order in zip(rows, places, strict=True)]
@@ -195,8 +195,8 @@ def _collectives(rows: Sequence[Rows]) -> list[Instance]:
     return [_collective(row, starts[:, number], ends[:, number]) for number, row in enumerate(own_rows[0][alone])]
 
 
-def _collective(row: Any, starts: Floats, ends: Floats) -> Instance:
-    kind, root, durations = Kind(int(row["kind"])), int(row["peer"]), ends - starts
+def _collective(row: Any, starts: Floats, ends: Floats) -> IsolatedOperation:
+    kind, root, durations = RowKind(int(row["kind"])), int(row["peer"]), ends - starts
     others = np.arange(len(starts)) != root
     if kind in TO_ROOT:
         arrivals = np.full_like(starts, starts[root])  # A sender needs the root alone, the root needs all.
@@ -211,17 +211,17 @@ def _collective(row: Any, starts: Floats, ends: Floats) -> Instance:
     waits = np.clip(arrivals - starts, 0.0, durations)
     if kind in FROM_ROOT:
         waits = waits[others]
-    return Instance(kind, Purpose(int(row["purpose"])), int(row["bytes"]), waits.tolist(), transfer_s)
+    return IsolatedOperation(kind, Purpose(int(row["purpose"])), int(row["bytes"]), waits.tolist(), transfer_s)
 
 
-def _messages(rows: Sequence[Rows]) -> list[Instance]:
+def _messages(rows: Sequence[TimelineRows]) -> list[IsolatedOperation]:
     """Isolated messages: the n-th that a rank sends to another is the n-th that the other receives from it."""
     isolated = [_isolated(own) for own in rows]
     found = []
     for target, own in enumerate(rows):
         for source in range(len(rows)):
-            there = _between(own, Kind.RECV, source)
-            sent = _between(rows[source], Kind.SEND, target)
+            there = _between(own, RowKind.RECV, source)
+            sent = _between(rows[source], RowKind.SEND, target)
             if len(there) != len(sent):
                 continue
             for index, other in zip(there, sent, strict=True):
@@ -230,30 +230,35 @@ def _messages(rows: Sequence[Rows]) -> list[Instance]:
     return found
 
 
-def _between(rows: Rows, kind: Kind, peer: int) -> npt.NDArray[np.intp]:
+def _between(rows: TimelineRows, kind: RowKind, peer: int) -> npt.NDArray[np.intp]:
     return np.flatnonzero((rows["kind"] == kind) & (rows["peer"] == peer))
 
 
-def _message(sent: Any, received: Any) -> Instance:
+def _message(sent: Any, received: Any) -> IsolatedOperation:
     start_s, end_s = float(received["start_s"]), float(received["end_s"])
     arrival_s = min(max(start_s, float(sent["start_s"])), end_s)
     purpose, size = Purpose(int(received["purpose"])), int(received["bytes"])
-    return Instance(Kind.RECV, purpose, size, (arrival_s - start_s,), end_s - arrival_s)
+    return IsolatedOperation(RowKind.RECV, purpose, size, (arrival_s - start_s,), end_s - arrival_s)
 
 
-def _traffic(rows: Sequence[Rows], instances: Sequence[Instance], steps: int) -> list[Traffic]:
-    groups: dict[tuple[int, int], list[Rows]] = defaultdict(list)
+def _traffic(rows: Sequence[TimelineRows], instances: Sequence[IsolatedOperation], steps: int) -> list[Traffic]:
+    groups: dict[tuple[int, int], list[TimelineRows]] = defaultdict(list)
     for own in rows:
         for kind, purpose in {(int(row["kind"]), int(row["purpose"])) for row in own}:
             groups[kind, purpose].append(own[(own["kind"] == kind) & (own["purpose"] == purpose)])
     return [
-        _traffic_of(Kind(kind), Purpose(purpose), members, instances, steps, len(rows))
+        _traffic_of(RowKind(kind), Purpose(purpose), members, instances, steps, len(rows))
         for (kind, purpose), members in sorted(groups.items())
     ]
 
 
 def _traffic_of(
-    kind: Kind, purpose: Purpose, rows: Sequence[Rows], instances: Sequence[Instance], steps: int, ranks: int
+    kind: RowKind,
+    purpose: Purpose,
+    rows: Sequence[TimelineRows],
+    instances: Sequence[IsolatedOperation],
+    steps: int,
+    ranks: int,
 ) -> Traffic:
     whole = np.concatenate(list(rows))
     alone = [one for one in instances if one.kind is kind and one.purpose is purpose]
@@ -276,12 +281,12 @@ def _traffic_of(
     )
 
 
-def _sent(rows: Sequence[Rows], steps: int) -> dict[str, list[int]]:
+def _sent(rows: Sequence[TimelineRows], steps: int) -> dict[str, list[int]]:
     """By purpose, what each rank sends in a step."""
     sent: dict[str, list[float]] = {}
     for rank, own in enumerate(rows):
         alike, counts = np.unique(own[["kind", "purpose", "peer", "bytes"]], return_counts=True)
         for (kind, purpose, root, size), count in zip(alike.tolist(), counts.tolist(), strict=True):
-            of_rank = sent_by_rank(Kind(kind).title, size, len(rows), root, rank)
+            of_rank = sent_by_rank(RowKind(kind).title, size, len(rows), root, rank)
             sent.setdefault(Purpose(purpose).title, [0.0] * len(rows))[rank] += of_rank * count / steps
     return {purpose: [round(size) for size in sizes] for purpose, sizes in sent.items()}

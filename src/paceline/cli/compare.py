@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.messages import sayer
+from paceline.cli.messages import notifier
 from paceline.cli.options import takes
 from paceline.cli.outcome import carry_out
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
@@ -42,11 +42,11 @@ def command(
     from rich.console import Console
 
     from paceline.experiments.compare import compare
-    from paceline.report.board import Board
+    from paceline.report.board import LiveTable
 
     messages = Console(stderr=True, highlight=False)
     return carry_out(
-        lambda tell: compare(run, launch, config, out, Board(messages), tell, sayer(messages), context.args),
+        lambda tell: compare(run, launch, config, out, LiveTable(messages), tell, notifier(messages), context.args),
         messages,
         as_json=as_json,
         trace=run.trace,

@@ -32,21 +32,21 @@ def command(
     exit code 9 when something has to be mended.
     """
     from paceline.analysis.findings import findings, problems
-    from paceline.cli.messages import messages, sayer
+    from paceline.cli.messages import messages, notifier
     from paceline.experiments.doctor import doctor
     from paceline.records.schema import DOCTOR_FILE
     from paceline.records.writer import strict
-    from paceline.report.doctor import Following, print_examination, to_json
+    from paceline.report.doctor import LiveExamination, print_examination, to_json
 
     console = messages()
     watched: list[Path] = []
 
-    def watch(folder: Path) -> Following:
+    def watch(folder: Path) -> LiveExamination:
         watched.append(folder)
-        return Following(folder, console)
+        return LiveExamination(folder, console)
 
     try:
-        result = doctor(run, launch, out, watch, sayer(console))
+        result = doctor(run, launch, out, watch, notifier(console))
     except KeyboardInterrupt:
         if not watched:
             raise

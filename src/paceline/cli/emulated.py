@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.cli.messages import messages
 from paceline.config import LaunchConfig
-from paceline.emulation import place_of
+from paceline.emulation import emulation_info
 
 TYPED: ContextVar[Sequence[str]] = ContextVar("typed")
 """The whole command line, which hosts are to run again."""
@@ -21,15 +21,15 @@ def on_hosts(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
     launch = next((config for config in configs if isinstance(config, LaunchConfig)), None)
     if launch is None or not launch.emulate:
         return command(*configs)
-    place = place_of(os.environ)
+    place = emulation_info(os.environ)
     if place is not None:
         here = launch.on_emulated_host(place)
         return command(*[here if config is launch else config for config in configs])
     from paceline.experiments.names import check_all_names, prepare_all_data
     from paceline.launch.emulate import run_emulated
-    from paceline.launch.slurm import seat_from_slurm
+    from paceline.launch.slurm import launcher_from_slurm
 
-    seat_from_slurm(os.environ, launch)  # Refuses tasks that would all make hosts of their own.
+    launcher_from_slurm(os.environ, launch)  # Refuses tasks that would all make hosts of their own.
     check_all_names(configs)
     console = messages()
     # Emulated hosts reach each other alone, not the places that data sets come from.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class HeldBack:
+class HeldInterrupt:
     """Whether Ctrl-C came meanwhile."""
 
     came = False
@@ -19,9 +19,9 @@ class HeldBack:
 
 
 @contextmanager
-def held_back() -> Iterator[HeldBack]:
+def hold_interrupt() -> Iterator[HeldInterrupt]:
     """Holds Ctrl-C back for the length of a `with`, and tells whether it came."""
-    held = HeldBack()
+    held = HeldInterrupt()
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, held.note)

@@ -13,7 +13,7 @@ import typer
 from paceline.cli import compare, doctor, report, scale, strategies, submit, train
 from paceline.cli.emulated import TYPED
 from paceline.cli.messages import messages, show_error
-from paceline.cli.options import PassesOn
+from paceline.cli.options import PassThroughCommand
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
 
 app = typer.Typer(
@@ -24,13 +24,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("compare", cls=PassesOn)(compare.command)
+app.command("compare", cls=PassThroughCommand)(compare.command)
 app.command("train")(train.command)
 app.command("scale")(scale.command)
 app.command("doctor")(doctor.command)
 app.command("report")(report.command)
 app.command("strategies")(strategies.command)
-app.command("submit", cls=submit.TakesOthersOptions)(submit.command)
+app.command("submit", cls=submit.SbatchOptionsCommand)(submit.command)
 
 LEAVE_AFTER_S = 1.0
 """Who leaves it to another process to tell waits this long: launchers may end all processes with the first to leave."""

@@ -27,7 +27,7 @@ def data_console() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=150)
 
 
-def sayer(console: Console) -> Callable[[str], None]:
+def notifier(console: Console) -> Callable[[str], None]:
     """Says one thing a line, as it is."""
     return lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -32,7 +32,7 @@ CONFIG_FILE = inspect.Parameter(
 )
 
 
-class PassesOn(TyperCommand):
+class PassThroughCommand(TyperCommand):
     """A command that leaves what follows `--` to a program of the user's own, in the context's `args`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -43,7 +43,7 @@ class PassesOn(TyperCommand):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a command was asked to do."""
 
     configs: tuple[Any, ...]
@@ -51,13 +51,13 @@ class Asked:
     """Its own options, which belong to no config."""
 
 
-_heard: ContextVar[list[Asked] | None] = ContextVar("heard", default=None)
+_heard: ContextVar[list[Request] | None] = ContextVar("heard", default=None)
 
 
 @contextmanager
-def only_asked() -> Iterator[list[Asked]]:
+def only_asked() -> Iterator[list[Request]]:
     """Commands that are called meanwhile check what they are asked to do, as always, but do not do it."""
-    heard: list[Asked] = []
+    heard: list[Request] = []
     token = _heard.set(heard)
     try:
         yield heard
@@ -103,7 +103,7 @@ def takes(
             ]
             heard = _heard.get()
             if heard is not None:
-                heard.append(Asked(tuple(configs), rest))
+                heard.append(Request(tuple(configs), rest))
                 return None
             return on_hosts(configs, lambda *here: command(*here, **rest))
 

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from paceline.cli.interrupts import held_back
+from paceline.cli.interrupts import hold_interrupt
 from paceline.cli.messages import data_console, show_error
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from paceline.analysis.comparison import Row
-    from paceline.analysis.pool import Pool
+    from paceline.analysis.comparison import CandidateRow
+    from paceline.analysis.pool import RecordSet
     from paceline.records.find import Record
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExperimentOutput:
     """What can be made of records."""
 
-    pool: Pool
-    rows: Sequence[Row]
+    record_set: RecordSet
+    rows: Sequence[CandidateRow]
     show: Callable[[Console], None]
     """Prints tables and sentences."""
     show_end: Callable[[Path | None, Console], None]
@@ -42,9 +42,9 @@ class Outcome:
         return any(row.step_s for row in self.rows)
 
 
-def outcome_of(records: Sequence[Record]) -> Outcome:
+def output_of(records: Sequence[Record]) -> ExperimentOutput:
     """A scaling experiment has a report of its own; all else is compared."""
-    from paceline.analysis.pool import pool
+    from paceline.analysis.pool import collect_records
     from paceline.analysis.scaling import KIND
 
     of_scaling = [getattr(record, "kind", None) == KIND for record in records]
@@ -53,17 +53,17 @@ def outcome_of(records: Sequence[Record]) -> Outcome:
             "a scaling experiment cannot be compared with other records.",
             hint="name the folder of one `paceline scale`",
         )
-    return _of_scaling(pool(records)) if any(of_scaling) else _of_comparison(pool(records))
+    return _of_scaling(collect_records(records)) if any(of_scaling) else _of_comparison(collect_records(records))
 
 
-def _of_comparison(pooled: Pool) -> Outcome:
+def _of_comparison(pooled: RecordSet) -> ExperimentOutput:
     from paceline.analysis.comparison import compare
     from paceline.report.comparison import print_comparison, print_next, to_json
     from paceline.report.csv_tables import write_tables
     from paceline.report.page import write_page
 
     found = compare(pooled)
-    return Outcome(
+    return ExperimentOutput(
         pooled,
         found.rows,
         show=lambda console: print_comparison(found, console),
@@ -74,14 +74,14 @@ def _of_comparison(pooled: Pool) -> Outcome:
     )
 
 
-def _of_scaling(pooled: Pool) -> Outcome:
+def _of_scaling(pooled: RecordSet) -> ExperimentOutput:
     from paceline.analysis.scaling import scaling
     from paceline.report.scaling import print_report, print_scaling, to_json
     from paceline.report.scaling_page import write_scaling_page
     from paceline.report.scaling_tables import write_scaling_tables
 
     found = scaling(pooled)
-    return Outcome(
+    return ExperimentOutput(
         pooled,
         found.comparison.rows,
         show=lambda console: print_scaling(found, console),
@@ -117,8 +117,8 @@ def carry_out(
         failure = error
     if not folders:  # A host that took part, and has nothing to show.
         return 0
-    with held_back() as ctrl_c:
-        outcome = outcome_of([read_experiment(folders[0])])
+    with hold_interrupt() as ctrl_c:
+        outcome = output_of([read_experiment(folders[0])])
         if failure is None or outcome.measured:
             missing = _report(outcome, folders[0], messages, as_json=as_json, trace=trace)
             failure = failure or missing
@@ -127,7 +127,9 @@ def carry_out(
     return INTERRUPTED_EXIT_CODE if interrupted or ctrl_c.came else 0
 
 
-def _report(outcome: Outcome, folder: Path, messages: Console, *, as_json: bool, trace: bool) -> PacelineError | None:
+def _report(
+    outcome: ExperimentOutput, folder: Path, messages: Console, *, as_json: bool, trace: bool
+) -> PacelineError | None:
     """The page and the traces, then tables or JSON: what was measured is not lost where one cannot be made.
 
     Traces were asked for: why they could not be made is returned. A page that needs what is not installed is only said.
@@ -145,7 +147,7 @@ def _report(outcome: Outcome, folder: Path, messages: Console, *, as_json: bool,
         show_error(error, messages)
         report = None
     try:
-        traces = write_traces(entry.run for entry in outcome.pool.entries) if trace else []
+        traces = write_traces(entry.run for entry in outcome.record_set.entries) if trace else []
     except PacelineError as error:
         failure = error
     if as_json:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.messages import data_console, messages
-from paceline.cli.outcome import outcome_of
+from paceline.cli.outcome import output_of
 from paceline.errors import PacelineError
 
 
@@ -41,12 +41,12 @@ def command(
     from paceline.records.writer import strict
     from paceline.report.trace import NOTHING_TO_TRACE, where_traces_are, write_traces
 
-    report = outcome_of(find_records(folders))
+    report = output_of(find_records(folders))
     page = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
     tables = report.write_tables(csv) if csv else []
     traces: list[Path] = []
     failure: PacelineError | None = None
-    traceable = [entry.run for entry in report.pool.entries if trace and entry.run.timelines]
+    traceable = [entry.run for entry in report.record_set.entries if trace and entry.run.timelines]
     try:
         traces = write_traces(traceable) if traceable else []
     except PacelineError as error:

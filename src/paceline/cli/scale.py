@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.messages import sayer
+from paceline.cli.messages import notifier
 from paceline.cli.options import takes
 from paceline.cli.outcome import carry_out
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
@@ -38,11 +38,11 @@ def command(
     from rich.console import Console
 
     from paceline.experiments.scale import scale
-    from paceline.report.scaling_board import ScaleBoard
+    from paceline.report.scaling_board import ScalingLiveTable
 
     messages = Console(stderr=True, highlight=False)
     return carry_out(
-        lambda tell: scale(run, launch, config, out, ScaleBoard(messages), tell, sayer(messages)),
+        lambda tell: scale(run, launch, config, out, ScalingLiveTable(messages), tell, notifier(messages)),
         messages,
         as_json=as_json,
         trace=run.trace,

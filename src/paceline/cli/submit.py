@@ -13,11 +13,20 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from paceline.cli.options import Asked, only_asked
+from paceline.cli.options import Request, only_asked
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
-from paceline.launch.sbatch import JOB, BatchJob, Options, count_gpus, find_log, gpus_of_host, hand_in, value_of
-from paceline.launch.seat import Seat
+from paceline.launch.sbatch import (
+    JOB,
+    BatchJob,
+    SbatchOptions,
+    count_gpus,
+    find_log,
+    gpus_of_host,
+    submit_job,
+    value_of,
+)
+from paceline.launch.seat import LauncherProcess
 
 SHORT = {"-A": "--account", "-c": "--cpus-per-task", "-N": "--nodes", "-n": "--ntasks", "-o": "--output"}
 SHORT |= {"-p": "--partition", "-t": "--time"}
@@ -25,11 +34,11 @@ SHORT |= {"-p": "--partition", "-t": "--time"}
 RANKS_ON_A_CPU = 2
 """As `paceline` itself does where it is not told how many ranks."""
 PASSED_ON = "paceline.passed_on"
-Config = TypeVar("Config")
+AnyConfig = TypeVar("AnyConfig")
 EXAMPLE = "paceline submit --slurm --hosts 2 --ranks-per-host 2 -- compare vgg11"
 
 
-class TakesOthersOptions(TyperCommand):
+class SbatchOptionsCommand(TyperCommand):
     """Keeps options that it does not know for sbatch, and what follows `--` as the command to submit."""
 
     ignore_unknown_options = True
@@ -114,7 +123,7 @@ def command(
         _keep(text, script)
     if not as_json:  # Before it is submitted: what sbatch says of it can then be understood.
         typer.echo(text, nl=not dry_run)
-    number = None if dry_run else hand_in(text, script)
+    number = None if dry_run else submit_job(text, script)
     log = job.log_file(None) if number is None else find_log(job, number)
     if as_json:
         where = {"log": log, "records": job.records_folder(number)}
@@ -145,7 +154,7 @@ def _command_of(context: typer.Context) -> list[str]:
     return words
 
 
-def _ask(words: Sequence[str]) -> Asked | None:
+def _ask(words: Sequence[str]) -> Request | None:
     """Has the command say what it would do: whatever it refuses, it refuses now, and not after an hour in a queue."""
     from paceline.cli.main import app
     from paceline.experiments.names import check_all_names
@@ -165,12 +174,12 @@ def _ask(words: Sequence[str]) -> Asked | None:
 
 
 def _shape(
-    asked: Asked,
+    asked: Request,
     launch: LaunchConfig,
     hosts: int | None,
     ranks: int | None,
     ranks_per_host: int | None,
-    options: Options,
+    options: SbatchOptions,
 ) -> tuple[int, int]:
     """Hosts, and ranks on each: what submit was told, else what the command was, else what one host takes."""
     for option, value in {"--master": launch.master, "--emulate": launch.emulate}.items():
@@ -198,17 +207,19 @@ def _shape(
     return given.hosts, per_host
 
 
-def _check_scale(asked: Asked, hosts: int, ranks_per_host: int) -> None:
+def _check_scale(asked: Request, hosts: int, ranks_per_host: int) -> None:
     """Refuses numbers of ranks that `scale` could not put on the hosts of the job."""
     from paceline.experiments.shapes import choose_shapes
 
     scale = _config(asked, ScaleConfig)
     if scale is not None:
-        seat = Seat(seats=hosts * ranks_per_host, ranks=1, local_size=ranks_per_host, launcher="slurm")
-        choose_shapes(scale, seat, on_one_host=ranks_per_host)
+        launcher = LauncherProcess(
+            launchers=hosts * ranks_per_host, ranks=1, local_size=ranks_per_host, started_by="slurm"
+        )
+        choose_shapes(scale, launcher, on_one_host=ranks_per_host)
 
 
-def _ranks_of_command(asked: Asked, launch: LaunchConfig) -> tuple[int, int, bool]:
+def _ranks_of_command(asked: Request, launch: LaunchConfig) -> tuple[int, int, bool]:
     """Ranks on all hosts and on each that the command names, or 0; whether it takes no more than that."""
     scale = _config(asked, ScaleConfig)
     if scale is not None:
@@ -216,7 +227,7 @@ def _ranks_of_command(asked: Asked, launch: LaunchConfig) -> tuple[int, int, boo
     return launch.ranks or 0, launch.ranks_per_host or 0, True
 
 
-def _default_ranks(asked: Asked, hosts: int, options: Options) -> int:
+def _default_ranks(asked: Request, hosts: int, options: SbatchOptions) -> int:
     """One for each GPU that every host has to have, as on a host that has them; else as on one without."""
     run = _config(asked, RunConfig)
     if run is not None and run.strategy.partition(":")[0] == "single":
@@ -238,14 +249,14 @@ def _for_sbatch(words: Sequence[str]) -> list[tuple[str, ...]]:
     return options
 
 
-def _folder_name(name: str, asked: Asked) -> str:
+def _folder_name(name: str, asked: Request) -> str:
     """Where the records go if the user does not say: told apart by the job, whose number Slurm gives."""
     run = _config(asked, RunConfig)
     words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{run.workload}-{name}" if run is not None else name)
     return f"runs/slurm-{JOB}-{words}"
 
 
-def _config(asked: Asked, kind: type[Config]) -> Config | None:
+def _config(asked: Request, kind: type[AnyConfig]) -> AnyConfig | None:
     return next((config for config in asked.configs if isinstance(config, kind)), None)
 
 

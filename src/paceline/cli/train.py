@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.messages import data_console, sayer
+from paceline.cli.messages import data_console, notifier
 from paceline.cli.options import takes
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import PacelineError
@@ -25,11 +25,11 @@ def command(
     """Train a workload under one strategy, and leave a record of it."""
     from rich.console import Console
 
-    from paceline.analysis.caveats import unplanned_bytes, unseen_traffic
+    from paceline.analysis.caveats import unplanned_bytes, untracked_traffic
     from paceline.analysis.payload import payload_of
     from paceline.analysis.summary import summarise
     from paceline.experiments.train import train
-    from paceline.report.live import Live
+    from paceline.report.live import LiveRun
     from paceline.report.resource_tables import run_json
     from paceline.report.tables import print_run
     from paceline.report.trace import where_traces_are, write_traces
@@ -37,12 +37,12 @@ def command(
     messages = Console(stderr=True)
     watched: list[Path] = []
 
-    def watch(folder: Path) -> Live:
+    def watch(folder: Path) -> LiveRun:
         watched.append(folder)
-        return Live(folder, messages)
+        return LiveRun(folder, messages)
 
     try:
-        record = train(run, launch, out, watch, sayer(messages))
+        record = train(run, launch, out, watch, notifier(messages))
     except KeyboardInterrupt:
         if watched:
             messages.print(
@@ -51,7 +51,7 @@ def command(
         raise
     if record is None:
         return
-    for warning in (unseen_traffic(run.strategy, record.summary), unplanned_bytes(run.strategy, record)):
+    for warning in (untracked_traffic(run.strategy, record.summary), unplanned_bytes(run.strategy, record)):
         if warning is not None:
             messages.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     traces: list[Path] = []

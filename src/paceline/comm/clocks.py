@@ -16,7 +16,7 @@ from paceline.measure.host import clock_id
 EXCHANGES = 10
 """The quickest of them counts: a message that was held up on its way says little about the other clock."""
 
-Clock = Callable[[], float]
+ReadClock = Callable[[], float]
 
 
 class ClockOffset(NamedTuple):
@@ -28,7 +28,7 @@ class ClockOffset(NamedTuple):
     """It may be wrong by this much: half of the quickest round trip, all of which one direction may have taken."""
 
 
-def clock_offsets(comm: Comm, now: Clock = time.perf_counter, *, clock: str | None = None) -> list[float]:
+def clock_offsets(comm: Comm, now: ReadClock = time.perf_counter, *, clock: str | None = None) -> list[float]:
     """Seconds to subtract from each rank's own clock to get rank 0's; the whole list, on every rank.
 
     Exactly 0 for ranks that read the same clock as rank 0: those of its host, unless `clock` names it otherwise.
@@ -36,7 +36,7 @@ def clock_offsets(comm: Comm, now: Clock = time.perf_counter, *, clock: str | No
     return [offset.offset_s for offset in measure_offsets(comm, now, clock=clock)]
 
 
-def measure_offsets(comm: Comm, now: Clock = time.perf_counter, *, clock: str | None = None) -> list[ClockOffset]:
+def measure_offsets(comm: Comm, now: ReadClock = time.perf_counter, *, clock: str | None = None) -> list[ClockOffset]:
     """As `clock_offsets`, each with its error. Called on all ranks at once; takes `EXCHANGES` round trips per host."""
     clocks = _clocks(comm, clock or clock_id())
     offsets = {clocks[0]: ClockOffset(0.0, 0.0)}
@@ -59,7 +59,7 @@ def _clocks(comm: Comm, clock: str) -> list[bytes]:
     return [bytes(name.tolist()) for name in comm.gather(digest)]
 
 
-def _ask(comm: Comm, rank: int, now: Clock) -> ClockOffset:
+def _ask(comm: Comm, rank: int, now: ReadClock) -> ClockOffset:
     """Rank 0's side: the other clock was read halfway through the quickest exchange, give or take half of it."""
     found: list[ClockOffset] = []
     theirs = torch.zeros((), dtype=torch.float64)
@@ -72,7 +72,7 @@ def _ask(comm: Comm, rank: int, now: Clock) -> ClockOffset:
     return min(found, key=lambda offset: offset.error_s)
 
 
-def _answer(comm: Comm, now: Clock) -> None:
+def _answer(comm: Comm, now: ReadClock) -> None:
     """The other rank's side: says what its clock shows, as soon as it is asked."""
     word = torch.zeros((), dtype=torch.float64)
     for _ in range(EXCHANGES):

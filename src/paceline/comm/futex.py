@@ -44,7 +44,7 @@ def _system_call() -> ctypes._NamedFuncPointer | None:
     return call
 
 
-class Words:
+class FutexWords:
     """The 32-bit words of a piece of shared memory: each may be moved by one process at a time, and read by all."""
 
     def __init__(self, memory: mmap.mmap, offset: int, count: int) -> None:

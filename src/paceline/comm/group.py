@@ -15,12 +15,12 @@ from torch import Tensor
 
 from paceline.comm.hosts import hosts_of, own_host
 from paceline.comm.local_group import NewGroup, local_maker
-from paceline.comm.parcel import receive_parcel, send_parcel
+from paceline.comm.parcel import receive_json_message, send_json_message
 from paceline.comm.timed import TimedGroup, carrying, end_group, timed_group
 from paceline.measure.operations import OperationLog
 from paceline.measure.sockets import SocketName, connections, open_sockets
 from paceline.measure.steps import Stopwatch
-from paceline.records.timeline import NO_PEER, Kind, Purpose
+from paceline.records.timeline import NO_PEER, Purpose, RowKind
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Comm:
     def gather(self, values: Tensor) -> list[Tensor]:
         """Every rank's small CPU tensor, on every rank."""
         everyone = [torch.empty_like(values) for _ in range(self.world_size)]
-        with self._noted(Kind.ALL_GATHER, values.nbytes * self.world_size):
+        with self._noted(RowKind.ALL_GATHER, values.nbytes * self.world_size):
             dist.all_gather(everyone, values, group=self.control)
         return everyone
 
@@ -142,12 +142,12 @@ class Comm:
         return None if self.stopwatch is None else self.stopwatch.operations
 
     def _agree(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
-        with self._noted(Kind.ALL_REDUCE, values.nbytes):
+        with self._noted(RowKind.ALL_REDUCE, values.nbytes):
             dist.all_reduce(values, how, group=self.control)
         return values
 
     @contextmanager
-    def _noted(self, kind: Kind, size: int) -> Iterator[None]:
+    def _noted(self, kind: RowKind, size: int) -> Iterator[None]:
         """Notes an operation of the loop's group where a step is going on: ranks wait there for each other too."""
         log = self._log
         if log is None:
@@ -208,10 +208,10 @@ def _server_ends(comm: Comm) -> dict[tuple[str, str], int]:
     if comm.serves:
         own = [[connection.local, connection.remote] for connection in connections(comm.sockets)]
         for rank in range(comm.world_size):
-            send_parcel({"ends": {"as_json": json.dumps(own)}}, rank, group)
+            send_json_message({"ends": {"as_json": json.dumps(own)}}, rank, group)
         return found
     for server in range(comm.world_size, comm.world_size + comm.servers):
-        told = json.loads(receive_parcel(server, group)["ends"]["as_json"])
+        told = json.loads(receive_json_message(server, group)["ends"]["as_json"])
         found |= {(local, remote): server for local, remote in told}
     return found
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from paceline.comm.futex import WORD_BYTES, Words
+from paceline.comm.futex import WORD_BYTES, FutexWords
 from paceline.comm.host_memory import HostMemory
 from paceline.errors import RankError
 from paceline.measure.cores import usable_cores
@@ -28,16 +28,16 @@ READY, DONE, SUMMED = range(3)
 _LEFT = 3
 
 
-class Headway:
+class ProgressCounters:
     """The words of the ranks of a host. A word is moved by its own rank alone, and only forward."""
 
     def __init__(self, shared: HostMemory, offset: int, rank: int, timeout_s: float) -> None:
-        self._words = Words(shared.memory, offset, len(shared.peers) * LINE_BYTES // WORD_BYTES)
+        self._words = FutexWords(shared.memory, offset, len(shared.peers) * LINE_BYTES // WORD_BYTES)
         self._peers, self._place = shared.peers, shared.place
         self._rank, self._timeout_s = rank, timeout_s
         ranks_on_cores = int(os.environ.get("PACELINE_SHARING", len(shared.peers)))
         self._spins = usable_cores() >= ranks_on_cores
-        self.threads: list[HeadwayThread] = []
+        self.threads: list[ProgressThread] = []
         """Those of this rank that others wait for; where one fails, the computing thread tells."""
 
     def advance(self, which: int) -> None:
@@ -65,7 +65,7 @@ class Headway:
             self._words.seen(word)
         return True
 
-    def wait(self, words: Sequence[int], value: int, thread: HeadwayThread | None = None) -> None:
+    def wait(self, words: Sequence[int], value: int, thread: ProgressThread | None = None) -> None:
         """Returns when all these words have come to a value; raises where that will not be.
 
         A thread other than the computing one says so: it has all the time there is, and does not spin.
@@ -78,9 +78,9 @@ class Headway:
         for word in words:
             self._sleep(word, value, thread)
 
-    def start(self, name: str, work: Callable[[HeadwayThread], None]) -> None:
+    def start(self, name: str, work: Callable[[ProgressThread], None]) -> None:
         """Has a thread do something until this rank leaves."""
-        self.threads.append(HeadwayThread(name, work))
+        self.threads.append(ProgressThread(name, work))
 
     def leave(self) -> None:
         """Ends the threads, says that this rank will not move its words any more, and lets go of the memory."""
@@ -94,20 +94,20 @@ class Headway:
         self.advance(_LEFT)
         self._words.release()
 
-    def _sleep(self, word: int, value: int, thread: HeadwayThread | None) -> None:
+    def _sleep(self, word: int, value: int, thread: ProgressThread | None) -> None:
         since_s = time.monotonic()
         while True:
             now = self._words[word]
             if self._words.reached(word, value):
                 break
             if thread is not None and thread.stops:
-                raise Stopped
+                raise ThreadStopped
             self._words.sleep(word, now, LOOK_AROUND_S)
             if not self._words.reached(word, value):
                 self._look_around(word, value, time.monotonic() - since_s, thread)
         self._words.seen(word)
 
-    def _look_around(self, word: int, value: int, waited_s: float, thread: HeadwayThread | None) -> None:
+    def _look_around(self, word: int, value: int, waited_s: float, thread: ProgressThread | None) -> None:
         for failure in (own.failure for own in self.threads if own is not thread):
             if failure is not None:
                 raise failure
@@ -121,14 +121,14 @@ class Headway:
             raise _lost(f"rank {self._rank} waited {waited_s:.0f} s for the gradients of rank {peer.rank}.")
 
 
-class Stopped(Exception):
+class ThreadStopped(Exception):
     """Ends a thread that has nothing to wait for any more."""
 
 
-class HeadwayThread:
+class ProgressThread:
     """A thread that goes on as words do: `work(thread)` in the background until `stop`, or until it fails."""
 
-    def __init__(self, name: str, work: Callable[[HeadwayThread], None]) -> None:
+    def __init__(self, name: str, work: Callable[[ProgressThread], None]) -> None:
         self.stops = False
         self.failure: Exception | None = None
         self._work = work
@@ -142,7 +142,7 @@ class HeadwayThread:
     def _run(self) -> None:
         try:
             self._work(self)
-        except Stopped:
+        except ThreadStopped:
             pass
         except Exception as error:  # Told by the computing thread, when it waits for what will not come.
             self.failure = error

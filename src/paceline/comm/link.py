@@ -38,7 +38,7 @@ LATENCY_SHARE = 0.15
 WARM_UP = 5
 LEAST_REPEATS, MOST_REPEATS, BATCH = 3, 200, 8
 LEAST_SIZES = 3
-PATIENCE_S = 1.0
+PAIR_TIMEOUT_S = 1.0
 """A slow link gets larger messages too, as long as two of them are not longer than this: small ones flatter it."""
 MOST_PAIRS_PER_HOST = 7
 MOST_PAIRS_BETWEEN = 12
@@ -78,7 +78,7 @@ def measure_all_reduce(comm: Comm, budget_s: float = ALL_REDUCE_S) -> list[AllRe
     time_all_reduces(comm, torch.zeros(1, device=comm.device), WARM_UP)  # Connections are made by the first.
     left_s = budget_s
     for index, size in enumerate(ALL_REDUCE_BYTES):
-        if len(points) >= LEAST_SIZES and 2 * GROWTH * points[-1].time_s > max(left_s, PATIENCE_S):
+        if len(points) >= LEAST_SIZES and 2 * GROWTH * points[-1].time_s > max(left_s, PAIR_TIMEOUT_S):
             break
         run = functools.partial(time_all_reduces, comm, torch.zeros(size // 4, device=comm.device))
         first_s, times = _repeated(run, left_s / (len(ALL_REDUCE_BYTES) - index))
@@ -123,7 +123,7 @@ def _measure_pair(comm: Comm, peer: int, hosts: Sequence[int], budget_s: float) 
     points: list[PairPoint] = []
     left_s = (1 - LATENCY_SHARE) * budget_s
     for index, size in enumerate(PAIR_BYTES):
-        if len(points) >= LEAST_SIZES and 4 * GROWTH * points[-1].one_way_s > max(left_s, PATIENCE_S):
+        if len(points) >= LEAST_SIZES and 4 * GROWTH * points[-1].one_way_s > max(left_s, PAIR_TIMEOUT_S):
             break
         run = functools.partial(_round_trips, comm, peer, size)
         first_s, times = _repeated(run, left_s / (len(PAIR_BYTES) - index))

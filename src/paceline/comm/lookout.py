@@ -11,13 +11,13 @@ from paceline.comm.group import Comm
 from paceline.comm.texts import gather_json
 
 
-class Lookout:
+class UntrackedTraffic:
     """Compares torch's groups with those that there were when it was made."""
 
     def __init__(self) -> None:
         self._before = _operations()
 
-    def unseen(self, comm: Comm) -> dict[str, int]:
+    def untracked(self, comm: Comm) -> dict[str, int]:
         """Groups made since then that the run does not know, over all ranks, and operations on such groups and older
         ones, on the rank that has most. Every rank calls it."""
         own = {_names()[group] for group in comm.own_groups}

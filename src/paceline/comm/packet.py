@@ -19,7 +19,7 @@ _NEVER_SENT = 1_000_000
 """A tag."""
 
 
-class Packet:
+class PackedTensors:
     """A buffer for tensors like those given, in main memory for the wire and on their device for computing.
 
     On a CPU the two are one. Types are in the order of their size, so that each begins where it may without a gap.
@@ -60,35 +60,35 @@ class Packet:
         if self.views:
             torch._foreach_copy_(list(tensors), self.views)
 
-    def add(self, other: Packet) -> None:
+    def add(self, other: PackedTensors) -> None:
         """Adds what another packet holds."""
         if self.flats:
             torch._foreach_add_(self.flats, other.flats)
 
-    def send(self, ranks: Sequence[int], group: dist.ProcessGroup, tag: int = 0) -> list[PacketOnTheWay]:
+    def send(self, ranks: Sequence[int], group: dist.ProcessGroup, tag: int = 0) -> list[PackedTransfer]:
         """Starts sending it to some ranks; it must not be packed again before that has been waited for."""
         if self._wire is not self._whole:
             self._wire.copy_(self._whole)
         leaving = []
         for rank in ranks:
-            with needing(rank):
-                leaving.append(PacketOnTheWay(dist.isend(self._wire, group_dst=rank, group=group, tag=tag), rank))
+            with naming_peer(rank):
+                leaving.append(PackedTransfer(dist.isend(self._wire, group_dst=rank, group=group, tag=tag), rank))
         return leaving
 
-    def receive(self, rank: int, group: dist.ProcessGroup, tag: int = 0) -> PacketOnTheWay:
+    def receive(self, rank: int, group: dist.ProcessGroup, tag: int = 0) -> PackedTransfer:
         """Starts receiving it from a rank; its content counts once that has been waited for."""
-        with needing(rank):
-            return PacketOnTheWay(dist.irecv(self._wire, group_src=rank, group=group, tag=tag), rank, self)
+        with naming_peer(rank):
+            return PackedTransfer(dist.irecv(self._wire, group_src=rank, group=group, tag=tag), rank, self)
 
     def _has_come(self) -> None:
         if self._wire is not self._whole:
             self._whole.copy_(self._wire)
 
 
-class PacketOnTheWay:
+class PackedTransfer:
     """A packet that is being sent or received."""
 
-    def __init__(self, work: dist.Work | None, rank: int, expected: Packet | None = None) -> None:
+    def __init__(self, work: dist.Work | None, rank: int, expected: PackedTensors | None = None) -> None:
         self._work = work
         self._rank = rank
         self._expected = expected
@@ -96,14 +96,14 @@ class PacketOnTheWay:
     def wait(self) -> None:
         """Returns when it has been sent, or is there."""
         assert self._work is not None, "only a rank outside the group gets no handle"
-        with needing(self._rank):
+        with naming_peer(self._rank):
             self._work.wait()
         if self._expected is not None:
             self._expected._has_come()
 
 
 @contextmanager
-def needing(rank: int) -> Iterator[None]:
+def naming_peer(rank: int) -> Iterator[None]:
     """Goes around a message to or from a rank: an error of Gloo's becomes one that names it."""
     try:
         yield
@@ -116,13 +116,13 @@ def needing(rank: int) -> Iterator[None]:
         ) from error
 
 
-def break_off(rank: int, group: dist.ProcessGroup) -> None:
+def abort_connections(rank: int, group: dist.ProcessGroup) -> None:
     """Ends all connections of a group that has this rank and others, so that threads that wait in one get an error."""
     with suppress(RuntimeError):
         group.recv([torch.zeros(1)], rank, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
 
-def receive_patiently(tensor: Tensor, rank: int, group: dist.ProcessGroup, tag: int = 0) -> Tensor:
+def receive_when_sent(tensor: Tensor, rank: int, group: dist.ProcessGroup, tag: int = 0) -> Tensor:
     """Receives what a rank may send in a moment or in an hour; raises when it is gone. Returns the tensor."""
     work = dist.irecv(tensor, group_src=rank, group=group, tag=tag)
     assert work is not None

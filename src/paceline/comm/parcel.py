@@ -12,12 +12,12 @@ from torch import Tensor
 
 from paceline.errors import WorkloadError
 
-Parcel = Mapping[str, Mapping[str, Any]]
+JsonMessage = Mapping[str, Mapping[str, Any]]
 """As an optimiser keeps its state: by parameter, then by name."""
 
 
-def send_parcel(parcel: Parcel, rank: int, group: dist.ProcessGroup, tag: int = 0) -> None:
-    """Sends a parcel to a rank, which calls `receive_parcel`."""
+def send_json_message(parcel: JsonMessage, rank: int, group: dist.ProcessGroup, tag: int = 0) -> None:
+    """Sends a parcel to a rank, which calls `receive_json_message`."""
     tensors = [value for values in parcel.values() for value in values.values() if isinstance(value, Tensor)]
     label = {name: {key: _label(key, value) for key, value in values.items()} for name, values in parcel.items()}
     text = json.dumps(label).encode()
@@ -28,8 +28,8 @@ def send_parcel(parcel: Parcel, rank: int, group: dist.ProcessGroup, tag: int = 
             dist.send(_bytes(tensor.detach().cpu().contiguous()), group_dst=rank, group=group, tag=tag)
 
 
-def receive_parcel(rank: int, group: dist.ProcessGroup, tag: int = 0) -> dict[str, dict[str, Any]]:
-    """Receives what a rank sends with `send_parcel`; tensors are in main memory."""
+def receive_json_message(rank: int, group: dist.ProcessGroup, tag: int = 0) -> dict[str, dict[str, Any]]:
+    """Receives what a rank sends with `send_json_message`; tensors are in main memory."""
     length = torch.zeros(1, dtype=torch.int64)
     dist.recv(length, group_src=rank, group=group, tag=tag)
     text = torch.empty(int(length), dtype=torch.uint8)

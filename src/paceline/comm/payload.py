@@ -23,7 +23,7 @@ Ends = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Reading:
+class SocketReading:
     """Counters of one rank at one moment."""
 
     sent: Mapping[Ends, int]
@@ -41,7 +41,7 @@ class PayloadCount:
         self._steps = 0
         self._sent, self._received, self._resent = Counter[Ends](), Counter[Ends](), Counter[Ends]()
         self._on_interface = Counter[str]()
-        self._last: Reading | None = None
+        self._last: SocketReading | None = None
         self._disturbed = False
 
     def disturb(self) -> None:
@@ -74,16 +74,16 @@ class PayloadCount:
         used = [link for link in links if link["sent_bytes"] or link["received_bytes"]]  # On 100 ranks, few of 9,900.
         return {"steps": self._steps, "links": used, "interfaces": _interfaces(ranks)}
 
-    def _read(self) -> Reading:
+    def _read(self) -> SocketReading:
         found = connections(self._comm.sockets)
-        return Reading(
+        return SocketReading(
             sent={(one.local, one.remote): one.sent_bytes for one in found},
             received={(one.local, one.remote): one.received_bytes for one in found},
             resent={(one.local, one.remote): one.resent_bytes for one in found},
             interface=interface_bytes(self._interface),
         )
 
-    def _add(self, before: Reading, after: Reading) -> None:
+    def _add(self, before: SocketReading, after: SocketReading) -> None:
         for total, first, last in (
             (self._sent, before.sent, after.sent),
             (self._received, before.received, after.received),

@@ -33,11 +33,11 @@ import torch
 from torch import Tensor
 
 from paceline.comm.group import Comm
-from paceline.comm.headway import DONE, LINE_BYTES, READY, SUMMED, Headway, HeadwayThread
+from paceline.comm.headway import DONE, LINE_BYTES, READY, SUMMED, ProgressCounters, ProgressThread
 from paceline.comm.host_memory import TOKEN_BYTES, share_memory
 from paceline.comm.ring import Scratch, ring_all_reduce
-from paceline.measure.operations import Operation
-from paceline.records.timeline import NO_PEER, Kind
+from paceline.measure.operations import ActiveOperation
+from paceline.records.timeline import NO_PEER, RowKind
 
 CHUNK_BYTES = 512 * 1024
 """Rows are added up in pieces of this size, so that a sum is still in the cache when the next row comes."""
@@ -65,36 +65,36 @@ class SharedBuckets:
         rows = ranks + (ranks > 1)  # Where a rank is alone, its row is the mean.
         shared = share_memory(start + rows * row_bytes, comm)
         self._whole = torch.frombuffer(shared.memory, dtype=torch.uint8)
-        self._headway = Headway(shared, LINE_BYTES, comm.rank, comm.timeout_s)
-        self._all_ready, self._all_done = self._headway.all_of(READY), self._headway.all_of(DONE)
-        self._at_end = self._headway.of_leader(SUMMED) if len(comm.hosts) > 1 else self._all_done
+        self._progress = ProgressCounters(shared, LINE_BYTES, comm.rank, comm.timeout_s)
+        self._all_ready, self._all_done = self._progress.all_of(READY), self._progress.all_of(DONE)
+        self._at_end = self._progress.of_leader(SUMMED) if len(comm.hosts) > 1 else self._all_done
         table = [list(_row(self._whole[start + row * row_bytes :], sizes, dtypes)) for row in range(rows)]
         self.rows, self.means = table[shared.place], table[-1]
         self._buckets = [_bucket([row[b] for row in table], shared.place) for b in range(self._count)]
         self._share = torch.tensor(1 / comm.world_size, dtype=torch.float64)  # Twice as fast a factor as a number is.
         self._ready = self._reduced = self._ended = 0
         """Buckets since the beginning: in this rank's row, added up as far as this rank does, the mean there."""
-        self._operations: deque[Operation | None] = deque()
+        self._operations: deque[ActiveOperation | None] = deque()
         self._log = None if comm.stopwatch is None else comm.stopwatch.operations
         self._reduces_here = not thread
         if thread:
-            self._headway.start("paceline-reduce", self._reduce_all)
+            self._progress.start("paceline-reduce", self._reduce_all)
         if len(comm.hosts) > 1 and shared.place == 0:
-            self._headway.start("paceline-lead", self._lead)
+            self._progress.start("paceline-lead", self._lead)
 
     def ready(self, bucket: int) -> None:
         """Says that a bucket is in this rank's row; buckets come in the order of their numbers."""
         assert bucket == self._ready % self._count
         log, own = self._log, self._buckets[bucket]
-        self._operations.append(None if log is None else log.start(Kind.SHARED_REDUCE, own.bytes, NO_PEER))
+        self._operations.append(None if log is None else log.start(RowKind.SHARED_REDUCE, own.bytes, NO_PEER))
         if own.divides_first:
             self.rows[bucket].mul_(self._share)
         self._ready += 1
-        self._headway.advance(READY)
+        self._progress.advance(READY)
 
     def progress(self) -> None:
         """Does what can be done without waiting."""
-        come = self._headway.have_come
+        come = self._progress.have_come
         while self._reduces_here and self._reduced < self._ready and come(self._all_ready, self._reduced + 1):
             self._reduce()
         while self._ended < self._ready and come(self._at_end, self._ended + 1):
@@ -110,10 +110,10 @@ class SharedBuckets:
         if operation is not None and self._log is not None:
             self._log.waiting(operation)
         while self._reduces_here and self._reduced < self._ready:
-            self._headway.wait(self._all_ready, self._reduced + 1)
+            self._progress.wait(self._all_ready, self._reduced + 1)
             self._reduce()
         while self._ended < value:
-            self._headway.wait(self._at_end, self._ended + 1)
+            self._progress.wait(self._at_end, self._ended + 1)
             self._end()
 
     def keeps(self, bucket: int) -> bool:
@@ -127,7 +127,7 @@ class SharedBuckets:
 
     def close(self) -> None:
         """Ends the threads, tells who waits that this rank has left, and lets go of the memory."""
-        self._headway.leave()
+        self._progress.leave()
         self._buckets, self.rows, self.means = [], [], []
         del self._whole
 
@@ -141,7 +141,7 @@ class SharedBuckets:
             if not bucket.divides_first:
                 chunk.total.mul_(self._share)
         self._reduced += 1
-        self._headway.advance(DONE)
+        self._progress.advance(DONE)
 
     def _end(self) -> None:
         """The next bucket's mean is there."""
@@ -150,22 +150,22 @@ class SharedBuckets:
         if operation is not None and self._log is not None:
             self._log.end(operation)
 
-    def _reduce_all(self, thread: HeadwayThread) -> None:
+    def _reduce_all(self, thread: ProgressThread) -> None:
         """What the thread does that adds up in place of the computing one, where there is one."""
-        own = self._headway.own(READY)
+        own = self._progress.own(READY)
         while True:
-            self._headway.wait(own, self._reduced + 1, thread)
-            self._headway.wait(self._all_ready, self._reduced + 1, thread)
+            self._progress.wait(own, self._reduced + 1, thread)
+            self._progress.wait(self._all_ready, self._reduced + 1, thread)
             self._reduce()
 
-    def _lead(self, thread: HeadwayThread) -> None:
+    def _lead(self, thread: ProgressThread) -> None:
         """What a leader's thread does: a ring over the leaders for each bucket that its host has added up."""
         leaders, scratch, summed = [host[0] for host in self._comm.hosts], Scratch(), 0
         while True:
-            self._headway.wait(self._all_done, summed + 1, thread)
+            self._progress.wait(self._all_done, summed + 1, thread)
             ring_all_reduce(self.means[summed % self._count], self._comm, leaders, scratch=scratch)
             summed += 1
-            self._headway.advance(SUMMED)
+            self._progress.advance(SUMMED)
 
 
 class _Chunk(NamedTuple):

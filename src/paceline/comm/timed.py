@@ -36,8 +36,8 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from paceline.comm.local_group import NewGroup
-from paceline.measure.operations import Operation, OperationLog
-from paceline.records.timeline import NO_PEER, Kind, Purpose
+from paceline.measure.operations import ActiveOperation, OperationLog
+from paceline.records.timeline import NO_PEER, Purpose, RowKind
 
 BACKEND = "paceline"
 """What torch calls groups of this kind."""
@@ -55,92 +55,94 @@ class TimedGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or AllreduceOptions()
-        return self._timed(Kind.ALL_REDUCE, _bytes(tensors), NO_PEER, opts, self.inner.allreduce, tensors)
+        return self._timed(RowKind.ALL_REDUCE, _bytes(tensors), NO_PEER, opts, self.inner.allreduce, tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or AllreduceCoalescedOptions()
-        return self._timed(Kind.ALL_REDUCE, _bytes(tensors), NO_PEER, opts, self.inner.allreduce_coalesced, tensors)
+        return self._timed(RowKind.ALL_REDUCE, _bytes(tensors), NO_PEER, opts, self.inner.allreduce_coalesced, tensors)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or BroadcastOptions()
-        return self._timed(Kind.BROADCAST, _bytes(tensors), opts.rootRank, opts, self.inner.broadcast, tensors)
+        return self._timed(RowKind.BROADCAST, _bytes(tensors), opts.rootRank, opts, self.inner.broadcast, tensors)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or ReduceOptions()
-        return self._timed(Kind.REDUCE, _bytes(tensors), opts.rootRank, opts, self.inner.reduce, tensors)
+        return self._timed(RowKind.REDUCE, _bytes(tensors), opts.rootRank, opts, self.inner.reduce, tensors)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or GatherOptions()
         size = _bytes(inputs) * len(self._members)
-        return self._timed(Kind.GATHER, size, opts.rootRank, opts, self.inner.gather, outputs, inputs)
+        return self._timed(RowKind.GATHER, size, opts.rootRank, opts, self.inner.gather, outputs, inputs)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work | None:
         opts = opts or ScatterOptions()
         size = _bytes(outputs) * len(self._members)
-        return self._timed(Kind.SCATTER, size, opts.rootRank, opts, self.inner.scatter, outputs, inputs)
+        return self._timed(RowKind.SCATTER, size, opts.rootRank, opts, self.inner.scatter, outputs, inputs)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or AllgatherOptions()
         size = _bytes(inputs) * len(self._members)
-        return self._timed(Kind.ALL_GATHER, size, NO_PEER, opts, self.inner.allgather, outputs, inputs)
+        return self._timed(RowKind.ALL_GATHER, size, NO_PEER, opts, self.inner.allgather, outputs, inputs)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work | None:
         opts = opts or AllgatherOptions()
         size = _bytes(inputs) * len(self._members)
-        return self._timed(Kind.ALL_GATHER, size, NO_PEER, opts, self.inner.allgather_coalesced, outputs, inputs)
+        return self._timed(RowKind.ALL_GATHER, size, NO_PEER, opts, self.inner.allgather_coalesced, outputs, inputs)
 
     def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work | None:
         opts = opts or AllgatherOptions()
-        return self._timed(Kind.ALL_GATHER, _bytes([output]), NO_PEER, opts, self.inner._allgather_base, output, tensor)
+        return self._timed(
+            RowKind.ALL_GATHER, _bytes([output]), NO_PEER, opts, self.inner._allgather_base, output, tensor
+        )
 
     def allgather_into_tensor_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work | None:
         opts, call = opts or AllgatherOptions(), self.inner.allgather_into_tensor_coalesced
-        return self._timed(Kind.ALL_GATHER, _bytes(outputs), NO_PEER, opts, call, outputs, inputs)
+        return self._timed(RowKind.ALL_GATHER, _bytes(outputs), NO_PEER, opts, call, outputs, inputs)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work | None:
         opts = opts or ReduceScatterOptions()
         size = _bytes(outputs) * len(self._members)
-        return self._timed(Kind.REDUCE_SCATTER, size, NO_PEER, opts, self.inner.reduce_scatter, outputs, inputs)
+        return self._timed(RowKind.REDUCE_SCATTER, size, NO_PEER, opts, self.inner.reduce_scatter, outputs, inputs)
 
     def _reduce_scatter_base(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work | None:
         opts, call = opts or ReduceScatterOptions(), self.inner._reduce_scatter_base
-        return self._timed(Kind.REDUCE_SCATTER, _bytes([tensor]), NO_PEER, opts, call, output, tensor)
+        return self._timed(RowKind.REDUCE_SCATTER, _bytes([tensor]), NO_PEER, opts, call, output, tensor)
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work | None:
         opts, call = opts or ReduceScatterOptions(), self.inner.reduce_scatter_tensor_coalesced
-        return self._timed(Kind.REDUCE_SCATTER, _bytes(inputs), NO_PEER, opts, call, outputs, inputs)
+        return self._timed(RowKind.REDUCE_SCATTER, _bytes(inputs), NO_PEER, opts, call, outputs, inputs)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> dist.Work | None:
         opts = opts or AllToAllOptions()
-        return self._timed(Kind.ALL_TO_ALL, _bytes(inputs), NO_PEER, opts, self.inner.alltoall, outputs, inputs)
+        return self._timed(RowKind.ALL_TO_ALL, _bytes(inputs), NO_PEER, opts, self.inner.alltoall, outputs, inputs)
 
     def alltoall_base(
         self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> dist.Work | None:
         opts, splits = opts or AllToAllOptions(), (output_splits, input_splits)
         size = _bytes([tensor])
-        return self._timed(Kind.ALL_TO_ALL, size, NO_PEER, opts, self.inner.alltoall_base, output, tensor, *splits)
+        return self._timed(RowKind.ALL_TO_ALL, size, NO_PEER, opts, self.inner.alltoall_base, output, tensor, *splits)
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> dist.Work | None:
-        return self._message(Kind.SEND, dst, self.inner.send, tensors, dst, tag)
+        return self._message(RowKind.SEND, dst, self.inner.send, tensors, dst, tag)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> dist.Work | None:
-        return self._message(Kind.RECV, src, self.inner.recv, tensors, src, tag)
+        return self._message(RowKind.RECV, src, self.inner.recv, tensors, src, tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work | None:
-        return self._message(Kind.RECV, NO_PEER, self.inner.recv_anysource, tensors, tag)
+        return self._message(RowKind.RECV, NO_PEER, self.inner.recv_anysource, tensors, tag)
 
     def barrier(self, opts: Any = None) -> dist.Work | None:
-        return self._timed(Kind.BARRIER, 0, NO_PEER, opts or BarrierOptions(), self.inner.barrier)
+        return self._timed(RowKind.BARRIER, 0, NO_PEER, opts or BarrierOptions(), self.inner.barrier)
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
-        operation = self.log.start(Kind.BARRIER, 0, NO_PEER, blocking=True)
+        operation = self.log.start(RowKind.BARRIER, 0, NO_PEER, blocking=True)
         self.inner.monitored_barrier(timeout, wait_all_ranks)  # type: ignore[attr-defined]
         if operation is not None:
             self.log.end(operation)
@@ -193,7 +195,7 @@ class TimedGroup(dist.ProcessGroup):
         """The inner group is ended by whoever made it."""
 
     def _timed(
-        self, kind: Kind, size: int, peer: int, opts: Any, call: Callable[..., dist.Work | None], *arguments: Any
+        self, kind: RowKind, size: int, peer: int, opts: Any, call: Callable[..., dist.Work | None], *arguments: Any
     ) -> dist.Work | None:
         operation = self.log.start(kind, size, self._member(peer), blocking=not opts.asyncOp)
         work = call(*arguments, opts)
@@ -206,7 +208,7 @@ class TimedGroup(dist.ProcessGroup):
         self.log.end(operation)
         return work
 
-    def _under_way(self, operation: Operation, work: dist.Work) -> dist.Work:
+    def _under_way(self, operation: ActiveOperation, work: dist.Work) -> dist.Work:
         future, log = work.get_future(), self.log
         log.look()
         log.look_after(operation, future.done)  # Gloo's work itself is not done before its callbacks are.
@@ -224,7 +226,7 @@ class TimedGroup(dist.ProcessGroup):
         return self._members[peer] if 0 <= peer < len(self._members) else peer
 
     def _message(
-        self, kind: Kind, peer: int, call: Callable[..., dist.Work], tensors: list[Tensor], *arguments: Any
+        self, kind: RowKind, peer: int, call: Callable[..., dist.Work], tensors: list[Tensor], *arguments: Any
     ) -> dist.Work:
         operation = self.log.start(kind, _bytes(tensors), self._member(peer))
         work = call(tensors, *arguments)
@@ -234,7 +236,7 @@ class TimedGroup(dist.ProcessGroup):
 class TimedWork(dist.Work):
     """The handle of an operation that is timed."""
 
-    def __init__(self, inner: dist.Work, operation: Operation, log: OperationLog) -> None:
+    def __init__(self, inner: dist.Work, operation: ActiveOperation, log: OperationLog) -> None:
         super().__init__()
         self._inner = inner
         self._operation = operation

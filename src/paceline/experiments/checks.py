@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from paceline.config import LaunchConfig, RunConfig
-from paceline.emulation import place_of
+from paceline.emulation import emulation_info
 from paceline.errors import UsageError
-from paceline.launch.seat import Seat, Shape
+from paceline.launch.seat import LauncherProcess, Shape
 from paceline.own import file_digest, source_digest
 from paceline.slowing import check_slow_ranks
 from paceline.specs import Spec
@@ -29,7 +29,7 @@ OF_ONE_HOST = frozenset({"node_rank", "master", "iface", "threads", "data_dir"})
 """Settings that may differ between the hosts of a launch."""
 
 
-def choose_shape(config: RunConfig, launch: LaunchConfig, seat: Seat) -> Shape:
+def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProcess) -> Shape:
     """How many ranks to start on how many hosts, once everything about them is known to fit."""
     if config.tensorboard:
         check_tensorboard()
@@ -37,12 +37,14 @@ def choose_shape(config: RunConfig, launch: LaunchConfig, seat: Seat) -> Shape:
     gpus = gpus_to_use(config)
     alone = strategy.is_alone(RANKS_ON_A_CPU)
     local_ranks = (
-        launch.local_ranks(default=1 if alone else gpus or RANKS_ON_A_CPU) if seat.ranks is None else seat.local_size
+        launch.local_ranks(default=1 if alone else gpus or RANKS_ON_A_CPU)
+        if launcher.ranks is None
+        else launcher.local_size
     )
-    shape = Shape(seat.hosts, local_ranks)
+    shape = Shape(launcher.hosts, local_ranks)
     check_strategy(config, strategy, shape.ranks)
     check_slowed(config, strategy, shape.ranks)
-    if config.backend == "nccl" and local_ranks > gpus and seat.ranks is None:
+    if config.backend == "nccl" and local_ranks > gpus and launcher.ranks is None:
         raise UsageError(
             f"nccl needs a GPU of its own for each rank, but there are {gpus} for {local_ranks} ranks.",
             hint=f"use --ranks {gpus} or --backend gloo" if gpus else "use --backend gloo",
@@ -72,7 +74,7 @@ def _own_code(settings: Mapping[str, Any]) -> list[str | None]:
 
 def place_settings() -> dict[str, Any]:
     """What an experiment says of the emulation it is made in; nothing but nulls on real hosts."""
-    place = place_of(os.environ)
+    place = emulation_info(os.environ)
     return {"emulated": place and place.spec, "host_cpus": place and place.host_cpus}
 
 

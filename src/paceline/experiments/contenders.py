@@ -13,8 +13,8 @@ from paceline.errors import UsageError, unknown_name
 from paceline.experiments.checks import check_strategy
 from paceline.experiments.names import check_names
 from paceline.launch.seat import Shape
-from paceline.records.experiment import Contender
-from paceline.records.experiment import Role as ContenderRole
+from paceline.records.experiment import Candidate
+from paceline.records.experiment import CandidateRole as CandidateRole
 from paceline.slowing import NOBODY, check_slow_ranks
 from paceline.specs import convert, split_list
 from paceline.strategies.base import Strategy
@@ -22,7 +22,7 @@ from paceline.strategies.registry import create, in_a_set, parse_list
 
 FIXED = {
     "strategy": "name strategies with --strategies a,b",
-    "seed": "each repeat has its own seed, the same for all contenders",
+    "seed": "each repeat has its own seed, the same for all candidates",
     "batch_per_rank": "vary batch, the global one",
     "log_every": "it changes nothing that is measured",
     "tensorboard": "it changes nothing that is measured",
@@ -32,7 +32,7 @@ FIXED = {
 """Settings that cannot be varied, and what to do instead."""
 
 
-class Rules(Protocol):
+class CandidateRules(Protocol):
     """What may be compared."""
 
     @property
@@ -62,17 +62,17 @@ WORKLOAD_RULES = WorkloadRules()
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """A contender, with the configuration of its runs."""
+class CandidateConfig:
+    """A candidate, with the configuration of its runs."""
 
-    contender: Contender
+    candidate: Candidate
     config: RunConfig
     shape: Shape
 
 
-def make_entrants(
-    base: RunConfig, compare: CompareConfig, shape: Shape, rules: Rules = WORKLOAD_RULES
-) -> list[Entrant]:
+def make_candidates(
+    base: RunConfig, compare: CompareConfig, shape: Shape, rules: CandidateRules = WORKLOAD_RULES
+) -> list[CandidateConfig]:
     """Every strategy under every combination of the settings that vary, checked, in the order they were named."""
     ranks = shape.ranks
     text = compare.strategies or ("ddp" if compare.vary else "usual")
@@ -80,7 +80,7 @@ def make_entrants(
     variations = list(_variations(compare.vary, rules.fixed))
     base = _with_global_batch(base, ranks, varies={key for variation in variations for key in variation})
     several = len(set(strategies)) > 1 or not compare.vary
-    entrants: list[Entrant] = []
+    candidate_configs: list[CandidateConfig] = []
     taken: dict[str, int] = {}
     for strategy_text, settings in itertools.product(strategies, variations):
         config = replace(base, strategy=strategy_text, **settings)
@@ -98,18 +98,18 @@ def make_entrants(
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:
             name = f"{name} ({taken[name]})"
-        contender = Contender(name, strategy_text, settings, role_of(strategy, ranks), strategy.lossless)
-        entrants.append(Entrant(contender, config, shape))
-    if not entrants:
+        candidate = Candidate(name, strategy_text, settings, role_of(strategy, ranks), strategy.lossless)
+        candidate_configs.append(CandidateConfig(candidate, config, shape))
+    if not candidate_configs:
         raise UsageError(f"none of {text} fits these settings.", hint="`paceline strategies` lists what there is")
-    return entrants
+    return candidate_configs
 
 
-def reference_of(contenders: Sequence[Contender]) -> str:
-    """The contender that ratios are relative to: `ddp`, else the first that could be picked, else the first."""
-    candidates = [contender for contender in contenders if contender.role == "candidate"]
-    named = [contender for contender in candidates if contender.strategy == "ddp"]
-    return (named or candidates or list(contenders))[0].name
+def reference_of(candidates: Sequence[Candidate]) -> str:
+    """The candidate that ratios are relative to: `ddp`, else the first that could be picked, else the first."""
+    eligible = [candidate for candidate in candidates if candidate.role == "candidate"]
+    named = [candidate for candidate in eligible if candidate.strategy == "ddp"]
+    return (named or eligible or list(candidates))[0].name
 
 
 def _variations(vary: Sequence[str], fixed: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -151,7 +151,7 @@ def _with_global_batch(config: RunConfig, ranks: int, varies: set[str]) -> RunCo
     return replace(config, batch=config.batch_per_rank * ranks, batch_per_rank=None)
 
 
-def role_of(strategy: Strategy, ranks: int) -> ContenderRole:
+def role_of(strategy: Strategy, ranks: int) -> CandidateRole:
     """What a strategy can be in an experiment."""
     if not strategy.exchanges:
         return "bound"
@@ -162,7 +162,10 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or NOBODY
 
 
-def shared_settings(settings: Mapping[str, Any], entrants: Sequence[Entrant]) -> dict[str, Any]:
+def shared_settings(settings: Mapping[str, Any], candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
     """Of one entrant's settings those that all entrants have, for the record."""
-    varied = {"strategy", *[key for entrant in entrants for key in entrant.contender.settings]}
+    varied = {
+        "strategy",
+        *[key for candidate_config in candidate_configs for key in candidate_config.candidate.settings],
+    }
     return {key: value for key, value in settings.items() if key not in varied}

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import PacelineError, RecordError
 from paceline.experiments.names import check_names, prepare_data
-from paceline.experiments.train import Watch, new_folder
-from paceline.launch.seat import Say
+from paceline.experiments.train import FollowRun, new_folder
+from paceline.launch.seat import Notify
 from paceline.records import RunFolder
 from paceline.records.examination import Examination, find_examination, read_examination, write_examination
 from paceline.records.provenance import command_line
 from paceline.records.schema import DOCTOR_FILE
 
 if TYPE_CHECKING:
-    from paceline.launch.fleet import Fleet
+    from paceline.launch.fleet import Leader
     from paceline.launch.seat import Shape
 
 
 def doctor(
-    config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch, say: Say
+    config: RunConfig, launch: LaunchConfig, out: Path | None, watch: FollowRun, notify: Notify
 ) -> tuple[Examination, Path] | None:
     """What was found, and the folder it is in; None on a host that has nothing to show: all but the first."""
     check_names(config)
@@ -31,22 +31,26 @@ def doctor(
         _refuse_record(out)
 
     from paceline.experiments.checks import choose_shape, settings_of
-    from paceline.launch.fleet import join_fleet
-    from paceline.launch.seating import find_seat
+    from paceline.launch.fleet import join_launch
+    from paceline.launch.seating import find_launcher_process
 
-    seat = find_seat(launch, os.environ)
-    shape = choose_shape(config, launch, seat)
+    launcher = find_launcher_process(launch, os.environ)
+    shape = choose_shape(config, launch, launcher)
     prepare_data(config)
-    fleet = join_fleet(seat, launch, settings_of("doctor", launch, config), timeout_s=config.timeout, say=say)
-    if fleet is None:
+    leader = join_launch(
+        launcher, launch, settings_of("doctor", launch, config), timeout_s=config.timeout, notify=notify
+    )
+    if leader is None:
         return None
-    with fleet:
+    with leader:
         folder = out or new_folder(config, "doctor")
         with watch(folder):
-            return examine(config, fleet, shape, folder), folder
+            return examine(config, leader, shape, folder), folder
 
 
-def examine(config: RunConfig, fleet: Fleet, shape: Shape, folder: Path, *, with_workload: bool = True) -> Examination:
+def examine(
+    config: RunConfig, leader: Leader, shape: Shape, folder: Path, *, with_workload: bool = True
+) -> Examination:
     """Has ranks examine; what they leave is in the folder.
 
     A workload that fails is part of what was found: machines and the link were examined before it. Whatever else goes
@@ -61,12 +65,12 @@ def examine(config: RunConfig, fleet: Fleet, shape: Shape, folder: Path, *, with
         runs=((config, place),),
         task="examine" if with_workload else "examine_machines",
         timeout=config.timeout,
-        iface=fleet.launch.iface,
-        threads=fleet.launch.threads,
+        iface=leader.launch.iface,
+        threads=leader.launch.threads,
         command=command_line(),
     )
     try:
-        fleet.run(job, shape)
+        leader.run(job, shape)
     except PacelineError as error:
         found = find_examination(folder)
         if found is None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from paceline.config import RunConfig
+from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import gpus_to_use
-from paceline.experiments.contenders import Entrant
 from paceline.measure.cores import usable_cores
 from paceline.training.check import check_gradients
 from paceline.training.precision import autocast, storage_dtype
@@ -43,25 +43,29 @@ class Trial:
     gradient_bytes: int
 
 
-def estimate_s(entrants: Sequence[Entrant], ranks: int, repeats: int, *, proof: bool, doctor: bool) -> float | None:
+def estimate_s(
+    candidate_configs: Sequence[CandidateConfig], ranks: int, repeats: int, *, proof: bool, doctor: bool
+) -> float | None:
     """Seconds that the examination, the proofs and `repeats` repeats will take.
 
     None on a GPU, which is left alone until ranks start. A workload that cannot be trained is found out here.
     """
-    if gpus_to_use(entrants[0].config):
+    if gpus_to_use(candidate_configs[0].config):
         return None
     launch_s = LAUNCH_S * max(1.0, ranks / usable_cores())
     trials: dict[RunConfig, Trial] = {}
     runs_s = proofs_s = 0.0
-    for entrant in entrants:
-        alike = replace(entrant.config, strategy="")
+    for candidate_config in candidate_configs:
+        alike = replace(candidate_config.config, strategy="")
         if alike not in trials:
-            trials[alike] = try_out(entrant.config)
+            trials[alike] = try_out(candidate_config.config)
         trial = trials[alike]
-        batch = entrant.config.global_batch(ranks)
-        steps = entrant.config.steps or trial.steps_per_epoch * entrant.config.most_epochs
-        slowest = max(entrant.config.slowed.values(), default=1.0)
-        training_s = min(steps * batch * SYNCHRONISING * slowest * trial.sample_s, entrant.config.seconds or math.inf)
+        batch = candidate_config.config.global_batch(ranks)
+        steps = candidate_config.config.steps or trial.steps_per_epoch * candidate_config.config.most_epochs
+        slowest = max(candidate_config.config.slowed.values(), default=1.0)
+        training_s = min(
+            steps * batch * SYNCHRONISING * slowest * trial.sample_s, candidate_config.config.seconds or math.inf
+        )
         runs_s += RUN_S + training_s + trial.tested / 3 * trial.sample_s
         proofs_s += RUN_S + PROOF_STEPS * min(batch, 8 * ranks) * trial.sample_s
     before_s = (launch_s + proofs_s if proof else 0.0) + (launch_s + DOCTOR_S if doctor else 0.0)

@@ -14,10 +14,10 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.findings import Finding, findings
 from paceline.config import RunConfig
 from paceline.errors import DataError, LaunchError, PacelineError
-from paceline.experiments.contenders import Entrant
+from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.doctor import examine
-from paceline.experiments.subjects import Subject, Turn, Unproven, read_parity
-from paceline.launch.fleet import Fleet
+from paceline.experiments.subjects import ScheduledRun, TrainingTarget, Unproven, read_parity
+from paceline.launch.fleet import Leader
 from paceline.launch.job import Job, Task
 from paceline.records import EventWriter, RunFolder
 from paceline.records.examination import write_examination
@@ -30,7 +30,7 @@ from paceline.strategies.registry import create
 Item = TypeVar("Item")
 
 
-class Measuring(Protocol):
+class MeasurementConfig(Protocol):
     """What an experiment has to be told about measuring."""
 
     @property
@@ -50,13 +50,13 @@ class Measuring(Protocol):
         """Whether the machine is examined first."""
 
 
-class Board(Protocol):
+class ProgressDisplay(Protocol):
     """Where the experiment says what goes on, while it does."""
 
     def plan(self, design: dict[str, Any], config: RunConfig) -> None:
         """What will be done, and how long it will take."""
 
-    def launch(self, stage: str, turns: Sequence[Turn], steps: int | None) -> Any:
+    def launch(self, stage: str, schedule: Sequence[ScheduledRun], steps: int | None) -> Any:
         """Ranks start that take these turns; returns a context manager around it."""
 
     def proved(self, name: str, parity: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ class Board(Protocol):
         """Nothing could be found out about the machine."""
 
     def failed(self, name: str, error: PacelineError) -> None:
-        """A contender is out."""
+        """A candidate is out."""
 
     def look(self, comparison: Comparison, repeats: int) -> None:
         """A repeat is done, and this is what is known."""
@@ -85,14 +85,14 @@ class Board(Protocol):
 class Experiment(ABC):
     """Entrants that are examined, proven and measured together, while that goes on."""
 
-    subject: Subject
-    entrants: list[Entrant]
-    fleet: Fleet
-    config: Measuring
+    target: TrainingTarget
+    candidate_configs: list[CandidateConfig]
+    leader: Leader
+    config: MeasurementConfig
     folder: ExperimentFolder
-    board: Board
+    display: ProgressDisplay
     out: set[str] = field(default_factory=set)
-    """Contenders that have failed."""
+    """Candidates that have failed."""
     first_error: PacelineError | None = None
 
     def __post_init__(self) -> None:
@@ -102,17 +102,21 @@ class Experiment(ABC):
     def enough(self, repeats: int) -> bool:
         """Looks at what is known after a repeat; whether that is an answer."""
 
-    def to_prove(self) -> list[Entrant]:
+    def to_prove(self) -> list[CandidateConfig]:
         """The entrants whose strategies are proven; where ranks do not step together, no step has one gradient."""
-        return [entrant for entrant in self._still_in() if create(entrant.config.strategy).lockstep]
+        return [
+            candidate_config
+            for candidate_config in self._still_in()
+            if create(candidate_config.config.strategy).lockstep
+        ]
 
-    def threads_of(self, turn: Turn) -> int | None:  # noqa: ARG002
+    def threads_of(self, scheduled: ScheduledRun) -> int | None:  # noqa: ARG002
         """Threads that a turn's ranks compute with, the same for all that start together; None for the usual rule."""
-        return self.fleet.launch.threads
+        return self.leader.launch.threads
 
-    def place_of(self, entrant: Entrant) -> str:
+    def place_of(self, candidate_config: CandidateConfig) -> str:
         """The name of the folder of all entrants whose ranks start together."""
-        return f"{entrant.shape.hosts}x{entrant.shape.ranks_per_host}"
+        return f"{candidate_config.shape.hosts}x{candidate_config.shape.ranks_per_host}"
 
     def run(self) -> None:
         """Proves, then measures until the answer is clear; an interrupt ends it with what there is."""
@@ -132,45 +136,49 @@ class Experiment(ABC):
     def _examine(self) -> None:
         """Finds out what the machine and the link can do; the comparison goes on without it."""
         folder = self.folder.path / "doctor"
-        largest = max(entrant.shape.ranks for entrant in self.entrants)
-        there = [entrant for entrant in self.entrants if entrant.shape.ranks == largest]
-        shared = next((entrant for entrant in there if entrant.contender.role == "candidate"), there[0])
-        own_script = self.subject.script_of(self._turn(shared, "doctor")) is not None
+        largest = max(candidate_config.shape.ranks for candidate_config in self.candidate_configs)
+        there = [
+            candidate_config for candidate_config in self.candidate_configs if candidate_config.shape.ranks == largest
+        ]
+        shared = next(
+            (candidate_config for candidate_config in there if candidate_config.candidate.role == "candidate"), there[0]
+        )
+        own_script = self.target.script_of(self._schedule(shared, "doctor")) is not None
         try:
-            with self.board.examine(folder):
-                found = examine(shared.config, self.fleet, shared.shape, folder, with_workload=not own_script)
+            with self.display.examine(folder):
+                found = examine(shared.config, self.leader, shared.shape, folder, with_workload=not own_script)
         except PacelineError as error:
             self.events.write("unexamined", reason=error.message, hint=error.hint)
-            self.board.unexamined(error.message)
+            self.display.unexamined(error.message)
             return
         write_examination(self.folder.path, found)
-        self.board.examined(findings(found))
+        self.display.examined(findings(found))
 
     def _prove(self) -> None:
-        turns = [self._turn(entrant, "proof") for entrant in self.to_prove()]
+        schedule = [self._schedule(candidate_config, "proof") for candidate_config in self.to_prove()]
         try:
-            self.subject.prove(turns, self)
+            self.target.prove(schedule, self)
         except Unproven as reason:
             self.events.write("unproven", reason=str(reason))
-            self.board.unproven(str(reason))
+            self.display.unproven(str(reason))
             return
         doubts: dict[str, list[str]] = {}
-        for turn in turns:
-            parity = read_parity(turn.folder)
+        for scheduled in schedule:
+            parity = read_parity(scheduled.folder)
             if parity is None:
                 continue
             if parity.unproven:
-                doubts.setdefault(parity.unproven, []).append(turn.name)
+                doubts.setdefault(parity.unproven, []).append(scheduled.name)
                 continue
-            found = read_json(turn.folder / PARITY_FILE)
-            self.events.write("parity", contender=turn.name, **found)
-            self.board.proved(turn.name, found)
+            found = read_json(scheduled.folder / PARITY_FILE)
+            self.events.write("parity", candidate=scheduled.name, **found)
+            self.display.proved(scheduled.name, found)
             if found["lossless"]:
-                replace(parity, strategy=turn.name).check()
+                replace(parity, strategy=scheduled.name).check()
         for doubt, names in doubts.items():
             sentence = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} measured unproven: {doubt}"
-            self.events.write("unproven", contenders=names, reason=sentence)
-            self.board.unproven(sentence)
+            self.events.write("unproven", candidates=names, reason=sentence)
+            self.display.unproven(sentence)
 
     def _measure(self) -> None:
         for repeat in range(max(self.config.repeats, self.config.max_repeats)):
@@ -179,99 +187,107 @@ class Experiment(ABC):
                 return
 
     def _repeat(self, repeat: int) -> None:
-        """Every contender once, in rotated order, from the same seed."""
-        turns = []
-        for entrant in in_rotated_order(self._still_in(), repeat, self.place_of):
-            seeded = replace(entrant, config=replace(entrant.config, seed=entrant.config.seed + repeat))
-            turns.append(self._turn(seeded, f"repeat-{repeat + 1}"))
-        for turn in turns:
-            where = turn.folder.relative_to(self.folder.path)
-            self.events.write("run", contender=turn.name, repeat=repeat, folder=str(where))
-        self.take_turns("train", f"repeat {repeat + 1}", turns)
+        """Every candidate once, in rotated order, from the same seed."""
+        schedule = []
+        for candidate_config in in_rotated_order(self._still_in(), repeat, self.place_of):
+            seeded = replace(
+                candidate_config, config=replace(candidate_config.config, seed=candidate_config.config.seed + repeat)
+            )
+            schedule.append(self._schedule(seeded, f"repeat-{repeat + 1}"))
+        for scheduled in schedule:
+            where = scheduled.folder.relative_to(self.folder.path)
+            self.events.write("run", candidate=scheduled.name, repeat=repeat, folder=str(where))
+        self.run_in_order("train", f"repeat {repeat + 1}", schedule)
 
-    def take_turns(self, task: Task, stage: str, turns: Sequence[Turn], oracle: str = "") -> None:
-        """Has ranks take all turns; a contender that fails is out."""
-        for folder, together in self.subject.together(turns):
-            self._take_together(task, stage, folder, together, oracle)
+    def run_in_order(self, task: Task, stage: str, schedule: Sequence[ScheduledRun], oracle: str = "") -> None:
+        """Has ranks take all turns; a candidate that fails is out."""
+        for folder, together in self.target.together(schedule):
+            self._run_together(task, stage, folder, together, oracle)
 
-    def _take_together(self, task: Task, stage: str, folder: Path, turns: list[Turn], oracle: str) -> None:
+    def _run_together(self, task: Task, stage: str, folder: Path, schedule: list[ScheduledRun], oracle: str) -> None:
         """Starts ranks that take the turns; after a failure, new ranks for the turns behind the one that failed."""
         attempt = 1
-        while turns:
+        while schedule:
             try:
-                self.launch(task, stage, folder if attempt == 1 else folder / f"restart-{attempt - 1}", turns, oracle)
+                self.launch(
+                    task, stage, folder if attempt == 1 else folder / f"restart-{attempt - 1}", schedule, oracle
+                )
                 return
             except (DataError, LaunchError):
                 raise
             except PacelineError as error:
-                failed = _failed(error, turns)
-                self._fail(turns[failed].entrant, stage, error)
-                turns = turns[failed + 1 :]
+                failed = _failed(error, schedule)
+                self._fail(schedule[failed].candidate_config, stage, error)
+                schedule = schedule[failed + 1 :]
                 attempt += 1
 
-    def launch(self, task: Task, stage: str, folder: Path, turns: Sequence[Turn], oracle: str = "") -> None:
+    def launch(self, task: Task, stage: str, folder: Path, schedule: Sequence[ScheduledRun], oracle: str = "") -> None:
         """Starts ranks that take these turns; raises where one fails."""
         job_folder = RunFolder.create(folder)
-        for turn in turns:
-            turn.folder.mkdir(parents=True, exist_ok=True)
-        config = turns[0].entrant.config
+        for scheduled in schedule:
+            scheduled.folder.mkdir(parents=True, exist_ok=True)
+        config = schedule[0].candidate_config.config
         job = Job(
             folder=job_folder,
-            runs=tuple((turn.entrant.config, RunFolder(turn.folder)) for turn in turns),
+            runs=tuple((scheduled.candidate_config.config, RunFolder(scheduled.folder)) for scheduled in schedule),
             task=task,
-            script=self.subject.script_of(turns[0]),
+            script=self.target.script_of(schedule[0]),
             oracle=oracle,
             timeout=config.timeout,
-            iface=self.fleet.launch.iface,
-            threads=self.threads_of(turns[0]),
+            iface=self.leader.launch.iface,
+            threads=self.threads_of(schedule[0]),
             command=command_line(),
         )
-        with self.board.launch(stage, turns, config.steps):
-            self.fleet.run(job, self.subject.shape_of(turns[0]))
+        with self.display.launch(stage, schedule, config.steps):
+            self.leader.run(job, self.target.shape_of(schedule[0]))
 
-    def _fail(self, entrant: Entrant, stage: str, error: PacelineError) -> None:
-        name = entrant.contender.name
+    def _fail(self, candidate_config: CandidateConfig, stage: str, error: PacelineError) -> None:
+        name = candidate_config.candidate.name
         self.out.add(name)
         self.first_error = self.first_error or error
         self.events.write(
-            "failure", contender=name, stage=stage, kind=type(error).__name__, message=str(error), hint=error.hint
+            "failure", candidate=name, stage=stage, kind=type(error).__name__, message=str(error), hint=error.hint
         )
-        self.board.failed(name, error)
+        self.display.failed(name, error)
 
-    def _turn(self, entrant: Entrant, stage: str) -> Turn:
+    def _schedule(self, candidate_config: CandidateConfig, stage: str) -> ScheduledRun:
         """Turns of one shape have folders side by side: their ranks start together."""
         folder = self.folder.path / stage
-        if len({self.place_of(other) for other in self.entrants}) > 1:
-            folder /= self.place_of(entrant)
-        return Turn(entrant.contender.name, entrant, folder / self._slug(entrant))
+        if len({self.place_of(other) for other in self.candidate_configs}) > 1:
+            folder /= self.place_of(candidate_config)
+        return ScheduledRun(candidate_config.candidate.name, candidate_config, folder / self._slug(candidate_config))
 
-    def _slug(self, entrant: Entrant) -> str:
-        """A folder name that tells contenders apart, whatever they are called."""
-        number = 1 + [other.contender.name for other in self.entrants].index(entrant.contender.name)
-        return f"{number}-" + re.sub(r"[^A-Za-z0-9_=.]+", "-", entrant.contender.name).strip("-")
+    def _slug(self, candidate_config: CandidateConfig) -> str:
+        """A folder name that tells candidates apart, whatever they are called."""
+        number = 1 + [other.candidate.name for other in self.candidate_configs].index(candidate_config.candidate.name)
+        return f"{number}-" + re.sub(r"[^A-Za-z0-9_=.]+", "-", candidate_config.candidate.name).strip("-")
 
-    def _still_in(self) -> list[Entrant]:
-        entrants = [entrant for entrant in self.entrants if entrant.contender.name not in self.out]
-        if not entrants:
+    def _still_in(self) -> list[CandidateConfig]:
+        candidate_configs = [
+            candidate_config
+            for candidate_config in self.candidate_configs
+            if candidate_config.candidate.name not in self.out
+        ]
+        if not candidate_configs:
             assert self.first_error is not None
             raise self.first_error
-        return entrants
+        return candidate_configs
 
 
-def _failed(error: PacelineError, turns: Sequence[Turn]) -> int:
+def _failed(error: PacelineError, schedule: Sequence[ScheduledRun]) -> int:
     """Whose turn it was: the ranks said so, or else the first that did not come to its end."""
     if error.run is not None:
         return error.run
-    done = [(turn.folder / FINISHED_FILE).exists() for turn in turns]
-    return done.index(False) if False in done else len(turns) - 1
+    done = [(scheduled.folder / FINISHED_FILE).exists() for scheduled in schedule]
+    return done.index(False) if False in done else len(schedule) - 1
 
 
 def in_rotated_order(
-    entrants: Sequence[Entrant], repeat: int, place_of: Callable[[Entrant], Hashable]
-) -> list[Entrant]:
+    candidate_configs: Sequence[CandidateConfig], repeat: int, place_of: Callable[[CandidateConfig], Hashable]
+) -> list[CandidateConfig]:
     """Those of one place together; in each repeat another place is first, and in it another entrant."""
-    places = _rotated(list(dict.fromkeys(map(place_of, entrants))), repeat)
-    return [e for place in places for e in _rotated([e for e in entrants if place_of(e) == place], repeat)]
+    places = _rotated(list(dict.fromkeys(map(place_of, candidate_configs))), repeat)
+    return [e for place in places for e in _rotated([e for e in candidate_configs if place_of(e) == place], repeat)]
 
 
 def _rotated(items: list[Item], by: int) -> list[Item]:

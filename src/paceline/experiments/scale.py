@@ -9,30 +9,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.pool import pool
+from paceline.analysis.pool import collect_records
 from paceline.analysis.scaling import KIND, scaling
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
+from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import gpus_to_use, place_settings, settings_of
-from paceline.experiments.contenders import Entrant
-from paceline.experiments.experiment import Board, Experiment
+from paceline.experiments.experiment import Experiment, ProgressDisplay
 from paceline.experiments.names import prepare_data
 from paceline.experiments.scale_estimate import estimate_s
 from paceline.experiments.scale_machines import (
-    Threads,
+    ThreadCounts,
     are_bound,
     choose_threads,
     find_machines,
     machine_cores,
     own_quota,
 )
-from paceline.experiments.scale_points import Batches, make_points, shared_settings
+from paceline.experiments.scale_points import ScaleBatches, make_points, shared_settings
 from paceline.experiments.shapes import choose_shapes
-from paceline.experiments.subjects import Turn, Workloads
+from paceline.experiments.subjects import ScheduledRun, WorkloadTarget
 from paceline.experiments.train import new_folder
-from paceline.launch.fleet import join_fleet
-from paceline.launch.seat import Say, Seat, Shape
-from paceline.launch.seating import find_seat
+from paceline.launch.fleet import join_launch
+from paceline.launch.seat import LauncherProcess, Notify, Shape
+from paceline.launch.seating import find_launcher_process
 from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
 from paceline.records.experiment import ExperimentFolder, read_experiment
@@ -43,32 +43,32 @@ DEFAULT_STEPS = 20
 
 
 @dataclass
-class Ladder(Experiment):
+class ScaleExperiment(Experiment):
     """A scaling experiment while it goes on: it ends after its repeats."""
 
-    threads: Threads = field(default_factory=lambda: Threads(None, None))
+    threads: ThreadCounts = field(default_factory=lambda: ThreadCounts(None, None))
 
-    def to_prove(self) -> list[Entrant]:
+    def to_prove(self) -> list[CandidateConfig]:
         """Every strategy once, on the most ranks and hosts that it is measured on."""
-        largest: dict[str, Entrant] = {}
-        for entrant in sorted(super().to_prove(), key=lambda one: (one.shape.ranks, one.shape.hosts)):
-            if entrant.contender.role != "baseline":
-                largest[entrant.contender.strategy] = entrant
+        largest: dict[str, CandidateConfig] = {}
+        for candidate_config in sorted(super().to_prove(), key=lambda one: (one.shape.ranks, one.shape.hosts)):
+            if candidate_config.candidate.role != "baseline":
+                largest[candidate_config.candidate.strategy] = candidate_config
         return list(largest.values())
 
-    def threads_of(self, turn: Turn) -> int | None:
-        return self.threads.single if turn.entrant.contender.role == "baseline" else self.threads.rank
+    def threads_of(self, scheduled: ScheduledRun) -> int | None:
+        return self.threads.single if scheduled.candidate_config.candidate.role == "baseline" else self.threads.rank
 
-    def place_of(self, entrant: Entrant) -> str:
+    def place_of(self, candidate_config: CandidateConfig) -> str:
         """What computes with more threads than the ranks of its shape has processes of its own."""
-        apart = entrant.contender.role == "baseline" and self.threads.single != self.threads.rank
-        return super().place_of(entrant) + ("-single" if apart else "")
+        apart = candidate_config.candidate.role == "baseline" and self.threads.single != self.threads.rank
+        return super().place_of(candidate_config) + ("-single" if apart else "")
 
     def enough(self, repeats: int) -> bool:
-        found = scaling(pool([read_experiment(self.folder.path)]))
+        found = scaling(collect_records([read_experiment(self.folder.path)]))
         if self.first_error is not None and all(row.step_s is None for row in found.comparison.rows):
             raise self.first_error
-        self.board.look(found.comparison, repeats)
+        self.display.look(found.comparison, repeats)
         return repeats >= self.config.repeats
 
 
@@ -77,15 +77,15 @@ def scale(
     launch: LaunchConfig,
     config: ScaleConfig,
     out: Path | None,
-    board: Board,
+    display: ProgressDisplay,
     tell_folder: Callable[[Path], None],
-    say: Say,
+    notify: Notify,
 ) -> None:
     """Runs a whole scaling experiment. Its folder, told as soon as it is there, holds what was done until then.
 
     No folder is told on a host that only takes part: all but the first.
     """
-    seat = find_seat(launch, os.environ)
+    launcher = find_launcher_process(launch, os.environ)
     if base.steps is None and base.epochs is None and base.seconds is None:
         base = replace(base, steps=DEFAULT_STEPS)
     if base.steps is not None and base.steps <= WARM_UP_STEPS:
@@ -95,52 +95,60 @@ def scale(
         )
     gpus = gpus_to_use(base)
     cores = machine_cores()
-    shapes = choose_shapes(config, seat, on_one_host=gpus or max(2, int(cores)))
-    _check_gpus(base, shapes, gpus, seat)
-    entrants = make_points(replace(base, evaluate=False, batch_per_rank=None), config, shapes)
+    shapes = choose_shapes(config, launcher, on_one_host=gpus or max(2, int(cores)))
+    _check_gpus(base, shapes, gpus, launcher)
+    candidate_configs = make_points(replace(base, evaluate=False, batch_per_rank=None), config, shapes)
     prepare_data(base)
     settings = settings_of("scale", launch, base) | dataclasses.asdict(config)  # Whose ranks are lists.
-    fleet = join_fleet(seat, launch, settings, timeout_s=base.timeout, say=say)
-    if fleet is None:
+    leader = join_launch(launcher, launch, settings, timeout_s=base.timeout, notify=notify)
+    if leader is None:
         return
-    with fleet:
+    with leader:
         place = place_settings() | {"machine_cores": cores}
-        place |= {"machines": find_machines(fleet.hellos, emulated=place["emulated"] is not None, quota=own_quota())}
-        place |= {"bound": are_bound(fleet.hellos)}
+        place |= {"machines": find_machines(leader.infos, emulated=place["emulated"] is not None, quota=own_quota())}
+        place |= {"bound": are_bound(leader.infos)}
         threads = choose_threads(shapes, launch, place, gpus)
-        expected_s = estimate_s(entrants, config, place)
-        design = _design(config, entrants, shapes, threads, launch) | place | {"gpus": gpus, "estimate_s": expected_s}
+        expected_s = estimate_s(candidate_configs, config, place)
+        design = (
+            _design(config, candidate_configs, shapes, threads, launch)
+            | place
+            | {"gpus": gpus, "estimate_s": expected_s}
+        )
         folder = ExperimentFolder.create(
             out or new_folder(base, KIND),
             kind=KIND,
-            contenders=[entrant.contender for entrant in entrants],
-            config=shared_settings(dataclasses.asdict(entrants[0].config)),
+            candidates=[candidate_config.candidate for candidate_config in candidate_configs],
+            config=shared_settings(dataclasses.asdict(candidate_configs[0].config)),
             design=design,
             provenance=provenance(),
         )
         tell_folder(folder.path)
-        board.plan(design | {"subject": _subject(base)}, entrants[0].config)
-        Ladder(Workloads(), entrants, fleet, config, folder, board, threads=threads).run()
+        display.plan(design | {"target": _target(base)}, candidate_configs[0].config)
+        ScaleExperiment(WorkloadTarget(), candidate_configs, leader, config, folder, display, threads=threads).run()
 
 
-def _check_gpus(base: RunConfig, shapes: Sequence[Shape], gpus: int, seat: Seat) -> None:
+def _check_gpus(base: RunConfig, shapes: Sequence[Shape], gpus: int, launcher: LauncherProcess) -> None:
     most = max(shape.ranks_per_host for shape in shapes)
-    if base.backend == "nccl" and most > gpus and seat.ranks is None:
+    if base.backend == "nccl" and most > gpus and launcher.ranks is None:
         raise UsageError(
             f"nccl needs a GPU of its own for each rank, but there are {gpus} for {most} ranks.",
             hint=f"use --ranks up to {gpus} or --backend gloo" if gpus else "use --backend gloo",
         )
 
 
-def _subject(base: RunConfig) -> str:
+def _target(base: RunConfig) -> str:
     return base.workload if is_own(base.workload) else f"{base.workload} on {base.data}"
 
 
 def _design(
-    config: ScaleConfig, entrants: Sequence[Entrant], shapes: Sequence[Shape], threads: Threads, launch: LaunchConfig
+    config: ScaleConfig,
+    candidate_configs: Sequence[CandidateConfig],
+    shapes: Sequence[Shape],
+    threads: ThreadCounts,
+    launch: LaunchConfig,
 ) -> dict[str, Any]:
     largest = max(shapes, key=lambda shape: (shape.ranks, shape.hosts))
-    batches = Batches.of(config, largest.ranks)
+    batches = ScaleBatches.of(config, largest.ranks)
     return {
         "ranks": largest.ranks,
         "hosts": largest.hosts,
@@ -148,13 +156,15 @@ def _design(
         "modes": list(config.modes),
         "batch": batches.whole,
         "batch_per_rank": batches.share,
-        "strategies": list(dict.fromkeys(entrant.contender.strategy for entrant in entrants)),
+        "strategies": list(
+            dict.fromkeys(candidate_config.candidate.strategy for candidate_config in candidate_configs)
+        ),
         "threads": threads.rank or threads_per_rank(largest.ranks_per_host),
         "threads_asked": launch.threads,
         "ranks_per_host_asked": list(config.per_host),
         "repeats": config.repeats,
         "max_repeats": config.repeats,
         "looks": 1,
-        "reference": next(e.contender.name for e in entrants if e.contender.role == "baseline"),
+        "reference": next(e.candidate.name for e in candidate_configs if e.candidate.role == "baseline"),
         "proof": config.proof,
     }

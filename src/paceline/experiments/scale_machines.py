@@ -9,13 +9,13 @@ from typing import Any
 
 from paceline.analysis.machines import sharing
 from paceline.config import LaunchConfig
-from paceline.launch.seat import Hello, Shape
+from paceline.launch.seat import LauncherInfo, Shape
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.measure.cores import affine_cores, cgroup_quota
 
 
 @dataclass(frozen=True)
-class Threads:
+class ThreadCounts:
     """Threads that ranks compute with; None for the usual rule, a host's cores ÷ its ranks."""
 
     rank: int | None
@@ -34,15 +34,15 @@ def machine_cores() -> float:
     return float(affine_cores()) if quota is None else min(float(affine_cores()), quota)
 
 
-def find_machines(hellos: Sequence[Hello], *, emulated: bool, quota: float | None) -> list[int]:
+def find_machines(infos: Sequence[LauncherInfo], *, emulated: bool, quota: float | None) -> list[int]:
     """For each host, in order, the number of its machine: hosts that may use the same cores are on one.
 
     Containers of one machine that have a network each and a quota of the cores are held to be machines of their own.
     """
-    nodes: dict[int, list[Hello]] = {}
-    for hello in hellos:
-        nodes.setdefault(hello.node, []).append(hello)
-    machines: list[list[Hello]] = []
+    nodes: dict[int, list[LauncherInfo]] = {}
+    for info in infos:
+        nodes.setdefault(info.node, []).append(info)
+    machines: list[list[LauncherInfo]] = []
     found = []
     for own in nodes.values():
         apart = quota is not None and not emulated
@@ -55,13 +55,13 @@ def find_machines(hellos: Sequence[Hello], *, emulated: bool, quota: float | Non
     return found
 
 
-def are_bound(hellos: Sequence[Hello]) -> bool:
+def are_bound(infos: Sequence[LauncherInfo]) -> bool:
     """Whether a launcher that starts a process per rank, as Slurm, gave each of a host cores of its own."""
-    pairs = [(a, b) for a, b in combinations(hellos, 2) if a.node == b.node]
+    pairs = [(a, b) for a, b in combinations(infos, 2) if a.node == b.node]
     return bool(pairs) and not any(_share(one, other, apart=False) for one, other in pairs)
 
 
-def _share(one: Hello, other: Hello, *, apart: bool) -> bool:
+def _share(one: LauncherInfo, other: LauncherInfo, *, apart: bool) -> bool:
     """Whether two may use the same cores of the same machine; `apart` are those whose networks differ."""
     if apart and one.network != other.network:
         return False
@@ -69,7 +69,7 @@ def _share(one: Hello, other: Hello, *, apart: bool) -> bool:
     return one.network.split()[0] == other.network.split()[0] and same_cores
 
 
-def choose_threads(shapes: Sequence[Shape], launch: LaunchConfig, place: Mapping[str, Any], gpus: int) -> Threads:
+def choose_threads(shapes: Sequence[Shape], launch: LaunchConfig, place: Mapping[str, Any], gpus: int) -> ThreadCounts:
     """As the user said; else, where all ranks share one machine, the same for all, so that more ranks have more cores.
 
     Hosts and ranks with cores of their own, or a share of the machine's, follow the usual rule.
@@ -78,7 +78,7 @@ def choose_threads(shapes: Sequence[Shape], launch: LaunchConfig, place: Mapping
     on_each = max(place["machines"].count(machine) for machine in place["machines"])
     usual = place["bound"] or (hosts > 1 and on_each == 1)
     if launch.threads is not None or gpus or usual or place["host_cpus"] is not None:
-        return Threads(launch.threads, launch.threads)
+        return ThreadCounts(launch.threads, launch.threads)
     cores = max(1, int(place["machine_cores"]))
     most = min(cores, max(sharing(place, shape.hosts, shape.ranks_per_host) for shape in shapes))
-    return Threads(cores // most, max(1, cores // on_each))
+    return ThreadCounts(cores // most, max(1, cores // on_each))

@@ -8,12 +8,12 @@ from typing import Any
 
 from paceline.config import RunConfig, ScaleConfig
 from paceline.errors import UsageError
+from paceline.experiments.candidates import CandidateConfig, role_of
 from paceline.experiments.checks import check_strategy
-from paceline.experiments.contenders import Entrant, role_of
 from paceline.experiments.names import check_names
 from paceline.experiments.shapes import ALONE
 from paceline.launch.seat import Shape
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.slowing import check_slow_ranks
 from paceline.strategies.registry import create, in_a_set, parse_list
 
@@ -22,7 +22,7 @@ BASELINE = "single"
 
 
 @dataclass(frozen=True)
-class Batches:
+class ScaleBatches:
     """The batches of an experiment."""
 
     whole: int
@@ -31,7 +31,7 @@ class Batches:
     """Of weak scaling, on each rank."""
 
     @classmethod
-    def of(cls, config: ScaleConfig, most_ranks: int) -> Batches:
+    def of(cls, config: ScaleConfig, most_ranks: int) -> ScaleBatches:
         """Where only one was named, the other is such that both kinds of scaling meet on the most ranks."""
         whole = config.batch or (config.batch_per_rank or 0) * most_ranks or 256
         return cls(whole, config.batch_per_rank or max(1, whole // most_ranks))
@@ -41,28 +41,28 @@ class Batches:
         return self.whole if mode == "strong" else self.share * ranks
 
 
-def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -> list[Entrant]:
+def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -> list[CandidateConfig]:
     """Every strategy at every point, checked; `single` on one rank. What two kinds of scaling share is there once."""
     text = config.strategies or DEFAULT_STRATEGIES
     strategies = [BASELINE, *[name for name in dict.fromkeys(parse_list(text)) if name != BASELINE]]
     most_ranks = max(shape.ranks for shape in shapes)
     check_slow_ranks(base.slowed, most_ranks)  # Where there are fewer, they are all as fast.
-    batches = Batches.of(config, most_ranks)
-    entrants = []
+    batches = ScaleBatches.of(config, most_ranks)
+    candidate_configs = []
     for shape in shapes:
         wholes = {mode: batches.in_mode(mode, shape.ranks) for mode in config.modes}
         for batch in dict.fromkeys(wholes.values()):
             mode = "both" if len(set(wholes.values())) < len(wholes) else next(m for m in wholes if wholes[m] == batch)
             for strategy in strategies:
-                entrant = _entrant(replace(base, strategy=strategy, batch=batch), shape, mode)
-                if entrant is not None and _fits(entrant, text):
-                    entrants.append(entrant)
-    if not any(entrant.contender.role != "baseline" for entrant in entrants):
+                candidate_config = _candidate_config(replace(base, strategy=strategy, batch=batch), shape, mode)
+                if candidate_config is not None and _fits(candidate_config, text):
+                    candidate_configs.append(candidate_config)
+    if not any(candidate_config.candidate.role != "baseline" for candidate_config in candidate_configs):
         raise UsageError(f"there is nothing to scale in {text}.", hint="name a strategy that shares the work, as ddp")
-    return entrants
+    return candidate_configs
 
 
-def _entrant(config: RunConfig, shape: Shape, mode: str) -> Entrant | None:
+def _candidate_config(config: RunConfig, shape: Shape, mode: str) -> CandidateConfig | None:
     """A strategy at a point; None where it has no part: what trains in one process takes one rank."""
     check_names(config)
     strategy = create(config.strategy, allow_unused=config.allow_unused)
@@ -74,17 +74,19 @@ def _entrant(config: RunConfig, shape: Shape, mode: str) -> Entrant | None:
     point = {"mode": mode, "ranks": shape.ranks, "hosts": shape.hosts, "ranks_per_host": shape.ranks_per_host}
     point |= {"batch": batch, "batch_per_rank": share}
     name = f"{config.strategy} on {_in_words(shape)}, batch {batch}"
-    contender = Contender(name, config.strategy, role=role, lossless=strategy.lossless, point=point)
-    return Entrant(contender, config, shape)
+    candidate = Candidate(name, config.strategy, role=role, lossless=strategy.lossless, point=point)
+    return CandidateConfig(candidate, config, shape)
 
 
-def _fits(entrant: Entrant, text: str) -> bool:
+def _fits(candidate_config: CandidateConfig, text: str) -> bool:
     """Whether the settings suit the strategy; one that was meant by a set alone is left out where they do not."""
-    entrant.config.global_batch(entrant.shape.ranks)  # A batch that is too small is refused, whoever has it.
+    candidate_config.config.global_batch(
+        candidate_config.shape.ranks
+    )  # A batch that is too small is refused, whoever has it.
     try:
-        check_strategy(entrant.config, create(entrant.config.strategy), entrant.shape.ranks)
+        check_strategy(candidate_config.config, create(candidate_config.config.strategy), candidate_config.shape.ranks)
     except UsageError:
-        if entrant.contender.role != "baseline" and in_a_set(text, entrant.config.strategy):
+        if candidate_config.candidate.role != "baseline" and in_a_set(text, candidate_config.config.strategy):
             return False
         raise
     return True

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from paceline.config import ScaleConfig
 from paceline.errors import UsageError
-from paceline.launch.seat import Seat, Shape
+from paceline.launch.seat import LauncherProcess, Shape
 
 ALONE = Shape(1, 1)
 
 
-def choose_shapes(config: ScaleConfig, seat: Seat, on_one_host: int) -> list[Shape]:
+def choose_shapes(config: ScaleConfig, launcher: LauncherProcess, on_one_host: int) -> list[Shape]:
     """The shapes to measure, fewest ranks first, most hosts first; one rank is always among them.
 
     `on_one_host` is what a host takes where the user does not say how many ranks there are: its GPUs or cores.
     """
-    hosts = seat.hosts
-    room = seat.local_size if seat.ranks is not None else None
+    hosts = launcher.hosts
+    room = launcher.local_size if launcher.ranks is not None else None
     counts = config.rank_counts or _powers(
         hosts * max(config.per_host, default=room or (on_one_host if hosts == 1 else 1))
     )

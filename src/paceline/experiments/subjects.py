@@ -1,6 +1,6 @@
 """What a comparison is about, workloads that Paceline trains or a script of the user's own, and how ranks get to it.
 
-Ranks train all contenders' workloads in turn. A script owns its process, so each of its turns starts ranks anew, and
+Ranks train all candidates' workloads in turn. A script owns its process, so each of its turns starts ranks anew, and
 the other side of its proof is another run of it.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from paceline.config import ATTACH_SETTINGS, SCRIPT_SETTINGS, CompareConfig, RunConfig, Script
 from paceline.errors import UsageError
-from paceline.experiments.contenders import WORKLOAD_RULES, Entrant, Rules, shared_settings
+from paceline.experiments.candidates import WORKLOAD_RULES, CandidateConfig, CandidateRules, shared_settings
 from paceline.experiments.estimate import estimate_s
 from paceline.experiments.names import prepare_data
 from paceline.launch.job import Task
@@ -34,11 +34,11 @@ VARIED_IN_SCRIPTS = (*ATTACH_SETTINGS, "slow_rank")
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A contender's turn: what it is called, what it trains, and the folder of its run."""
+class ScheduledRun:
+    """A candidate's turn: what it is called, what it trains, and the folder of its run."""
 
     name: str
-    entrant: Entrant
+    candidate_config: CandidateConfig
     folder: Path
 
 
@@ -46,81 +46,90 @@ class Unproven(Exception):
     """Why strategies can be measured, but not proven."""
 
 
-class Launcher(Protocol):
+class RankLauncher(Protocol):
     """What starts ranks for a subject that has a proof of its own."""
 
-    def launch(self, task: Task, stage: str, folder: Path, turns: Sequence[Turn], oracle: str = "") -> None:
+    def launch(self, task: Task, stage: str, folder: Path, schedule: Sequence[ScheduledRun], oracle: str = "") -> None:
         """Starts ranks that take these turns; raises where one fails."""
 
-    def take_turns(self, task: Task, stage: str, turns: Sequence[Turn], oracle: str = "") -> None:
-        """The same for all turns; a contender that fails is out."""
+    def run_in_order(self, task: Task, stage: str, schedule: Sequence[ScheduledRun], oracle: str = "") -> None:
+        """The same for all turns; a candidate that fails is out."""
 
 
-class Subject(Protocol):
+class TrainingTarget(Protocol):
     """What is compared."""
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> CandidateRules:
         """What may vary, and what fits."""
 
-    def settings(self, entrants: Sequence[Entrant]) -> dict[str, Any]:
+    def settings(self, candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
         """What all entrants share, for the record."""
 
-    def prepare(self, entrants: Sequence[Entrant]) -> None:
+    def prepare(self, candidate_configs: Sequence[CandidateConfig]) -> None:
         """Gets its data, on every host."""
 
-    def describe(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:
+    def describe(
+        self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig
+    ) -> dict[str, Any]:
         """What it is called (`subject`), its global `batch` and the `estimate_s`, where known."""
 
-    def script_of(self, turn: Turn) -> Script | None:
+    def script_of(self, scheduled: ScheduledRun) -> Script | None:
         """The script that the turn's ranks run instead of our own training."""
 
-    def shape_of(self, turn: Turn) -> Shape:
+    def shape_of(self, scheduled: ScheduledRun) -> Shape:
         """How many processes a turn takes, on how many hosts."""
 
-    def together(self, turns: Sequence[Turn]) -> list[tuple[Path, list[Turn]]]:
+    def together(self, schedule: Sequence[ScheduledRun]) -> list[tuple[Path, list[ScheduledRun]]]:
         """The turns that the same processes take one after the other, and the folder of their job.
 
         Turns whose folders stand together are of one shape.
         """
 
-    def prove(self, turns: Sequence[Turn], launcher: Launcher) -> None:
+    def prove(self, schedule: Sequence[ScheduledRun], launcher: RankLauncher) -> None:
         """Leaves the parity of each turn in its folder; raises `Unproven` where that cannot be."""
 
 
-class Workloads:
+class WorkloadTarget:
     """Built-in workloads, and those of the user's own that our loop trains."""
 
-    rules: Rules = WORKLOAD_RULES
+    rules: CandidateRules = WORKLOAD_RULES
 
-    def settings(self, entrants: Sequence[Entrant]) -> dict[str, Any]:
-        return shared_settings(dataclasses.asdict(entrants[0].config), entrants)
+    def settings(self, candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
+        return shared_settings(dataclasses.asdict(candidate_configs[0].config), candidate_configs)
 
-    def prepare(self, entrants: Sequence[Entrant]) -> None:
-        for entrant in entrants:
-            prepare_data(entrant.config)
+    def prepare(self, candidate_configs: Sequence[CandidateConfig]) -> None:
+        for candidate_config in candidate_configs:
+            prepare_data(candidate_config.config)
 
-    def describe(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:
-        config = entrants[0].config
+    def describe(
+        self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig
+    ) -> dict[str, Any]:
+        config = candidate_configs[0].config
         return {
-            "subject": config.workload if is_own(config.workload) else f"{config.workload} on {config.data}",
-            "batch": None if len({entrant.config.batch for entrant in entrants}) > 1 else config.global_batch(ranks),
-            "estimate_s": estimate_s(entrants, ranks, compare.repeats, proof=compare.proof, doctor=compare.doctor),
+            "target": config.workload if is_own(config.workload) else f"{config.workload} on {config.data}",
+            "batch": None
+            if len({candidate_config.config.batch for candidate_config in candidate_configs}) > 1
+            else config.global_batch(ranks),
+            "estimate_s": estimate_s(
+                candidate_configs, ranks, compare.repeats, proof=compare.proof, doctor=compare.doctor
+            ),
         }
 
-    def script_of(self, turn: Turn) -> Script | None:  # noqa: ARG002
+    def script_of(self, scheduled: ScheduledRun) -> Script | None:  # noqa: ARG002
         return None
 
-    def shape_of(self, turn: Turn) -> Shape:
-        return turn.entrant.shape
+    def shape_of(self, scheduled: ScheduledRun) -> Shape:
+        return scheduled.candidate_config.shape
 
-    def together(self, turns: Sequence[Turn]) -> list[tuple[Path, list[Turn]]]:
+    def together(self, schedule: Sequence[ScheduledRun]) -> list[tuple[Path, list[ScheduledRun]]]:
         return [
-            (folder, list(alike)) for folder, alike in itertools.groupby(turns, key=lambda turn: turn.folder.parent)
+            (folder, list(alike))
+            for folder, alike in itertools.groupby(schedule, key=lambda scheduled: scheduled.folder.parent)
         ]
 
-    def prove(self, turns: Sequence[Turn], launcher: Launcher) -> None:
-        launcher.take_turns("prove", "proof", turns)
+    def prove(self, schedule: Sequence[ScheduledRun], launcher: RankLauncher) -> None:
+        launcher.run_in_order("prove", "proof", schedule)
 
 
 class ScriptRules:
@@ -152,51 +161,68 @@ SCRIPT_RULES = ScriptRules()
 
 
 @dataclass(frozen=True)
-class OwnScript:
+class ScriptTarget:
     """A script that calls `paceline.attach`."""
 
     script: Script
-    rules: Rules = SCRIPT_RULES
+    rules: CandidateRules = SCRIPT_RULES
 
-    def settings(self, entrants: Sequence[Entrant]) -> dict[str, Any]:
-        return shared_settings(self.script.settings_to_keep(entrants[0].config), entrants)
+    def settings(self, candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
+        return shared_settings(self.script.settings_to_keep(candidate_configs[0].config), candidate_configs)
 
-    def prepare(self, entrants: Sequence[Entrant]) -> None:
+    def prepare(self, candidate_configs: Sequence[CandidateConfig]) -> None:
         """A script gets its data itself."""
 
-    def describe(self, entrants: Sequence[Entrant], ranks: int, compare: CompareConfig) -> dict[str, Any]:  # noqa: ARG002
-        return {"subject": shlex.join([self.script.path, *self.script.args]), "batch": None, "estimate_s": None}
+    def describe(
+        self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig
+    ) -> dict[str, Any]:
+        del candidate_configs, ranks, compare
+        return {"target": shlex.join([self.script.path, *self.script.args]), "batch": None, "estimate_s": None}
 
-    def script_of(self, turn: Turn) -> Script | None:
-        named = {*self.script.settings, *turn.entrant.contender.settings}
+    def script_of(self, scheduled: ScheduledRun) -> Script | None:
+        named = {*self.script.settings, *scheduled.candidate_config.candidate.settings}
         return replace(self.script, settings=tuple(sorted(named)))
 
-    def shape_of(self, turn: Turn) -> Shape:
+    def shape_of(self, scheduled: ScheduledRun) -> Shape:
         """Idle ranks are left out: a script has no place for them."""
-        shape = turn.entrant.shape
-        busy = sum(role is not Role.IDLE for role in create(turn.entrant.config.strategy).roles(shape.ranks))
+        shape = scheduled.candidate_config.shape
+        busy = sum(
+            role is not Role.IDLE for role in create(scheduled.candidate_config.config.strategy).roles(shape.ranks)
+        )
         return shape if busy == shape.ranks else Shape(1, busy)
 
-    def together(self, turns: Sequence[Turn]) -> list[tuple[Path, list[Turn]]]:
-        return [(turn.folder, [turn]) for turn in turns]
+    def together(self, schedule: Sequence[ScheduledRun]) -> list[tuple[Path, list[ScheduledRun]]]:
+        return [(scheduled.folder, [scheduled]) for scheduled in schedule]
 
-    def prove(self, turns: Sequence[Turn], launcher: Launcher) -> None:
+    def prove(self, schedule: Sequence[ScheduledRun], launcher: RankLauncher) -> None:
         """Candidates only: one process sees another batch than all ranks do, and the bound promises nothing."""
-        candidates = [turn for turn in turns if turn.entrant.contender.role == "candidate"]
-        for number, alike in enumerate(_by_settings(candidates), start=1):
+        eligible = [scheduled for scheduled in schedule if scheduled.candidate_config.candidate.role == "candidate"]
+        for number, alike in enumerate(_by_settings(eligible), start=1):
             folder = alike[0].folder.with_name(f"oracle-{number}")
             gradients = folder / GRADIENTS_FILE
             try:
-                launcher.launch("oracle", "proof", folder, [Turn("oracle", alike[0].entrant, folder)], str(gradients))
-                launcher.take_turns("prove", "proof", alike, str(gradients))
-                if not all(_is_right(turn) for turn in alike):
+                launcher.launch(
+                    "oracle",
+                    "proof",
+                    folder,
+                    [ScheduledRun("oracle", alike[0].candidate_config, folder)],
+                    str(gradients),
+                )
+                launcher.run_in_order("prove", "proof", alike, str(gradients))
+                if not all(_is_right(scheduled) for scheduled in alike):
                     self._prove_oracle(alike[0], folder.with_name(f"{folder.name}-again"), launcher, gradients)
             finally:
                 gradients.unlink(missing_ok=True)  # As large as the model, and of no more use.
 
-    def _prove_oracle(self, turn: Turn, folder: Path, launcher: Launcher, gradients: Path) -> None:
+    def _prove_oracle(self, scheduled: ScheduledRun, folder: Path, launcher: RankLauncher, gradients: Path) -> None:
         """Is it the strategy that is wrong? Only if the script computes the same each time it is run."""
-        launcher.launch("prove_oracle", "proof", folder, [Turn("oracle", turn.entrant, folder)], str(gradients))
+        launcher.launch(
+            "prove_oracle",
+            "proof",
+            folder,
+            [ScheduledRun("oracle", scheduled.candidate_config, folder)],
+            str(gradients),
+        )
         found = read_parity(folder)
         if found is not None and math.isinf(found.error):
             raise Unproven(
@@ -210,16 +236,16 @@ class OwnScript:
             )
 
 
-def choose_subject(base: RunConfig, config: CompareConfig, args: Sequence[str]) -> tuple[Subject, RunConfig]:
+def choose_target(base: RunConfig, config: CompareConfig, args: Sequence[str]) -> tuple[TrainingTarget, RunConfig]:
     """What the user wants compared, and what its runs have in common; refuses what does not go together."""
     if config.script:
-        subject = _own_script(base, config.script, args)
-        return subject, replace(base, workload=subject.script.name)
+        target = _own_script(base, config.script, args)
+        return target, replace(base, workload=target.script.name)
     if args:
         raise UsageError(
             f"{shlex.join(args)} was given after `--`, but there is no --script.", hint="leave it out, or add --script"
         )
-    return Workloads(), base
+    return WorkloadTarget(), base
 
 
 def read_parity(folder: Path) -> Parity | None:
@@ -232,7 +258,7 @@ def read_parity(folder: Path) -> Parity | None:
     return Parity(**values)
 
 
-def _own_script(base: RunConfig, path: str, args: Sequence[str]) -> OwnScript:
+def _own_script(base: RunConfig, path: str, args: Sequence[str]) -> ScriptTarget:
     if not Path(path).is_file():
         raise UsageError(f"there is no script {path} in {Path.cwd()}.", hint="--script takes the path of a python file")
     name = Path(path).name
@@ -243,19 +269,19 @@ def _own_script(base: RunConfig, path: str, args: Sequence[str]) -> OwnScript:
             own = f"{name} decides that itself; its own arguments go after `--`"
             hint = "say how many --steps" if setting == "epochs" else own
             raise UsageError(f"{option} was given together with --script.", hint=hint)
-    return OwnScript(Script(path=path, args=tuple(args), settings=tuple(s for s in ATTACH_SETTINGS if s in changed)))
+    return ScriptTarget(Script(path=path, args=tuple(args), settings=tuple(s for s in ATTACH_SETTINGS if s in changed)))
 
 
-def _is_right(turn: Turn) -> bool:
+def _is_right(scheduled: ScheduledRun) -> bool:
     """Whether a turn proved what it had to; one that failed says nothing against the script."""
-    parity = read_parity(turn.folder)
-    return parity is None or parity.holds or not turn.entrant.contender.lossless
+    parity = read_parity(scheduled.folder)
+    return parity is None or parity.holds or not scheduled.candidate_config.candidate.lossless
 
 
-def _by_settings(turns: Sequence[Turn]) -> Iterable[list[Turn]]:
+def _by_settings(schedule: Sequence[ScheduledRun]) -> Iterable[list[ScheduledRun]]:
     """Turns under the same settings have the same right gradients."""
 
-    def settings(turn: Turn) -> str:
-        return str(sorted(turn.entrant.contender.settings.items()))
+    def settings(scheduled: ScheduledRun) -> str:
+        return str(sorted(scheduled.candidate_config.candidate.settings.items()))
 
-    return [list(alike) for _, alike in itertools.groupby(sorted(turns, key=settings), key=settings)]
+    return [list(alike) for _, alike in itertools.groupby(sorted(schedule, key=settings), key=settings)]

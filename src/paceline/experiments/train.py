@@ -14,33 +14,37 @@ from typing import Any
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import RecordError
 from paceline.experiments.names import check_names, prepare_data
-from paceline.launch.seat import Say
+from paceline.launch.seat import Notify
 from paceline.records import RunFolder, RunRecord, read_run
 
-Watch = Callable[[Path], AbstractContextManager[Any]]
+FollowRun = Callable[[Path], AbstractContextManager[Any]]
 """Makes the display that follows a folder while what is in it grows."""
 
 
-def train(config: RunConfig, launch: LaunchConfig, out: Path | None, watch: Watch, say: Say) -> RunRecord | None:
+def train(
+    config: RunConfig, launch: LaunchConfig, out: Path | None, watch: FollowRun, notify: Notify
+) -> RunRecord | None:
     """Trains and returns the record; None on a host or a process that has nothing to show: all but the first."""
     check_names(config)
 
     from paceline.experiments.checks import choose_shape, settings_of
-    from paceline.launch.fleet import join_fleet
+    from paceline.launch.fleet import join_launch
     from paceline.launch.job import Job
-    from paceline.launch.seating import find_seat
+    from paceline.launch.seating import find_launcher_process
 
-    seat = find_seat(launch, os.environ)
-    shape = choose_shape(config, launch, seat)
+    launcher = find_launcher_process(launch, os.environ)
+    shape = choose_shape(config, launch, launcher)
     prepare_data(config)
-    fleet = join_fleet(seat, launch, settings_of("train", launch, config), timeout_s=config.timeout, say=say)
-    if fleet is None:
+    leader = join_launch(
+        launcher, launch, settings_of("train", launch, config), timeout_s=config.timeout, notify=notify
+    )
+    if leader is None:
         return None
-    with fleet:
+    with leader:
         folder = RunFolder.create(out or new_folder(config))
         job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
         with watch(folder.path):
-            fleet.run(job, shape)
+            leader.run(job, shape)
     return read_run(folder.path)
 
 

@@ -24,7 +24,7 @@ from paceline.launch import rendezvous
 from paceline.launch.job import Job
 from paceline.launch.rank import LOCAL_RANK, LOCAL_SIZE, MODULE, SHARING
 from paceline.launch.rendezvous import Failed
-from paceline.launch.seat import Part
+from paceline.launch.seat import RankRange
 from paceline.measure.cores import threads_per_rank
 
 GRACE_S = 3.0
@@ -36,7 +36,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 def start_ranks(
     job: Job,
-    part: Part,
+    rank_range: RankRange,
     endpoint: str,
     *,
     store: Store | None,
@@ -50,29 +50,29 @@ def start_ranks(
     _silence_elastic()
     rendezvous.register(store, failed_elsewhere)
     elastic = ElasticConfig(
-        min_nodes=part.parts,
-        max_nodes=part.parts,
-        nproc_per_node=part.ranks,
+        min_nodes=rank_range.rank_ranges,
+        max_nodes=rank_range.rank_ranges,
+        nproc_per_node=rank_range.ranks,
         run_id="paceline",
         rdzv_backend=rendezvous.BACKEND,
         rdzv_endpoint=endpoint,
-        rdzv_configs={"rank": part.number, "timeout": math.ceil(job.timeout)},
+        rdzv_configs={"rank": rank_range.number, "timeout": math.ceil(job.timeout)},
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
         signals_to_handle=",".join(number.name for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN),
     )
     environment = {
-        "OMP_NUM_THREADS": str(threads or threads_per_rank(part.sharing)),
-        LOCAL_RANK: str(part.local_rank),
-        LOCAL_SIZE: str(part.local_size),
-        SHARING: str(part.sharing),
+        "OMP_NUM_THREADS": str(threads or threads_per_rank(rank_range.sharing)),
+        LOCAL_RANK: str(rank_range.local_rank),
+        LOCAL_SIZE: str(rank_range.local_size),
+        SHARING: str(rank_range.sharing),
     }
     try:
         with _environment(environment), _own_signal_handlers(), _ended_with_the_others(failed_elsewhere):
             elastic_launch(elastic, sys.executable)("-m", MODULE, str(job.file))
     except ChildFailedError as error:
-        return {part.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
+        return {rank_range.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
     except SignalException:
         raise KeyboardInterrupt from None
     except (RuntimeError, ConnectionError) as error:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import IO
 
 from paceline.config import LaunchConfig, launched
-from paceline.emulation import hosts_in_words, parse_hosts
+from paceline.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
-from paceline.launch.emulated_hosts import Host, emulated_hosts
+from paceline.launch.emulated_hosts import EmulatedHost, emulated_hosts
 from paceline.launch.links import address_of
-from paceline.launch.seat import Say
+from paceline.launch.seat import Notify
 from paceline.measure.cores import usable_cores
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -30,7 +30,7 @@ _SHOWN_LINES = 30
 
 
 def run_emulated(
-    launch: LaunchConfig, arguments: Sequence[str], say: Say, before: Callable[[], None] = lambda: None
+    launch: LaunchConfig, arguments: Sequence[str], notify: Notify, before: Callable[[], None] = lambda: None
 ) -> int:
     """Makes the hosts that `launch` asks for and runs `paceline ARGUMENTS` on each; returns host 0's exit code.
 
@@ -43,13 +43,13 @@ def run_emulated(
     with emulated_hosts(launch.emulate, launch.host_cpus) as hosts:
         shares = "" if launch.host_cpus is None else f", {launch.host_cpus:g} cores each"
         others = f"–{address_of(len(lines) - 1).rpartition('.')[2]}" if len(lines) > 1 else ""
-        say(f"{hosts_in_words(lines)}{shares}, {address_of(0)}{others}")
-        _warn_of_shares(launch, len(lines), say)
+        notify(f"{format_hosts(lines)}{shares}, {address_of(0)}{others}")
+        _warn_of_shares(launch, len(lines), notify)
         before()
-        return run_on_all(hosts, (sys.executable, "-m", "paceline", *arguments), say)
+        return run_on_all(hosts, (sys.executable, "-m", "paceline", *arguments), notify)
 
 
-def run_on_all(hosts: Sequence[Host], command: Sequence[str], say: Say) -> int:
+def run_on_all(hosts: Sequence[EmulatedHost], command: Sequence[str], notify: Notify) -> int:
     """Runs a program on every host until all have ended, in order if it can be; returns host 0's exit code."""
     processes: list[_Process] = []
     # What we were started to ignore, as by nohup, is ignored on all hosts.
@@ -59,17 +59,17 @@ def run_on_all(hosts: Sequence[Host], command: Sequence[str], say: Say) -> int:
             processes += [_start(host, command) for host in hosts]
             running = _Running(processes, ending)
             code = running.wait()
-            running.show_unexplained(say)
+            running.show_unexplained(notify)
         finally:
             for process in processes:
                 process.close()
     return code
 
 
-def _warn_of_shares(launch: LaunchConfig, hosts: int, say: Say) -> None:
+def _warn_of_shares(launch: LaunchConfig, hosts: int, notify: Notify) -> None:
     asked, cores = (launch.host_cpus or 0) * hosts, usable_cores()
     if asked > cores:
-        say(
+        notify(
             f"warning: {hosts} hosts × {launch.host_cpus:g} cores are {asked:g}, but there are {cores:g}: "
             "hosts will take time from each other"
         )
@@ -79,7 +79,7 @@ def _warn_of_shares(launch: LaunchConfig, hosts: int, say: Say) -> None:
 class _Process:
     """`paceline` on one host."""
 
-    host: Host
+    host: EmulatedHost
     process: subprocess.Popen[str]
     output: IO[str] | None
     """Where it prints to; None where that is our own terminal."""
@@ -100,7 +100,7 @@ class _Process:
             self.output.close()
 
 
-def _start(host: Host, command: Sequence[str]) -> _Process:
+def _start(host: EmulatedHost, command: Sequence[str]) -> _Process:
     # Nameless, so that none is left behind.
     output = None if host.place.host == 0 else tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
     process = host.popen(
@@ -132,7 +132,7 @@ class _Running:
             self._hurry(time.monotonic())
         return self.leader.code
 
-    def show_unexplained(self, say: Say) -> None:
+    def show_unexplained(self, notify: Notify) -> None:
         """What a host printed that failed by itself, unless host 0 failed in the same way, and has said so."""
         for process in self.followers:
             first = (process.ended_s or 0.0) <= (self.leader.ended_s or 0.0)
@@ -141,9 +141,9 @@ class _Running:
             process.output.seek(0)
             printed = process.output.read().rstrip().splitlines()[-_SHOWN_LINES:]
             name = process.host.namespace.name
-            say(f"{name} ended with exit code {process.code}" + (":" if printed else ", without a word"))
+            notify(f"{name} ended with exit code {process.code}" + (":" if printed else ", without a word"))
             for line in printed:
-                say(f"  {name}: {line}")
+                notify(f"  {name}: {line}")
 
     def _look(self) -> bool:
         now = time.monotonic()

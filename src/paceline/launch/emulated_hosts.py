@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.emulation import CGROUP_VARIABLE, Place, parse_hosts
+from paceline.emulation import CGROUP_VARIABLE, EmulationInfo, parse_hosts
 from paceline.errors import LaunchError
 from paceline.launch.cgroup import cpu_shares
 from paceline.launch.links import address_of, connect
@@ -22,10 +22,10 @@ MASTER_PORT = 29500
 
 
 @dataclass(frozen=True)
-class Host:
+class EmulatedHost:
     """An emulated host, to run programs on."""
 
-    place: Place
+    place: EmulationInfo
     namespace: Namespace
     cgroup: Path | None
     """The cgroup that its ranks enter, where the host has a share of the cores."""
@@ -53,7 +53,7 @@ class Host:
 
 
 @contextmanager
-def emulated_hosts(spec: str, host_cpus: float | None = None) -> Iterator[Sequence[Host]]:
+def emulated_hosts(spec: str, host_cpus: float | None = None) -> Iterator[Sequence[EmulatedHost]]:
     """Makes the hosts that `spec` (as 4@200mbit) names, connected, and takes them away at the end.
 
     `host_cpus` is the share of the cores that the ranks of each get. Who starts programs there ends them before; at the
@@ -80,7 +80,7 @@ def emulated_hosts(spec: str, host_cpus: float | None = None) -> Iterator[Sequen
             cgroups = stack.enter_context(cpu_shares(len(lines), host_cpus))
         master = f"{address_of(0)}:{MASTER_PORT}"
         places = [
-            Place(spec=spec, host=number, hosts=len(lines), master=master, host_cpus=host_cpus)
+            EmulationInfo(spec=spec, host=number, hosts=len(lines), master=master, host_cpus=host_cpus)
             for number in range(len(lines))
         ]
-        yield [Host(*parts) for parts in zip(places, networks, cgroups, strict=True)]
+        yield [EmulatedHost(*parts) for parts in zip(places, networks, cgroups, strict=True)]

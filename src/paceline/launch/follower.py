@@ -15,38 +15,40 @@ from paceline.errors import INTERRUPTED_EXIT_CODE, LaunchError, PacelineError
 from paceline.launch.elastic import start_ranks
 from paceline.launch.failures import from_message, to_message
 from paceline.launch.job import Job
-from paceline.launch.mail import POLL_S, Mail
-from paceline.launch.presence import present
-from paceline.launch.seat import Part, Seat
+from paceline.launch.mail import POLL_S, StoreChannel
+from paceline.launch.presence import send_heartbeats
+from paceline.launch.seat import LauncherProcess, RankRange
 from paceline.records.schema import ERRORS_FOLDER, LOGS_FOLDER
 
 END = "end"
 """The key under which the leader says that all is done."""
 
 
-def follow(mail: Mail, seat: Seat, launch: LaunchConfig) -> None:
+def follow(channel: StoreChannel, launcher: LauncherProcess, launch: LaunchConfig) -> None:
     """Starts ranks when the leader says so, until it says that all is done."""
-    with present(mail, seat.number):
+    with send_heartbeats(channel, launcher.number):
         number = 1
-        while _wait_for_job(mail, number):
-            order = mail.read(f"job-{number}")
-            own = [part for part in order["parts"] if part["seat"] == seat.number]
+        while _wait_for_job(channel, number):
+            order = channel.read(f"job-{number}")
+            own = [rank_range for rank_range in order["rank_ranges"] if rank_range["launcher"] == launcher.number]
             if own:
-                _take_part(mail, number, Part(**own[0]), order, launch)
+                _run_job(channel, number, RankRange(**own[0]), order, launch)
             number += 1
-    _part_ways(mail, seat)
+    _leave(channel, launcher)
 
 
-def _wait_for_job(mail: Mail, number: int) -> bool:
+def _wait_for_job(channel: StoreChannel, number: int) -> bool:
     """Waits for the next job; False where there is none any more."""
-    while not mail.has(f"job-{number}"):
-        if mail.has(END):
+    while not channel.has(f"job-{number}"):
+        if channel.has(END):
             return False
         time.sleep(POLL_S)
     return True
 
 
-def _take_part(mail: Mail, number: int, part: Part, order: Mapping[str, Any], launch: LaunchConfig) -> None:
+def _run_job(
+    channel: StoreChannel, number: int, rank_range: RankRange, order: Mapping[str, Any], launch: LaunchConfig
+) -> None:
     """Starts our ranks for a job, and says how they ended."""
     file = Path(order["file"])
     shared = file.is_file() and file.read_text() == order["job"]
@@ -54,22 +56,27 @@ def _take_part(mail: Mail, number: int, part: Part, order: Mapping[str, Any], la
 
     def failed_elsewhere() -> bool:
         try:
-            return mail.has(f"failed-{number}") or mail.has(END)
+            return channel.has(f"failed-{number}") or channel.has(END)
         except LaunchError:  # The leader is gone, and its ranks with it.
             return True
 
     with _folders(Job.from_json(order["job"], file.parent), shared=shared) as (job, root):
         try:
             outcome["codes"] = start_ranks(
-                job, part, order["endpoint"], store=None, threads=launch.threads, failed_elsewhere=failed_elsewhere
+                job,
+                rank_range,
+                order["endpoint"],
+                store=None,
+                threads=launch.threads,
+                failed_elsewhere=failed_elsewhere,
             )
         except PacelineError as error:
             outcome["error"] = to_message(error)
         if outcome["codes"] or outcome["error"]:
-            mail.post(f"failed-{number}", part.seat)
+            channel.post(f"failed-{number}", rank_range.launcher)
         if root is not None:
-            mail.send_files(f"files-{number}-{part.seat}", root)
-    mail.post(f"outcome-{number}-{part.seat}", outcome)
+            channel.send_files(f"files-{number}-{rank_range.launcher}", root)
+    channel.post(f"outcome-{number}-{rank_range.launcher}", outcome)
 
 
 @contextlib.contextmanager
@@ -90,15 +97,15 @@ def _folders(job: Job, *, shared: bool) -> Iterator[tuple[Job, Path | None]]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _part_ways(mail: Mail, seat: Seat) -> None:
+def _leave(channel: StoreChannel, launcher: LauncherProcess) -> None:
     """Leaves as the leader does: with its error, where it had one."""
-    farewell = mail.read(END)
-    mail.post(f"bye-{seat.number}", None)
+    farewell = channel.read(END)
+    channel.post(f"bye-{launcher.number}", None)
     if farewell["interrupted"]:
         raise SystemExit(INTERRUPTED_EXIT_CODE)
     if farewell["kind"] is None:
         return
     error = from_message(farewell)
-    if seat.launcher == "paceline":
+    if launcher.started_by == "paceline":
         raise error
     raise SystemExit(error.exit_code)  # On one terminal once is enough.

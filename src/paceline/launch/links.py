@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from paceline.emulation import EmulatedHost
+from paceline.emulation import EmulatedHostSpec
 from paceline.errors import LaunchError
 from paceline.launch.netns import Namespace, not_allowed
 
@@ -83,7 +83,7 @@ def piece_commands(interface: str, rate_bit_s: float | None) -> list[str]:
     return [f"link set {interface} gso_max_size {min(burst_bytes(rate_bit_s) // 2, _LARGEST_PIECE_BYTES)}"]
 
 
-def delay_commands(interface: str, host: EmulatedHost) -> list[str]:
+def delay_commands(interface: str, host: EmulatedHostSpec) -> list[str]:
     """For `tc -batch`: holds what an interface sends back for a while, inside its rate if it has one."""
     if host.delay_s is None:
         return []
@@ -94,7 +94,7 @@ def delay_commands(interface: str, host: EmulatedHost) -> list[str]:
     return [f"qdisc add dev {interface} {place} netem delay {delay_us}us limit {_NETEM_PACKETS + on_the_way}"]
 
 
-def connect(switch: Namespace, namespaces: Sequence[Namespace], hosts: Sequence[EmulatedHost]) -> None:
+def connect(switch: Namespace, namespaces: Sequence[Namespace], hosts: Sequence[EmulatedHostSpec]) -> None:
     """Connects all hosts by the switch, each at its rate, with its delay."""
     ip, tc = _tool("ip"), _tool("tc")
     ports = [(port_of(number), host.rate_bit_s) for number, host in enumerate(hosts)]

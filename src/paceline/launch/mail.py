@@ -19,7 +19,7 @@ MOST_BYTES = 1 << 30
 """Of the files that one host sends after a job: more than any record has."""
 
 
-class Mail:
+class StoreChannel:
     """A board that all processes of a launch read and write. Whoever waits polls, so that an interrupt gets through."""
 
     def __init__(self, store: Store, where: str) -> None:

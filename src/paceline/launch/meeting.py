@@ -18,14 +18,14 @@ from typing import Any
 
 import paceline
 from paceline.errors import LaunchError
-from paceline.launch.mail import POLL_S, Mail
-from paceline.launch.seat import Hello, Say, Seat
+from paceline.launch.mail import POLL_S, StoreChannel
+from paceline.launch.seat import LauncherInfo, LauncherProcess, Notify
 from paceline.measure.host import network_id
 from paceline.records.provenance import version_of
 
-PATIENCE_S = 2.0
+NOTIFY_AFTER_S = 2.0
 """How long a host waits before it says for whom."""
-HEARING_S = 3.0
+VERDICT_S = 3.0
 NOT_OPTIONS = {
     "command": "command",
     "workload": "workload",
@@ -35,12 +35,12 @@ NOT_OPTIONS = {
 """What settings are called that are not options."""
 
 
-def hello_of(seat: Seat, address: str, settings: Mapping[str, Any]) -> Hello:
+def own_launcher_info(launcher: LauncherProcess, address: str, settings: Mapping[str, Any]) -> LauncherInfo:
     """What this process says of itself."""
-    return Hello(
-        seat=seat.number,
-        node=seat.node,
-        local_rank=seat.local_rank,
+    return LauncherInfo(
+        launcher=launcher.number,
+        node=launcher.node,
+        local_rank=launcher.local_rank,
         host=platform.node(),
         network=network_id(),
         address=address,
@@ -53,49 +53,59 @@ def hello_of(seat: Seat, address: str, settings: Mapping[str, Any]) -> Hello:
     )
 
 
-def meet(mail: Mail, seat: Seat, own: Hello, timeout_s: float, say: Say) -> list[Hello]:
+def shake_hands(
+    channel: StoreChannel, launcher: LauncherProcess, own: LauncherInfo, timeout_s: float, notify: Notify
+) -> list[LauncherInfo]:
     """Waits for all the others; all of them, in order, once they are known to fit. Raises, on every host, if not."""
-    if mail.count(_taken(seat)) > 1:
-        mail.count(_taken(seat), by=-1)
+    if channel.count(_taken(launcher)) > 1:
+        channel.count(_taken(launcher), by=-1)
         raise LaunchError(
-            f"another host was started with --node-rank {seat.number}.",
-            hint=f"each of the {seat.seats} hosts has a number of its own, from 0 to {seat.seats - 1}",
+            f"another host was started with --node-rank {launcher.number}.",
+            hint=f"each of the {launcher.launchers} hosts has a number of its own, from 0 to {launcher.launchers - 1}",
         )
     try:
-        mail.post(f"hello-{seat.number}", asdict(own))
-        return _welcome(mail, seat, own, timeout_s, say) if seat.leads else _hear_the_verdict(mail, seat, timeout_s)
+        channel.post(f"hello-{launcher.number}", asdict(own))
+        return (
+            _welcome(channel, launcher, own, timeout_s, notify)
+            if launcher.leads
+            else _hear_the_verdict(channel, launcher, timeout_s)
+        )
     except BaseException:
         with suppress(LaunchError):
-            mail.count(_taken(seat), by=-1)  # Who comes back finds the number free.
+            channel.count(_taken(launcher), by=-1)  # Who comes back finds the number free.
         raise
 
 
-def _taken(seat: Seat) -> str:
-    return f"taken-{seat.number}"
+def _taken(launcher: LauncherProcess) -> str:
+    return f"taken-{launcher.number}"
 
 
-def _welcome(mail: Mail, seat: Seat, own: Hello, timeout_s: float, say: Say) -> list[Hello]:
-    hellos = _hear_all(mail, seat, own, timeout_s, say)
-    reason = misfit(hellos)
+def _welcome(
+    channel: StoreChannel, launcher: LauncherProcess, own: LauncherInfo, timeout_s: float, notify: Notify
+) -> list[LauncherInfo]:
+    infos = _hear_all(channel, launcher, own, timeout_s, notify)
+    reason = mismatch(infos)
     refusal = None if reason is None else {"message": reason.message, "hint": reason.hint}
-    mail.post("welcome", {"refusal": refusal, "hellos": [asdict(hello) for hello in hellos]})
+    channel.post("welcome", {"refusal": refusal, "hellos": [asdict(info) for info in infos]})
     if reason is not None:
-        for hello in hellos[1:]:  # With us goes the store: they have to have heard it.
-            mail.wait(f"heard-{hello.seat}", within_s=HEARING_S)
+        for info in infos[1:]:  # With us goes the store: they have to have heard it.
+            channel.wait(f"heard-{info.launcher}", within_s=VERDICT_S)
         raise reason
-    return hellos
+    return infos
 
 
-def read_hello(said: Mapping[str, Any]) -> Hello:
+def read_launcher_info(said: Mapping[str, Any]) -> LauncherInfo:
     """What another host said, in the words of its own version: what it leaves out is empty, the rest is not ours."""
-    empty = Hello(0, 0, 0, "unknown", "", "", {}, [], {})
-    return Hello(**{field.name: said.get(field.name, getattr(empty, field.name)) for field in fields(Hello)})
+    empty = LauncherInfo(0, 0, 0, "unknown", "", "", {}, [], {})
+    return LauncherInfo(
+        **{field.name: said.get(field.name, getattr(empty, field.name)) for field in fields(LauncherInfo)}
+    )
 
 
-def misfit(hellos: Sequence[Hello]) -> LaunchError | None:
+def mismatch(infos: Sequence[LauncherInfo]) -> LaunchError | None:
     """Why these hosts cannot work together, if they cannot."""
-    first = hellos[0]
-    for other in hellos[1:]:
+    first = infos[0]
+    for other in infos[1:]:
         for what, version in first.versions.items():
             if other.versions.get(what) != version:
                 return LaunchError(
@@ -113,38 +123,40 @@ def misfit(hellos: Sequence[Hello]) -> LaunchError | None:
     return None
 
 
-def _hear_all(mail: Mail, seat: Seat, own: Hello, timeout_s: float, say: Say) -> list[Hello]:
+def _hear_all(
+    channel: StoreChannel, launcher: LauncherProcess, own: LauncherInfo, timeout_s: float, notify: Notify
+) -> list[LauncherInfo]:
     began = time.monotonic()
     said = False
-    waiting = set(range(seat.seats)) - {seat.number}
-    found = {seat.number: own}
+    waiting = set(range(launcher.launchers)) - {launcher.number}
+    found = {launcher.number: own}
     while waiting:
         for number in sorted(waiting):
-            if mail.has(f"hello-{number}"):
-                found[number] = read_hello(mail.read(f"hello-{number}"))
+            if channel.has(f"hello-{number}"):
+                found[number] = read_launcher_info(channel.read(f"hello-{number}"))
         waiting -= found.keys()
         waited_s = time.monotonic() - began
         if waiting and waited_s > timeout_s:
             raise LaunchError(
-                f"{_listed(waiting)} of {seat.seats} did not come to {mail.where} within {timeout_s:g} s.",
-                hint=f"start the same command on all {seat.seats} hosts, each with its own --node-rank; "
+                f"{_listed(waiting)} of {launcher.launchers} did not come to {channel.where} within {timeout_s:g} s.",
+                hint=f"start the same command on all {launcher.launchers} hosts, each with its own --node-rank; "
                 "--timeout waits longer",
             )
-        if waiting and waited_s > PATIENCE_S and not said:
-            say(f"waiting at {mail.where} for {_listed(waiting)} of {seat.seats} …")
+        if waiting and waited_s > NOTIFY_AFTER_S and not said:
+            notify(f"waiting at {channel.where} for {_listed(waiting)} of {launcher.launchers} …")
             said = True
         time.sleep(POLL_S)
     return [found[number] for number in sorted(found)]
 
 
-def _hear_the_verdict(mail: Mail, seat: Seat, timeout_s: float) -> list[Hello]:
-    if not mail.wait("welcome", within_s=timeout_s + 5):
-        raise LaunchError(f"host 0 at {mail.where} did not answer host {seat.number} within {timeout_s:g} s.")
-    verdict = mail.read("welcome")
-    mail.post(f"heard-{seat.number}", None)
+def _hear_the_verdict(channel: StoreChannel, launcher: LauncherProcess, timeout_s: float) -> list[LauncherInfo]:
+    if not channel.wait("welcome", within_s=timeout_s + 5):
+        raise LaunchError(f"host 0 at {channel.where} did not answer host {launcher.number} within {timeout_s:g} s.")
+    verdict = channel.read("welcome")
+    channel.post(f"heard-{launcher.number}", None)
     if verdict["refusal"] is not None:
         raise LaunchError(verdict["refusal"]["message"], hint=verdict["refusal"]["hint"])
-    return [read_hello(entry) for entry in verdict["hellos"]]
+    return [read_launcher_info(entry) for entry in verdict["hellos"]]
 
 
 def _listed(numbers: set[int]) -> str:

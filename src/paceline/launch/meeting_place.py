@@ -16,28 +16,28 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from paceline.comm.network import LOOPBACK, addresses_of_name, is_loopback, reachable_addresses, source_address
 from paceline.errors import LaunchError
 from paceline.launch import rendezvous
-from paceline.launch.mail import Mail
-from paceline.launch.seat import Say, Seat
+from paceline.launch.mail import StoreChannel
+from paceline.launch.seat import LauncherProcess, Notify
 
 RETRY_S = 0.2
 CONNECT_S = 5.0
 
 
-def open_mail(seat: Seat, timeout_s: float, say: Say) -> tuple[Mail, str]:
+def open_channel(launcher: LauncherProcess, timeout_s: float, notify: Notify) -> tuple[StoreChannel, str]:
     """The store that all seats meet at, and this host's address on the way to it."""
-    if seat.master is None:
-        return _torchruns_mail(timeout_s)
-    name, port = rendezvous.parse_master(seat.master)
-    if seat.leads:
-        address = own_address(name, say)
+    if launcher.master is None:
+        return _torchrun_channel(timeout_s)
+    name, port = rendezvous.parse_master(launcher.master)
+    if launcher.leads:
+        address = own_address(name, notify)
         listener: socket.socket | None = rendezvous.bind(address, port)
     else:
-        address, listener = _reach(name, port, seat, timeout_s), None
+        address, listener = _reach(name, port, launcher, timeout_s), None
     store = rendezvous.open_store(address, port, listener, timedelta(seconds=timeout_s))
-    return Mail(store, rendezvous.endpoint(address, port)), source_address(address)
+    return StoreChannel(store, rendezvous.endpoint(address, port)), source_address(address)
 
 
-def own_address(master: str, say: Say) -> str:
+def own_address(master: str, notify: Notify) -> str:
     """The address of this host that others reach when they look for the master, which this host is."""
     addresses = addresses_of_name(master)
     outer = [address for address in addresses if not is_loopback(address)]
@@ -48,11 +48,11 @@ def own_address(master: str, say: Say) -> str:
     if len(reachable) != 1:
         choice = f"give the address itself, one of {', '.join(reachable)}" if reachable else "this host has no other"
         raise LaunchError(f"--master: {found}.", hint=choice)
-    say(f"{found}: this host listens on {reachable[0]}")
+    notify(f"{found}: this host listens on {reachable[0]}")
     return reachable[0]
 
 
-def _reach(name: str, port: int, seat: Seat, timeout_s: float) -> str:
+def _reach(name: str, port: int, launcher: LauncherProcess, timeout_s: float) -> str:
     """The address at which host 0 answers; it may not have started yet."""
     addresses = addresses_of_name(name)
     if not addresses:
@@ -72,10 +72,10 @@ def _reach(name: str, port: int, seat: Seat, timeout_s: float) -> str:
         time.sleep(RETRY_S)
     home = all(map(is_loopback, addresses_of_name(name))) and not is_loopback(name) and name != "localhost"
     raise LaunchError(
-        f"host {seat.number} cannot reach host 0 at {name}:{port}: {found}.",
+        f"host {launcher.number} cannot reach host 0 at {name}:{port}: {found}.",
         hint=f"{name} leads to this host itself: give host 0's address in --master"
         if home
-        else f"start the same command on all {seat.seats} hosts, host 0 too, and open the port between them",
+        else f"start the same command on all {launcher.launchers} hosts, host 0 too, and open the port between them",
     )
 
 
@@ -84,7 +84,7 @@ def _leads_home(name: str, addresses: list[str]) -> bool:
     return name != "localhost" and name not in addresses and bool(addresses) and all(map(is_loopback, addresses))
 
 
-def _torchruns_mail(timeout_s: float) -> tuple[Mail, str]:
+def _torchrun_channel(timeout_s: float) -> tuple[StoreChannel, str]:
     from torch.distributed.rendezvous import rendezvous as env_rendezvous
 
     master, port = os.environ.get("MASTER_ADDR", LOOPBACK), os.environ.get("MASTER_PORT", "")
@@ -97,4 +97,4 @@ def _torchruns_mail(timeout_s: float) -> tuple[Mail, str]:
             f"the launcher's ranks cannot meet at {master}:{port}: {found}",
             hint="RANK and WORLD_SIZE are set, as torchrun does; unset them for a launch of Paceline's own",
         ) from None
-    return Mail(store, f"{master}:{port}"), source_address(master)
+    return StoreChannel(store, f"{master}:{port}"), source_address(master)

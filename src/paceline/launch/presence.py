@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from paceline.errors import LaunchError
-from paceline.launch.mail import Mail
+from paceline.launch.mail import StoreChannel
 
 BEAT_S = 1.0
 SILENT_S = 12.0
@@ -16,14 +16,14 @@ SILENT_S = 12.0
 
 
 @contextmanager
-def present(mail: Mail, seat: int) -> Iterator[None]:
+def send_heartbeats(channel: StoreChannel, launcher: int) -> Iterator[None]:
     """Has a pulse for the length of a `with`; whoever leaves it by an exception says so."""
     done = threading.Event()
 
     def beat() -> None:
         with suppress(LaunchError):  # The leader is gone: whoever waits for it finds out.
             while not done.wait(BEAT_S):
-                mail.count(_pulse(seat))
+                channel.count(_pulse(launcher))
 
     thread = threading.Thread(target=beat, daemon=True, name="paceline-pulse")
     thread.start()
@@ -31,20 +31,20 @@ def present(mail: Mail, seat: int) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(LaunchError):
-            mail.post(_farewell(seat), None)
+            channel.post(_farewell(launcher), None)
         raise
     finally:
         done.set()
         thread.join()
 
 
-class Presence:
+class HeartbeatMonitor:
     """The leader's view of who is there."""
 
-    def __init__(self, mail: Mail, seats: Sequence[int]) -> None:
-        self._mail = mail
+    def __init__(self, channel: StoreChannel, launchers: Sequence[int]) -> None:
+        self._mail = channel
         self._gone: set[int] = set()
-        self._heard = {seat: (0, time.monotonic()) for seat in seats}
+        self._heard = {launcher: (0, time.monotonic()) for launcher in launchers}
         self._listened = 0.0
 
     def gone(self) -> set[int]:
@@ -53,18 +53,18 @@ class Presence:
         if now - self._listened < BEAT_S / 4:  # Others ask often.
             return self._gone
         self._listened = now
-        for seat, (count, since) in self._heard.items():
-            found = self._mail.count(_pulse(seat), by=0)
+        for launcher, (count, since) in self._heard.items():
+            found = self._mail.count(_pulse(launcher), by=0)
             if found != count:
-                self._heard[seat] = found, now
-            elif now - since > SILENT_S or self._mail.has(_farewell(seat)):
-                self._gone.add(seat)
+                self._heard[launcher] = found, now
+            elif now - since > SILENT_S or self._mail.has(_farewell(launcher)):
+                self._gone.add(launcher)
         return self._gone
 
 
-def _pulse(seat: int) -> str:
-    return f"pulse-{seat}"
+def _pulse(launcher: int) -> str:
+    return f"pulse-{launcher}"
 
 
-def _farewell(seat: int) -> str:
-    return f"left-{seat}"
+def _farewell(launcher: int) -> str:
+    return f"left-{launcher}"

@@ -38,7 +38,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends us at once; the launcher tells the user.
     _log_to(job.folder.log_file(rank))
     faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # A rank that hangs says where.
-    place = Place()
+    place = JobProgress()
     try:
         if job.script is None:
             work(job, place)
@@ -63,14 +63,14 @@ def _leave(code: int) -> NoReturn:
 
 
 @dataclass
-class Place:
+class JobProgress:
     """How far a rank has come in its job."""
 
     run: int | None = None
     """The run it is in; None before the first."""
 
 
-def work(job: Job, place: Place) -> None:
+def work(job: Job, place: JobProgress) -> None:
     """Joins the others, does every run of the job, leaves."""
     _import_torch()
     from paceline.comm import join_world, leave_world

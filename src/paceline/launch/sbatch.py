@@ -17,7 +17,7 @@ from paceline.errors import LaunchError, UsageError
 JOB = "%j"
 """What stands for the number of the job until Slurm has given it one: its own sign in names of files."""
 SCONTROL_S = 20.0
-Options = Sequence[tuple[str, ...]]
+SbatchOptions = Sequence[tuple[str, ...]]
 """Options of sbatch, each with its value if that is a word of its own."""
 
 
@@ -107,7 +107,7 @@ class BatchJob:
         return [name, *out, *rest]
 
 
-def hand_in(script: str, file: Path | None) -> int:
+def submit_job(script: str, file: Path | None) -> int:
     """Gives a script to sbatch, from its file where it has one; the number of the job."""
     sbatch = shutil.which("sbatch")
     if sbatch is None:
@@ -136,7 +136,7 @@ def find_log(job: BatchJob, number: int) -> str:
     return job.expand(found[1], number) if found else job.log_file(number)
 
 
-def value_of(options: Options, *names: str) -> str | None:
+def value_of(options: SbatchOptions, *names: str) -> str | None:
     """What one of sbatch's options was given, by any of its names; the last time counts."""
     value = None
     for word, *others in options:
@@ -148,7 +148,7 @@ def value_of(options: Options, *names: str) -> str | None:
     return value
 
 
-def gpus_of_host(options: Options, hosts: int) -> int:
+def gpus_of_host(options: SbatchOptions, hosts: int) -> int:
     """GPUs that sbatch is asked for on each host, whichever way that is said."""
     gres = [part for part in (value_of(options, "--gres") or "").split(",") if re.split(r"[:(]", part)[0] == "gpu"]
     return (

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Launcher = Literal["paceline", "torchrun", "slurm"]
-Say = Callable[[str], None]
+StartedBy = Literal["paceline", "torchrun", "slurm"]
+Notify = Callable[[str], None]
 """Tells the user one thing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class LauncherProcess:
     """One of the processes that start ranks: one per host, or one per rank where somebody else's launcher does that.
 
     Seat 0 leads: it says which ranks to start, when, and what for. The others follow.
     """
 
     number: int = 0
-    seats: int = 1
+    launchers: int = 1
     ranks: int | None = None
     """Ranks that a seat starts: 1 where a launcher starts a process per rank, None where the user says how many."""
     master: str | None = None
@@ -30,7 +30,7 @@ class Seat:
     """This seat among those of its host, where each is a rank."""
     local_size: int = 1
     """Seats of its host, where each is a rank."""
-    launcher: Launcher = "paceline"
+    started_by: StartedBy = "paceline"
 
     @property
     def leads(self) -> bool:
@@ -40,14 +40,14 @@ class Seat:
     @property
     def hosts(self) -> int:
         """Hosts of the launch."""
-        return self.seats if self.ranks is None else self.seats // self.local_size
+        return self.launchers if self.ranks is None else self.launchers // self.local_size
 
 
 @dataclass(frozen=True)
-class Hello:
+class LauncherInfo:
     """What a process that starts ranks says of itself."""
 
-    seat: int
+    launcher: int
     node: int
     local_rank: int
     host: str
@@ -80,13 +80,13 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class RankRange:
     """What one seat does of a job: the ranks that it starts."""
 
-    seat: int
+    launcher: int
     number: int
     """Among the parts of the job; ranks are counted in this order."""
-    parts: int
+    rank_ranges: int
     ranks: int
     local_rank: int
     """Of the first of its ranks, among all of its host."""

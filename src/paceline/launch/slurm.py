@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from paceline.config import LaunchConfig
 from paceline.errors import LaunchError, UsageError
-from paceline.launch.seat import Seat
+from paceline.launch.seat import LauncherProcess
 
 FIRST_PORT = 12288
 PORTS = 16384
@@ -25,7 +25,7 @@ SCONTROL_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class SlurmStep:
     """What `srun` started, and which of its tasks we are."""
 
     job: int
@@ -46,7 +46,7 @@ class Step:
         return FIRST_PORT + (self.job * STEPS + self.number) % PORTS
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Step | None:
+    def read(cls, environment: Mapping[str, str]) -> SlurmStep | None:
         """The step this process is a task of; None where it is none.
 
         The variables of a step stay in the environment of whatever its tasks start, job scripts that are submitted
@@ -73,7 +73,7 @@ class Step:
         return step
 
 
-def seat_from_slurm(environment: Mapping[str, str], launch: LaunchConfig) -> Seat | None:
+def launcher_from_slurm(environment: Mapping[str, str], launch: LaunchConfig) -> LauncherProcess | None:
     """The seat of a task that `srun` started; None where Slurm starts no ranks, and we do.
 
     Seats are counted host by host, however `--distribution` deals tasks out. What the user says of hosts and ranks has
@@ -83,7 +83,7 @@ def seat_from_slurm(environment: Mapping[str, str], launch: LaunchConfig) -> Sea
     if "SLURM_JOB_ID" not in environment or {"RANK", "WORLD_SIZE"} <= environment.keys():  # Those are torchrun's.
         return None
     own_launch = launch.master is not None and launch.hosts > 1
-    step = None if own_launch else Step.read(environment)
+    step = None if own_launch else SlurmStep.read(environment)
     if step is None:
         if not launch.master and not launch.emulate:
             _refuse_batch_script(environment)
@@ -96,19 +96,19 @@ def seat_from_slurm(environment: Mapping[str, str], launch: LaunchConfig) -> Sea
     if reason is not None:
         raise SystemExit(reason.exit_code)  # On one terminal once is enough.
     ranks_per_host = step.tasks_of_nodes[0]
-    return Seat(
+    return LauncherProcess(
         number=step.node * ranks_per_host + step.local_task,
-        seats=step.tasks,
+        launchers=step.tasks,
         ranks=1,
         master=launch.master or _master(step, environment),
         node=step.node,
         local_rank=step.local_task,
         local_size=ranks_per_host,
-        launcher="slurm",
+        started_by="slurm",
     )
 
 
-def _misfit(step: Step, launch: LaunchConfig) -> UsageError | None:
+def _misfit(step: SlurmStep, launch: LaunchConfig) -> UsageError | None:
     """Why the step cannot be the launch that is asked for, the same on all tasks; None where it can."""
     if launch.emulate:
         return UsageError(
@@ -130,7 +130,7 @@ def _misfit(step: Step, launch: LaunchConfig) -> UsageError | None:
     return _mismatch(step, launch)
 
 
-def _mismatch(step: Step, launch: LaunchConfig) -> UsageError | None:
+def _mismatch(step: SlurmStep, launch: LaunchConfig) -> UsageError | None:
     """What the user asked for beside what Slurm gives, and how to ask Slurm for it; None where they are the same."""
     tasks, nodes = step.tasks, len(step.nodes)
     if launch.hosts not in (1, nodes):
@@ -209,12 +209,12 @@ def _expand_ranges(text: str) -> list[str]:
     return numbers
 
 
-def _master(step: Step, environment: Mapping[str, str]) -> str:
+def _master(step: SlurmStep, environment: Mapping[str, str]) -> str:
     address = _address_of_first_node(step, environment)
     return f"[{address}]:{step.port}" if ":" in address else f"{address}:{step.port}"
 
 
-def _address_of_first_node(step: Step, environment: Mapping[str, str]) -> str:
+def _address_of_first_node(step: SlurmStep, environment: Mapping[str, str]) -> str:
     """Where the other nodes reach the first one: the address of its name, else the one that Slurm itself uses.
 
     Many hosts resolve their own name to 127.0.1.1. The first node then takes the address that it has on the route to

@@ -10,7 +10,7 @@ import torch
 
 Mark = Any
 """A moment that was marked: a number on a CPU, an event on a GPU."""
-Moment = tuple[Mark, float]
+ClockMoment = tuple[Mark, float]
 """A mark, and the processor time that the computing thread had by then; not a number where another computes."""
 
 
@@ -49,7 +49,7 @@ class Clock(ABC):
         """Says that a mark will not be read again."""
 
     @abstractmethod
-    def moment(self) -> Moment:
+    def moment(self) -> ClockMoment:
         """Marks this moment, with the processor time that this thread has had."""
 
 
@@ -62,7 +62,7 @@ class HostClock(Clock):
     def read(self, mark: float) -> float:
         return mark - self.origin_s
 
-    def moment(self) -> Moment:
+    def moment(self) -> ClockMoment:
         return time.perf_counter(), time.thread_time() + self.slept_s
 
 
@@ -88,7 +88,7 @@ class CudaClock(Clock):
         event.record()
         return event
 
-    def moment(self) -> Moment:
+    def moment(self) -> ClockMoment:
         return self.mark(), float("nan")
 
     def read(self, mark: torch.cuda.Event) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paceline.emulation import place_of
+from paceline.emulation import emulation_info
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP, cgroup_folders
 
 
@@ -15,7 +15,7 @@ def usable_cores() -> float:
     On an emulated host with a share of the cores it is that share, also in the process that launches its ranks, which
     the share does not hold for.
     """
-    place = place_of(os.environ)
+    place = emulation_info(os.environ)
     limits = [cgroup_quota(SELF_CGROUP, CGROUP_ROOT), None if place is None else place.host_cpus]
     return min([float(affine_cores()), *[limit for limit in limits if limit is not None]])
 
@@ -41,7 +41,7 @@ def core_share(ranks_on_host: int, threads: int) -> float:
 
 def _host_cores() -> float:
     """Cores that this host has to itself."""
-    place = place_of(os.environ)
+    place = emulation_info(os.environ)
     return usable_cores() / (place.hosts if place is not None and place.host_cpus is None else 1)
 
 

@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.measure.clock import Clock, Mark, Moment
-from paceline.records.timeline import NEVER, Kind, Purpose, keeps
+from paceline.measure.clock import Clock, ClockMoment, Mark
+from paceline.records.timeline import NEVER, Purpose, RowKind, keeps
 
 SMALL_BYTES = 2**20
 """What takes no longer to copy than a tenth of a millisecond or so."""
 
 
-class Operation:
+class ActiveOperation:
     """An operation under way."""
 
     __slots__ = ("bytes", "end", "kind", "peer", "purpose", "start", "step", "waited_from")
 
-    def __init__(self, step: int, kind: Kind, purpose: Purpose, size: int, peer: int, start: Mark) -> None:
+    def __init__(self, step: int, kind: RowKind, purpose: Purpose, size: int, peer: int, start: Mark) -> None:
         self.step = step
         self.kind = kind
         self.purpose = purpose
@@ -50,12 +50,12 @@ class OperationLog:
         self._keeping = False
         self._said = _Said()
         self._idle_since: Mark = None
-        self._done: deque[Operation] = deque()  # Other threads add to it while it is emptied.
-        self._under_way: list[tuple[Operation, Callable[[], bool]]] = []
+        self._done: deque[ActiveOperation] = deque()  # Other threads add to it while it is emptied.
+        self._under_way: list[tuple[ActiveOperation, Callable[[], bool]]] = []
         self._ending = threading.Lock()
         self._computing_thread = threading.get_ident()
         self._of_engine = self._of_engine_before = 0
-        self._engine_sent: Moment | None = None
+        self._engine_sent: ClockMoment | None = None
         self.left_open = False
         """Whether an operation was left to end on its own, other than by the engine."""
 
@@ -115,23 +115,23 @@ class OperationLog:
         finally:
             self._idle_since = None
 
-    def start(self, kind: Kind, size: int, peer: int, *, blocking: bool = False) -> Operation | None:
+    def start(self, kind: RowKind, size: int, peer: int, *, blocking: bool = False) -> ActiveOperation | None:
         """An operation starts, and the thread waits for its end at once or not; None where nobody wants to know."""
         step = self._said.step
         if not (self._keeping if step is None else keeps(step)):
             return None
         step = self._step if step is None else step
-        operation = Operation(step, kind, self._said.purpose, size, peer, self._clock.mark())
+        operation = ActiveOperation(step, kind, self._said.purpose, size, peer, self._clock.mark())
         if blocking and self._computes_here():
             operation.waited_from = operation.start
         return operation
 
-    def waiting(self, operation: Operation) -> None:
+    def waiting(self, operation: ActiveOperation) -> None:
         """The thread begins to wait for its end."""
         if operation.waited_from is None and operation.end is None and self._computes_here():
             operation.waited_from = self._clock.mark()
 
-    def end(self, operation: Operation) -> None:
+    def end(self, operation: ActiveOperation) -> None:
         """It has ended; only the first to say so is heard."""
         with self._ending:
             if operation.end is None:
@@ -141,11 +141,11 @@ class OperationLog:
                     operation.waited_from = max(operation.start, idle_since)
                 self._done.append(operation)
 
-    def look_after(self, operation: Operation, has_ended: Callable[[], bool]) -> None:
+    def look_after(self, operation: ActiveOperation, has_ended: Callable[[], bool]) -> None:
         """Has `look` notice its end, should the thread that would tell it come too late, or not at all."""
         self._under_way.append((operation, has_ended))
 
-    def by_engine(self, operation: Operation) -> bool:
+    def by_engine(self, operation: ActiveOperation) -> bool:
         """Says that the engine has started it in a backward pass, which waits for it; whether `look` is enough.
 
         It is for a small all-reduce that comes last, as in the step before: until it has ended nothing is computed any
@@ -154,12 +154,12 @@ class OperationLog:
         if not self._clock.on_host:
             return False
         self._engine_sent = operation.start, time.thread_time() + self._clock.slept_s
-        if operation.kind is not Kind.ALL_REDUCE:
+        if operation.kind is not RowKind.ALL_REDUCE:
             return False
         self._of_engine += 1
         return self._of_engine == self._of_engine_before and operation.bytes < SMALL_BYTES
 
-    def take_engine_sent(self) -> Moment | None:
+    def take_engine_sent(self) -> ClockMoment | None:
         """When the engine has last started an operation, which it does as soon as it has the gradients for it."""
         moment, self._engine_sent = self._engine_sent, None
         return moment
@@ -182,7 +182,7 @@ class OperationLog:
         """The rows of those that have ended since the last call; waits for the device where it has to."""
         return [self._row(self._done.popleft()) for _ in range(len(self._done))]
 
-    def _row(self, operation: Operation) -> tuple[Any, ...]:
+    def _row(self, operation: ActiveOperation) -> tuple[Any, ...]:
         start_s, end_s = self._read(operation.start), self._read(operation.end)
         waited_from_s = NEVER
         if operation.waited_from is operation.start:

@@ -21,7 +21,7 @@ ROWS_BEFORE_STRETCHING = 2000
 """From then on the period grows with the age of the run: a run of a day keeps 11,000 rows, not 170,000."""
 
 
-class Probe:
+class ProcessProbe:
     """Reads the counters of this process, of its GPU, and of the host."""
 
     def __init__(self, device: torch.device, *, with_host: bool) -> None:
@@ -82,11 +82,15 @@ class HostProbe:
         return idle_s, sum(sum(core) for core in cores) - guests_s
 
 
-class Sampler:
+class ResourceSampler:
     """Samples in a thread of its own, from `start` to `close`, as often as costs next to nothing."""
 
     def __init__(
-        self, probe: Probe, writer: ResourceWriter, now: Callable[[], float], also: Callable[[], None] = lambda: None
+        self,
+        probe: ProcessProbe,
+        writer: ResourceWriter,
+        now: Callable[[], float],
+        also: Callable[[], None] = lambda: None,
     ) -> None:
         self._probe = probe
         self._writer = writer

@@ -12,7 +12,7 @@ from paceline.measure.operations import OperationLog
 from paceline.measure.steps import BACKWARD, FORWARD, Stopwatch, make_stopwatch
 
 
-class SlowedStopwatch(Stopwatch):
+class SlowRankStopwatch(Stopwatch):
     """A stopwatch under which forward and backward take `factor` times as long.
 
     The sleep comes before backward: of this forward's time, and of what the backward pass before this one took. So all
@@ -67,4 +67,4 @@ def stopwatch_for(device: torch.device, *, events: bool, factor: float, core_sha
     if factor == 1:
         return make_stopwatch(device, events=events)
     clock = clock_for(device)
-    return SlowedStopwatch(clock, OperationLog(clock) if events else None, factor, core_share)
+    return SlowRankStopwatch(clock, OperationLog(clock) if events else None, factor, core_share)

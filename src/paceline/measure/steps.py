@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.measure.clock import Clock, Mark, Moment, clock_for
+from paceline.measure.clock import Clock, ClockMoment, Mark, clock_for
 from paceline.measure.gradients import LastGradient
 from paceline.measure.operations import OperationLog
-from paceline.records.timeline import NEVER, NO_PEER, Kind, Purpose, keeps
+from paceline.records.timeline import NEVER, NO_PEER, Purpose, RowKind, keeps
 
 DATA, FORWARD, BACKWARD, AFTER_BACKWARD, AGREE, OPTIMISER = range(6)
 """The phases of a step. `AFTER_BACKWARD` lasts from the last gradient until `backward()` returns (DDP waits there),
@@ -21,10 +21,10 @@ DATA, FORWARD, BACKWARD, AFTER_BACKWARD, AGREE, OPTIMISER = range(6)
 
 COLUMNS = {DATA: 0, FORWARD: 1, BACKWARD: 2, AFTER_BACKWARD: 2, AGREE: 3, OPTIMISER: 3}
 """Where a phase's time goes in `PhaseTimes`."""
-KINDS = {DATA: Kind.DATA, FORWARD: Kind.FORWARD, BACKWARD: Kind.BACKWARD, OPTIMISER: Kind.OPTIMISER}
+KINDS = {DATA: RowKind.DATA, FORWARD: RowKind.FORWARD, BACKWARD: RowKind.BACKWARD, OPTIMISER: RowKind.OPTIMISER}
 """The phases that a timeline has."""
 
-Row = tuple[Any, ...]
+TimelineRow = tuple[Any, ...]
 
 
 class PhaseTimes(NamedTuple):
@@ -62,7 +62,7 @@ class Stopwatch:
         """The number of the step that begins next; the timeline of a run is thinner where it is high."""
         self._parameters: list[Tensor] = []
         self._gradients: LastGradient | None = None
-        self._backward_done: Moment | None = None
+        self._backward_done: ClockMoment | None = None
         self._thread = threading.get_ident()
 
     def begin(self) -> None:
@@ -116,11 +116,11 @@ class Stopwatch:
         if self.operations is not None:
             self.operations.drop_step()
 
-    def read(self, laps: Laps) -> tuple[PhaseTimes, list[Row]]:
+    def read(self, laps: Laps) -> tuple[PhaseTimes, list[TimelineRow]]:
         """The times of a step, and its rows for a timeline; waits for the device where it has to."""
         start_s = before_s = self.clock.read(laps.start)
         self.clock.release(laps.start)
-        totals, rows, cpu_before_s = [0.0] * 4, list[Row](), laps.start_cpu_s
+        totals, rows, cpu_before_s = [0.0] * 4, list[TimelineRow](), laps.start_cpu_s
         for phase, mark, cpu_s in laps.ends:
             after_s = self.clock.read(mark)
             self.clock.release(mark)
@@ -131,9 +131,9 @@ class Stopwatch:
         times = PhaseTimes(start_s, *totals)
         if self.operations is None or not keeps(laps.step):
             return times, []
-        return times, [_row(laps.step, Kind.STEP, start_s, before_s, NEVER), *rows]
+        return times, [_row(laps.step, RowKind.STEP, start_s, before_s, NEVER), *rows]
 
-    def _last_gradient(self, log: OperationLog) -> Moment | None:
+    def _last_gradient(self, log: OperationLog) -> ClockMoment | None:
         """When the last gradient of a backward pass was there; None where it was when the pass had ended.
 
         Only the engine waits inside a pass where we cannot see it, for operations that were left to end on their own.
@@ -145,7 +145,7 @@ class Stopwatch:
             return moment
         sent = log.take_engine_sent()
         if self._gradients is not None:
-            last: Moment | None = self._gradients.take()
+            last: ClockMoment | None = self._gradients.take()
             return last
         if log.left_open and self._parameters:
             self._gradients = LastGradient(self._parameters, self._now)
@@ -158,7 +158,7 @@ class Stopwatch:
             self._gradients.close()
         self._parameters, self._gradients = [], None
 
-    def _mark_only(self) -> Moment:
+    def _mark_only(self) -> ClockMoment:
         return self.clock.mark(), NEVER
 
     def _backward_starts(self, _: Tensor) -> None:
@@ -175,5 +175,5 @@ def make_stopwatch(device: torch.device, *, events: bool) -> Stopwatch:
     return Stopwatch(clock, OperationLog(clock) if events else None)
 
 
-def _row(step: int, kind: Kind, start_s: float, end_s: float, cpu_s: float) -> Row:
+def _row(step: int, kind: RowKind, start_s: float, end_s: float, cpu_s: float) -> TimelineRow:
     return step, kind, Purpose.NOTHING, NO_PEER, 0, start_s, end_s, NEVER, cpu_s

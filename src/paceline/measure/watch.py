@@ -8,20 +8,20 @@ from typing import Any
 import torch
 
 from paceline.measure.marks import Marks
-from paceline.measure.resources import Probe, Sampler
+from paceline.measure.resources import ProcessProbe, ResourceSampler
 from paceline.records import RunFolder
 from paceline.records.writer import MarkWriter, ResourceWriter
 
 
-class Watch:
+class RunMonitor:
     """Goes on from its making to `close`. `now` tells seconds on the clock of the steps."""
 
     def __init__(
         self, folder: RunFolder, rank: int, now: Callable[[], float], device: torch.device, *, first_on_host: bool
     ) -> None:
         self.marks = Marks(MarkWriter(folder, rank), now)
-        probe = Probe(device, with_host=first_on_host)
-        self.sampler = Sampler(probe, ResourceWriter(folder, rank), now, also=self.marks.flush)
+        probe = ProcessProbe(device, with_host=first_on_host)
+        self.sampler = ResourceSampler(probe, ResourceWriter(folder, rank), now, also=self.marks.flush)
         self.sampler.start()
         self._is_open = True
 

@@ -4,6 +4,6 @@ One function per strategy, `(gradients, ranks, hosts=…, **options) -> Plan`, n
 the ranks of each host; a plan that does not depend on who sits where passes it over.
 """
 
-from paceline.plans.plan import Gradient, Link, Operation, Plan, Transfer, all_reduce_lower_bound
+from paceline.plans.plan import Gradient, Operation, PairTraffic, Plan, Transfer, all_reduce_lower_bound
 
-__all__ = ["Gradient", "Link", "Operation", "Plan", "Transfer", "all_reduce_lower_bound"]
+__all__ = ["Gradient", "Operation", "PairTraffic", "Plan", "Transfer", "all_reduce_lower_bound"]

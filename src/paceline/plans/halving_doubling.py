@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from paceline.plans.classic import backward_end
-from paceline.plans.cuts import SEGMENT_KB, Span, chunks, segment_items, segments
+from paceline.plans.cuts import SEGMENT_KB, ItemRange, chunks, segment_items, segments
 from paceline.plans.plan import Gradient, Operation, Plan
 from paceline.plans.ring import pack
 from paceline.plans.schedule import Incoming, Outgoing, Schedule, as_operation
@@ -78,12 +78,12 @@ def _around(place: int, count: int) -> tuple[int, int]:
 class _Blocks:
     """Blocks of a tensor, and in which messages several of them travel: what goes on soonest comes first."""
 
-    def __init__(self, blocks: list[Span], item_bytes: int, segment_kb: float) -> None:
+    def __init__(self, blocks: list[ItemRange], item_bytes: int, segment_kb: float) -> None:
         self._blocks = blocks
         self._item_bytes = item_bytes
         self._segment_kb = segment_kb
 
-    def to_be_reduced(self, first: int, end: int, place: int) -> Iterator[Span]:
+    def to_be_reduced(self, first: int, end: int, place: int) -> Iterator[ItemRange]:
         """Blocks on their way to a place, which sends half of them on in the next step: that half first."""
         if (whole := self._in_few(first, end)) is not None:
             yield from whole
@@ -93,7 +93,7 @@ class _Blocks:
         yield from self.to_be_reduced(*_around(other, half), other)
         yield from self.to_be_reduced(*_around(place, half), place)
 
-    def gathered(self, first: int, end: int, place: int) -> Iterator[Span]:
+    def gathered(self, first: int, end: int, place: int) -> Iterator[ItemRange]:
         """Blocks on their way from a place, the other half of which it received in the step before: that half last."""
         if (whole := self._in_few(first, end)) is not None:
             yield from whole
@@ -103,7 +103,7 @@ class _Blocks:
         yield from self.gathered(*_around(place, half), place)
         yield from self.gathered(*_around(other, half), other)
 
-    def _in_few(self, first: int, end: int) -> list[Span] | None:
+    def _in_few(self, first: int, end: int) -> list[ItemRange] | None:
         """The messages of one block, or the one of several that fit into it."""
         span = self._blocks[first][0], self._blocks[end - 1][1]
         if end - first == 1 or span[1] - span[0] <= segment_items(self._item_bytes, self._segment_kb):
@@ -119,13 +119,13 @@ class _Rank:
         self.outgoing: list[Outgoing] = []
         self._step = 0
 
-    def send(self, peer: int, spans: Iterator[Span]) -> None:
+    def send(self, peer: int, spans: Iterator[ItemRange]) -> None:
         """Each leaves as soon as the last message that holds a part of it is there."""
         for start, end in spans:
             needs = max((n for n, m in enumerate(self.incoming, 1) if m.start < end and start < m.end), default=0)
             self.outgoing.append(Outgoing(peer, start, end, needs, self._step))
 
-    def receive(self, peer: int, spans: Iterator[Span], *, adds: bool) -> None:
+    def receive(self, peer: int, spans: Iterator[ItemRange], *, adds: bool) -> None:
         """Ends a step."""
         self.incoming += [Incoming(peer, *span, adds=adds, step=self._step) for span in spans]
         self._step += 1

@@ -37,7 +37,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Link:
+class PairTraffic:
     """All that goes from one rank to another."""
 
     source: int
@@ -77,7 +77,7 @@ class Plan:
         """What one rank receives."""
         return sum(t.bytes for operation in self.operations for t in operation.transfers if t.target == rank)
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[PairTraffic]:
         """What goes from one rank to another, in the order of ranks; what receivers send back among it."""
         payload, framing = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
         for transfer in (t for operation in self.operations for t in operation.transfers):
@@ -85,7 +85,7 @@ class Plan:
             payload[there] += transfer.bytes
             framing[there] += TO_SEND_BYTES * transfer.messages
             framing[back] += TO_RECEIVE_BYTES * transfer.messages
-        return [Link(*pair, payload[pair], framing[pair]) for pair in sorted(payload.keys() | framing.keys())]
+        return [PairTraffic(*pair, payload[pair], framing[pair]) for pair in sorted(payload.keys() | framing.keys())]
 
     def busiest_rank_bytes(self, ranks: int) -> int:
         """The most that any rank sends or receives, whichever is more: what a full-duplex link has to carry."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.plans import operations
 from paceline.plans.buckets import MIB
-from paceline.plans.cuts import Span, chunks
+from paceline.plans.cuts import ItemRange, chunks
 from paceline.plans.plan import Gradient, Operation, Plan
 
 _BLOCK, _SMALL = 4, 16
@@ -54,7 +54,7 @@ def blocks(sizes: Sequence[int], kinds: Sequence[Hashable], slice_bytes: int) ->
     return closed + list(filling.values())
 
 
-def slices(items: int, item_bytes: int, slice_bytes: int) -> list[Span]:
+def slices(items: int, item_bytes: int, slice_bytes: int) -> list[ItemRange]:
     """The parts of a block that travel by themselves: as even as can be, each of about a slice."""
     return chunks(items, max(1, round(items * item_bytes / slice_bytes)))
 

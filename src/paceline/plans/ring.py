@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from paceline.plans.classic import backward_end
-from paceline.plans.cuts import SEGMENT_KB, Span, chunks, segments
+from paceline.plans.cuts import SEGMENT_KB, ItemRange, chunks, segments
 from paceline.plans.plan import Gradient, Operation, Plan
 from paceline.plans.schedule import Incoming, Outgoing, Schedule, as_operation
 
@@ -45,7 +45,7 @@ def schedule(items: int, item_bytes: int, place: int, places: int, segment_kb: f
     cut = chunks(items, places)
     steps = 2 * (places - 1)
 
-    def spans(step: int) -> list[Span]:
+    def spans(step: int) -> list[ItemRange]:
         return list(segments(cut[(place - step) % places], item_bytes, segment_kb))
 
     before, after = (place - 1) % places, (place + 1) % places

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.errors import RecordError
 from paceline.records.reader import check_schema, read_json
 from paceline.records.schema import DOCTOR_FILE, SCHEMA_VERSION
-from paceline.records.typed import Misfit, build
+from paceline.records.typed import WrongValue, build
 from paceline.records.writer import write_json
 
 LARGE_BYTES = 1 << 20
@@ -18,7 +18,7 @@ FASTEST_BYTES_PER_S = 1e18
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankFacts:
+class RankInfo:
     """One rank, and the machine that it is on."""
 
     rank: int
@@ -119,7 +119,7 @@ class AllReducePoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce:
+class AllReduceTimes:
     """All-reduces over some ranks, small to large."""
 
     ranks: list[int]
@@ -140,11 +140,11 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
-class Link:
+class MeasuredLinks:
     """What joins the ranks."""
 
     pairs: list[PairLink]
-    all_reduces: list[AllReduce]
+    all_reduces: list[AllReduceTimes]
     """First the one over all ranks, which training uses; on several hosts then those within one and between them."""
 
     def of(self, *, within_host: bool) -> list[PairLink]:
@@ -231,8 +231,8 @@ class Examination:
     """All of it."""
 
     provenance: dict[str, Any]
-    ranks: list[RankFacts]
-    link: Link | None
+    ranks: list[RankInfo]
+    link: MeasuredLinks | None
     """None for a single rank."""
     contention: Contention | None
     workload: WorkloadNeeds | None
@@ -246,9 +246,9 @@ class Examination:
     """How long the examination took, without starting the ranks."""
 
     @property
-    def hosts(self) -> dict[int, list[RankFacts]]:
+    def hosts(self) -> dict[int, list[RankInfo]]:
         """The ranks by host."""
-        found: dict[int, list[RankFacts]] = {}
+        found: dict[int, list[RankInfo]] = {}
         for rank in self.ranks:
             found.setdefault(rank.host, []).append(rank)
         return found
@@ -259,7 +259,7 @@ class Examination:
 
     @classmethod
     def from_dict(cls, content: Any) -> Examination:
-        """The other way; raises `Misfit` for what is not one."""
+        """The other way; raises `WrongValue` for what is not one."""
         found = build(cls, content)
         _check(found)
         return found
@@ -268,34 +268,34 @@ class Examination:
 def _check(found: Examination) -> None:
     """Refuses what has the right types and still cannot be: figures are divided by, ranks are looked up."""
     if [rank.rank for rank in found.ranks] != list(range(len(found.ranks))) or not found.ranks:
-        raise Misfit("it does not count its ranks from 0")
+        raise WrongValue("it does not count its ranks from 0")
     if found.workload is not None and len(found.workload.peak_bytes) != len(found.ranks):
-        raise Misfit("it.workload.peak_bytes is not one figure per rank")
+        raise WrongValue("it.workload.peak_bytes is not one figure per rank")
     if not all(rank.cores > 0 and rank.threads > 0 for rank in found.ranks):
-        raise Misfit("it.ranks has one without cores or threads")
+        raise WrongValue("it.ranks has one without cores or threads")
     if found.workload is not None and not (found.workload.step_s > 0 and found.workload.workers > 0):
-        raise Misfit("it.workload has a step that takes no time, or no ranks")
+        raise WrongValue("it.workload has a step that takes no time, or no ranks")
     if found.link is not None:
         _check_link(found.link, len(found.ranks))
     if found.contention is not None:
         both = found.contention
         times = (both.product_alone_s, both.product_beside_s, both.all_reduce_alone_s, both.all_reduce_beside_s)
         if not min(times) > 0:
-            raise Misfit("it.contention has something that takes no time")
+            raise WrongValue("it.contention has something that takes no time")
 
 
-def _check_link(link: Link, ranks: int) -> None:
+def _check_link(link: MeasuredLinks, ranks: int) -> None:
     for pair in link.pairs:
         between = len(pair.ranks) == 2 and len(pair.hosts) == 2 and set(pair.ranks) <= set(range(ranks))
         if not between or pair.alpha_s < 0 or not pair.beta_s_per_byte > 1 / FASTEST_BYTES_PER_S:
-            raise Misfit("it.link.pairs has a link that is not between two ranks, or takes no time")
+            raise WrongValue("it.link.pairs has a link that is not between two ranks, or takes no time")
     if not link.pairs or not link.all_reduces:
-        raise Misfit("it.link has no pair, or no all-reduce")
+        raise WrongValue("it.link has no pair, or no all-reduce")
     if not all(group.points and group.hosts and group.ranks for group in link.all_reduces):
-        raise Misfit("it.link.all_reduces has one without points")
+        raise WrongValue("it.link.all_reduces has one without points")
     for point in (point for group in link.all_reduces for point in group.points):
         if not min(point.bytes, point.time_s, point.algbw_bytes_per_s, point.busbw_bytes_per_s) > 0:
-            raise Misfit("it.link.all_reduces has one of no bytes, or one that takes no time")
+            raise WrongValue("it.link.all_reduces has one of no bytes, or one that takes no time")
 
 
 def write_examination(folder: Path, examination: Examination) -> None:
@@ -311,7 +311,7 @@ def read_examination(folder: Path) -> Examination:
     del content["schema"]
     try:
         return Examination.from_dict(content)
-    except Misfit as misfit:
+    except WrongValue as misfit:
         raise RecordError(f"{file} is damaged: {misfit}.") from None
 
 

@@ -10,40 +10,40 @@ from typing import Any, Literal, get_args
 from paceline.errors import RecordError
 from paceline.records import schema
 from paceline.records.examination import Examination, find_examination
-from paceline.records.kinds import COUNT, DESIGN, FLAG, NUMBER, POSITIVE, PROVENANCE, SOME, TEXT, Kind, check_kinds
+from paceline.records.kinds import COUNT, DESIGN, FLAG, NUMBER, POSITIVE, PROVENANCE, SOME, TEXT, ValueKind, check_kinds
 from paceline.records.reader import RunRecord, check_schema, read_events, read_json, read_run
 from paceline.records.writer import write_json
 
-Role = Literal["candidate", "bound", "baseline"]
+CandidateRole = Literal["candidate", "bound", "baseline"]
 
 EVENT_KINDS = {
-    "run": {"contender": TEXT, "repeat": COUNT, "folder": TEXT},
+    "run": {"candidate": TEXT, "repeat": COUNT, "folder": TEXT},
     "parity": {
-        "contender": TEXT,
+        "candidate": TEXT,
         "error": NUMBER.or_null,
         "tolerance": NUMBER,
         "lossless": FLAG,
         "ranks": COUNT,
         "steps": COUNT,
     },
-    "failure": {"contender": TEXT, "message": TEXT},
+    "failure": {"candidate": TEXT, "message": TEXT},
     "unproven": {"reason": TEXT},
 }
 """What a reader relies on in an event of an experiment."""
 MODES = ("strong", "weak", "both")
 POINT_KINDS = {
-    "mode": Kind(f"one of {', '.join(MODES)}", lambda value: value in MODES),
+    "mode": ValueKind(f"one of {', '.join(MODES)}", lambda value: value in MODES),
     "ranks": SOME,
     "hosts": SOME,
     "ranks_per_host": SOME,
     "batch": SOME,
     "batch_per_rank": POSITIVE,
 }
-"""Where a contender stands in a scaling experiment."""
+"""Where a candidate stands in a scaling experiment."""
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """One of the things compared: a strategy, under settings."""
 
     name: str
@@ -51,7 +51,7 @@ class Contender:
     strategy: str
     settings: dict[str, Any] = field(default_factory=dict)
     """What `--vary` set for it."""
-    role: Role = "candidate"
+    role: CandidateRole = "candidate"
     """A bound exchanges nothing, so it cannot be picked; a baseline trains in one process; the rest are candidates."""
     lossless: bool = True
     point: dict[str, Any] | None = None
@@ -71,7 +71,7 @@ class ExperimentFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, *, kind: str, contenders: Sequence[Contender], **sections: Any) -> ExperimentFolder:
+    def create(cls, path: Path, *, kind: str, candidates: Sequence[Candidate], **sections: Any) -> ExperimentFolder:
         """Makes the folder and says what will be done, refusing a folder that already holds a record."""
         for file in (schema.EXPERIMENT_FILE, schema.RUN_FILE):
             if (path / file).exists():
@@ -80,7 +80,7 @@ class ExperimentFolder:
                 )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            described = {"schema": schema.SCHEMA_VERSION, "kind": kind, "contenders": [c.to_dict() for c in contenders]}
+            described = {"schema": schema.SCHEMA_VERSION, "kind": kind, "candidates": [c.to_dict() for c in candidates]}
             write_json(path / schema.EXPERIMENT_FILE, described | sections)
         except OSError as error:
             hint = "name another folder with --out"
@@ -89,10 +89,10 @@ class ExperimentFolder:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ExperimentRun:
     """A run of an experiment."""
 
-    contender: Contender
+    candidate: Candidate
     repeat: int
     """From 0; runs of one repeat were made by the same processes, from the same seed."""
     run: RunRecord
@@ -104,14 +104,14 @@ class ExperimentRecord:
 
     path: Path
     kind: str
-    contenders: list[Contender]
+    candidates: list[Candidate]
     config: dict[str, Any]
     """The settings that all runs share."""
     design: dict[str, Any]
     """How it was measured: ranks, repeats, when to stop."""
     provenance: dict[str, Any]
     events: list[dict[str, Any]]
-    runs: list[Measured]
+    runs: list[ExperimentRun]
     examination: Examination | None = None
     """What the doctor found on the machine before it."""
     unread: list[str] = field(default_factory=list)
@@ -132,25 +132,25 @@ def read_experiment(path: Path) -> ExperimentRecord:
     if not is_experiment(path):
         raise RecordError(f"{path} holds no experiment: {schema.EXPERIMENT_FILE} is missing.")
     content = read_json(path / schema.EXPERIMENT_FILE)
-    check_schema(content, path / schema.EXPERIMENT_FILE, {"kind", "contenders", "config", "design", "provenance"})
+    check_schema(content, path / schema.EXPERIMENT_FILE, {"kind", "candidates", "config", "design", "provenance"})
     check_kinds(content["design"], DESIGN, "its design", path / schema.EXPERIMENT_FILE)
     check_kinds(content["provenance"], PROVENANCE, "its provenance", path / schema.EXPERIMENT_FILE)
-    contenders = _contenders(content["contenders"], path / schema.EXPERIMENT_FILE)
-    by_name = {contender.name: contender for contender in contenders}
+    candidates = _candidates(content["candidates"], path / schema.EXPERIMENT_FILE)
+    by_name = {candidate.name: candidate for candidate in candidates}
     events = read_events(path / schema.EVENTS_FILE)
     for event in events:
         _check_event(event, by_name, path / schema.EVENTS_FILE)
     started = [(event, _folder_of(event, path)) for event in events if event["event"] == "run"]
     examination, unread = _examination_of(path)
     runs = [
-        Measured(by_name[event["contender"]], event["repeat"], read_run(folder))
+        ExperimentRun(by_name[event["candidate"]], event["repeat"], read_run(folder))
         for event, folder in started
         if (folder / schema.RUN_FILE).is_file()
     ]
     return ExperimentRecord(
         path=path,
         kind=content["kind"],
-        contenders=contenders,
+        candidates=candidates,
         config=content["config"],
         design=content["design"],
         provenance=content["provenance"],
@@ -169,46 +169,46 @@ def _examination_of(path: Path) -> tuple[Examination | None, list[str]]:
         return None, [f"{error.message} What the doctor found is left out."]
 
 
-def _contenders(entries: Any, file: Path) -> list[Contender]:
+def _candidates(entries: Any, file: Path) -> list[Candidate]:
     if not isinstance(entries, list):
-        raise RecordError(f"{file} is damaged: its contenders are not a list.")
-    contenders = [_contender(entry, file) for entry in entries]
-    if len({contender.name for contender in contenders}) < len(contenders):
-        raise RecordError(f"{file} is damaged: two contenders have the same name.")
-    return contenders
+        raise RecordError(f"{file} is damaged: its candidates are not a list.")
+    candidates = [_candidate(entry, file) for entry in entries]
+    if len({candidate.name for candidate in candidates}) < len(candidates):
+        raise RecordError(f"{file} is damaged: two candidates have the same name.")
+    return candidates
 
 
-def _contender(entry: Any, file: Path) -> Contender:
+def _candidate(entry: Any, file: Path) -> Candidate:
     try:
-        contender = Contender(**entry)
+        candidate = Candidate(**entry)
     except TypeError as error:
         raise RecordError(f"{file} is damaged: {error}.") from None
-    if contender.role not in get_args(Role):
-        raise RecordError(f"{file} is damaged: {contender.role!r} is not a role of a contender.")
-    texts = isinstance(contender.name, str) and isinstance(contender.strategy, str)
-    if not texts or not isinstance(contender.settings, dict) or not isinstance(contender.lossless, bool):
-        raise RecordError(f"{file} is damaged: a contender's name, strategy, settings or promise cannot be read.")
-    if contender.point is not None:
-        _check_point(contender.point, file)
-    return contender
+    if candidate.role not in get_args(CandidateRole):
+        raise RecordError(f"{file} is damaged: {candidate.role!r} is not a role of a candidate.")
+    texts = isinstance(candidate.name, str) and isinstance(candidate.strategy, str)
+    if not texts or not isinstance(candidate.settings, dict) or not isinstance(candidate.lossless, bool):
+        raise RecordError(f"{file} is damaged: a candidate's name, strategy, settings or promise cannot be read.")
+    if candidate.point is not None:
+        _check_point(candidate.point, file)
+    return candidate
 
 
 def _check_point(point: Any, file: Path) -> None:
     if not isinstance(point, dict):
-        raise RecordError(f"{file} is damaged: the point of a contender is not a JSON object.")
-    check_kinds(point, POINT_KINDS, "the point of a contender", file, needed=POINT_KINDS)
+        raise RecordError(f"{file} is damaged: the point of a candidate is not a JSON object.")
+    check_kinds(point, POINT_KINDS, "the point of a candidate", file, needed=POINT_KINDS)
     if point["ranks"] != point["hosts"] * point["ranks_per_host"] or point["batch"] < point["ranks"]:
         raise RecordError(f"{file} is damaged: the ranks of a point do not fit its hosts, or its batch.")
 
 
-def _check_event(event: Mapping[str, Any], known: Mapping[str, Contender], file: Path) -> None:
-    """Refuses an event that lacks what readers rely on, or is about a contender that was not announced."""
+def _check_event(event: Mapping[str, Any], known: Mapping[str, Candidate], file: Path) -> None:
+    """Refuses an event that lacks what readers rely on, or is about a candidate that was not announced."""
     kind = event["event"]
     kinds = EVENT_KINDS.get(kind, {})
     check_kinds(event, kinds, f"an event {kind!r}", file, needed=kinds)
-    name = event.get("contender")
-    if "contender" in kinds and name not in known:
-        raise RecordError(f"{file} is damaged: {schema.EXPERIMENT_FILE} does not know the contender {name!r}.")
+    name = event.get("candidate")
+    if "candidate" in kinds and name not in known:
+        raise RecordError(f"{file} is damaged: {schema.EXPERIMENT_FILE} does not know the candidate {name!r}.")
 
 
 def _folder_of(event: Mapping[str, Any], path: Path) -> Path:

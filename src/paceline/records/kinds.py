@@ -17,7 +17,7 @@ LONGEST_S = 1e9
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """A kind of value."""
 
     words: str
@@ -25,14 +25,16 @@ class Kind:
     holds: Callable[[Any], bool]
 
     @property
-    def or_null(self) -> Kind:
+    def or_null(self) -> ValueKind:
         """The same where nothing may have been measured."""
-        return Kind(f"{self.words} or null", lambda value: value is None or self.holds(value))
+        return ValueKind(f"{self.words} or null", lambda value: value is None or self.holds(value))
 
     @property
-    def listed(self) -> Kind:
+    def listed(self) -> ValueKind:
         """A list of such."""
-        return Kind(f"a list, each {self.words}", lambda value: isinstance(value, list) and all(map(self.holds, value)))
+        return ValueKind(
+            f"a list, each {self.words}", lambda value: isinstance(value, list) and all(map(self.holds, value))
+        )
 
 
 def _is_number(value: Any) -> bool:
@@ -43,15 +45,15 @@ def _is_whole(value: Any) -> bool:
     return type(value) is int
 
 
-TEXT = Kind("text", lambda value: isinstance(value, str))
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-OBJECT = Kind("a JSON object", lambda value: isinstance(value, dict))
-NUMBER = Kind("a number", _is_number)
-POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
-WHOLE = Kind("a whole number", _is_whole)
-COUNT = Kind("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0)
-SOME = Kind("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1)
-TIME = Kind("a time in seconds", lambda value: _is_number(value) and abs(value) < LONGEST_S)
+TEXT = ValueKind("text", lambda value: isinstance(value, str))
+FLAG = ValueKind("true or false", lambda value: isinstance(value, bool))
+OBJECT = ValueKind("a JSON object", lambda value: isinstance(value, dict))
+NUMBER = ValueKind("a number", _is_number)
+POSITIVE = ValueKind("a number above 0", lambda value: _is_number(value) and value > 0)
+WHOLE = ValueKind("a whole number", _is_whole)
+COUNT = ValueKind("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0)
+SOME = ValueKind("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1)
+TIME = ValueKind("a time in seconds", lambda value: _is_number(value) and abs(value) < LONGEST_S)
 
 CONFIG = {"strategy": TEXT, "bn": TEXT, "precision": TEXT, "seed": WHOLE.or_null, "profile": TEXT.or_null}
 TOPOLOGY = {
@@ -103,9 +105,9 @@ SUMMARY = {
     "traffic": OBJECT.or_null,
     "sockets": OBJECT.or_null,
     "clock": OBJECT.or_null,
-    "unseen": OBJECT.or_null,
+    "untracked": OBJECT.or_null,
     "test": OBJECT.or_null,
-    "ages": OBJECT.or_null,
+    "staleness": OBJECT.or_null,
 }
 RANK = {
     "rank": COUNT,
@@ -122,7 +124,7 @@ SPLIT = {
     "exposed_s": NUMBER,
     "other_s": NUMBER,
     "data_s": NUMBER,
-    "stolen_s": NUMBER.or_null,
+    "descheduled_s": NUMBER.or_null,
 }
 TRAFFIC = {"sent_bytes": NUMBER.listed, "received_bytes": NUMBER.listed, "links": OBJECT.listed}
 PLANNED_LINK = {"source": COUNT, "target": COUNT, "payload_bytes": COUNT, "framing_bytes": COUNT}
@@ -137,8 +139,8 @@ TEST = {
     "samples": NUMBER.or_null,
     "available": NUMBER.or_null,
 }
-UNSEEN = {"groups": NUMBER.or_null, "operations": NUMBER.or_null}
-AGES = {
+UNTRACKED = {"groups": NUMBER.or_null, "operations": NUMBER.or_null}
+STALENESS = {
     "gradients": COUNT,
     "mean": NUMBER.or_null,
     "median": COUNT.or_null,
@@ -153,7 +155,7 @@ CLOCK = {"at_s": TIME.or_null, "drift_s": TIME.listed}
 
 
 def check_kinds(
-    values: Mapping[str, Any], kinds: Mapping[str, Kind], what: str, file: Path, needed: Iterable[str] = ()
+    values: Mapping[str, Any], kinds: Mapping[str, ValueKind], what: str, file: Path, needed: Iterable[str] = ()
 ) -> None:
     """Refuses values of which one is not of its kind, or of which a needed one is missing."""
     missing = sorted(set(needed) - values.keys())
@@ -186,12 +188,12 @@ def check_summary(summary: Mapping[str, Any], file: Path) -> None:
     for rank in summary.get("ranks") or []:
         check_kinds(rank, RANK, "a rank", file, needed={"rank"} if "split" in rank else ())
         if "split" in rank:
-            check_kinds(rank["split"], SPLIT, "a rank's split", file, needed=SPLIT.keys() - {"stolen_s"})
+            check_kinds(rank["split"], SPLIT, "a rank's split", file, needed=SPLIT.keys() - {"descheduled_s"})
     _check_bytes(summary, len(summary.get("ranks") or []) + summary.get("servers", 0), file)
     check_kinds(summary.get("test") or {}, TEST, "its test", file)
-    check_kinds(summary.get("unseen") or {}, UNSEEN, "what it says of unseen traffic", file)
-    ages = summary.get("ages") or {}
-    check_kinds(ages, AGES, "its ages", file, needed=AGES if ages else ())
+    check_kinds(summary.get("untracked") or {}, UNTRACKED, "what it says of unseen traffic", file)
+    staleness = summary.get("staleness") or {}
+    check_kinds(staleness, STALENESS, "its ages", file, needed=STALENESS if staleness else ())
     clock = summary.get("clock") or {}
     check_kinds(clock, CLOCK, "its clock", file)
     at_s = clock.get("at_s") or 0.0

@@ -9,7 +9,7 @@ from paceline.errors import RecordError
 from paceline.records.kinds import LONGEST_S
 from paceline.records.reader import read_json
 from paceline.records.schema import profile_file
-from paceline.records.typed import Misfit, build
+from paceline.records.typed import WrongValue, build
 from paceline.records.writer import RunFolder, write_json
 
 LAST_STEP = 1 << 32
@@ -57,7 +57,7 @@ def read_profile(file: Path) -> Profile:
     """One rank's profile."""
     try:
         found = build(Profile, read_json(file))
-    except Misfit as misfit:
+    except WrongValue as misfit:
         raise RecordError(f"{file} is damaged: {misfit}.") from None
     if not 0 <= found.first_step <= found.last_step < LAST_STEP or not 0 < found.step_s < LONGEST_S:
         raise RecordError(f"{file} is damaged: it is about no step, or about one that takes no time.")

@@ -24,7 +24,7 @@ FORMAT = 1
 HEADER = MAGIC + bytes([FORMAT])
 
 
-class Kind(enum.IntEnum):
+class RowKind(enum.IntEnum):
     """What a row is about: the step as a whole, a phase of it, or an operation on the wire."""
 
     STEP = 0
@@ -50,7 +50,7 @@ class Kind(enum.IntEnum):
     @property
     def is_operation(self) -> bool:
         """Whether it is something on the wire."""
-        return self >= Kind.ALL_REDUCE
+        return self >= RowKind.ALL_REDUCE
 
     @property
     def title(self) -> str:
@@ -117,14 +117,14 @@ class Timeline:
     @property
     def steps(self) -> npt.NDArray[np.void]:
         """One row per step that was kept."""
-        return self.of(Kind.STEP)
+        return self.of(RowKind.STEP)
 
     @property
     def operations(self) -> npt.NDArray[np.void]:
         """What was on the wire."""
-        return self.rows[self.rows["kind"] >= Kind.ALL_REDUCE]
+        return self.rows[self.rows["kind"] >= RowKind.ALL_REDUCE]
 
-    def of(self, *kinds: Kind) -> npt.NDArray[np.void]:
+    def of(self, *kinds: RowKind) -> npt.NDArray[np.void]:
         """The rows of some kinds."""
         return self.rows[np.isin(self.rows["kind"], kinds)]
 
@@ -184,9 +184,9 @@ def read_timeline(file: Path, ranks: int | None = None) -> Timeline:
         raise RecordError(f"{file} is a timeline of another version.", hint="read it with the version that wrote it")
     whole = (len(content) - len(HEADER)) // ROW.itemsize
     rows = np.frombuffer(content, dtype=ROW, count=whole, offset=len(HEADER))
-    known = np.isin(rows["kind"], list(Kind)) & np.isin(rows["purpose"], list(Purpose))
+    known = np.isin(rows["kind"], list(RowKind)) & np.isin(rows["purpose"], list(Purpose))
     in_order = (rows["start_s"] > -LONGEST_S) & (rows["start_s"] <= rows["end_s"]) & (rows["end_s"] < LONGEST_S)
-    lasts = (rows["kind"] != Kind.STEP) | (rows["start_s"] < rows["end_s"])
+    lasts = (rows["kind"] != RowKind.STEP) | (rows["start_s"] < rows["end_s"])
     if not (known & in_order & lasts).all():
         raise RecordError(f"{file} is damaged: a row is of no known kind, or does not end after it starts.")
     if any((np.abs(rows[name]) >= LONGEST_S).any() for name in ("waited_from_s", "cpu_s")):

@@ -10,19 +10,21 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 
 
-class Misfit(Exception):
+class WrongValue(Exception):
     """A value is not what its place takes; the message says which place, and what it takes."""
 
 
 def build(kind: type[T], value: Any, place: str = "it") -> T:
     """A dataclass from a mapping with its fields; those with a default may be missing. What is inside is built too."""
     if not isinstance(value, dict):
-        raise Misfit(f"{place} is not a JSON object")
+        raise WrongValue(f"{place} is not a JSON object")
     fields = {field.name: _has_default(field) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     missing = sorted(name for name, has_default in fields.items() if name not in value and not has_default)
     unknown = sorted(value.keys() - fields.keys())
     if missing or unknown:
-        raise Misfit(f"{place} has no {missing[0]}" if missing else f"{place} has {unknown[0]!r}, which is not known")
+        raise WrongValue(
+            f"{place} has no {missing[0]}" if missing else f"{place} has {unknown[0]!r}, which is not known"
+        )
     hints = typing.get_type_hints(kind)
     return kind(**{name: _fit(hints[name], value[name], f"{place}.{name}") for name in fields if name in value})
 
@@ -61,5 +63,5 @@ def _plain(kind: type, value: Any, place: str) -> Any:
 
 def _checked(holds: bool, value: Any, place: str, what: str) -> Any:
     if not holds:
-        raise Misfit(f"{place} is {value!r}, not {what}")
+        raise WrongValue(f"{place} is {value!r}, not {what}")
     return value

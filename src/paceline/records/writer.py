@@ -116,7 +116,7 @@ class MarkWriter(RowWriter):
         super().__init__(folder.path / schema.marks_file(rank), schema.MARKS_HEADER)
 
 
-class Folder(Protocol):
+class EventFolder(Protocol):
     """What events can be written to: a run's folder, or an experiment's."""
 
     @property
@@ -127,7 +127,7 @@ class Folder(Protocol):
 class EventWriter:
     """Appends what happens in a run or an experiment, one JSON object a line."""
 
-    def __init__(self, folder: Folder, now: Callable[[], float] | None = None) -> None:
+    def __init__(self, folder: EventFolder, now: Callable[[], float] | None = None) -> None:
         """`now` tells seconds since the beginning; without it that is this moment."""
         self._file = (folder.path / schema.EVENTS_FILE).open("w", encoding="utf-8")
         start_s = time.perf_counter()

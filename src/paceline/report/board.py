@@ -16,31 +16,31 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.findings import Finding, problems
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
-from paceline.report.doctor import Following
+from paceline.report.doctor import LiveExamination
 from paceline.report.live import Tail
 from paceline.report.words import factor, on_hosts, percent, plural, roughly, run_length, seconds
 
 POLL_S = 0.2
 
 
-class Turn(Protocol):
-    """A contender's turn, and the folder its run grows in."""
+class ShownRun(Protocol):
+    """A candidate's turn, and the folder its run grows in."""
 
     @property
     def name(self) -> str:
-        """What the contender is called."""
+        """What the candidate is called."""
 
     @property
     def folder(self) -> Path:
         """The folder of its run."""
 
 
-class Board:
+class LiveTable:
     """What the user sees of an experiment; quiet on anything but a terminal, where it prints a line per stage."""
 
     def __init__(self, console: Console) -> None:
@@ -66,9 +66,9 @@ class Board:
         """Nothing can be proven."""
         self._print(f"  {reason}")
 
-    def examine(self, folder: Path) -> Following:
+    def examine(self, folder: Path) -> LiveExamination:
         """Follows the examination of the machine for the length of a `with`."""
-        return Following(folder, self._console, quiet=True)
+        return LiveExamination(folder, self._console, quiet=True)
 
     def examined(self, found: Sequence[Finding]) -> None:
         """What has to be mended; the report has the rest."""
@@ -80,7 +80,7 @@ class Board:
         self._print(f"doctor: the machine could not be examined: {reason}")
 
     def failed(self, name: str, error: PacelineError) -> None:
-        """A contender is out."""
+        """A candidate is out."""
         self._print(f"{name} failed and is left out: {error.message}")
         if error.detail:
             self._print(error.detail)
@@ -93,7 +93,7 @@ class Board:
         self._left = self._what_is_left(repeats)
         if not self._console.is_terminal:
             known = [row for row in comparison.rows if row.step_s is not None]
-            times = " · ".join(f"{row.contender.name} {seconds(row.step_s.value)}" for row in known if row.step_s)
+            times = " · ".join(f"{row.candidate.name} {seconds(row.step_s.value)}" for row in known if row.step_s)
             self._print(f"after {plural(repeats, 'repeat')}{self._left}: {times}")
 
     def _what_is_left(self, repeats: int) -> str:
@@ -104,7 +104,7 @@ class Board:
         return f", about {roughly(each_s * (self._least - repeats))} to go"
 
     @contextmanager
-    def launch(self, stage: str, turns: Sequence[Turn], steps: int | None) -> Iterator[None]:
+    def launch(self, stage: str, schedule: Sequence[ShownRun], steps: int | None) -> Iterator[None]:
         """Follows the turns of one launch for the length of a `with`."""
         if stage != "proof" and self._measuring_since is None:
             self._measuring_since = time.perf_counter()
@@ -123,9 +123,9 @@ class Board:
         proving = stage == "proof"
         self._current = progress.add_task("starting ranks", total=None if proving else steps, unit="steps")
         title = stage if proving else f"{stage} of {self._repeats}{self._left}"
-        self._overall = progress.add_task(title, total=len(turns), unit="runs")
+        self._overall = progress.add_task(title, total=len(schedule), unit="runs")
         stop = threading.Event()
-        follow = threading.Thread(target=self._follow, args=(progress, turns, stop), daemon=True)
+        follow = threading.Thread(target=self._follow, args=(progress, schedule, stop), daemon=True)
         with Live(Group(self._figures(), progress), console=self._console, refresh_per_second=8, transient=True):
             follow.start()
             try:
@@ -134,20 +134,20 @@ class Board:
                 stop.set()
                 follow.join()
 
-    def _follow(self, progress: Progress, turns: Sequence[Turn], stop: threading.Event) -> None:
-        steps = [Tail(turn.folder / steps_file(0)) for turn in turns]
-        events = [Tail(turn.folder / EVENTS_FILE) for turn in turns]
-        trained = [0] * len(turns)
+    def _follow(self, progress: Progress, schedule: Sequence[ShownRun], stop: threading.Event) -> None:
+        steps = [Tail(scheduled.folder / steps_file(0)) for scheduled in schedule]
+        events = [Tail(scheduled.folder / EVENTS_FILE) for scheduled in schedule]
+        trained = [0] * len(schedule)
         while not stop.wait(POLL_S):
-            done = sum((turn.folder / FINISHED_FILE).exists() for turn in turns)
+            done = sum((scheduled.folder / FINISHED_FILE).exists() for scheduled in schedule)
             progress.update(self._overall, completed=done)
-            if done == len(turns):
+            if done == len(schedule):
                 continue
             for event in map(json.loads, events[done].new_lines()):
                 if event["event"] == "start" and event["steps"]:
                     progress.update(self._current, total=event["steps"])
             trained[done] += sum(not line.startswith("step") for line in steps[done].new_lines())
-            progress.update(self._current, description=escape(turns[done].name), completed=trained[done])
+            progress.update(self._current, description=escape(schedule[done].name), completed=trained[done])
 
     def _figures(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")
@@ -159,10 +159,10 @@ class Board:
             if row.step_s is not None:
                 exposed = percent(row.exposed.value, 0) if row.exposed else "–"
                 ratio = factor(row.ratio.value) if row.ratio else "–"
-                table.add_row(escape(row.contender.name), seconds(row.step_s.value), ratio, exposed)
+                table.add_row(escape(row.candidate.name), seconds(row.step_s.value), ratio, exposed)
         return table
 
-    def rows_to_show(self, comparison: Comparison) -> list[Row]:
+    def rows_to_show(self, comparison: Comparison) -> list[CandidateRow]:
         """Whose figures so far are shown: as many as fit on a screen."""
         return comparison.rows
 
@@ -173,11 +173,11 @@ class Board:
 def plan_in_words(design: dict[str, Any], config: RunConfig, repeats: str) -> str:
     """What an experiment will do, in one line."""
     length = run_length(config)
-    names = design["contenders"]
+    names = design["candidates"]
     batch = "" if design["batch"] is None else f", global batch {design['batch']}"
     expected = design["estimate_s"]
     parts = [
-        f"{design['subject']}: {', '.join(names)}",
+        f"{design['target']}: {', '.join(names)}",
         f"{plural(design['ranks'], 'rank')} × {plural(design['threads'], 'thread')}{on_hosts(design)}{batch}",
         f"{length} × {repeats} repeat" + ("" if repeats == "1" else "s"),
         *([] if expected is None else [f"about {roughly(expected)}" + (", more if it is close" * ("–" in repeats))]),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from paceline.analysis.comparison import Row
+from paceline.analysis.comparison import CandidateRow
 from paceline.analysis.ranks import RankRow
 from paceline.analysis.split import PARTS
 from paceline.analysis.statistics import Estimate
@@ -68,7 +68,7 @@ def percent_unit(decimals: int) -> Unit:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PageCell:
     """A figure as the page shows it."""
 
     text: str
@@ -82,14 +82,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class PageColumn:
     """A column's heading, definition and cells, one per row."""
 
     key: str
     heading: str
     unit: str
     definition: str
-    cells: list[Cell]
+    cells: list[PageCell]
 
     @property
     def is_empty(self) -> bool:
@@ -97,7 +97,7 @@ class Column:
         return all(cell.sort is None for cell in self.cells)
 
 
-def comparison_columns(rows: Sequence[Row], reference: str | None) -> list[Column]:
+def comparison_columns(rows: Sequence[CandidateRow], reference: str | None) -> list[PageColumn]:
     """Every figure of the comparison table; a column that nothing was measured for is left out, but never the time."""
     percent = percent_unit(1)
     columns = [
@@ -110,13 +110,13 @@ def comparison_columns(rows: Sequence[Row], reference: str | None) -> list[Colum
         _estimates("test_loss", "Test loss", rows, PLAIN),
         _estimates("test_accuracy", "Test accuracy", rows, percent),
         plain_column("peak_bytes", "Peak memory", rows, SIZES),
-        _estimates("gradient_age", "Age of gradients", rows, Unit(1, "", 1)),
+        _estimates("staleness", "Age of gradients", rows, Unit(1, "", 1)),
         _estimates("late_share", "Late", rows, percent),
     ]
     return [column for column in columns if column.key == "step_s" or not column.is_empty]
 
 
-def _times(rows: Sequence[Row]) -> Column:
+def _times(rows: Sequence[CandidateRow]) -> PageColumn:
     """The time per iteration, whose bar shows the time split where that was measured."""
     column = _estimates("step_s", "Median time per iteration", rows, TIMES, bars=True)
     parts = [() if row.split is None else tuple(row.split.mean.share(part) for part in PARTS) for row in rows]
@@ -124,7 +124,7 @@ def _times(rows: Sequence[Row]) -> Column:
     return replace(column, cells=cells)
 
 
-def _split(rows: Sequence[Row]) -> list[Column]:
+def _split(rows: Sequence[CandidateRow]) -> list[PageColumn]:
     """Where the step goes, as measured; without events, what is known from the bound alone."""
     if all(row.split is None for row in rows):
         return [_estimates("above_bound", "Above the bound", rows, percent_unit(0))]
@@ -135,7 +135,7 @@ def _split(rows: Sequence[Row]) -> list[Column]:
     ]
 
 
-def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
+def rank_columns(rows: Sequence[RankRow]) -> list[PageColumn]:
     """Every figure of the table of ranks but the rank itself; the phases share a unit, since they add up."""
     phase = unit_for([row.step_s for row in rows if row.step_s is not None], TIMES)
     columns = [
@@ -160,7 +160,7 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
     return [column for column in columns if column.key == "samples" or not column.is_empty]
 
 
-def _collections(rows: Sequence[RankRow]) -> list[Column]:
+def _collections(rows: Sequence[RankRow]) -> list[PageColumn]:
     """Garbage collections, where there were any."""
     if not any(row.collections for row in rows):
         return []
@@ -176,7 +176,7 @@ def _estimates(
     *,
     bars: bool = False,
     definition: str | None = None,
-) -> Column:
+) -> PageColumn:
     """A column of figures with intervals."""
     estimates = [getattr(row, key) for row in rows]
     return estimate_column(key, heading, estimates, how, bars=bars, definition=definition)
@@ -190,23 +190,23 @@ def estimate_column(
     *,
     bars: bool = False,
     definition: str | None = None,
-) -> Column:
+) -> PageColumn:
     """A column of these figures, with their intervals."""
     values = [estimate.value for estimate in estimates if estimate is not None]
     unit = how if isinstance(how, Unit) else unit_for(values, how)
     longest = max(values, default=0) if bars else 0
     cells = [_estimate_cell(estimate, unit, longest) for estimate in estimates]
-    return Column(key, heading, unit.name, definition or key, cells)
+    return PageColumn(key, heading, unit.name, definition or key, cells)
 
 
-def _estimate_cell(estimate: Estimate | None, unit: Unit, longest: float) -> Cell:
+def _estimate_cell(estimate: Estimate | None, unit: Unit, longest: float) -> PageCell:
     if estimate is None:
-        return Cell(NOTHING)
+        return PageCell(NOTHING)
     interval = ""
     if estimate.low is not None and estimate.high is not None:
         interval = interval_text(unit.write_end(estimate.low), unit.write_end(estimate.high))
     share = estimate.value / longest if longest else None
-    return Cell(unit.write(estimate.value), estimate.value, interval, share)
+    return PageCell(unit.write(estimate.value), estimate.value, interval, share)
 
 
 def interval_text(low: str, high: str) -> str:
@@ -221,10 +221,10 @@ def plain_column(
     how: Unit | Sequence[tuple[float, str]],
     *,
     definition: str | None = None,
-) -> Column:
+) -> PageColumn:
     """A column of figures without intervals."""
     values: list[float | None] = [getattr(row, key) for row in rows]
     unit = how if isinstance(how, Unit) else unit_for([value for value in values if value is not None], how)
     write: Callable[[float], str] = unit.write
-    cells = [Cell(NOTHING) if value is None else Cell(write(value), value) for value in values]
-    return Column(key, heading, unit.name, definition or key, cells)
+    cells = [PageCell(NOTHING) if value is None else PageCell(write(value), value) for value in values]
+    return PageColumn(key, heading, unit.name, definition or key, cells)

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.statistics import Estimate
 from paceline.report.resource_tables import first_runs, run_json, sampling_share, usage_json
 from paceline.report.verdict import next_command, sentences
-from paceline.report.why import why
+from paceline.report.why import explain
 from paceline.report.words import factor, number, percent, seconds, size, time_range
 
 ROLES = {"bound": "bound", "baseline": "baseline", "candidate": ""}
@@ -31,12 +31,12 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for column in figures:
         table.add_column(escape(column.heading), justify="right", no_wrap=True)
     for place, row in enumerate(comparison.rows):
-        style = None if row.contender.role == "candidate" and not row.failure else "dim"
+        style = None if row.candidate.role == "candidate" and not row.failure else "dim"
         table.add_row(*[escape(column.cells[place]) for column in columns], style=style)
     console.print(table)
     for row in comparison.rows:
         if row.failure:
-            console.print(f"{row.contender.name} failed: {row.failure}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{row.candidate.name} failed: {row.failure}", markup=False, highlight=False, soft_wrap=True)
     console.print()
     for sentence in sentences(comparison):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
@@ -54,7 +54,7 @@ def print_next(comparison: Comparison, report: Path | None, console: Console) ->
 
 
 @dataclass(frozen=True)
-class Column:
+class TerminalColumn:
     """A column of the table."""
 
     heading: str
@@ -73,31 +73,31 @@ class Column:
         return 2 + max(map(cell_len, [self.heading, *self.cells]))
 
 
-def _columns(comparison: Comparison) -> list[Column]:
+def _columns(comparison: Comparison) -> list[TerminalColumn]:
     rows = comparison.rows
     return [
-        Column("strategy" if _by_strategy(comparison) else "setting", [_name(row) for row in rows], 10),
-        Column("time/step", [_value(row.step_s, seconds) for row in rows], 10),
-        Column("95%", [_interval(row.step_s) for row in rows], 5),
-        Column(_over(comparison.reference), [_value(row.ratio, factor) for row in rows], 9),
+        TerminalColumn("strategy" if _by_strategy(comparison) else "setting", [_name(row) for row in rows], 10),
+        TerminalColumn("time/step", [_value(row.step_s, seconds) for row in rows], 10),
+        TerminalColumn("95%", [_interval(row.step_s) for row in rows], 5),
+        TerminalColumn(_over(comparison.reference), [_value(row.ratio, factor) for row in rows], 9),
         *_split(rows),
-        Column("sent/step", [size(row.busiest_sent_bytes) for row in rows], 6),
-        Column("samples/s", [_value(row.samples_per_s, lambda value: f"{value:,.0f}") for row in rows], 4),
-        Column("loss", [_value(row.train_loss, number) for row in rows], 3),
-        Column("test loss", [_value(row.test_loss, number) for row in rows], 1),
-        Column("accuracy", [_value(row.test_accuracy, percent) for row in rows], 7),
-        Column("memory", [size(row.peak_bytes) for row in rows], 2),
+        TerminalColumn("sent/step", [size(row.busiest_sent_bytes) for row in rows], 6),
+        TerminalColumn("samples/s", [_value(row.samples_per_s, lambda value: f"{value:,.0f}") for row in rows], 4),
+        TerminalColumn("loss", [_value(row.train_loss, number) for row in rows], 3),
+        TerminalColumn("test loss", [_value(row.test_loss, number) for row in rows], 1),
+        TerminalColumn("accuracy", [_value(row.test_accuracy, percent) for row in rows], 7),
+        TerminalColumn("memory", [size(row.peak_bytes) for row in rows], 2),
     ]
 
 
-def _split(rows: Sequence[Row]) -> list[Column]:
+def _split(rows: Sequence[CandidateRow]) -> list[TerminalColumn]:
     """Shares of the step as measured; without events, what is known from the bound alone."""
     if all(row.split is None for row in rows):
-        return [Column("above bound", [_value(row.above_bound, _share) for row in rows], 8)]
+        return [TerminalColumn("above bound", [_value(row.above_bound, _share) for row in rows], 8)]
     return [
-        Column("compute", [_value(row.split.compute if row.split else None, _share) for row in rows], 4),
-        Column("overlapped", [_value(row.split.overlapped if row.split else None, _share) for row in rows], 4),
-        Column("exposed", [_value(row.exposed, _share) for row in rows], 8),
+        TerminalColumn("compute", [_value(row.split.compute if row.split else None, _share) for row in rows], 4),
+        TerminalColumn("overlapped", [_value(row.split.overlapped if row.split else None, _share) for row in rows], 4),
+        TerminalColumn("exposed", [_value(row.exposed, _share) for row in rows], 8),
     ]
 
 
@@ -105,7 +105,7 @@ def _share(value: float) -> str:
     return percent(value, 0)
 
 
-def fitting(columns: list[Column], width: int) -> list[Column]:
+def fitting(columns: list[TerminalColumn], width: int) -> list[TerminalColumn]:
     """The columns that fit on a screen. The page and the JSON have them all.
 
     One goes at a time: what has nothing to tell first, then the least needed, of equals the last.
@@ -116,9 +116,9 @@ def fitting(columns: list[Column], width: int) -> list[Column]:
     return kept
 
 
-def _name(row: Row) -> str:
-    remark = "failed" if row.failure else ROLES[row.contender.role]
-    return row.contender.name + (f" ({remark})" if remark else "")
+def _name(row: CandidateRow) -> str:
+    remark = "failed" if row.failure else ROLES[row.candidate.role]
+    return row.candidate.name + (f" ({remark})" if remark else "")
 
 
 def _interval(estimate: Estimate | None) -> str:
@@ -138,14 +138,14 @@ def _value(estimate: Estimate | None, write: Callable[[float], str]) -> str:
 
 
 def _by_strategy(comparison: Comparison) -> bool:
-    return len({row.contender.strategy for row in comparison.rows}) > 1 or not comparison.rows[0].contender.settings
+    return len({row.candidate.strategy for row in comparison.rows}) > 1 or not comparison.rows[0].candidate.settings
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """The whole result, for scripts; operators and resources are those of the first repeat."""
     runs = first_runs(comparison)
     return {
-        "records": comparison.pool.sources,
+        "records": comparison.record_set.sources,
         "reference": comparison.reference,
         "verdict": sentences(comparison),
         "decision": comparison.decision.to_dict(),
@@ -153,8 +153,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "warnings": comparison.warnings,
         "rows": [row.to_dict() for row in comparison.rows],
         "proofs": [proof.to_dict() for proof in comparison.proofs],
-        "partings": [parting.to_dict() for parting in comparison.partings],
-        "why": [reason.to_dict() for reason in why(comparison)],
+        "loss_differences": [loss_difference.to_dict() for loss_difference in comparison.loss_differences],
+        "why": [reason.to_dict() for reason in explain(comparison)],
         "wire": {name: asdict(wire) for name, wire in comparison.wires.items()},
         "payload": {name: payload.to_dict() for name, payload in comparison.payloads.items()},
         "operators": {name: rows for name, run in runs.items() if (rows := run_json(run)["operators"])},

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.timing import losses_of
 from paceline.errors import RecordError
 from paceline.report.payload_tables import payload_rows, rank_bytes_rows
 from paceline.report.resource_tables import host_rows
 from paceline.report.step_tables import bytes_rows, operation_rows, rank_split_rows, split_rows
-from paceline.report.why import why
+from paceline.report.why import explain
 
 ESTIMATES = ("step_s", "samples_per_s", "ratio", "exposed", "above_bound", "train_loss", "test_loss", "test_accuracy")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -28,7 +28,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     tables: dict[str, list[dict[str, Any]]] = {
         "comparison.csv": [_row(row) for row in comparison.rows],
         "ranks.csv": [
-            {"contender": row.contender.name, **asdict(rank)} for row in comparison.rows for rank in row.ranks
+            {"candidate": row.candidate.name, **asdict(rank)} for row in comparison.rows for rank in row.ranks
         ],
         "splits.csv": [asdict(row) for row in (*split_rows(comparison), *rank_split_rows(comparison))],
         "bytes.csv": [asdict(row) for row in bytes_rows(comparison)],
@@ -36,9 +36,9 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         "payload.csv": payload_rows(comparison.payloads),
         "operations.csv": [asdict(row) for row in operation_rows(comparison)],
         "hosts.csv": [asdict(row) for row in host_rows(comparison)],
-        "reasons.csv": [reason.to_dict() for reason in why(comparison)],
+        "reasons.csv": [reason.to_dict() for reason in explain(comparison)],
         "proofs.csv": [asdict(proof) | {"holds": proof.holds} for proof in comparison.proofs],
-        "partings.csv": [asdict(parting) for parting in comparison.partings],
+        "loss_differences.csv": [asdict(loss_difference) for loss_difference in comparison.loss_differences],
         "losses.csv": list(_losses(comparison)),
     }
     return save_tables(tables, folder)
@@ -55,9 +55,9 @@ def save_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path)
         ) from None
 
 
-def _row(row: Row) -> dict[str, Any]:
-    values: dict[str, Any] = {"contender": row.contender.name, "strategy": row.contender.strategy}
-    values |= {"role": row.contender.role, "lossless": row.contender.lossless, "repeats": row.repeats}
+def _row(row: CandidateRow) -> dict[str, Any]:
+    values: dict[str, Any] = {"candidate": row.candidate.name, "strategy": row.candidate.strategy}
+    values |= {"role": row.candidate.role, "lossless": row.candidate.lossless, "repeats": row.repeats}
     for name in ESTIMATES:
         estimate: Estimate | None = getattr(row, name)
         values[name] = None if estimate is None else estimate.value
@@ -67,9 +67,9 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _losses(comparison: Comparison) -> Iterable[dict[str, Any]]:
-    for entry in comparison.pool.entries:
+    for entry in comparison.record_set.entries:
         for step, loss in enumerate(losses_of(entry.run)):
-            yield {"contender": entry.contender, "repeat": entry.repeat[1], "step": step, "loss": loss}
+            yield {"candidate": entry.candidate, "repeat": entry.repeat[1], "step": step, "loss": loss}
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:

@@ -64,7 +64,7 @@ DEFINITIONS = {
     "split_data": Definition(
         "Data", "Getting the batch: gathering, augmenting, moving it to the device. Part of Other."
     ),
-    "split_stolen": Definition(
+    "split_descheduled": Definition(
         "Stolen",
         "Wall time minus CPU time of the computing thread inside what it computes: it would have run, but had no core. "
         "Part of Compute and Overlapped. Unknown on a GPU.",
@@ -165,7 +165,7 @@ DEFINITIONS = {
         "Samples per second",
         "Samples trained by all ranks together ÷ time, from the same windows as the time per iteration.",
     ),
-    "gradient_age": Definition(
+    "staleness": Definition(
         "Age of gradients",
         "Under an asynchronous strategy: how many updates a server has made since the weights that a gradient was "
         "computed with, when it comes. The mean over all gradients and servers; the median over repeats. Of n equally "

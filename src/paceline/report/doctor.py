@@ -14,9 +14,9 @@ from rich.text import Text
 
 from paceline.analysis.finding import Finding, binary_size, duration, rate
 from paceline.analysis.findings import findings, problems
-from paceline.records.examination import AllReduce, Examination, Link, PairLink
+from paceline.records.examination import AllReduceTimes, Examination, MeasuredLinks, PairLink
 from paceline.records.schema import DOCTOR_FILE, EVENTS_FILE
-from paceline.report.live import Follower, Tail
+from paceline.report.live import FolderFollower, Tail
 from paceline.report.words import plural
 
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -100,7 +100,7 @@ def _sentences(finding: Finding) -> Text:
     return text
 
 
-def _pairs(link: Link) -> Table:
+def _pairs(link: MeasuredLinks) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("link", "ranks", "latency α", "cost β", "bandwidth 1/β"):
         table.add_column(heading, justify="left" if heading == "link" else "right", no_wrap=True)
@@ -119,7 +119,7 @@ def _where(pair: PairLink) -> str:
     return f"within host {pair.hosts[0]}" if pair.within_host else f"host {pair.hosts[0]} to {pair.hosts[1]}"
 
 
-def _title(measured: AllReduce) -> str:
+def _title(measured: AllReduceTimes) -> str:
     where = (
         f"within host {measured.hosts[0]}" if measured.within_host else f"over {plural(len(measured.hosts), 'host')}"
     )
@@ -127,7 +127,7 @@ def _title(measured: AllReduce) -> str:
     return f"all-reduce of {plural(len(measured.ranks), 'rank')} {where}, busbw from small to large: {curve}"
 
 
-def _all_reduce(measured: AllReduce) -> Table:
+def _all_reduce(measured: AllReduceTimes) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("size", "time", "algbw", "busbw", "repeats"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -137,7 +137,7 @@ def _all_reduce(measured: AllReduce) -> Table:
     return table
 
 
-class Following(Follower):
+class LiveExamination(FolderFollower):
     """Shows how far an examination is, by its events.
 
     On anything but a terminal it prints a line per stage, unless it is to be quiet there.

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.pool import Pool
+from paceline.analysis.pool import RecordSet
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.report.drawing import LONGEST_LABEL, Json
@@ -50,7 +50,7 @@ def render_document(
         plotly=plotly,
         script=script,
         policy=_policy([plotly, script]),
-        data=_json_for_script({"figures": figures, "contenders": legend}),
+        data=_json_for_script({"figures": figures, "candidates": legend}),
     )
     return str(page)
 
@@ -124,22 +124,22 @@ def split_headline(sentence: str) -> tuple[str, str]:
     return claim, reasons
 
 
-def origin_context(pool: Pool) -> dict[str, Any]:
+def origin_context(record_set: RecordSet) -> dict[str, Any]:
     """Where records come from, for the template: settings, machines, commands, folders."""
     return {
-        "settings": _settings(pool.config),
-        "machines": [_machine(provenance) for provenance in _distinct(pool.provenances)],
-        "commands": list(dict.fromkeys(_again(p["command"]) for p in pool.provenances if p.get("command"))),
-        "sources": pool.sources,
+        "settings": _settings(record_set.config),
+        "machines": [_machine(provenance) for provenance in _distinct(record_set.provenances)],
+        "commands": list(dict.fromkeys(_again(p["command"]) for p in record_set.provenances if p.get("command"))),
+        "sources": record_set.sources,
     }
 
 
-def workload_in_words(pool: Pool) -> str:
+def workload_in_words(record_set: RecordSet) -> str:
     """What was trained."""
-    names = {entry.run.topology.get("workload") for entry in pool.entries}
+    names = {entry.run.topology.get("workload") for entry in record_set.entries}
     if len(names) == 1:
         return str(names.pop())
-    workload, data = pool.config.get("workload"), pool.config.get("data")
+    workload, data = record_set.config.get("workload"), record_set.config.get("data")
     if workload is None:
         return "several workloads"
     return str(workload) if ":" in workload or data is None else f"{workload} on {data}"

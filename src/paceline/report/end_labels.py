@@ -13,7 +13,7 @@ LABEL_HEIGHT = 16
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """An axis: from where to where, and how far a value is up, in its own terms."""
 
     low: float
@@ -50,7 +50,7 @@ def named_end(text: str, colour: str, end: tuple[float, float], place: tuple[flo
     }
 
 
-def apart(wanted: Sequence[float], scale: Scale, taken: Sequence[float], *, height: int) -> list[float]:
+def apart(wanted: Sequence[float], scale: AxisScale, taken: Sequence[float], *, height: int) -> list[float]:
     """Places for labels in a panel of some height, close to those wanted, that are a label's height apart.
 
     They keep the order of the ends that they are of, and away from places that are `taken`.

@@ -1,4 +1,4 @@
-"""Proofs of parity and partings of lossless runs, in plain words."""
+"""Proofs of parity and loss_differences of lossless runs, in plain words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.analysis.comparison import Comparison, Proof
-from paceline.analysis.parting import VISIBLE, Parting, identical_groups
+from paceline.analysis.parting import VISIBLE, LossDifference, identical_groups
 from paceline.report.words import listed, percent, plural
 
 CAUSES = {
@@ -44,10 +44,10 @@ def scientific(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class PartingWords:
-    """A row of the table of partings."""
+class LossDifferenceRow:
+    """A row of the table of loss_differences."""
 
-    contender: str
+    candidate: str
     first: str
     visible: str
     at_start: str
@@ -55,15 +55,15 @@ class PartingWords:
     cause: str
 
 
-def parting_words(parting: Parting) -> PartingWords:
+def loss_difference_row(loss_difference: LossDifference) -> LossDifferenceRow:
     """When two runs part, how far, and why."""
-    return PartingWords(
-        contender=parting.contender,
-        first="never" if parting.first_step is None else f"step {parting.first_step}",
-        visible="never" if parting.visible_step is None else f"step {parting.visible_step}",
-        at_start=apart(parting.at_start),
-        at_end=apart(parting.at_end),
-        cause=CAUSES[parting.cause],
+    return LossDifferenceRow(
+        candidate=loss_difference.candidate,
+        first="never" if loss_difference.first_step is None else f"step {loss_difference.first_step}",
+        visible="never" if loss_difference.visible_step is None else f"step {loss_difference.visible_step}",
+        at_start=apart(loss_difference.at_start),
+        at_end=apart(loss_difference.at_end),
+        cause=CAUSES[loss_difference.cause],
     )
 
 
@@ -72,23 +72,23 @@ def apart(difference: float) -> str:
     return percent(difference) if VISIBLE <= difference < math.inf else scientific(difference)
 
 
-def parting_sentences(comparison: Comparison) -> Iterator[str]:
-    """What the table of partings comes down to."""
-    if not comparison.partings:
+def loss_difference_sentences(comparison: Comparison) -> Iterator[str]:
+    """What the table of loss_differences comes down to."""
+    if not comparison.loss_differences:
         yield "There are no two lossless runs of the same seed to compare."
         return
-    steps = plural(min(parting.steps for parting in comparison.partings), "step")
-    for names in identical_groups(comparison.pool):
+    steps = plural(min(loss_difference.steps for loss_difference in comparison.loss_differences), "step")
+    for names in identical_groups(comparison.record_set):
         yield f"{_few(names)} have the same losses to the last bit, in all {steps}."
-    differing = [parting for parting in comparison.partings if parting.cause != "none"]
-    visible = [parting for parting in differing if parting.visible_step is not None]
-    for parting in visible[:MOST_NAMED]:
+    differing = [loss_difference for loss_difference in comparison.loss_differences if loss_difference.cause != "none"]
+    visible = [loss_difference for loss_difference in differing if loss_difference.visible_step is not None]
+    for loss_difference in visible[:MOST_NAMED]:
         yield (
-            f"{parting.contender} visibly parts from {parting.reference} at step {parting.visible_step} "
-            f"and ends {apart(parting.at_end)} away."
+            f"{loss_difference.candidate} visibly parts from {loss_difference.reference} at step {loss_difference.visible_step} "
+            f"and ends {apart(loss_difference.at_end)} away."
         )
     if differing and not visible:
-        parted = _few([parting.contender for parting in differing])
+        parted = _few([loss_difference.candidate for loss_difference in differing])
         verb = "parts" if len(differing) == 1 else "part"
         yield f"{parted} {verb} from {differing[0].reference}, but nowhere by {percent(VISIBLE)} or more."
 

@@ -1,4 +1,4 @@
-"""Bars of the averages, with intervals: a panel per figure, a bar per contender, best first."""
+"""Bars of the averages, with intervals: a panel per figure, a bar per candidate, best first."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.statistics import Estimate
-from paceline.report.columns import Cell, Column, comparison_columns
+from paceline.report.columns import PageCell, PageColumn, comparison_columns
 from paceline.report.drawing import (
     LABEL_SIZE,
     LONGEST_LABEL,
@@ -41,7 +41,7 @@ def bars(comparison: Comparison) -> Json | None:
     columns = [by_key[key] for key in PANELS if key in by_key and not by_key[key].is_empty]
     if not rows or not columns:
         return None
-    colour_of = colours(comparison.pool.contenders)
+    colour_of = colours(comparison.record_set.candidates)
     reaches = [_reach([getattr(row, column.key) for row in rows]) for column in columns]
     data: list[Json] = []
     for number, (column, reach) in enumerate(zip(columns, reaches, strict=True)):
@@ -58,19 +58,19 @@ def bars(comparison: Comparison) -> Json | None:
 
 
 @dataclass(frozen=True)
-class _Bar:
+class _EstimateBar:
     """One bar of a panel, cut to the reach of its axis."""
 
     place: int
-    row: Row
+    row: CandidateRow
     length: float
     low: float | None
     high: float | None
-    cell: Cell
+    cell: PageCell
     is_cut: bool
 
 
-def _bars_of(rows: Sequence[Row], column: Column, reach: tuple[float, float]) -> list[_Bar]:
+def _bars_of(rows: Sequence[CandidateRow], column: PageColumn, reach: tuple[float, float]) -> list[_EstimateBar]:
     found = []
     for place, row in enumerate(rows):
         estimate: Estimate | None = getattr(row, column.key)
@@ -80,15 +80,15 @@ def _bars_of(rows: Sequence[Row], column: Column, reach: tuple[float, float]) ->
         low = None if is_cut or estimate.low is None else max(estimate.low, reach[0])
         high = None if is_cut or estimate.high is None else min(estimate.high, reach[1])
         length = 0.6 * reach[1] if is_cut else estimate.value
-        found.append(_Bar(place, row, length, low, high, column.cells[place], is_cut))
+        found.append(_EstimateBar(place, row, length, low, high, column.cells[place], is_cut))
     return found
 
 
-def _bar_trace(shown: Sequence[_Bar], column: Column, colour_of: dict[str, str]) -> Json:
+def _bar_trace(shown: Sequence[_EstimateBar], column: PageColumn, colour_of: dict[str, str]) -> Json:
     """Candidates are solid; what cannot be picked is pale."""
-    tints = [colour_of[bar.row.contender.name] for bar in shown]
-    solid = [bar.row.contender.role == "candidate" for bar in shown]
-    about = [[plain(bar.row.contender.name), bar.cell.text, bar.cell.interval or "one repeat"] for bar in shown]
+    tints = [colour_of[bar.row.candidate.name] for bar in shown]
+    solid = [bar.row.candidate.role == "candidate" for bar in shown]
+    about = [[plain(bar.row.candidate.name), bar.cell.text, bar.cell.interval or "one repeat"] for bar in shown]
     return {
         "type": "bar",
         "orientation": "h",
@@ -114,7 +114,7 @@ def _bar_trace(shown: Sequence[_Bar], column: Column, colour_of: dict[str, str])
     }
 
 
-def _label_trace(shown: Sequence[_Bar]) -> Json:
+def _label_trace(shown: Sequence[_EstimateBar]) -> Json:
     """The figure itself, behind its bar and interval."""
     return {
         "type": "scatter",
@@ -141,12 +141,12 @@ def _reach(estimates: Sequence[Estimate | None]) -> tuple[float, float]:
 
 
 def _layout(
-    rows: Sequence[Row], columns: Sequence[Column], reaches: Sequence[tuple[float, float]], across: int
+    rows: Sequence[CandidateRow], columns: Sequence[PageColumn], reaches: Sequence[tuple[float, float]], across: int
 ) -> Json:
     """Panels beside each other, and below each other where there is no room."""
     across = min(across, len(columns))
     lines, tall = math.ceil(len(columns) / across), BAR_HEIGHT * len(rows)
-    names = short_names([row.contender.name for row in rows], LONGEST_LABEL if across > 1 else 18)
+    names = short_names([row.candidate.name for row in rows], LONGEST_LABEL if across > 1 else 18)
     left = 18 + round(7.2 * max(len(name) for name in names.values()))
     inside = lines * (tall + TITLE_HEIGHT) - TITLE_HEIGHT
     panels = grid(len(columns), across, gap_x=0.035, gap_y=TITLE_HEIGHT / inside)
@@ -177,9 +177,9 @@ def _layout(
     return layout
 
 
-def _bound_line(rows: Sequence[Row], columns: Sequence[Column]) -> list[Json]:
+def _bound_line(rows: Sequence[CandidateRow], columns: Sequence[PageColumn]) -> list[Json]:
     """A line at the bound's time: what candidates take beyond it is exposed communication."""
-    bounds = [row.step_s.value for row in rows if row.contender.role == "bound" and row.step_s is not None]
+    bounds = [row.step_s.value for row in rows if row.candidate.role == "bound" and row.step_s is not None]
     if len(bounds) != 1 or columns[0].key != "step_s":
         return []
     line = {"color": "@muted", "width": 1, "dash": "dot"}
@@ -187,6 +187,6 @@ def _bound_line(rows: Sequence[Row], columns: Sequence[Column]) -> list[Json]:
     return [{"type": "line", "xref": "x", "yref": "y", "layer": "below", "line": line, **ends}]
 
 
-def _title(column: Column, panel: Panel) -> Json:
+def _title(column: PageColumn, panel: Panel) -> Json:
     unit = f", {column.unit}" if column.unit else ""
     return heading(plain(column.heading + unit), panel)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.finding import binary_size
-from paceline.records.examination import AllReduce, Link
+from paceline.records.examination import AllReduceTimes, MeasuredLinks
 from paceline.report.columns import SIZES, Unit, unit_for
 from paceline.report.drawing import LABEL_SIZE, LINE, Json, axis, base_layout, rounded
 from paceline.report.palette import COLOURS, NEUTRALS
@@ -19,12 +19,12 @@ MARKED_EVERY = 2
 """Sizes grow by four; every second one is marked."""
 
 
-class _Curve(NamedTuple):
+class _LinkCurve(NamedTuple):
     """All-reduces over some ranks."""
 
     label: str
     colour: str
-    measured: AllReduce
+    measured: AllReduceTimes
 
 
 def link(comparison: Comparison) -> Json | None:
@@ -44,26 +44,26 @@ def link(comparison: Comparison) -> Json | None:
     }
 
 
-def _curves(found: Link) -> list[_Curve]:
+def _curves(found: MeasuredLinks) -> list[_LinkCurve]:
     """All ranks first; of those within a host, the slowest, since all wait for it."""
     everyone, *parts = found.all_reduces
-    curves = [_Curve(f"all-reduce, {plural(len(everyone.ranks), 'rank')}", COLOURS[0], everyone)]
+    curves = [_LinkCurve(f"all-reduce, {plural(len(everyone.ranks), 'rank')}", COLOURS[0], everyone)]
     within = [part for part in parts if part.within_host]
     if within:
         slowest = min(within, key=lambda part: part.best.busbw_bytes_per_s)
-        curves.append(_Curve("within a host", COLOURS[2], slowest))
-    curves += [_Curve("one rank per host", COLOURS[1], part) for part in parts if not part.within_host]
+        curves.append(_LinkCurve("within a host", COLOURS[2], slowest))
+    curves += [_LinkCurve("one rank per host", COLOURS[1], part) for part in parts if not part.within_host]
     return curves
 
 
-def _levels(found: Link) -> list[tuple[str, float]]:
+def _levels(found: MeasuredLinks) -> list[tuple[str, float]]:
     """Point-to-point bandwidths, of the slowest link of each kind."""
     kinds = ((True, "point to point"), (False, "point to point between hosts"))
     slowest = [(name, [pair.bytes_per_s for pair in found.of(within_host=within)]) for within, name in kinds]
     return [(name, min(values)) for name, values in slowest if values]
 
 
-def _line(curve: _Curve, unit: Unit) -> Json:
+def _line(curve: _LinkCurve, unit: Unit) -> Json:
     points = curve.measured.points
     return {
         "type": "scatter",
@@ -80,7 +80,9 @@ def _line(curve: _Curve, unit: Unit) -> Json:
     }
 
 
-def _layout(curves: Sequence[_Curve], levels: Sequence[tuple[str, float]], sizes: Sequence[int], unit: Unit) -> Json:
+def _layout(
+    curves: Sequence[_LinkCurve], levels: Sequence[tuple[str, float]], sizes: Sequence[int], unit: Unit
+) -> Json:
     marked = sizes[::MARKED_EVERY]
     top = max([value for _, value in levels] + [curve.measured.best.busbw_bytes_per_s for curve in curves])
     return base_layout(HEIGHT, left=64, top=40) | {

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import LossCurve, loss_curve, relative_difference, thinned
 from paceline.analysis.parting import VISIBLE
 from paceline.report.drawing import (
@@ -37,16 +37,16 @@ FLATTENING = 20
 
 
 @dataclass(frozen=True)
-class _Curve:
+class _RunCurve:
     """One run in the figure."""
 
-    row: Row
+    row: CandidateRow
     repeat: int
     losses: LossCurve
 
     @property
     def name(self) -> str:
-        return self.row.contender.name
+        return self.row.candidate.name
 
 
 def losses(comparison: Comparison) -> Json | None:
@@ -54,7 +54,7 @@ def losses(comparison: Comparison) -> Json | None:
     curves = _curves(comparison)
     if not curves:
         return None
-    colour_of = colours(comparison.pool.contenders)
+    colour_of = colours(comparison.record_set.candidates)
     kept = [thinned(curve.losses.losses, points_per_curve(POINTS, len(curves))) for curve in curves]
     first = min(curve.repeat for curve in curves)
     scales = _scales(curves)
@@ -72,32 +72,32 @@ def losses(comparison: Comparison) -> Json | None:
         ],
         "layout": layout,
         "narrow": layout | {"height": 320, "margin": {"l": 48, "r": 8, "t": 12, "b": 44}},
-        "contenders": [curve.name for curve in curves],
+        "candidates": [curve.name for curve in curves],
         "repeats": [curve.repeat for curve in curves],
         "axes": _x_axes(curves, kept),
         "scales": scales,
     }
 
 
-def _longest(curves: Sequence[_Curve]) -> int:
+def _longest(curves: Sequence[_RunCurve]) -> int:
     return max(len(curve.losses.losses) for curve in curves)
 
 
-def _curves(comparison: Comparison) -> list[_Curve]:
+def _curves(comparison: Comparison) -> list[_RunCurve]:
     """Every run that has losses, the best drawn last, on top; of very many repeats the first ones."""
-    repeats = sorted({entry.repeat for entry in comparison.pool.entries})
+    repeats = sorted({entry.repeat for entry in comparison.record_set.entries})
     shown = repeats[: max(1, POINTS // LEAST_POINTS // max(1, len(comparison.rows)))]
     found = []
     for row in reversed(comparison.rows):
-        runs = comparison.pool.runs_of(row.contender.name)
+        runs = comparison.record_set.runs_of(row.candidate.name)
         for number, repeat in enumerate(shown):
             if repeat in runs:
-                curve = _Curve(row, number, loss_curve(runs[repeat]))
+                curve = _RunCurve(row, number, loss_curve(runs[repeat]))
                 found += [curve] if finite(curve.losses.losses) else []
     return found
 
 
-def _line(curve: _Curve, indices: Sequence[int], colour: str, *, visible: bool) -> Json:
+def _line(curve: _RunCurve, indices: Sequence[int], colour: str, *, visible: bool) -> Json:
     diverged = curve.losses.diverged_step
     line: Json = {
         "type": "scatter",
@@ -121,14 +121,14 @@ def _line(curve: _Curve, indices: Sequence[int], colour: str, *, visible: bool) 
     }
 
 
-def _scales(curves: Sequence[_Curve]) -> dict[str, Json]:
+def _scales(curves: Sequence[_RunCurve]) -> dict[str, Json]:
     """The loss axis of each repeat, and of all: one repeat may diverge where another does not."""
     repeats = sorted({curve.repeat for curve in curves})
     of_one = {str(repeat): _scale([curve for curve in curves if curve.repeat == repeat]) for repeat in repeats}
     return of_one | {"all": _scale(curves)}
 
 
-def _scale(curves: Sequence[_Curve]) -> Json:
+def _scale(curves: Sequence[_RunCurve]) -> Json:
     values = finite([loss for curve in curves for loss in curve.losses.losses])
     if min(values) > 0 and max(values) > FLATTENING * statistics.median(values):
         marks = ticks(min(values) / 1.1, max(values) * 1.1)
@@ -136,10 +136,10 @@ def _scale(curves: Sequence[_Curve]) -> Json:
     return axis("training loss", nticks=6)
 
 
-def _x_axes(curves: Sequence[_Curve], kept: Sequence[Sequence[int]]) -> list[Json]:
+def _x_axes(curves: Sequence[_RunCurve], kept: Sequence[Sequence[int]]) -> list[Json]:
     """What the curves can be drawn against, and how: curves that would hide each other get stripes."""
     stripes = _stripes(curves)
-    own = [DASHES[curve.row.contender.role] for curve in curves]
+    own = [DASHES[curve.row.candidate.role] for curve in curves]
     striped = [stripes.get(curve.name, dash) for curve, dash in zip(curves, own, strict=True)]
     steps = [list(indices) for indices in kept]
     axes: list[Json] = [{"label": "Iteration", "title": "iteration", "x": steps, "dashes": striped}]
@@ -151,7 +151,7 @@ def _x_axes(curves: Sequence[_Curve], kept: Sequence[Sequence[int]]) -> list[Jso
     return [*axes, {"label": "Wall time", "title": "wall time, s", "x": x, "dashes": own}]
 
 
-def _stripes(curves: Sequence[_Curve]) -> dict[str, str]:
+def _stripes(curves: Sequence[_RunCurve]) -> dict[str, str]:
     """Dashes that fit into each other's gaps, so that each of several curves in the same place can be seen."""
     dashes = {}
     for names in _coincident(curves):
@@ -162,9 +162,9 @@ def _stripes(curves: Sequence[_Curve]) -> dict[str, str]:
     return dashes
 
 
-def _coincident(curves: Sequence[_Curve]) -> list[list[str]]:
-    """Contenders whose losses cannot be told apart in a plot, in the first repeat; groups of two or more."""
-    groups: list[list[_Curve]] = []
+def _coincident(curves: Sequence[_RunCurve]) -> list[list[str]]:
+    """Candidates whose losses cannot be told apart in a plot, in the first repeat; groups of two or more."""
+    groups: list[list[_RunCurve]] = []
     for curve in (curve for curve in curves if curve.repeat == 0):
         alike = [group for group in groups if _look_the_same(group[0].losses.losses, curve.losses.losses)]
         if alike:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import relative_differences, thinned
-from paceline.analysis.parting import VISIBLE, Parting
+from paceline.analysis.parting import VISIBLE, LossDifference
 from paceline.report.drawing import (
     LABEL_SIZE,
     LINE,
@@ -29,28 +29,33 @@ POINTS = 4_000
 """Of all curves together."""
 
 
-def partings(comparison: Comparison) -> Json | None:
+def loss_differences(comparison: Comparison) -> Json | None:
     """The figure; None where all losses are the same to the last bit."""
-    parted = [parting for parting in comparison.partings if parting.first_step is not None]
+    parted = [
+        loss_difference for loss_difference in comparison.loss_differences if loss_difference.first_step is not None
+    ]
     if not parted:
         return None
-    colour_of = colours(comparison.pool.contenders)
-    curves = [_differences(comparison, parting) for parting in parted]
+    colour_of = colours(comparison.record_set.candidates)
+    curves = [_differences(comparison, loss_difference) for loss_difference in parted]
     points = points_per_curve(POINTS, len(curves))
     return {
         "title": "Where the losses part",
         "data": [
-            _line(parting.contender, curve, colour_of[parting.contender], points)
-            for parting, curve in zip(parted, curves, strict=True)
+            _line(loss_difference.candidate, curve, colour_of[loss_difference.candidate], points)
+            for loss_difference, curve in zip(parted, curves, strict=True)
         ],
         "layout": _layout(parted[0].reference, curves),
-        "contenders": [parting.contender for parting in parted],
+        "candidates": [loss_difference.candidate for loss_difference in parted],
     }
 
 
-def _differences(comparison: Comparison, parting: Parting) -> list[float]:
+def _differences(comparison: Comparison, loss_difference: LossDifference) -> list[float]:
     """Of the first repeat that both have; a logarithmic axis has no place for what is equal, nor for infinity."""
-    ones, others = comparison.pool.runs_of(parting.contender), comparison.pool.runs_of(parting.reference)
+    ones, others = (
+        comparison.record_set.runs_of(loss_difference.candidate),
+        comparison.record_set.runs_of(loss_difference.reference),
+    )
     first = min(repeat for repeat in ones if repeat in others)
     return [value if 0 < value < math.inf else math.nan for value in relative_differences(ones[first], others[first])]
 

@@ -1,4 +1,4 @@
-"""CPU and resident memory of every rank over the first repeat: two panels per contender, with what happened marked."""
+"""CPU and resident memory of every rank over the first repeat: two panels per candidate, with what happened marked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import thinned
 from paceline.analysis.resources import cpu_shares, host_usage, usage
 from paceline.records import RunRecord
@@ -48,7 +48,7 @@ MOST_HOSTS = 3
 MOST_EPOCHS = 40
 """More uprights than that would be a wall."""
 MOST_COLLECTIONS = 100
-"""Of one contender: the longest."""
+"""Of one candidate: the longest."""
 COLUMNS = 3
 LONGEST_NAME = 26
 """Beside which there is room for how busy a host was."""
@@ -59,7 +59,7 @@ SHADES = {"evaluation": 0.10, "checkpoint": 0.28}
 
 
 @dataclass(frozen=True)
-class _Curve:
+class _ResourceCurve:
     """One figure of one rank over the run."""
 
     times: list[float]
@@ -67,13 +67,13 @@ class _Curve:
 
 
 @dataclass(frozen=True)
-class _Contents:
-    """What the two panels of a contender show."""
+class _ResourcePanels:
+    """What the two panels of a candidate show."""
 
-    row: Row
-    cpu: dict[int, _Curve]
+    row: CandidateRow
+    cpu: dict[int, _ResourceCurve]
     """Per cent of a core, by rank."""
-    memory: dict[int, _Curve]
+    memory: dict[int, _ResourceCurve]
     """Bytes, by rank."""
     marks: list[tuple[int, MarkRow]]
     """With the rank that each is of."""
@@ -101,13 +101,13 @@ def resources(comparison: Comparison) -> Json | None:
     panels = [found for row in comparison.rows if (found := _contents(comparison, row)) is not None]
     if not panels:
         return None
-    colour_of = colours(comparison.pool.contenders)
+    colour_of = colours(comparison.record_set.candidates)
     unit = unit_for([value for panel in panels for curve in panel.memory.values() for value in curve.values], SIZES)
     points = points_per_curve(POINTS, 2 * sum(len(panel.cpu) for panel in panels))
     top = 1.08 * max([100.0, *[value for p in panels for curve in p.cpu.values() for value in curve.values]])
     data: list[Json] = []
     for number, panel in enumerate(panels):
-        colour = colour_of[panel.row.contender.name]
+        colour = colour_of[panel.row.candidate.name]
         upper = {"xaxis": numbered("x", 2 * number), "yaxis": numbered("y", 2 * number)}
         lower = {"xaxis": numbered("x", 2 * number + 1), "yaxis": numbered("y", 2 * number + 1)}
         drawn = [*_marks(panel, top), *_lines(panel.cpu, colour, points, Unit(1, "%", 0), shape="vh")]
@@ -122,8 +122,8 @@ def resources(comparison: Comparison) -> Json | None:
     }
 
 
-def _contents(comparison: Comparison, row: Row) -> _Contents | None:
-    runs = comparison.pool.runs_of(row.contender.name)
+def _contents(comparison: Comparison, row: CandidateRow) -> _ResourcePanels | None:
+    runs = comparison.record_set.runs_of(row.candidate.name)
     run = runs[min(runs)] if runs else None
     if run is None or not any(len(samples) > 1 for samples in run.resources.values()):
         return None
@@ -132,9 +132,9 @@ def _contents(comparison: Comparison, row: Row) -> _Contents | None:
     for rank in ranks:
         samples = run.resources[rank]
         times, shares = cpu_shares(samples)
-        cpu[rank] = _Curve([float(samples["time_s"][0]), *times.tolist()], _stepped((100 * shares).tolist()))
-        memory[rank] = _Curve(samples["time_s"].tolist(), samples["resident_bytes"].tolist())
-    return _Contents(
+        cpu[rank] = _ResourceCurve([float(samples["time_s"][0]), *times.tolist()], _stepped((100 * shares).tolist()))
+        memory[rank] = _ResourceCurve(samples["time_s"].tolist(), samples["resident_bytes"].tolist())
+    return _ResourcePanels(
         row=row,
         cpu=cpu,
         memory=memory,
@@ -156,7 +156,7 @@ def _stepped(values: list[float]) -> list[float]:
     return [*values[:1], *values]
 
 
-def _lines(curves: dict[int, _Curve], colour: str, points: int, unit: Unit, *, shape: str) -> list[Json]:
+def _lines(curves: dict[int, _ResourceCurve], colour: str, points: int, unit: Unit, *, shape: str) -> list[Json]:
     """A line per rank; those of the later ranks are dotted, so that the first shows through."""
     found = []
     for place, (rank, curve) in enumerate(curves.items()):
@@ -182,7 +182,7 @@ def _lines(curves: dict[int, _Curve], colour: str, points: int, unit: Unit, *, s
     return found
 
 
-def _marks(panel: _Contents, top: float) -> list[Json]:
+def _marks(panel: _ResourcePanels, top: float) -> list[Json]:
     """What can be hovered over: spans at the top of the upper panel, garbage collections at its foot."""
     collections = panel.collections()
     shown = [
@@ -221,7 +221,7 @@ def _points(times: Sequence[float], height: float, texts: Sequence[str], symbol:
     }
 
 
-def _layout(panels: Sequence[_Contents], unit: Unit, top: float, columns: int) -> Json:
+def _layout(panels: Sequence[_ResourcePanels], unit: Unit, top: float, columns: int) -> Json:
     columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
     height = lines * BLOCK_HEIGHT + (lines - 1) * GAP_HEIGHT
@@ -230,7 +230,7 @@ def _layout(panels: Sequence[_Contents], unit: Unit, top: float, columns: int) -
     layout |= {"hovermode": "closest", "annotations": [], "shapes": []}
     last_s = max([0.1, *[t for panel in panels for curve in panel.cpu.values() for t in curve.times]])
     most = max([1.0, *[v / unit.scale for panel in panels for c in panel.memory.values() for v in c.values]])
-    names = short_names([panel.row.contender.name for panel in panels], LONGEST_NAME)
+    names = short_names([panel.row.candidate.name for panel in panels], LONGEST_NAME)
     for number, (panel, place) in enumerate(zip(panels, places, strict=True)):
         at_left, at_bottom = number % columns == 0, number + columns >= len(panels)
         upper, lower = _halves(place)
@@ -247,12 +247,12 @@ def _layout(panels: Sequence[_Contents], unit: Unit, top: float, columns: int) -
         )
         for axes in (2 * number, 2 * number + 1):
             layout["shapes"] += [*_shades(panel, axes), *_uprights(panel, axes)]
-        layout["annotations"] += _headings(panel, place, names[panel.row.contender.name])
+        layout["annotations"] += _headings(panel, place, names[panel.row.candidate.name])
     return layout
 
 
 def _halves(place: Panel) -> tuple[Panel, Panel]:
-    """A contender's two panels."""
+    """A candidate's two panels."""
     pixel = (place.y[1] - place.y[0]) / BLOCK_HEIGHT
     middle = place.y[0] + PLOT_HEIGHT * pixel
     return Panel(place.x, (middle + INNER_GAP * pixel, place.y[1])), Panel(place.x, (place.y[0], middle))
@@ -282,7 +282,7 @@ def _axes(
     return {numbered("xaxis", number): across, numbered("yaxis", number): up}
 
 
-def _shades(panel: _Contents, number: int) -> list[Json]:
+def _shades(panel: _ResourcePanels, number: int) -> list[Json]:
     """Spans, over the whole height of a panel."""
     return [
         {
@@ -302,7 +302,7 @@ def _shades(panel: _Contents, number: int) -> list[Json]:
     ]
 
 
-def _uprights(panel: _Contents, number: int) -> list[Json]:
+def _uprights(panel: _ResourcePanels, number: int) -> list[Json]:
     """A line at the end of every epoch."""
     return [
         {
@@ -320,8 +320,8 @@ def _uprights(panel: _Contents, number: int) -> list[Json]:
     ]
 
 
-def _headings(panel: _Contents, place: Panel, name: str) -> list[Json]:
-    """The contender's name and, at the right, how busy its hosts were."""
+def _headings(panel: _ResourcePanels, place: Panel, name: str) -> list[Json]:
+    """The candidate's name and, at the right, how busy its hosts were."""
     found = [heading(plain(name), place, raised=4)]
     if panel.busy:
         found.append(side_note(_busy(panel.busy), place, raised=4))

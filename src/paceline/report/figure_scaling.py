@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.scaling import Curve, Gain, Mode, Point, Scaling
+from paceline.analysis.scaling import Mode, Scaling, ScalingCurve, ScalingGain, ScalingPoint
 from paceline.analysis.statistics import Estimate
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.report.columns import TIMES, Unit, percent_unit, unit_for
 from paceline.report.drawing import (
     LABEL_SIZE,
@@ -26,7 +26,7 @@ from paceline.report.drawing import (
     short_names,
     ticks,
 )
-from paceline.report.end_labels import Scale, apart, named_end
+from paceline.report.end_labels import AxisScale, apart, named_end
 from paceline.report.palette import colours
 from paceline.report.scaling_words import TITLES, vague, where
 
@@ -42,7 +42,7 @@ LONGEST_NAME = 18
 SHIFT, FURTHEST_SHIFT = 0.03, 0.045
 """Between the points of two lines on the same ranks, and from the ranks themselves at most, as shares of the axis."""
 
-Value = Callable[[Point], Estimate | None]
+Value = Callable[[ScalingPoint], Estimate | None]
 BASELINES = {"over_single": "single", "over_itself": "itself on 1 rank"}
 
 
@@ -53,14 +53,14 @@ class _Line:
     label: str
     colour: str
     dash: str
-    places: list[Point]
+    places: list[ScalingPoint]
     values: list[Estimate]
     unit: Unit
     scaling: Scaling
     shift: float
     """Of all its points along the axis, as a share of it, so that intervals of several lines can be told apart."""
 
-    def xs(self, across: Scale) -> list[float]:
+    def xs(self, across: AxisScale) -> list[float]:
         """Where its points are."""
         low, high = across.ends
         return [across.value(across.place(point.ranks) + self.shift * (high - low)) for point in self.places]
@@ -72,8 +72,8 @@ class _Line:
 
 def strategy_colours(scaling: Scaling) -> dict[str, str]:
     """A colour per strategy, the same in all figures and tables."""
-    roles = {contender.strategy: contender.role for contender in scaling.pool.contenders}
-    return colours([Contender(strategy, strategy, role=role) for strategy, role in roles.items()])
+    roles = {candidate.strategy: candidate.role for candidate in scaling.record_set.candidates}
+    return colours([Candidate(strategy, strategy, role=role) for strategy, role in roles.items()])
 
 
 def curve_names(scaling: Scaling) -> dict[tuple[str, int | None], str]:
@@ -93,7 +93,7 @@ def curves_figure(scaling: Scaling, mode: Mode) -> Json | None:
     if not measured:
         return None
     ranks = sorted({point.ranks for curve in measured for point in curve.points})
-    across = Scale(*_reach(ranks), logarithmic=ranks[-1] / ranks[0] >= MANY_RANKS)
+    across = AxisScale(*_reach(ranks), logarithmic=ranks[-1] / ranks[0] >= MANY_RANKS)
     times = _times(scaling, measured)
     views, sets = [], [_on_panel(0, _panel_traces(times, _time_scale(times), across, ranks))]
     for key, baseline in _order(measured).items():
@@ -134,7 +134,7 @@ def _on_panel(number: int, traces: Sequence[Json]) -> list[Json]:
     return [trace | {"xaxis": numbered("x", number)} for trace in traces]
 
 
-def _order(curves: Sequence[Curve]) -> dict[str, str]:
+def _order(curves: Sequence[ScalingCurve]) -> dict[str, str]:
     """The baselines to hold points against: first one that efficiencies are claimed against, of both `single`."""
     points = [point for curve in curves for point in curve.points]
     known = {key: [gain for point in points if (gain := point.gains[key]) is not None] for key in BASELINES}
@@ -143,7 +143,7 @@ def _order(curves: Sequence[Curve]) -> dict[str, str]:
     return {key: BASELINES[key] for key in kept}
 
 
-def _lines(scaling: Scaling, curves: Sequence[Curve], value: Value, unit: Unit) -> list[_Line]:
+def _lines(scaling: Scaling, curves: Sequence[ScalingCurve], value: Value, unit: Unit) -> list[_Line]:
     names, tints = curve_names(scaling), strategy_colours(scaling)
     shifts = _shifts(curves)
     found = []
@@ -157,7 +157,7 @@ def _lines(scaling: Scaling, curves: Sequence[Curve], value: Value, unit: Unit) 
     return found
 
 
-def _shifts(curves: Sequence[Curve]) -> list[float]:
+def _shifts(curves: Sequence[ScalingCurve]) -> list[float]:
     """A little to the left or right for each curve but that of one process, which is a level."""
     moved = [number for number, curve in enumerate(curves) if curve.role != "baseline"]
     gap = min(SHIFT, 2 * FURTHEST_SHIFT / max(1, len(moved) - 1))
@@ -165,32 +165,32 @@ def _shifts(curves: Sequence[Curve]) -> list[float]:
     return [places.get(number, 0.0) for number in range(len(curves))]
 
 
-def _times(scaling: Scaling, curves: Sequence[Curve]) -> list[_Line]:
-    def time(point: Point) -> Estimate | None:
+def _times(scaling: Scaling, curves: Sequence[ScalingCurve]) -> list[_Line]:
+    def time(point: ScalingPoint) -> Estimate | None:
         return point.row.step_s if point.row.is_measured else None
 
     values = [own.value for curve in curves for point in curve.points if (own := time(point)) is not None]
     return _lines(scaling, curves, time, unit_for(values, TIMES))
 
 
-def _gains(scaling: Scaling, curves: Sequence[Curve], key: str) -> list[_Line]:
-    def speed_up(point: Point) -> Estimate | None:
+def _gains(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[_Line]:
+    def speed_up(point: ScalingPoint) -> Estimate | None:
         gain = point.gains[key]
         return None if gain is None else gain.speed_up
 
     return _lines(scaling, curves, speed_up, Unit(1, "×", 2))
 
 
-def _shares(scaling: Scaling, curves: Sequence[Curve], key: str) -> list[_Line]:
-    def efficiency(point: Point) -> Estimate | None:
+def _shares(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[_Line]:
+    def efficiency(point: ScalingPoint) -> Estimate | None:
         gain = point.gains[key]
         return None if gain is None else gain.efficiency
 
     return _lines(scaling, curves, efficiency, percent_unit(0))
 
 
-def _reason(curves: Sequence[Curve], key: str) -> str:
-    gains: list[Gain | None] = [point.gains[key] for curve in curves for point in curve.points]
+def _reason(curves: Sequence[ScalingCurve], key: str) -> str:
+    gains: list[ScalingGain | None] = [point.gains[key] for curve in curves for point in curve.points]
     return next((gain.unclaimed for gain in gains if gain is not None and gain.unclaimed), "none is claimed")
 
 
@@ -202,29 +202,29 @@ def _reach(ranks: Sequence[int]) -> tuple[float, float]:
     return ranks[0] - 0.06 * span, ranks[-1] + 0.14 * span
 
 
-def _label_place(across: Scale) -> float:
+def _label_place(across: AxisScale) -> float:
     """Where labels begin."""
     low, high = across.ends
     return across.value(high - 0.03 * (high - low))
 
 
-def _time_scale(lines: Sequence[_Line]) -> Scale:
+def _time_scale(lines: Sequence[_Line]) -> AxisScale:
     values = [value for line in lines for value in line.ys]
     tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
     if max(values) / min(values) >= MANY_TIMES:
-        return Scale(min(values) / 1.25, max([*values, *tops]) * 1.15, logarithmic=True)
-    return Scale(0.0, 1.08 * max([*values, *tops]), logarithmic=False)
+        return AxisScale(min(values) / 1.25, max([*values, *tops]) * 1.15, logarithmic=True)
+    return AxisScale(0.0, 1.08 * max([*values, *tops]), logarithmic=False)
 
 
-def _speed_scale(lines: Sequence[_Line], ranks: Sequence[int]) -> Scale:
+def _speed_scale(lines: Sequence[_Line], ranks: Sequence[int]) -> AxisScale:
     """The ideal line is always in it."""
     tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
-    return Scale(0.0, 1.06 * max([float(ranks[-1]), *tops]), logarithmic=False)
+    return AxisScale(0.0, 1.06 * max([float(ranks[-1]), *tops]), logarithmic=False)
 
 
-def _share_scale(lines: Sequence[_Line]) -> Scale:
+def _share_scale(lines: Sequence[_Line]) -> AxisScale:
     tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
-    return Scale(0.0, max([110.0, *[1.05 * top for top in tops]]), logarithmic=False)
+    return AxisScale(0.0, max([110.0, *[1.05 * top for top in tops]]), logarithmic=False)
 
 
 def _high(line: _Line, place: int) -> float:
@@ -235,7 +235,7 @@ def _high(line: _Line, place: int) -> float:
 
 
 def _panel_traces(
-    lines: Sequence[_Line], scale: Scale, across: Scale, ranks: Sequence[int], taken: Sequence[float] = ()
+    lines: Sequence[_Line], scale: AxisScale, across: AxisScale, ranks: Sequence[int], taken: Sequence[float] = ()
 ) -> list[Json]:
     """Lines with their intervals, then their names; at heights that are `taken` there are labels already."""
     drawn = [_drawn(line, ranks, scale, across) for line in lines]
@@ -246,9 +246,9 @@ def _panel_traces(
     return [*drawn, *labels]
 
 
-def _drawn(line: _Line, ranks: Sequence[int], scale: Scale, across: Scale) -> Json:
+def _drawn(line: _Line, ranks: Sequence[int], scale: AxisScale, across: AxisScale) -> Json:
     """A line; what one process takes goes on, dotted, to where it can be compared with the others."""
-    level = line.places[0].contender.role == "baseline" and len(line.places) == 1 and len(ranks) > 1
+    level = line.places[0].candidate.role == "baseline" and len(line.places) == 1 and len(ranks) > 1
     values = line.values * (2 if level else 1)
     reach = [end * line.unit.scale for end in (scale.low, scale.high)]  # Intervals end where the panel does.
     highs = [None if v.high is None else (min(v.high, reach[1]) - v.value) / line.unit.scale for v in values]
@@ -294,14 +294,14 @@ def _about(line: _Line, place: int) -> str:
     return f"{what}<br>{unit.write(value.value)} {unit.name}{interval}{crowded}"
 
 
-def _label(line: _Line, height: float, across: Scale, ranks: Sequence[int]) -> Json:
+def _label(line: _Line, height: float, across: AxisScale, ranks: Sequence[int]) -> Json:
     """A curve's name behind its end, and a thin line between the two."""
-    level = line.places[0].contender.role == "baseline"
+    level = line.places[0].candidate.role == "baseline"
     end = ranks[-1] if level else line.xs(across)[-1]
     return named_end(line.label, line.colour, (end, line.ys[-1]), (_label_place(across), height))
 
 
-def _ideal(ranks: Sequence[int], values: Sequence[float], across: Scale) -> list[Json]:
+def _ideal(ranks: Sequence[int], values: Sequence[float], across: AxisScale) -> list[Json]:
     """What adding ranks would give at best: N times as fast on N ranks, with nothing lost."""
     line = {"color": "@muted", "width": 1.2, "dash": "dash"}
     ideal = {"type": "scatter", "mode": "lines", "x": list(ranks), "y": list(values), "line": line, "hoverinfo": "skip"}
@@ -315,8 +315,8 @@ def _label_px(scaling: Scaling) -> int:
 def _layout(
     titles: Sequence[str],
     notes: Sequence[str],
-    scales: Sequence[Scale],
-    across: Scale,
+    scales: Sequence[AxisScale],
+    across: AxisScale,
     ranks: Sequence[int],
     label_px: int,
     columns: int,
@@ -352,7 +352,7 @@ def _layout(
     return layout
 
 
-def _vertical(scale: Scale, *, share: bool) -> Json:
+def _vertical(scale: AxisScale, *, share: bool) -> Json:
     if scale.logarithmic:
         marks = ticks(scale.low, scale.high)
         return axis(type="log", range=scale.ends, tickvals=marks, ticktext=[power(mark) for mark in marks])

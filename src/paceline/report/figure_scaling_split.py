@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.analysis.scaling import Mode, Point, Scaling
+from paceline.analysis.scaling import Mode, Scaling, ScalingPoint
 from paceline.analysis.split import PARTS
 from paceline.report.columns import TIMES, unit_for
 from paceline.report.drawing import Json, base_layout, short_names
@@ -12,7 +12,7 @@ from paceline.report.figure_split import (
     LABEL_ROOM,
     NAMES,
     TOP,
-    Bar,
+    StackedBar,
     bar_layout,
     bar_traces,
 )
@@ -44,21 +44,21 @@ def _around() -> Json:
     return base_layout(0, left=0, right=8, top=TOP, bottom=BOTTOM) | stacked
 
 
-def _bars(scaling: Scaling, mode: Mode) -> list[Bar]:
+def _bars(scaling: Scaling, mode: Mode) -> list[StackedBar]:
     points = [point for point in scaling.points(mode) if point.row.split is not None and point.row.is_measured]
     names = short_names(list(dict.fromkeys(point.strategy for point in points)), 18)
-    bars: list[Bar] = []
+    bars: list[StackedBar] = []
     place, before = 0.0, None
     for point in points:
         assert point.row.split is not None
         place += GAP if before not in (None, point.strategy) else 0.0
         label = _label(scaling, point, names[point.strategy] if before != point.strategy else "")
-        bars.append(Bar(label, f"{point.strategy} on {where(point, scaling)}", place, point.row.split.mean))
+        bars.append(StackedBar(label, f"{point.strategy} on {where(point, scaling)}", place, point.row.split.mean))
         place, before = place + 1, point.strategy
     return bars
 
 
-def _label(scaling: Scaling, point: Point, name: str) -> str:
+def _label(scaling: Scaling, point: ScalingPoint, name: str) -> str:
     """A strategy's name beside the first of its bars, and the ranks beside each."""
     ranks = where(point, scaling)
     return f"{name}  {ranks}" if name else ranks

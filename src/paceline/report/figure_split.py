@@ -1,11 +1,11 @@
-"""The time split as stacked bars: of every contender on average, or of each of its ranks."""
+"""The time split as stacked bars: of every candidate on average, or of each of its ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.split import PARTS, Split
 from paceline.report.columns import TIMES, Unit, unit_for
 from paceline.report.drawing import LABEL_SIZE, LONGEST_LABEL, Json, axis, base_layout, plain, rounded, short_names
@@ -21,7 +21,7 @@ NAMES = {
 BAR_HEIGHT, TOP, BOTTOM = 34, 8, 44
 RANK_HEIGHT = 24
 GAP = 0.6
-"""Between the ranks of two contenders, in bars."""
+"""Between the ranks of two candidates, in bars."""
 NARROW_LABEL = 18
 """Letters of a name on a narrow screen."""
 LABEL_ROOM, NARROW_LABEL_ROOM = 1.12, 1.3
@@ -29,7 +29,7 @@ LABEL_ROOM, NARROW_LABEL_ROOM = 1.12, 1.3
 
 
 @dataclass(frozen=True)
-class Bar:
+class StackedBar:
     """One stacked bar: what stands beside it, what it is about, and how far down it is."""
 
     label: str
@@ -43,7 +43,7 @@ def split(comparison: Comparison) -> Json | None:
     rows = [row for row in comparison.rows if row.split is not None]
     if not rows:
         return None
-    wide, narrow = (short_names([row.contender.name for row in rows], most) for most in (LONGEST_LABEL, NARROW_LABEL))
+    wide, narrow = (short_names([row.candidate.name for row in rows], most) for most in (LONGEST_LABEL, NARROW_LABEL))
     views = [("On average", _means, BAR_HEIGHT), ("By rank", _ranks, RANK_HEIGHT)]
     unit = unit_for([row.split.mean.step_s for row in rows if row.split is not None], TIMES)
     return {
@@ -66,30 +66,30 @@ def split(comparison: Comparison) -> Json | None:
     }
 
 
-def _means(rows: Sequence[Row], names: dict[str, str]) -> list[Bar]:
+def _means(rows: Sequence[CandidateRow], names: dict[str, str]) -> list[StackedBar]:
     return [
-        Bar(names[row.contender.name], row.contender.name, place, row.split.mean)
+        StackedBar(names[row.candidate.name], row.candidate.name, place, row.split.mean)
         for place, row in enumerate(rows)
         if row.split is not None
     ]
 
 
-def _ranks(rows: Sequence[Row], names: dict[str, str]) -> list[Bar]:
-    """A bar per rank; the first of a contender also has its name."""
-    bars: list[Bar] = []
+def _ranks(rows: Sequence[CandidateRow], names: dict[str, str]) -> list[StackedBar]:
+    """A bar per rank; the first of a candidate also has its name."""
+    bars: list[StackedBar] = []
     place = 0.0
     for row in rows:
         assert row.split is not None
         for number, (rank, own) in enumerate(row.split.ranks.items()):
-            name = row.contender.name
+            name = row.candidate.name
             label = f"{names[name]}  {rank}" if number == 0 else str(rank)
-            bars.append(Bar(label, f"{name}, rank {rank}", place, own))
+            bars.append(StackedBar(label, f"{name}, rank {rank}", place, own))
             place += 1
         place += GAP
     return bars
 
 
-def bar_traces(bars: Sequence[Bar], unit: Unit) -> list[Json]:
+def bar_traces(bars: Sequence[StackedBar], unit: Unit) -> list[Json]:
     """A trace per part, and the whole step behind the bars."""
     traces: list[Json] = []
     for part in PARTS:
@@ -121,14 +121,14 @@ def bar_traces(bars: Sequence[Bar], unit: Unit) -> list[Json]:
 
 def _more(part: str, own: Split) -> str:
     """What else there is to say about a part."""
-    if part == "compute" and own.stolen_s is not None:
-        return f"<br>of all computing, {seconds(own.stolen_s)} had no processor"
+    if part == "compute" and own.descheduled_s is not None:
+        return f"<br>of all computing, {seconds(own.descheduled_s)} had no processor"
     if part == "overlapped" and own.overlap is not None:
         return f"<br>{percent(own.overlap)} of all communication is hidden"
     return f"<br>{seconds(own.data_s)} of it to get the batch" if part == "other" else ""
 
 
-def _totals(bars: Sequence[Bar], unit: Unit) -> Json:
+def _totals(bars: Sequence[StackedBar], unit: Unit) -> Json:
     return {
         "type": "scatter",
         "mode": "text",
@@ -142,7 +142,7 @@ def _totals(bars: Sequence[Bar], unit: Unit) -> Json:
     }
 
 
-def bar_layout(bars: Sequence[Bar], unit: Unit, height: int, label_room: float) -> Json:
+def bar_layout(bars: Sequence[StackedBar], unit: Unit, height: int, label_room: float) -> Json:
     """Room for bars of a height, their labels, and the figures behind them."""
     last = bars[-1].place
     longest = max(bar.split.step_s for bar in bars) / unit.scale

@@ -1,4 +1,4 @@
-"""Time of every step of every rank in the first repeat: a small panel per contender, all on the same scale."""
+"""Time of every step of every rank in the first repeat: a small panel per candidate, all on the same scale."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import step_times, thinned
 from paceline.report.columns import TIMES, Unit, unit_for
 from paceline.report.drawing import (
@@ -37,26 +37,28 @@ PLOT_HEIGHT, GAP_HEIGHT, TOP, BOTTOM = 124, 46, 30, 40
 
 
 @dataclass(frozen=True)
-class _Contents:
+class _StepTimePanel:
     """What a panel shows."""
 
-    row: Row
+    row: CandidateRow
     ranks: dict[int, list[float]]
     """Seconds of every step."""
 
 
-def times(comparison: Comparison) -> Json | None:
+def step_time_plot(comparison: Comparison) -> Json | None:
     """The figure; None where no step was taken."""
-    panels = [_Contents(row, ranks) for row in comparison.rows if (ranks := _first_run(comparison, row.contender.name))]
+    panels = [
+        _StepTimePanel(row, ranks) for row in comparison.rows if (ranks := _first_run(comparison, row.candidate.name))
+    ]
     if not panels:
         return None
-    colour_of = colours(comparison.pool.contenders)
+    colour_of = colours(comparison.record_set.candidates)
     unit = unit_for([value for panel in panels for values in panel.ranks.values() for value in values], TIMES)
     points = points_per_curve(POINTS, sum(len(panel.ranks) for panel in panels))
     data: list[Json] = []
     for number, panel in enumerate(panels):
         axes = {"xaxis": numbered("x", number), "yaxis": numbered("y", number)}
-        colour = colour_of[panel.row.contender.name]
+        colour = colour_of[panel.row.candidate.name]
         data += [trace | axes for trace in [*_lines(panel, colour, points, unit), _first_steps(panel, colour, unit)]]
     return {
         "title": "Time per iteration, step by step",
@@ -68,16 +70,16 @@ def times(comparison: Comparison) -> Json | None:
 
 def _first_run(comparison: Comparison, name: str) -> dict[int, list[float]]:
     """Of many ranks, those at both ends: the fastest and the slowest say whether there is a straggler."""
-    runs = comparison.pool.runs_of(name)
+    runs = comparison.record_set.runs_of(name)
     if not runs:
         return {}
-    times = step_times(runs[min(runs)])
-    ordered = sorted(times, key=lambda rank: statistics.median(times[rank]))
+    step_time_plot = step_times(runs[min(runs)])
+    ordered = sorted(step_time_plot, key=lambda rank: statistics.median(step_time_plot[rank]))
     ends = ordered if len(ordered) <= MOST_RANKS else ordered[: MOST_RANKS // 2] + ordered[-MOST_RANKS // 2 :]
-    return {rank: times[rank] for rank in sorted(ends)}
+    return {rank: step_time_plot[rank] for rank in sorted(ends)}
 
 
-def _lines(panel: _Contents, colour: str, points: int, unit: Unit) -> list[Json]:
+def _lines(panel: _StepTimePanel, colour: str, points: int, unit: Unit) -> list[Json]:
     """A line per rank; those of the later ranks are dotted, so that the first shows through."""
     found = []
     for place, (rank, values) in enumerate(panel.ranks.items()):
@@ -97,7 +99,7 @@ def _lines(panel: _Contents, colour: str, points: int, unit: Unit) -> list[Json]
     return found
 
 
-def _first_steps(panel: _Contents, colour: str, unit: Unit) -> Json:
+def _first_steps(panel: _StepTimePanel, colour: str, unit: Unit) -> Json:
     """A circle around the first step of every rank."""
     return {
         "type": "scatter",
@@ -116,7 +118,7 @@ def _scaled(value: float, unit: Unit) -> float:
     return value / unit.scale if value > 0 else math.nan
 
 
-def _layout(panels: Sequence[_Contents], unit: Unit, columns: int) -> Json:
+def _layout(panels: Sequence[_StepTimePanel], unit: Unit, columns: int) -> Json:
     columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
     height = lines * PLOT_HEIGHT + (lines - 1) * GAP_HEIGHT
@@ -125,7 +127,7 @@ def _layout(panels: Sequence[_Contents], unit: Unit, columns: int) -> Json:
     layout |= {"hovermode": "closest", "annotations": []}
     last = max(1, *[len(values) - 1 for panel in panels for values in panel.ranks.values()])
     scale = _time_axis(panels, unit)
-    names = short_names([panel.row.contender.name for panel in panels])
+    names = short_names([panel.row.candidate.name for panel in panels])
     for number, (panel, place) in enumerate(zip(panels, places, strict=True)):
         at_left, at_bottom = number % columns == 0, number + columns >= len(panels)
         layout[numbered("xaxis", number)] = axis(
@@ -140,11 +142,11 @@ def _layout(panels: Sequence[_Contents], unit: Unit, columns: int) -> Json:
         title = {"title": axis(unit.name)["title"]} if at_left else {}
         sides = {"domain": place.y, "anchor": numbered("x", number), "showticklabels": at_left}
         layout[numbered("yaxis", number)] = scale | sides | title
-        layout["annotations"] += _headings(panel, place, names[panel.row.contender.name])
+        layout["annotations"] += _headings(panel, place, names[panel.row.candidate.name])
     return layout
 
 
-def _time_axis(panels: Sequence[_Contents], unit: Unit) -> Json:
+def _time_axis(panels: Sequence[_StepTimePanel], unit: Unit) -> Json:
     """Logarithmic, so that the first step does not flatten the rest."""
     values = [v / unit.scale for panel in panels for values in panel.ranks.values() for v in values if v > 0] or [1.0]
     low, high = min(values) / 1.08, max(values) * 1.12
@@ -153,8 +155,8 @@ def _time_axis(panels: Sequence[_Contents], unit: Unit) -> Json:
     return axis(type="log", range=reach, tickvals=marks, ticktext=[power(mark) for mark in marks])
 
 
-def _headings(panel: _Contents, place: Panel, name: str) -> list[Json]:
-    """The contender's name and, at the right, its time per iteration."""
+def _headings(panel: _StepTimePanel, place: Panel, name: str) -> list[Json]:
+    """The candidate's name and, at the right, its time per iteration."""
     found = [heading(plain(name), place, raised=4)]
     if panel.row.step_s is not None:
         found.append(side_note(seconds(panel.row.step_s.value), place, raised=4))

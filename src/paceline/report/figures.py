@@ -7,26 +7,26 @@ from paceline.report.drawing import Json
 from paceline.report.figure_bars import bars
 from paceline.report.figure_link import link
 from paceline.report.figure_losses import losses
-from paceline.report.figure_partings import partings
+from paceline.report.figure_partings import loss_differences
 from paceline.report.figure_resources import resources
 from paceline.report.figure_split import split
 from paceline.report.figure_timeline import timeline
-from paceline.report.figure_times import times
+from paceline.report.figure_times import step_time_plot
 
-FIGURES = {
+PLOTS = {
     "split": split,
     "timeline": timeline,
     "link": link,
     "resources": resources,
     "bars": bars,
     "losses": losses,
-    "times": times,
-    "partings": partings,
+    "times": step_time_plot,
+    "loss_differences": loss_differences,
 }
 """In the order of the page."""
 
 
-def figures(comparison: Comparison) -> dict[str, Json]:
+def all_plots(comparison: Comparison) -> dict[str, Json]:
     """Every figure that there is something to draw for."""
-    drawn = {name: draw(comparison) for name, draw in FIGURES.items()}
+    drawn = {name: draw(comparison) for name, draw in PLOTS.items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}

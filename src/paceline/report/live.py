@@ -25,7 +25,7 @@ from rich.progress import (
 from paceline.analysis.caveats import over_subscribed
 from paceline.records.schema import EVENTS_FILE, steps_file
 from paceline.report.words import count, number, percent, plural
-from paceline.slowing import in_words, parse_slow_ranks
+from paceline.slowing import format_slow_ranks, parse_slow_ranks
 
 POLL_S = 0.2
 
@@ -50,7 +50,7 @@ class Tail:
         return whole.decode().splitlines()
 
 
-class Follower(ABC):
+class FolderFollower(ABC):
     """Shows what goes on in a folder, in a thread of its own, for the length of a `with`."""
 
     def __init__(self, progress: Progress) -> None:
@@ -80,7 +80,7 @@ class Follower(ABC):
             self.catch_up()
 
 
-class Live(Follower):
+class LiveRun(FolderFollower):
     """Follows a run."""
 
     def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
@@ -120,7 +120,7 @@ class Live(Follower):
     def _on_config(self, event: dict[str, Any]) -> None:
         self._log_every = event["log_every"]
         self._print(configuration_line(event))
-        slowed = in_words(parse_slow_ranks(event.get("slow_rank", "")))
+        slowed = format_slow_ranks(parse_slow_ranks(event.get("slow_rank", "")))
         if slowed:
             self._print(f"on purpose: {slowed}")
         if over_subscribed(event):

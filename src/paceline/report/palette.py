@@ -1,4 +1,4 @@
-"""One colour per contender, the same on the whole page and, for well-known strategies, on every page."""
+"""One colour per candidate, the same on the whole page and, for well-known strategies, on every page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import colorsys
 import itertools
 from collections.abc import Iterator, Sequence
 
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 
 COLOURS = (
     "#0072b2",  # blue
@@ -73,22 +73,22 @@ OPERATIONS = {
 """What happens in a step, in the same sense: phases are cold, operations are warm."""
 
 
-def colours(contenders: Sequence[Contender]) -> dict[str, str]:
-    """A colour for every contender by name; no two have the same, and the order of the results does not matter."""
+def colours(candidates: Sequence[Candidate]) -> dict[str, str]:
+    """A colour for every candidate by name; no two have the same, and the order of the results does not matter."""
     given: dict[str, str] = {}
-    for contender in contenders:
-        favourite = (FAVOURITES | NEUTRAL_FAVOURITES).get(contender.strategy)
+    for candidate in candidates:
+        favourite = (FAVOURITES | NEUTRAL_FAVOURITES).get(candidate.strategy)
         if favourite and favourite not in given.values():
-            given[contender.name] = favourite
-    for contender in contenders:
-        if contender.name not in given:
-            given[contender.name] = next(colour for colour in _wanted(contender) if colour not in given.values())
-    return {contender.name: given[contender.name] for contender in contenders}
+            given[candidate.name] = favourite
+    for candidate in candidates:
+        if candidate.name not in given:
+            given[candidate.name] = next(colour for colour in _wanted(candidate) if colour not in given.values())
+    return {candidate.name: given[candidate.name] for candidate in candidates}
 
 
-def _wanted(contender: Contender) -> Iterator[str]:
-    """The colours that suit a contender, best first, without end."""
-    first, later = (COLOURS, ()) if contender.role == "candidate" else (NEUTRALS, COLOURS)
+def _wanted(candidate: Candidate) -> Iterator[str]:
+    """The colours that suit a candidate, best first, without end."""
+    first, later = (COLOURS, ()) if candidate.role == "candidate" else (NEUTRALS, COLOURS)
     return itertools.chain(first, later, _further())
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.analysis.payload import PLAN, TOLERANCE, Payload, RankBytes
-from paceline.report.columns import NOTHING, SIZES, Cell, Column, Unit, plain_column, unit_for
+from paceline.report.columns import NOTHING, SIZES, PageCell, PageColumn, Unit, plain_column, unit_for
 from paceline.report.words import percent, plural, size
 
 ALIKE = 0.02
@@ -20,9 +20,9 @@ MOST_RANKS = 16
 
 @dataclass(frozen=True)
 class RankBytesRow:
-    """What a rank of a contender sends and receives in a step, by the kernel's count, and what it should."""
+    """What a rank of a candidate sends and receives in a step, by the kernel's count, and what it should."""
 
-    contender: str
+    candidate: str
     rank: int
     sent_bytes: float
     planned_sent_bytes: float | None
@@ -40,14 +40,14 @@ class RankBytesRow:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Who sends how much to whom, for one contender."""
+    """Who sends how much to whom, for one candidate."""
 
-    contender: str
+    candidate: str
     sentence: str
     holds: bool | None
     unit: str
-    cells: list[list[Cell]]
-    """A row per sender; `share` is of the busiest pair of all contenders. Empty where there are too many ranks."""
+    cells: list[list[PageCell]]
+    """A row per sender; `share` is of the busiest pair of all candidates. Empty where there are too many ranks."""
 
 
 def payload_sentence(payload: Payload) -> str:
@@ -99,14 +99,14 @@ def _proven(payload: Payload) -> str:
 
 
 def matrices(payloads: Mapping[str, Payload]) -> list[Matrix]:
-    """One per contender that sends anything, all in one unit and one scale."""
+    """One per candidate that sends anything, all in one unit and one scale."""
     sending = {name: payload for name, payload in payloads.items() if any(pair.bytes for pair in payload.pairs)}
     sizes = [pair.bytes for payload in sending.values() for pair in payload.pairs]
     unit, most = unit_for([value for value in sizes if value > ALIKE * max(sizes)], SIZES), max(sizes, default=0.0)
     unit = unit._replace(decimals=min(unit.decimals, 2))
     return [
         Matrix(
-            contender=name,
+            candidate=name,
             sentence=_capital(payload_sentence(payload)),
             holds=payload.holds,
             unit=unit.name,
@@ -116,10 +116,10 @@ def matrices(payloads: Mapping[str, Payload]) -> list[Matrix]:
     ]
 
 
-def _cells(payload: Payload, unit: Unit, most: float) -> list[list[Cell]]:
+def _cells(payload: Payload, unit: Unit, most: float) -> list[list[PageCell]]:
     return [
         [
-            Cell("" if source == target else _written(value, unit), value, share=value / most)
+            PageCell("" if source == target else _written(value, unit), value, share=value / most)
             for target, value in enumerate(row)
         ]
         for source, row in enumerate(payload.matrix)
@@ -134,7 +134,7 @@ def _written(value: float, unit: Unit) -> str:
 
 
 def rank_bytes_rows(payloads: Mapping[str, Payload]) -> list[RankBytesRow]:
-    """One per rank of each contender that was counted and sends anything."""
+    """One per rank of each candidate that was counted and sends anything."""
     return [
         _row(name, payload, rank)
         for name, payload in payloads.items()
@@ -144,9 +144,9 @@ def rank_bytes_rows(payloads: Mapping[str, Payload]) -> list[RankBytesRow]:
 
 
 def payload_rows(payloads: Mapping[str, Payload]) -> list[dict[str, Any]]:
-    """One per pair of ranks of each contender, with plain numbers."""
+    """One per pair of ranks of each candidate, with plain numbers."""
     return [
-        {"contender": name, **asdict(pair), "deviation": pair.deviation}
+        {"candidate": name, **asdict(pair), "deviation": pair.deviation}
         for name, payload in payloads.items()
         for pair in payload.pairs
     ]
@@ -162,11 +162,11 @@ def payload_context(payloads: Mapping[str, Payload]) -> dict[str, Any]:
     }
 
 
-def _row(contender: str, payload: Payload, rank: RankBytes) -> RankBytesRow:
+def _row(candidate: str, payload: Payload, rank: RankBytes) -> RankBytesRow:
     host = next((host for host in payload.hosts if host.ranks[:1] == [rank.rank]), None)
     expected = None if rank.planned_sent_bytes is None else rank.planned_sent_bytes + (rank.framing_bytes or 0)
     return RankBytesRow(
-        contender=contender,
+        candidate=candidate,
         rank=rank.rank,
         sent_bytes=rank.sent_bytes,
         planned_sent_bytes=rank.planned_sent_bytes,
@@ -180,7 +180,7 @@ def _row(contender: str, payload: Payload, rank: RankBytes) -> RankBytesRow:
     )
 
 
-def rank_bytes_columns(rows: Sequence[RankBytesRow]) -> list[Column]:
+def rank_bytes_columns(rows: Sequence[RankBytesRow]) -> list[PageColumn]:
     """Every figure of such a row."""
     unit = unit_for([row.sent_bytes for row in rows], SIZES)
     columns = [

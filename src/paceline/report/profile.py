@@ -12,7 +12,7 @@ from paceline.config import step_range
 from paceline.errors import UsageError
 from paceline.records import RunRecord
 from paceline.records.profile import Operator, Profile
-from paceline.report.columns import NOTHING, TIMES, Cell, Column, Unit, percent_unit, unit_for
+from paceline.report.columns import NOTHING, TIMES, PageCell, PageColumn, Unit, percent_unit, unit_for
 from paceline.report.drawing import shortened
 from paceline.report.words import percent, plural, seconds
 
@@ -46,7 +46,7 @@ def profile_rows(run: RunRecord, rank: int | None = None) -> list[ProfileRow]:
     return [_row(operator, profile, whole) for operator in operators]
 
 
-def profile_columns(rows: Sequence[ProfileRow]) -> list[Column]:
+def profile_columns(rows: Sequence[ProfileRow]) -> list[PageColumn]:
     """The columns of a table of operators but for their names; those of a GPU only where one did the work."""
     unit = unit_for([row.self_device_s or row.self_cpu_s for row in rows], TIMES)
     whole = Unit(1, "", 0 if all(row.calls == int(row.calls) for row in rows) else 1)
@@ -59,7 +59,7 @@ def profile_columns(rows: Sequence[ProfileRow]) -> list[Column]:
         ("profile_device_s", "Total GPU", unit, lambda row: row.device_s),
     ]
     columns = [
-        Column(key, heading, how.name, key, [_cell(value(row), how) for row in rows])
+        PageColumn(key, heading, how.name, key, [_cell(value(row), how) for row in rows])
         for key, heading, how, value in figures
     ]
     return [column for column in columns if not column.is_empty]
@@ -133,5 +133,5 @@ def _row(operator: Operator, profile: Profile, whole: float) -> ProfileRow:
     )
 
 
-def _cell(value: float | None, unit: Unit) -> Cell:
-    return Cell(NOTHING) if value is None else Cell(unit.write(value), value)
+def _cell(value: float | None, unit: Unit) -> PageCell:
+    return PageCell(NOTHING) if value is None else PageCell(unit.write(value), value)

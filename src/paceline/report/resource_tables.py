@@ -9,15 +9,15 @@ from typing import Any
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.resources import host_usage, usage
 from paceline.records import RunRecord
-from paceline.report.columns import SIZES, Column, percent_unit, plain_column
+from paceline.report.columns import SIZES, PageColumn, percent_unit, plain_column
 from paceline.report.profile import profile_rows
 
 
 @dataclass(frozen=True)
 class HostRow:
-    """A host in the first repeat of a contender."""
+    """A host in the first repeat of a candidate."""
 
-    contender: str
+    candidate: str
     host: int
     busy: float | None
     cpu_share: float | None
@@ -27,7 +27,7 @@ class HostRow:
 
 
 def host_rows(comparison: Comparison) -> list[HostRow]:
-    """One per contender and host that was sampled."""
+    """One per candidate and host that was sampled."""
     return [
         HostRow(name, own.host, own.busy, own.cpu_share, own.resident_bytes, own.used_bytes, own.available_bytes)
         for name, run in first_runs(comparison).items()
@@ -35,7 +35,7 @@ def host_rows(comparison: Comparison) -> list[HostRow]:
     ]
 
 
-def host_columns(rows: Sequence[HostRow]) -> list[Column]:
+def host_columns(rows: Sequence[HostRow]) -> list[PageColumn]:
     """Every figure of a host but its number."""
     columns = [
         plain_column("busy", "Busy", rows, percent_unit(0), definition="host_busy"),
@@ -48,14 +48,14 @@ def host_columns(rows: Sequence[HostRow]) -> list[Column]:
 
 
 def first_runs(comparison: Comparison) -> dict[str, RunRecord]:
-    """The first repeat of every contender that has one, best first."""
-    runs = {row.contender.name: comparison.pool.runs_of(row.contender.name) for row in comparison.rows}
+    """The first repeat of every candidate that has one, best first."""
+    runs = {row.candidate.name: comparison.record_set.runs_of(row.candidate.name) for row in comparison.rows}
     return {name: own[min(own)] for name, own in runs.items() if own}
 
 
 def sampling_share(comparison: Comparison) -> float | None:
     """What sampling took of a core, on the rank where it took most; None where nothing was sampled."""
-    used = [own.sampler_share for entry in comparison.pool.entries for own in usage(entry.run)]
+    used = [own.sampler_share for entry in comparison.record_set.entries for own in usage(entry.run)]
     return max((share for share in used if share is not None), default=None)
 
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.analysis.scaling import Mode, Point, Scaling
+from paceline.analysis.scaling import Mode, Scaling, ScalingPoint
 from paceline.analysis.split import PARTS
 from paceline.analysis.statistics import Estimate
-from paceline.report.comparison import Column, fitting
+from paceline.report.comparison import TerminalColumn, fitting
 from paceline.report.scaling_words import (
     NOT_SCALED,
     TITLES,
@@ -31,30 +31,30 @@ INTERVALS = "± is half of a 95% interval. An efficiency has that of its speed-u
 def print_scaling(scaling: Scaling, console: Console) -> None:
     """The tables, the sentences, and what to know before believing them."""
     for mode in scaling.modes:
-        _say(console, f"{TITLES[mode]}: {kind_in_words(scaling, mode)}")
+        _notify(console, f"{TITLES[mode]}: {kind_in_words(scaling, mode)}")
         console.print(_table(scaling, mode, console.width))
         if any(point.row.repeats > 1 for point in scaling.points(mode)):
-            _say(console, INTERVALS)
+            _notify(console, INTERVALS)
         for sentence in mode_sentences(scaling, mode):
-            _say(console, sentence)
+            _notify(console, sentence)
         console.print()
     for row in scaling.comparison.rows:
         if row.failure:
-            _say(console, f"{row.contender.name} failed: {row.failure}")
+            _notify(console, f"{row.candidate.name} failed: {row.failure}")
     for sentence in (headline_of(scaling), *closing(scaling)):
-        _say(console, sentence)
+        _notify(console, sentence)
     for warning in scaling.warnings:
-        _say(console, f"note: {warning}")
-    _say(console, f"note: {NOT_SCALED}")
+        _notify(console, f"note: {warning}")
+    _notify(console, f"note: {NOT_SCALED}")
 
 
 def print_report(report: Path | None, console: Console) -> None:
     """Where the page is."""
     if report:
-        _say(console, f"report: {report}")
+        _notify(console, f"report: {report}")
 
 
-def _say(console: Console, text: str) -> None:
+def _notify(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -67,37 +67,37 @@ def _table(scaling: Scaling, mode: Mode, width: int) -> Table:
     for column in figures:
         table.add_column(escape(column.heading), justify="right", no_wrap=True)
     for place, point in enumerate(points):
-        style = None if point.contender.role == "candidate" and point.counts else "dim"
+        style = None if point.candidate.role == "candidate" and point.counts else "dim"
         table.add_row(*[escape(column.cells[place]) for column in columns], style=style)
     return table
 
 
-def _columns(points: list[Point]) -> list[Column]:
+def _columns(points: list[ScalingPoint]) -> list[TerminalColumn]:
     """Of the shares the two that say most; the page and the JSON have all four."""
     several = any(point.hosts > 1 for point in points)
     return [
-        Column("strategy", [_name(points, place) for place in range(len(points))], 10),
-        Column("ranks/hosts" if several else "ranks", [_ranks(point, several=several) for point in points], 10),
-        Column("batch", [f"{point.batch:,}" for point in points], 7),
-        Column(
+        TerminalColumn("strategy", [_name(points, place) for place in range(len(points))], 10),
+        TerminalColumn("ranks/hosts" if several else "ranks", [_ranks(point, several=several) for point in points], 10),
+        TerminalColumn("batch", [f"{point.batch:,}" for point in points], 7),
+        TerminalColumn(
             "time/step", _beside([_value(p.row.step_s) for p in points], [_around(p.row.step_s) for p in points]), 10
         ),
-        Column("epoch", [_value(point.epoch_s) for point in points], 3),
-        Column("vs single", _gains(points, "over_single"), 9),
-        Column("vs itself", _gains(points, "over_itself"), 8),
-        Column("compute", [_part(point, "compute") for point in points], 5),
-        Column("exposed", [_part(point, "exposed") for point in points], 6),
+        TerminalColumn("epoch", [_value(point.epoch_s) for point in points], 3),
+        TerminalColumn("vs single", _gains(points, "over_single"), 9),
+        TerminalColumn("vs itself", _gains(points, "over_itself"), 8),
+        TerminalColumn("compute", [_part(point, "compute") for point in points], 5),
+        TerminalColumn("exposed", [_part(point, "exposed") for point in points], 6),
     ]
 
 
-def _name(points: list[Point], place: int) -> str:
+def _name(points: list[ScalingPoint], place: int) -> str:
     """A strategy's name beside the first of its points."""
     point = points[place]
     repeated = place > 0 and points[place - 1].strategy == point.strategy
     return "" if repeated else point.strategy
 
 
-def _ranks(point: Point, *, several: bool) -> str:
+def _ranks(point: ScalingPoint, *, several: bool) -> str:
     mark = " failed" if point.row.failure else " *" if point.crowded else ""
     return (f"{point.ranks}/{point.hosts}" if several else str(point.ranks)) + mark
 
@@ -121,7 +121,7 @@ def _beside(*parts: list[str]) -> list[str]:
     return [" ".join(f"{part:>{width}}" for part, width in zip(row, widths, strict=True) if width) for row in rows]
 
 
-def _gains(points: list[Point], key: str) -> list[str]:
+def _gains(points: list[ScalingPoint], key: str) -> list[str]:
     """Speed-up with its interval, and efficiency; a dash where none is claimed."""
     known = [None if point.crowded else point.gains[key] for point in points]
     return _beside(
@@ -135,7 +135,7 @@ def _share(estimate: Estimate) -> str:
     return percent(estimate.value, 0)
 
 
-def _part(point: Point, part: str) -> str:
+def _part(point: ScalingPoint, part: str) -> str:
     """A share of the step, with half of its interval in points of it."""
     split = point.row.split
     if split is None:
@@ -150,7 +150,7 @@ def to_json(scaling: Scaling) -> dict[str, Any]:
     """The whole result, for scripts."""
     comparison = scaling.comparison
     return {
-        "records": scaling.pool.sources,
+        "records": scaling.record_set.sources,
         "kind": "scale",
         "modes": {mode: _mode_json(scaling, mode) for mode in scaling.modes},
         "verdict": sentences(scaling),
@@ -158,7 +158,7 @@ def to_json(scaling: Scaling) -> dict[str, Any]:
         "warnings": scaling.warnings,
         "proofs": [proof.to_dict() for proof in comparison.proofs],
         "payload": {name: payload.to_dict() for name, payload in comparison.payloads.items()},
-        "failures": [event for event in scaling.pool.events if event["event"] == "failure"],
+        "failures": [event for event in scaling.record_set.events if event["event"] == "failure"],
         "design": dict(scaling.design),
         "examination": comparison.examination and comparison.examination.to_dict(),
     }
@@ -170,9 +170,9 @@ def _mode_json(scaling: Scaling, mode: Mode) -> dict[str, Any]:
     return {
         "kind": kind_in_words(scaling, mode),
         "points": [point.to_dict() | {"split_s": _split_json(point)} for point in scaling.points(mode)],
-        "best": best and best.contender.name,
+        "best": best and best.candidate.name,
         "fastest": {
-            peak.best.contender.name: {
+            peak.best.candidate.name: {
                 "strategy": peak.curve.strategy,
                 "ranks": peak.best.ranks,
                 "before_ranks": peak.before_ranks,
@@ -185,7 +185,7 @@ def _mode_json(scaling: Scaling, mode: Mode) -> dict[str, Any]:
     }
 
 
-def _split_json(point: Point) -> dict[str, float] | None:
+def _split_json(point: ScalingPoint) -> dict[str, float] | None:
     """Seconds of a step by where they go, on average over ranks and repeats."""
     split = point.row.split
     return None if split is None else {part: getattr(split.mean, f"{part}_s") for part in PARTS}

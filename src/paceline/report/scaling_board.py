@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.machines import cores_in_words, is_packed, machines_of, placements, sharing
 from paceline.config import RunConfig
-from paceline.report.board import Board
+from paceline.report.board import LiveTable
 from paceline.report.words import listed, plural, roughly, run_length
 
 
-class ScaleBoard(Board):
+class ScalingLiveTable(LiveTable):
     """What the user sees of it; a line per repeat where there is no terminal."""
 
     def plan(self, design: dict[str, Any], config: RunConfig) -> None:
@@ -37,10 +37,10 @@ class ScaleBoard(Board):
             measured = sum(row.step_s is not None for row in comparison.rows)
             self._print(f"after {plural(repeats, 'repeat')}{self._left}: {plural(measured, 'point')} measured")
 
-    def rows_to_show(self, comparison: Comparison) -> list[Row]:
+    def rows_to_show(self, comparison: Comparison) -> list[CandidateRow]:
         """Of so many points those on the most ranks."""
-        ranks = {row.contender.name: (row.contender.point or {}).get("ranks", 1) for row in comparison.rows}
-        return [row for row in comparison.rows if ranks[row.contender.name] == max(ranks.values())]
+        ranks = {row.candidate.name: (row.candidate.point or {}).get("ranks", 1) for row in comparison.rows}
+        return [row for row in comparison.rows if ranks[row.candidate.name] == max(ranks.values())]
 
 
 def plan_in_words(design: dict[str, Any], config: RunConfig) -> str:
@@ -51,7 +51,7 @@ def plan_in_words(design: dict[str, Any], config: RunConfig) -> str:
     batches = {"strong": f"global batch {design['batch']:,}", "weak": f"batch {design['batch_per_rank']:,} per rank"}
     modes = [f"{mode} ({batches[mode]})" for mode in design["modes"]]
     parts = [
-        f"{design['subject']}: {', '.join(design['strategies'])}",
+        f"{design['target']}: {', '.join(design['strategies'])}",
         f"{' and '.join(modes)} scaling",
         f"{listed(list(counts))} ranks × {plural(design['threads'], 'thread')}",
         f"{length} × {plural(design['repeats'], 'repeat')}",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.payload import Payload
-from paceline.analysis.scaling import Mode, Point, Scaling
-from paceline.report.columns import Column
+from paceline.analysis.scaling import Mode, Scaling, ScalingPoint
+from paceline.report.columns import PageColumn
 from paceline.report.document import (
     date_in_words,
     origin_context,
@@ -42,19 +42,19 @@ SPLIT_CAPTION = "Behind the bars: the whole step. Inside them: shares of it. Mea
 
 
 @dataclass(frozen=True)
-class ModeWords:
+class ModeSection:
     """One kind of scaling, as the page has it."""
 
     mode: Mode
     title: str
     lede: str
     sentences: list[str]
-    points: list[Point]
-    columns: list[Column]
+    points: list[ScalingPoint]
+    columns: list[PageColumn]
     caption: str
-    split_points: list[Point]
+    split_points: list[ScalingPoint]
     """Those whose events were collected."""
-    split_columns: list[Column]
+    split_columns: list[PageColumn]
 
 
 def write_scaling_page(scaling: Scaling, path: Path) -> None:
@@ -79,16 +79,16 @@ def _context(scaling: Scaling) -> dict[str, Any]:
     """Everything the template shows, as text."""
     comparison, tints = scaling.comparison, strategy_colours(scaling)
     headline, lead = split_headline(headline_of(scaling))
-    names = {contender.name: contender.strategy for contender in scaling.pool.contenders}
+    names = {candidate.name: candidate.strategy for candidate in scaling.record_set.candidates}
     machine = machine_context(comparison) | {"host_rows": [], "profiles": []}
     largest = _largest(scaling)
     return {
         **machine,
-        **origin_context(scaling.pool),
+        **origin_context(scaling.record_set),
         **payload_context(largest.payloads),
         "payload_where": largest.words,
         "comparison": comparison,
-        "title": workload_in_words(scaling.pool),
+        "title": workload_in_words(scaling.record_set),
         "facts": _facts(scaling),
         "headline": headline,
         "lead": lead,
@@ -97,27 +97,27 @@ def _context(scaling: Scaling) -> dict[str, Any]:
             *closing(scaling),
         ],
         "notes": [*scaling.warnings, NOT_SCALED],
-        "failures": [event for event in scaling.pool.events if event["event"] == "failure"],
+        "failures": [event for event in scaling.record_set.events if event["event"] == "failure"],
         "modes": [_mode(scaling, mode) for mode in scaling.modes],
         "by_strategy": True,
-        "tags": {row.contender.name: "failed" if row.failure else "" for row in comparison.rows},
+        "tags": {row.candidate.name: "failed" if row.failure else "" for row in comparison.rows},
         "colours": tints | {name: tints[strategy] for name, strategy in names.items()},
         "part_colours": PART_COLOURS,
         "proof_verdict": proof_verdict,
         "scientific": scientific,
         "definitions": SCALING_DEFINITIONS,
         "repeats": max((row.repeats for row in comparison.rows), default=0),
-        "best": best.contender.name if (best := _best(scaling)) is not None else None,
+        "best": best.candidate.name if (best := _best(scaling)) is not None else None,
         "split_caption": SPLIT_CAPTION,
     }
 
 
-def _best(scaling: Scaling) -> Point | None:
+def _best(scaling: Scaling) -> ScalingPoint | None:
     return next((point for mode in scaling.modes if (point := scaling.best(mode)) is not None), None)
 
 
 @dataclass(frozen=True)
-class Largest:
+class LargestPayload:
     """What was counted at the sockets on the most ranks."""
 
     payloads: dict[str, Payload]
@@ -126,29 +126,29 @@ class Largest:
     """Which ranks these are."""
 
 
-def _largest(scaling: Scaling) -> Largest:
+def _largest(scaling: Scaling) -> LargestPayload:
     """Of the points on the most ranks, over the most hosts, one of each strategy: what is sent depends on no batch."""
     points = [point for mode in scaling.modes for point in scaling.points(mode)]
-    known = [point for point in points if point.contender.name in scaling.comparison.payloads]
+    known = [point for point in points if point.candidate.name in scaling.comparison.payloads]
     most = max(((point.ranks, point.hosts) for point in known), default=(0, 0))
     chosen = {point.strategy: point for point in reversed(known) if (point.ranks, point.hosts) == most}
     payloads = {
-        strategy: scaling.comparison.payloads[chosen[strategy].contender.name]
+        strategy: scaling.comparison.payloads[chosen[strategy].candidate.name]
         for strategy in dict.fromkeys(point.strategy for point in points)
         if strategy in chosen
     }
     hosts = f" over {plural(most[1], 'host')}" if most[1] > 1 else ""
-    return Largest(payloads, f"{plural(most[0], 'rank')}{hosts}")
+    return LargestPayload(payloads, f"{plural(most[0], 'rank')}{hosts}")
 
 
-def _mode(scaling: Scaling, mode: Mode) -> ModeWords:
+def _mode(scaling: Scaling, mode: Mode) -> ModeSection:
     points = scaling.points(mode)
     hollow = " Hollow points are of ranks that have not got a core each." if any(p.crowded for p in points) else ""
     dotted = " Dotted curves have several ranks on a host." if _placed(scaling, mode) else ""
     kind = kind_in_words(scaling, mode)
     caption = CURVES_CAPTION if any(point.row.repeats > 1 for point in points) else "Dashed is the ideal."
     split = [point for point in points if point.row.split is not None and point.row.is_measured]
-    return ModeWords(
+    return ModeSection(
         mode=mode,
         title=TITLES[mode],
         lede=kind[0].upper() + kind[1:],
@@ -167,12 +167,14 @@ def _placed(scaling: Scaling, mode: Mode) -> bool:
 
 def _facts(scaling: Scaling) -> list[str]:
     """What was measured, on what, how often, and when."""
-    pool = scaling.pool
+    record_set = scaling.record_set
     points = [point for mode in scaling.modes for point in scaling.points(mode)]
     ranks = sorted({point.ranks for point in points})
-    strategies = len({point.strategy for point in points if point.contender.role != "baseline"})
-    devices = {f"{t['device']} ({t['backend']})" for entry in pool.entries if (t := entry.run.topology)["exchanges"]}
-    steps = {(entry.run.summary or {}).get("steps") for entry in pool.entries} - {None}
+    strategies = len({point.strategy for point in points if point.candidate.role != "baseline"})
+    devices = {
+        f"{t['device']} ({t['backend']})" for entry in record_set.entries if (t := entry.run.topology)["exchanges"]
+    }
+    steps = {(entry.run.summary or {}).get("steps") for entry in record_set.entries} - {None}
     return [
         f"{' and '.join(scaling.modes)} scaling",
         f"{strategies} strategies" if strategies != 1 else "1 strategy",
@@ -180,6 +182,6 @@ def _facts(scaling: Scaling) -> list[str]:
         hosts_in_words(scaling),
         *([devices.pop()] if len(devices) == 1 else []),
         *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),
-        plural(len({entry.repeat for entry in pool.entries}), "repeat"),
-        *[when for p in pool.provenances[:1] if (when := date_in_words(p.get("time")))],
+        plural(len({entry.repeat for entry in record_set.entries}), "repeat"),
+        *[when for p in record_set.provenances[:1] if (when := date_in_words(p.get("time")))],
     ]

@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.scaling import Point, Scaling
+from paceline.analysis.scaling import Scaling, ScalingPoint
 from paceline.analysis.split import PARTS
 from paceline.analysis.statistics import Estimate
-from paceline.report.columns import TIMES, Column, Unit, estimate_column, percent_unit, plain_column
+from paceline.report.columns import TIMES, PageColumn, Unit, estimate_column, percent_unit, plain_column
 from paceline.report.csv_tables import save_tables
 from paceline.report.definitions import DEFINITIONS, Definition
 from paceline.report.payload_tables import payload_rows, rank_bytes_rows
@@ -54,7 +54,7 @@ SCALING_DEFINITIONS = {
 """By the name of the figure in the code."""
 
 
-def scaling_columns(points: Sequence[Point]) -> list[Column]:
+def scaling_columns(points: Sequence[ScalingPoint]) -> list[PageColumn]:
     """Every figure of the table but the strategy's name; what was not measured has no column."""
     columns = [
         *_shape_columns(points),
@@ -68,7 +68,7 @@ def scaling_columns(points: Sequence[Point]) -> list[Column]:
     return [column for column in columns if column.key == "step_s" or not column.is_empty]
 
 
-def part_columns(points: Sequence[Point]) -> list[Column]:
+def part_columns(points: Sequence[ScalingPoint]) -> list[PageColumn]:
     """The shares of a step that go into computing and communicating, at points whose events were collected."""
     splits = [point.row.split for point in points]
     return [
@@ -86,7 +86,7 @@ def part_columns(points: Sequence[Point]) -> list[Column]:
     ]
 
 
-def _shape_columns(points: Sequence[Point]) -> list[Column]:
+def _shape_columns(points: Sequence[ScalingPoint]) -> list[PageColumn]:
     several = any(point.hosts > 1 for point in points)
     hosts = [plain_column("hosts", "Hosts", points, COUNT)] if several else []
     return [plain_column("ranks", "Ranks", points, COUNT), *hosts]
@@ -98,7 +98,7 @@ def _ratio_column(
     estimates: Sequence[Estimate | None],
     how: Unit | Sequence[tuple[float, str]],
     definition: str | None = None,
-) -> Column:
+) -> PageColumn:
     """A column of times or ratios; an interval too wide to be read says from how few repeats it is."""
     column = estimate_column(key, heading, estimates, how, definition=definition)
     cells = [
@@ -108,11 +108,11 @@ def _ratio_column(
     return replace(column, cells=cells)
 
 
-def _batch_unit(points: Sequence[Point]) -> Unit:
+def _batch_unit(points: Sequence[ScalingPoint]) -> Unit:
     return COUNT if all(point.batch_per_rank == round(point.batch_per_rank) for point in points) else Unit(1, "", 1)
 
 
-def _gain_columns(points: Sequence[Point], key: str, baseline: str) -> list[Column]:
+def _gain_columns(points: Sequence[ScalingPoint], key: str, baseline: str) -> list[PageColumn]:
     gains = [point.gains[key] for point in points]
     speed_ups = [None if gain is None else gain.speed_up for gain in gains]
     shares = [None if gain is None else gain.efficiency for gain in gains]
@@ -139,9 +139,9 @@ def write_scaling_tables(scaling: Scaling, folder: Path) -> list[Path]:
     return save_tables(tables, folder)
 
 
-def _csv_row(point: Point) -> dict[str, Any]:
+def _csv_row(point: ScalingPoint) -> dict[str, Any]:
     row = point.row
-    values: dict[str, Any] = {"mode": point.mode, "strategy": point.strategy, "role": row.contender.role}
+    values: dict[str, Any] = {"mode": point.mode, "strategy": point.strategy, "role": row.candidate.role}
     values |= {key: getattr(point, key) for key in ("ranks", "hosts", "ranks_per_host", "batch", "batch_per_rank")}
     values["repeats"] = row.repeats
     for name, estimate in (("step_s", row.step_s), ("epoch_s", point.epoch_s), ("samples_per_s", row.samples_per_s)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from paceline.analysis.scaling import Curve, Gain, Mode, Peak, Point, Scaling, Spread
+from paceline.analysis.scaling import HostSpread, Mode, Scaling, ScalingCurve, ScalingGain, ScalingPeak, ScalingPoint
 from paceline.analysis.statistics import Estimate
 from paceline.report.words import factor, percent, plural, seconds
 
@@ -68,7 +68,7 @@ def hosts_in_words(scaling: Scaling) -> str:
     return f"up to {plural(hosts, kind)}{of}{rate}" if hosts > 1 else "one host"
 
 
-def where(point: Point, scaling: Scaling) -> str:
+def where(point: ScalingPoint, scaling: Scaling) -> str:
     """The ranks of a point, and over how many hosts where there are several ways to place them."""
     placed = point.ranks > 1 and any(curve.ranks_per_host is not None for curve in scaling.curves)
     return plural(point.ranks, "rank") + (f" over {plural(point.hosts, 'host')}" if placed else "")
@@ -91,7 +91,7 @@ def headline_of(scaling: Scaling) -> str:
     return f"{what} is {_times(gain.speed_up)} as fast as {_base(best, gain)}: {time}{_efficient(gain)}."
 
 
-def _strong(scaling: Scaling, curve: Curve) -> Iterator[str]:
+def _strong(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
     """What a strategy gains on its most ranks, and up to where adding ranks pays."""
     point = curve.last
     gains = [gain for gain in (point.over_single, point.over_itself) if gain is not None]
@@ -102,7 +102,7 @@ def _strong(scaling: Scaling, curve: Curve) -> Iterator[str]:
         yield from _peak(scaling, peak)
 
 
-def _faster(point: Point, gain: Gain) -> str:
+def _faster(point: ScalingPoint, gain: ScalingGain) -> str:
     """What a point gains over a baseline, no more certain than its interval."""
     if _uncertain(gain.speed_up):
         return f"cannot be told from {_base(point, gain)} in speed: {_times(gain.speed_up)}"
@@ -111,7 +111,7 @@ def _faster(point: Point, gain: Gain) -> str:
     return f"is {_times(gain.speed_up)} as fast as {_base(point, gain)}{_efficient(gain)}"
 
 
-def _weak(scaling: Scaling, curve: Curve) -> Iterator[str]:
+def _weak(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
     """By how much a step became longer: the speed-up counts samples, of which there are as many times more as ranks."""
     point = curve.last
     gains = [gain for gain in (point.over_single, point.over_itself) if gain is not None]
@@ -120,14 +120,14 @@ def _weak(scaling: Scaling, curve: Curve) -> Iterator[str]:
         yield f"A step of {curve.strategy} on {where(point, scaling)} {told}."
 
 
-def _longer(point: Point, gain: Gain) -> str:
+def _longer(point: ScalingPoint, gain: ScalingGain) -> str:
     longer = point.longer(gain)
     if _uncertain(longer):
         return f"cannot be told from that of {_base(point, gain)} in length: {_times(longer)}{_efficient(gain)}"
     return f"takes {_times(longer)} as long as with {_base(point, gain)}{_efficient(gain)}"
 
 
-def _peak(scaling: Scaling, peak: Peak) -> Iterator[str]:
+def _peak(scaling: Scaling, peak: ScalingPeak) -> Iterator[str]:
     """Up to where adding ranks paid."""
     name, best = peak.curve.strategy, peak.best
     if peak.beyond is not None:
@@ -155,9 +155,9 @@ def _alone(scaling: Scaling) -> Iterator[str]:
 
 def _spread(scaling: Scaling, mode: Mode) -> Iterator[str]:
     """Several processes on a host against several hosts."""
-    groups: dict[tuple[int, int, int], list[Spread]] = {}
+    groups: dict[tuple[int, int, int], list[HostSpread]] = {}
     for spread in scaling.spreads(mode):
-        if spread.fewer.contender.role == "candidate":
+        if spread.fewer.candidate.role == "candidate":
             groups.setdefault((spread.fewer.ranks, spread.fewer.hosts, spread.more.hosts), []).append(spread)
     for (ranks, fewer, more), own in groups.items():
         times = _each([(spread.fewer.strategy, spread.ratio) for spread in own])
@@ -171,7 +171,7 @@ def _each(ratios: Sequence[tuple[str, Estimate]]) -> str:
     return "; ".join([*known, *unsure])
 
 
-def _base(point: Point, gain: Gain) -> str:
+def _base(point: ScalingPoint, gain: ScalingGain) -> str:
     return "single" if gain is point.over_single else "itself on 1 rank"
 
 
@@ -180,7 +180,7 @@ def _uncertain(ratio: Estimate) -> bool:
     return ratio.low is not None and ratio.spans(1)
 
 
-def _efficient(gain: Gain) -> str:
+def _efficient(gain: ScalingGain) -> str:
     share = gain.efficiency
     if share is None or share.is_vague:
         return ""

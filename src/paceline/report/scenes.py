@@ -12,9 +12,9 @@ from paceline.analysis.activity import StepActivity, step_activities
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.split import WARM_UP_STEPS
 from paceline.analysis.timing import profiled_steps, windows_of
-from paceline.records.experiment import Contender
+from paceline.records.experiment import Candidate
 from paceline.records.reader import RunRecord
-from paceline.records.timeline import NO_PEER, Kind, Purpose, Timeline
+from paceline.records.timeline import NO_PEER, Purpose, RowKind, Timeline
 
 MOST_RANKS = 8
 FINEST, COARSEST = 1 / 1600, 1 / 50
@@ -26,7 +26,7 @@ THICKNESS = 0.38
 """Of a line; a rank has a height of 1."""
 
 
-class Bar(NamedTuple):
+class TimelineBar(NamedTuple):
     """Something that lasted, on one line of one rank."""
 
     what: str
@@ -45,10 +45,10 @@ class Bar(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scene:
-    """One step of one contender."""
+class TimelineStep:
+    """One step of one candidate."""
 
-    contender: Contender
+    candidate: Candidate
     which: str
     """Why this one is shown."""
     step: int
@@ -57,12 +57,12 @@ class Scene:
     longest_s: float
     """On the rank that took longest."""
     ranks: list[int]
-    bars: list[Bar]
+    bars: list[TimelineBar]
 
 
-def scenes_of(comparison: Comparison, contender: Contender) -> list[Scene]:
+def typical_steps(comparison: Comparison, candidate: Candidate) -> list[TimelineStep]:
     """The median step of the first repeat and the slowest one, warm-up apart."""
-    runs = comparison.pool.runs_of(contender.name)
+    runs = comparison.record_set.runs_of(candidate.name)
     run = next((runs[repeat] for repeat in sorted(runs) if runs[repeat].timelines), None)
     if run is None:
         return []
@@ -70,7 +70,7 @@ def scenes_of(comparison: Comparison, contender: Contender) -> list[Scene]:
     chosen = _typical_steps([run.timelines[rank] for rank in ranks], profiled_steps(windows_of(run)))
     done = {rank: {one.step: one for one in step_activities(run.timelines[rank], chosen)} for rank in ranks}
     return [
-        _scene(contender, which, run, [done[rank][step] for rank in ranks], ranks) for step, which in chosen.items()
+        _scene(candidate, which, run, [done[rank][step] for rank in ranks], ranks) for step, which in chosen.items()
     ]
 
 
@@ -99,34 +99,34 @@ def _shown_ranks(ranks: Sequence[int]) -> list[int]:
 
 
 def _scene(
-    contender: Contender, which: str, run: RunRecord, steps: Sequence[StepActivity], ranks: Sequence[int]
-) -> Scene:
+    candidate: Candidate, which: str, run: RunRecord, steps: Sequence[StepActivity], ranks: Sequence[int]
+) -> TimelineStep:
     """Times from the start of the step on the first rank; where ranks do not wait for each other, on each its own."""
     first_s = min(step.start_s for step in steps)
     together = run.topology.get("exchanges", True) and run.lockstep
     origins = [first_s if together else step.start_s for step in steps]
     length_s = max(step.end_s - origin_s for step, origin_s in zip(steps, origins, strict=True))
-    bars: list[Bar] = []
+    bars: list[TimelineBar] = []
     for row, (step, origin_s) in enumerate(zip(steps, origins, strict=True)):
         bars += [*_computed(row, step, origin_s), *_wired(row, step, origin_s)]
     longest_s = max(step.end_s - step.start_s for step in steps)
-    return Scene(contender, which, steps[0].step, length_s, longest_s, list(ranks), bars)
+    return TimelineStep(candidate, which, steps[0].step, length_s, longest_s, list(ranks), bars)
 
 
-def _computed(row: int, step: StepActivity, origin_s: float) -> Iterator[Bar]:
+def _computed(row: int, step: StepActivity, origin_s: float) -> Iterator[TimelineBar]:
     for what, start_s, end_s in step.activities:
-        yield Bar(what, "", row + COMPUTE_PLACE, THICKNESS, start_s - origin_s, end_s - origin_s)
+        yield TimelineBar(what, "", row + COMPUTE_PLACE, THICKNESS, start_s - origin_s, end_s - origin_s)
 
 
-def _wired(row: int, step: StepActivity, origin_s: float) -> Iterator[Bar]:
+def _wired(row: int, step: StepActivity, origin_s: float) -> Iterator[TimelineBar]:
     """Operations that overlap share the height of the line."""
     lanes = _lanes(step.operations)
     count = max(lanes, default=0) + 1
     thickness = THICKNESS / count
     for operation, lane in zip(step.operations, lanes, strict=True):
-        kind, peer = Kind(int(operation["kind"])), int(operation["peer"])
-        role = {Kind.SEND: "to rank", Kind.RECV: "from rank"}.get(kind, "root: rank")
-        yield Bar(
+        kind, peer = RowKind(int(operation["kind"])), int(operation["peer"])
+        role = {RowKind.SEND: "to rank", RowKind.RECV: "from rank"}.get(kind, "root: rank")
+        yield TimelineBar(
             what=kind.title,
             purpose=Purpose(int(operation["purpose"])).title,
             place=row + WIRE_PLACE + (lane - (count - 1) / 2) * thickness,
@@ -149,18 +149,18 @@ def _lanes(operations: Iterable[Any]) -> list[int]:
     return found
 
 
-def thinned(scene: Scene, most: int) -> Scene:
+def thinned(timeline_step: TimelineStep, most: int) -> TimelineStep:
     """The same with no more bars than that, if merging those that can hardly be told apart gets there."""
-    bars, finest = scene.bars, FINEST
+    bars, finest = timeline_step.bars, FINEST
     while len(bars) > most and finest < COARSEST:
-        bars = list(_merged(scene.bars, finest * scene.length_s))
+        bars = list(_merged(timeline_step.bars, finest * timeline_step.length_s))
         finest *= 1.5
-    return replace(scene, bars=bars)
+    return replace(timeline_step, bars=bars)
 
 
-def _merged(bars: Sequence[Bar], finest_s: float) -> Iterator[Bar]:
+def _merged(bars: Sequence[TimelineBar], finest_s: float) -> Iterator[TimelineBar]:
     """Bars of one kind on one line that lie closer than can be told apart, as one."""
-    lines: dict[tuple[Any, ...], list[Bar]] = defaultdict(list)
+    lines: dict[tuple[Any, ...], list[TimelineBar]] = defaultdict(list)
     for bar in sorted(bars, key=lambda bar: bar.start_s):
         line = lines[bar.what, bar.purpose, bar.place]
         last = line[-1] if line else None

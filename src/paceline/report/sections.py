@@ -11,7 +11,7 @@ from typing import Any
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.timing import warm_up_counts
 from paceline.report import figure_resources
-from paceline.report.columns import Column
+from paceline.report.columns import PageColumn
 from paceline.report.doctor import FindingRow, finding_rows
 from paceline.report.figure_split import NAMES
 from paceline.report.palette import PARTS as COLOURS
@@ -30,15 +30,15 @@ from paceline.report.step_tables import (
     split_columns,
     split_rows,
 )
-from paceline.report.why import PART, Reason, anchor, why
+from paceline.report.why import PART, Reason, anchor, explain
 from paceline.report.words import WARM_UP_COUNTS, listed, percent, seconds
 
-SPLIT_PART = {"stolen": "compute", "data": "other", "wait_s": "exposed"}
+SPLIT_PART = {"descheduled": "compute", "data": "other", "wait_s": "exposed"}
 """Of the parts that have a colour, the one that another belongs to."""
 
 
 @dataclass(frozen=True)
-class ReasonWords:
+class ReasonSection:
     """A reason as the page has it: the amount is what leads to the number."""
 
     amount: str
@@ -50,13 +50,13 @@ class ReasonWords:
 
 
 @dataclass(frozen=True)
-class ProfileWords:
-    """The operators of a contender."""
+class ProfileSection:
+    """The operators of a candidate."""
 
-    contender: str
+    candidate: str
     sentences: list[str]
     rows: list[ProfileRow]
-    columns: list[Column]
+    columns: list[PageColumn]
 
 
 def step_context(comparison: Comparison) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def step_context(comparison: Comparison) -> dict[str, Any]:
         "split_names": list(NAMES.items()),
         "split_rows": splits,
         "split_columns": split_columns(splits),
-        "warm_up_counts": any(warm_up_counts(entry.run) for entry in comparison.pool.entries),
+        "warm_up_counts": any(warm_up_counts(entry.run) for entry in comparison.record_set.entries),
         "warm_up_words": WARM_UP_COUNTS,
         "rank_split_rows": ranks,
         "rank_split_columns": split_columns(ranks),
@@ -101,18 +101,18 @@ def machine_context(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _reasons(comparison: Comparison) -> list[tuple[str, list[ReasonWords]]]:
-    """By contender, in the order of the table."""
-    grouped = groupby(why(comparison), key=lambda reason: reason.contender)
-    return [(contender, [_words(reason) for reason in own]) for contender, own in grouped]
+def _reasons(comparison: Comparison) -> list[tuple[str, list[ReasonSection]]]:
+    """By candidate, in the order of the table."""
+    grouped = groupby(explain(comparison), key=lambda reason: reason.candidate)
+    return [(candidate, [_words(reason) for reason in own]) for candidate, own in grouped]
 
 
-def _words(reason: Reason) -> ReasonWords:
+def _words(reason: Reason) -> ReasonSection:
     """A sentence begins with its amount, which ends with a bracket; else all of it leads to the number."""
     amount, bracket, rest = reason.text.partition(")")
     part = PART[reason.kind]
     own = (amount + bracket, rest) if bracket else (reason.text, "")
-    return ReasonWords(*own, reason.remedy, reason.anchor, reason.share, SPLIT_PART.get(part, part))
+    return ReasonSection(*own, reason.remedy, reason.anchor, reason.share, SPLIT_PART.get(part, part))
 
 
 def _carried(rows: Sequence[BytesRow]) -> str:
@@ -150,13 +150,13 @@ def _measuring_cost(comparison: Comparison) -> list[str]:
     return found
 
 
-def _profiles(comparison: Comparison) -> list[ProfileWords]:
-    """Of the first run of every contender that was profiled."""
+def _profiles(comparison: Comparison) -> list[ProfileSection]:
+    """Of the first run of every candidate that was profiled."""
     found = []
     for row in comparison.rows:
-        runs = comparison.pool.runs_of(row.contender.name)
+        runs = comparison.record_set.runs_of(row.candidate.name)
         run = next((runs[repeat] for repeat in sorted(runs) if runs[repeat].profiles), None)
         rows = [] if run is None else profile_rows(run)
         if run is not None and rows:
-            found.append(ProfileWords(row.contender.name, list(profile_sentences(run)), rows, profile_columns(rows)))
+            found.append(ProfileSection(row.candidate.name, list(profile_sentences(run)), rows, profile_columns(rows)))
     return found

@@ -8,21 +8,31 @@ from dataclasses import dataclass
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.split import PARTS, Split
 from paceline.analysis.wire import Traffic, Wire
-from paceline.records.timeline import Kind
-from paceline.report.columns import NOTHING, SIZES, TIMES, Cell, Column, Unit, percent_unit, plain_column, unit_for
+from paceline.records.timeline import RowKind
+from paceline.report.columns import (
+    NOTHING,
+    SIZES,
+    TIMES,
+    PageCell,
+    PageColumn,
+    Unit,
+    percent_unit,
+    plain_column,
+    unit_for,
+)
 from paceline.report.definitions import DEFINITIONS
 from paceline.report.words import percent, size
 
 RATES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
-SPLIT_PARTS = (*PARTS, "data", "stolen")
+SPLIT_PARTS = (*PARTS, "data", "descheduled")
 PURPOSES = ("gradients", "buffers", "statistics", "weights")
 
 
 @dataclass(frozen=True)
 class SplitRow:
-    """The time split of a contender, or of one of its ranks; seconds per step."""
+    """The time split of a candidate, or of one of its ranks; seconds per step."""
 
-    contender: str
+    candidate: str
     rank: int | None
     """None for the mean over all of them."""
     step_s: float
@@ -31,7 +41,7 @@ class SplitRow:
     exposed_s: float
     other_s: float
     data_s: float
-    stolen_s: float | None
+    descheduled_s: float | None
     overlap: float | None
     wait_s: float | None
     """For others to come, in isolated operations."""
@@ -41,9 +51,9 @@ class SplitRow:
 
 @dataclass(frozen=True)
 class BytesRow:
-    """What the ranks of a contender send in a step: the one that sends most, by what it carries."""
+    """What the ranks of a candidate send in a step: the one that sends most, by what it carries."""
 
-    contender: str
+    candidate: str
     gradients: int | None
     buffers: int | None
     statistics: int | None
@@ -57,9 +67,9 @@ class BytesRow:
 
 @dataclass(frozen=True)
 class OperationRow:
-    """The operations of one kind that carry one thing, in a contender's typical run."""
+    """The operations of one kind that carry one thing, in a candidate's typical run."""
 
-    contender: str
+    candidate: str
     kind: str
     purpose: str
     per_step: float
@@ -75,9 +85,9 @@ class OperationRow:
 
 
 def split_rows(comparison: Comparison) -> list[SplitRow]:
-    """One per contender that collected events, best first."""
+    """One per candidate that collected events, best first."""
     return [
-        _split_row(row.contender.name, None, row.split.mean, comparison.wires.get(row.contender.name))
+        _split_row(row.candidate.name, None, row.split.mean, comparison.wires.get(row.candidate.name))
         for row in comparison.rows
         if row.split is not None
     ]
@@ -86,44 +96,44 @@ def split_rows(comparison: Comparison) -> list[SplitRow]:
 def rank_split_rows(comparison: Comparison) -> list[SplitRow]:
     """One per rank of each of them."""
     return [
-        _split_row(row.contender.name, rank, own, comparison.wires.get(row.contender.name))
+        _split_row(row.candidate.name, rank, own, comparison.wires.get(row.candidate.name))
         for row in comparison.rows
         if row.split is not None
         for rank, own in row.split.ranks.items()
     ]
 
 
-def _split_row(contender: str, rank: int | None, split: Split, wire: Wire | None) -> SplitRow:
+def _split_row(candidate: str, rank: int | None, split: Split, wire: Wire | None) -> SplitRow:
     wait_s = waited_for = None
     if wire is not None and wire.traffic:
         known = rank is not None and rank < wire.ranks
         wait_s = wire.wait_s if rank is None else wire.waits_s[rank] if known else None
         waited_for = wire.waited_for.get(rank, 0.0) if known and rank is not None and wire.waited_for else None
     parts = {f"{part}_s": getattr(split, f"{part}_s") for part in SPLIT_PARTS}
-    return SplitRow(contender, rank, split.step_s, **parts, overlap=split.overlap, wait_s=wait_s, waited_for=waited_for)
+    return SplitRow(candidate, rank, split.step_s, **parts, overlap=split.overlap, wait_s=wait_s, waited_for=waited_for)
 
 
-def split_columns(rows: Sequence[SplitRow]) -> list[Column]:
+def split_columns(rows: Sequence[SplitRow]) -> list[PageColumn]:
     """The parts of a step share a unit, since they add up; the small print is their share."""
     unit = unit_for([row.step_s for row in rows], TIMES)
     columns = [plain_column("step_s", "Mean step", rows, unit, definition="split_step_s")]
     for part in SPLIT_PARTS:
         cells = [_part_cell(getattr(row, f"{part}_s"), row.step_s, unit) for row in rows]
-        columns.append(Column(part, DEFINITIONS[f"split_{part}"].term, unit.name, f"split_{part}", cells))
+        columns.append(PageColumn(part, DEFINITIONS[f"split_{part}"].term, unit.name, f"split_{part}", cells))
     columns.append(plain_column("overlap", "Overlap", rows, percent_unit(0)))
     columns.append(plain_column("wait_s", "Waits for others", rows, unit, definition="wait"))
     columns.append(plain_column("waited_for", "Is waited for", rows, percent_unit(0)))
     return [column for column in columns if not column.is_empty]
 
 
-def _part_cell(value: float | None, step_s: float, unit: Unit) -> Cell:
+def _part_cell(value: float | None, step_s: float, unit: Unit) -> PageCell:
     if value is None:
-        return Cell(NOTHING)
-    return Cell(unit.write(value), value, interval=percent(value / step_s, 0) if step_s else "")
+        return PageCell(NOTHING)
+    return PageCell(unit.write(value), value, interval=percent(value / step_s, 0) if step_s else "")
 
 
 def bytes_rows(comparison: Comparison) -> list[BytesRow]:
-    """One per contender that sends anything."""
+    """One per candidate that sends anything."""
     found = []
     for name, wire in comparison.wires.items():
         busiest = {purpose: max(sizes) for purpose, sizes in wire.sent_bytes.items()}
@@ -143,13 +153,13 @@ def in_memory(comparison: Comparison) -> list[str]:
     """Sentences on what passes between ranks without a network."""
     found = []
     for name, wire in comparison.wires.items():
-        shared = sum(traffic.bytes_per_step for traffic in wire.traffic if traffic.kind == Kind.SHARED_REDUCE.title)
+        shared = sum(traffic.bytes_per_step for traffic in wire.traffic if traffic.kind == RowKind.SHARED_REDUCE.title)
         if shared:
             found.append(f"{name}: ranks of a host add up {size(shared)} per step in memory that they share.")
     return found
 
 
-def bytes_columns(rows: Sequence[BytesRow]) -> list[Column]:
+def bytes_columns(rows: Sequence[BytesRow]) -> list[PageColumn]:
     """Sizes share a unit; what nobody sends has no column."""
     unit = unit_for([row.total for row in rows], SIZES)
     columns = [plain_column(purpose, purpose.capitalize(), rows, unit, definition="sent_kinds") for purpose in PURPOSES]
@@ -162,7 +172,7 @@ def bytes_columns(rows: Sequence[BytesRow]) -> list[Column]:
 
 
 def operation_rows(comparison: Comparison) -> list[OperationRow]:
-    """One per contender, kind of operation and what it carries."""
+    """One per candidate, kind of operation and what it carries."""
     examination = comparison.examination
     link = examination.link if examination is not None else None
     bandwidth = link.bytes_per_s if link is not None else None
@@ -171,17 +181,17 @@ def operation_rows(comparison: Comparison) -> list[OperationRow]:
     ]
 
 
-def _operation_row(contender: str, traffic: Traffic, bandwidth: float | None) -> OperationRow:
+def _operation_row(candidate: str, traffic: Traffic, bandwidth: float | None) -> OperationRow:
     used = traffic.busbw / bandwidth if bandwidth and traffic.busbw is not None else None
     each = traffic.bytes_per_step / traffic.per_step if traffic.per_step else 0.0
     same = {
         name: getattr(traffic, name)
         for name in ("kind", "purpose", "per_step", "duration_s", "isolated", "transfer_s", "wait_s", "algbw", "busbw")
     }
-    return OperationRow(contender=contender, bytes_each=each, utilisation=used, **same)
+    return OperationRow(candidate=candidate, bytes_each=each, utilisation=used, **same)
 
 
-def operation_columns(rows: Sequence[OperationRow]) -> list[Column]:
+def operation_columns(rows: Sequence[OperationRow]) -> list[PageColumn]:
     """Every figure of an operation but its name."""
     times = unit_for([row.duration_s for row in rows], TIMES)
     rates = unit_for([row.busbw for row in rows if row.busbw is not None], RATES)

@@ -59,14 +59,14 @@ def print_run(record: RunRecord, console: Console) -> None:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def age_sentence(ages: dict[str, Any]) -> str:
+def staleness_sentence(staleness: dict[str, Any]) -> str:
     """How old gradients were, where ranks do not step together."""
-    if not ages["gradients"]:
+    if not staleness["gradients"]:
         return "no gradient came to a server"
-    late = [f"{plural(ages[what], 'gradient')} {what}" for what in ("damped", "dropped") if ages[what]]
-    bound = "" if ages["bound"] is None else f", at most {ages['bound']} allowed"
+    late = [f"{plural(staleness[what], 'gradient')} {what}" for what in ("damped", "dropped") if staleness[what]]
+    bound = "" if staleness["bound"] is None else f", at most {staleness['bound']} allowed"
     return (
-        f"a gradient was {ages['mean']:.1f} updates old on average, {ages['max']} at most{bound}"
+        f"a gradient was {staleness['mean']:.1f} updates old on average, {staleness['max']} at most{bound}"
         f": {' and '.join(late) or 'none was late'}"
     )
 
@@ -77,7 +77,7 @@ def split_table(record: RunRecord, width: int) -> Table | None:
     if not splits:
         return None
     table = Table(box=None, pad_edge=False, header_style="bold", title="where the mean step goes", title_justify="left")
-    for heading in ("rank", *PARTS, "(data)", "(stolen)", "overlap"):
+    for heading in ("rank", *PARTS, "(data)", "(descheduled)", "overlap"):
         table.add_column(heading, justify="right", no_wrap=True)
     for rank, split in splits.items():
         table.add_row(str(rank), *_split_cells(split, shares_only=width < SPLIT_WIDE), percent(split.overlap, 0))
@@ -85,11 +85,11 @@ def split_table(record: RunRecord, width: int) -> Table | None:
 
 
 def _split_cells(split: Split, *, shares_only: bool) -> list[str]:
-    stolen = None if split.stolen_s is None else split.share("stolen")
+    descheduled = None if split.descheduled_s is None else split.share("descheduled")
     if shares_only:
-        return [percent(share, 0) for share in (*map(split.share, PARTS), split.share("data"), stolen)]
+        return [percent(share, 0) for share in (*map(split.share, PARTS), split.share("data"), descheduled)]
     parts = [f"{seconds(getattr(split, f'{part}_s'))} {percent(split.share(part), 0):>4}" for part in PARTS]
-    return [*parts, seconds(split.data_s), seconds(split.stolen_s)]
+    return [*parts, seconds(split.data_s), seconds(split.descheduled_s)]
 
 
 def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
@@ -113,8 +113,8 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
     if together and times and max(times) > (1 + UNEVEN) * min(times):
         apart = percent(max(times) / min(times) - 1)
         yield f"time per iteration differs by {apart} between ranks, which a synchronous run should not show"
-    if summary.get("ages"):
-        yield age_sentence(summary["ages"])
+    if summary.get("staleness"):
+        yield staleness_sentence(summary["staleness"])
     if "train_s" in summary:
         rate = summary["samples_per_s"]
         speed = f", {rate:,.0f} samples/s in the median window" if rate else ""

@@ -19,7 +19,7 @@ from paceline.analysis.resources import cpu_shares
 from paceline.errors import RecordError
 from paceline.records.reader import RunRecord
 from paceline.records.schema import TRACE_FILE
-from paceline.records.timeline import NO_PEER, Kind, Purpose, Timeline
+from paceline.records.timeline import NO_PEER, Purpose, RowKind, Timeline
 
 VIEWER = "ui.perfetto.dev"
 """What opens a trace; it stays in the browser there."""
@@ -27,12 +27,12 @@ VIEWER = "ui.perfetto.dev"
 COMPUTE_THREAD, WIRE_THREAD, MARKS_THREAD = 1, 100, 200
 PARTS_OF_MICROSECOND = 8
 """Eighths are exact in binary: Perfetto cuts nanoseconds off, and slices that touch would come to overlap by one."""
-MESSAGES = (Kind.SEND, Kind.RECV)
+MESSAGES = (RowKind.SEND, RowKind.RECV)
 
 NOTHING_TO_TRACE = "there are no timelines to make a trace of."
 
 Event = dict[str, Any]
-Place = tuple[int, int]
+TraceTrack = tuple[int, int]
 """A rank, and which of its operations."""
 
 
@@ -145,18 +145,18 @@ class _Lanes:
         yield _slice(self._rank, self._first + lane, name, start_s, end_s) | more
 
 
-def _wire(rank: int, timeline: Timeline, links: Mapping[Place, Event]) -> Iterator[Event]:
+def _wire(rank: int, timeline: Timeline, links: Mapping[TraceTrack, Event]) -> Iterator[Event]:
     """The operations."""
     lanes = _Lanes(rank, WIRE_THREAD, "wire")
     for place, row in enumerate(timeline.operations):
-        kind = Kind(int(row["kind"]))
+        kind = RowKind(int(row["kind"]))
         more = links.get((rank, place), {}) | {"args": _operation(kind, row)}
         yield from lanes.put(kind.title, float(row["start_s"]), float(row["end_s"]), more)
 
 
-def _operation(kind: Kind, row: Any) -> Event:
+def _operation(kind: RowKind, row: Any) -> Event:
     peer = int(row["peer"])
-    role = {Kind.SEND: "to", Kind.RECV: "from"}.get(kind, "root")
+    role = {RowKind.SEND: "to", RowKind.RECV: "from"}.get(kind, "root")
     about = {"step": int(row["step"]), "bytes": int(row["bytes"]), "carries": Purpose(int(row["purpose"])).title}
     return about if peer == NO_PEER else about | {role: peer}
 
@@ -188,16 +188,16 @@ def _counter(rank: int, name: str, time_s: float, value: float) -> Event:
     return {"ph": "C", "pid": rank, "name": name, "ts": _microseconds(time_s), "args": {"": value}}
 
 
-def _links(timelines: Mapping[int, Timeline]) -> dict[Place, Event]:
+def _links(timelines: Mapping[int, Timeline]) -> dict[TraceTrack, Event]:
     """What ties the slices of one operation on several ranks together, as arrows from the first that came to it."""
-    groups: dict[tuple[Any, ...], list[tuple[float, Place]]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[tuple[float, TraceTrack]]] = defaultdict(list)
     for rank, timeline in timelines.items():
         seen: dict[tuple[Any, ...], int] = defaultdict(int)
         for place, row in enumerate(timeline.operations):
             key = _what_it_is(rank, row)
             groups[*key, seen[key]].append((float(row["start_s"]), (rank, place)))
             seen[key] += 1
-    links: dict[Place, Event] = {}
+    links: dict[TraceTrack, Event] = {}
     numbers = itertools.count(1)
     for key, members in groups.items():
         if len(members) != (2 if key[1] == "message" else len(timelines)) or len(members) < 2:
@@ -210,9 +210,9 @@ def _links(timelines: Mapping[int, Timeline]) -> dict[Place, Event]:
 
 def _what_it_is(rank: int, row: Any) -> tuple[Any, ...]:
     """What the parts of one operation have in common on all ranks; the n-th such of a step is the same one."""
-    kind, step, peer, size = Kind(int(row["kind"])), int(row["step"]), int(row["peer"]), int(row["bytes"])
-    if kind is Kind.SEND:
+    kind, step, peer, size = RowKind(int(row["kind"])), int(row["step"]), int(row["peer"]), int(row["bytes"])
+    if kind is RowKind.SEND:
         return step, "message", rank, peer, size
-    if kind is Kind.RECV:
+    if kind is RowKind.RECV:
         return step, "message", peer, rank, size
     return step, kind, peer, size

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.analysis.comparison import Comparison, Row
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.payload import Payload, RankBytes
 from paceline.analysis.ranks import RankRow
 from paceline.analysis.statistics import Estimate
@@ -36,7 +36,7 @@ def sentences(comparison: Comparison) -> list[str]:
 def _one_process(comparison: Comparison) -> Iterator[str]:
     """Where sharing the work does not pay, that comes first."""
     baseline = comparison.over_one_process()
-    if baseline is None or comparison.pick != baseline[0].contender.name:
+    if baseline is None or comparison.pick != baseline[0].candidate.name:
         return
     row, gain = baseline
     assert comparison.decision.first is not None
@@ -95,14 +95,14 @@ def _winner(comparison: Comparison) -> Iterator[str]:
 def _exact(comparison: Comparison) -> Iterator[str]:
     """Where the fastest does not give the mean gradient: what it has to be held against, and the fastest that does."""
     first = comparison.decision.first
-    if first is None or comparison.row(first).contender.lossless:
+    if first is None or comparison.row(first).candidate.lossless:
         return
     yield f"{first} does not train by the mean gradient: it is worth its speed only where its losses are as good."
-    exact = next((row for row in comparison.with_role("candidate") if row.contender.lossless), None)
+    exact = next((row for row in comparison.with_role("candidate") if row.candidate.lossless), None)
     if exact is not None and exact.step_s is not None:
-        times = comparison.speed_up(first, exact.contender.name)
+        times = comparison.speed_up(first, exact.candidate.name)
         apart = "" if times is None else f", {factor(times.value)} the time{_range(times)}"
-        yield f"The fastest that does is {exact.contender.name}: {seconds(exact.step_s.value)} per step{apart}."
+        yield f"The fastest that does is {exact.candidate.name}: {seconds(exact.step_s.value)} per step{apart}."
 
 
 def _distributing(comparison: Comparison) -> Iterator[str]:
@@ -114,7 +114,7 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
     share = None if price is None else f"{price[0]} of its step {price[1]}"
     if baseline is not None:
         gain = baseline[1]
-        ranks = f"{best.contender.name} on {plural(best.workers or 1, 'rank')}"
+        ranks = f"{best.candidate.name} on {plural(best.workers or 1, 'rank')}"
         because = f"; {share}." if share else "."
         if gain.low is None:
             seen = f"{factor(gain.value)} as fast as one process in {plural(gain.repeats, 'repeat')}"
@@ -126,12 +126,12 @@ def _distributing(comparison: Comparison) -> Iterator[str]:
             yield f"{ranks} is {factor(gain.value)} as fast as one process{_range(gain)}{because}"
     elif best.above_bound is not None and best.above_bound.value > 0:
         most = f"{percent(best.above_bound.value, 0)} of its step {GOES_AWAY}"
-        yield f"{best.contender.name}: {most}; that is all that a better strategy could still gain."
+        yield f"{best.candidate.name}: {most}; that is all that a better strategy could still gain."
     elif share:
-        yield f"{best.contender.name}: {share}."
+        yield f"{best.candidate.name}: {share}."
 
 
-def _price(row: Row) -> tuple[str, str] | None:
+def _price(row: CandidateRow) -> tuple[str, str] | None:
     """What share of a step is lost to communication, and in which sense; None where nothing is, or is known.
 
     Exposed communication was seen; what is above the bound is more than that, as the cores that communication takes,
@@ -151,35 +151,35 @@ def _burden(comparison: Comparison) -> Iterator[str]:
     if len(candidates) < 3:
         return
     best, last = candidates[0], candidates[-1]
-    times = comparison.speed_up(best.contender.name, last.contender.name)
+    times = comparison.speed_up(best.candidate.name, last.candidate.name)
     if times is not None and times.low is not None and times.low > 1:
         sent = last.busiest_sent_bytes
         sends = "" if not sent else f"; its busiest rank sends {size(sent)} per step"
-        apart = f"{factor(times.value)} the time of {best.contender.name}{_range(times)}"
-        yield f"{last.contender.name} is the slowest: {apart}{sends}."
+        apart = f"{factor(times.value)} the time of {best.candidate.name}{_range(times)}"
+        yield f"{last.candidate.name} is the slowest: {apart}{sends}."
 
 
-def _burdens(rows: Sequence[Row], payloads: Mapping[str, Payload]) -> dict[str, list[str]]:
-    """Ranks that move notably more bytes than any other, in words, and the contenders that have one.
+def _burdens(rows: Sequence[CandidateRow], payloads: Mapping[str, Payload]) -> dict[str, list[str]]:
+    """Ranks that move notably more bytes than any other, in words, and the candidates that have one.
 
     By the kernel's count where there is one, else by the plan.
     """
     found: dict[str, list[str]] = {}
     for row in rows:
-        payload = payloads.get(row.contender.name)
+        payload = payloads.get(row.candidate.name)
         ranks: Sequence[RankRow | RankBytes] = row.ranks if payload is None else payload.ranks
         moved = sorted(((r.sent_bytes or 0) + (r.received_bytes or 0), r.rank) for r in ranks)
         if len(moved) > 1 and moved[-2][0] and moved[-1][0] >= NOTABLE_IMBALANCE * moved[-2][0]:
             (next_most, _), (most, rank) = moved[-2:]
             counted = "" if payload is None else f": {size(most)} per step, measured at its sockets"
             words = f"rank {rank} moves {most / next_most:.1f}× the bytes of any other rank{counted}"
-            found.setdefault(words, []).append(row.contender.name)
+            found.setdefault(words, []).append(row.candidate.name)
     return found
 
 
 def _quality(comparison: Comparison) -> Iterator[str]:
     """Accuracies, judged against the spread between seeds and against chance."""
-    rows = [row for row in comparison.rows if row.test_accuracy is not None and row.contender.role != "bound"]
+    rows = [row for row in comparison.rows if row.test_accuracy is not None and row.candidate.role != "bound"]
     if not rows:
         return
     chance = _chance(comparison)
@@ -195,7 +195,7 @@ def _quality(comparison: Comparison) -> Iterator[str]:
         assert gain is not None
         more = "higher" if gain.value > 0 else "lower"
         yield (
-            f"{row.contender.name}: the test accuracy is {abs(100 * gain.value):.1f} percentage points {more} than "
+            f"{row.candidate.name}: the test accuracy is {abs(100 * gain.value):.1f} percentage points {more} than "
             f"that of {comparison.reference}, beyond the spread between seeds."
         )
 
@@ -209,8 +209,8 @@ class Chance:
 
 
 def _chance(comparison: Comparison) -> Chance | None:
-    classes = {entry.run.topology.get("classes") for entry in comparison.pool.entries}
-    tests = [(entry.run.summary or {}).get("test") or {} for entry in comparison.pool.entries]
+    classes = {entry.run.topology.get("classes") for entry in comparison.record_set.entries}
+    tests = [(entry.run.summary or {}).get("test") or {} for entry in comparison.record_set.entries]
     samples = min((test["samples"] for test in tests if test.get("samples")), default=0)
     known = classes.pop() if len(classes) == 1 else None
     if not known or not samples:
@@ -227,31 +227,31 @@ def _range(estimate: Estimate) -> str:
 
 def next_command(comparison: Comparison) -> str | None:
     """What to type next: train with the winner, or measure longer where there is none."""
-    decision, pool = comparison.decision, comparison.pool
-    if decision.first is None or len(pool.designs) != 1:  # Of several experiments none says how to go on.
+    decision, record_set = comparison.decision, comparison.record_set
+    if decision.first is None or len(record_set.designs) != 1:  # Of several experiments none says how to go on.
         return None
-    ranks = pool.designs[0]["ranks"]
-    start_with = _launch_settings(pool.designs[0])
+    ranks = record_set.designs[0]["ranks"]
+    start_with = _launch_settings(record_set.designs[0])
     if comparison.pick is None and decision.outcome == "open":
-        config = dict(pool.config) | _longer(pool.config)
-        leaders = [comparison.row(name).contender for name in _leaders(comparison)]
+        config = dict(record_set.config) | _longer(record_set.config)
+        leaders = [comparison.row(name).candidate for name in _leaders(comparison)]
         apart = leaders[0].settings != leaders[-1].settings  # Then each strategy takes every setting's turn.
         strategies = [leader.strategy for leader in leaders]
         names = ",".join(dict.fromkeys(strategies) if apart else strategies)
         extra = {
             "strategies": names,
             **start_with,
-            "max_repeats": 2 * pool.designs[0]["max_repeats"],
+            "max_repeats": 2 * record_set.designs[0]["max_repeats"],
         }
         return _command("compare", config, extra, _varied(comparison))
-    winner = comparison.row(comparison.pick or decision.first).contender
-    if "script" in pool.config:
+    winner = comparison.row(comparison.pick or decision.first).candidate
+    if "script" in record_set.config:
         alone = winner.role == "baseline"
         start = ["python"] if alone else ["torchrun", "--nproc-per-node", str(ranks)]
-        command = shlex.join([*start, pool.config["script"], *pool.config["args"]])
+        command = shlex.join([*start, record_set.config["script"], *record_set.config["args"]])
         return f'{command}  # with paceline.attach(model, make_optimizer, "{winner.strategy}")'
-    config = dict(pool.config) | winner.settings | {"steps": None, "seconds": None}
-    config["epochs"] = max(3, pool.config.get("epochs") or 0)
+    config = dict(record_set.config) | winner.settings | {"steps": None, "seconds": None}
+    config["epochs"] = max(3, record_set.config.get("epochs") or 0)
     return _command("train", config, {"strategy": winner.strategy, **start_with})
 
 
@@ -280,7 +280,7 @@ def _leaders(comparison: Comparison) -> list[str]:
 
 def _varied(comparison: Comparison) -> list[str]:
     """The `--vary` options that bring the leaders' settings back."""
-    leaders = [comparison.row(name).contender.settings for name in _leaders(comparison)]
+    leaders = [comparison.row(name).candidate.settings for name in _leaders(comparison)]
     keys = [key for key in leaders[0] if all(key in settings for settings in leaders)]
     return [f"{key}={','.join(dict.fromkeys(_written(s[key]) for s in leaders))}" for key in keys]
 

@@ -1,4 +1,4 @@
-"""Why a contender takes the time it takes: what limits it, how much of the step that is, and what would help."""
+"""Why a candidate takes the time it takes: what limits it, how much of the step that is, and what would help."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.analysis.comparison import Comparison, Row
-from paceline.analysis.limits import Limit, LimitKind, limits
+from paceline.analysis.comparison import CandidateRow, Comparison
+from paceline.analysis.limits import Bottleneck, BottleneckKind, bottlenecks
 from paceline.analysis.ranks import rank_in_the_middle
 from paceline.plans.halving_doubling import folded
 from paceline.records import RunRecord
@@ -21,7 +21,7 @@ MUCH_LONGER = 3.0
 
 PART = {
     "compute": "compute",
-    "cores": "stolen",
+    "cores": "descheduled",
     "data": "data",
     "slow_rank": "wait_s",
     "uneven_ranks": "wait_s",
@@ -36,10 +36,10 @@ PART = {
 
 @dataclass(frozen=True)
 class Reason:
-    """One thing that a contender's time goes to."""
+    """One thing that a candidate's time goes to."""
 
-    contender: str
-    kind: LimitKind
+    candidate: str
+    kind: BottleneckKind
     share: float
     text: str
     """What it is, with its numbers."""
@@ -51,7 +51,7 @@ class Reason:
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
-            "contender": self.contender,
+            "candidate": self.candidate,
             "limit": self.kind,
             "share": self.share,
             "text": self.text,
@@ -60,10 +60,10 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Case:
-    """What the sentences about one contender may speak of."""
+class ExplainedCandidate:
+    """What the sentences about one candidate may speak of."""
 
-    row: Row
+    row: CandidateRow
     topology: Mapping[str, Any]
     config: Mapping[str, Any]
     link: PairLink | None
@@ -84,7 +84,7 @@ class Case:
     @property
     def name(self) -> str:
         """Of the strategy, without its options."""
-        return self.row.contender.strategy.partition(":")[0]
+        return self.row.candidate.strategy.partition(":")[0]
 
     @property
     def travel(self) -> str:
@@ -92,27 +92,27 @@ class Case:
         return str(self.topology.get("travel") or ("overlapped" if self.name == "ddp" else "singly"))
 
 
-def anchor(comparison: Comparison, contender: str, part: str) -> str:
-    """The id of a contender's number in the table of time splits."""
-    names = [row.contender.name for row in comparison.rows]
-    return f"split-{names.index(contender)}-{part}"
+def anchor(comparison: Comparison, candidate: str, part: str) -> str:
+    """The id of a candidate's number in the table of time splits."""
+    names = [row.candidate.name for row in comparison.rows]
+    return f"split-{names.index(candidate)}-{part}"
 
 
-def why(comparison: Comparison) -> list[Reason]:
-    """The reasons of every contender that was measured with its events, in the order of the table, largest first."""
+def explain(comparison: Comparison) -> list[Reason]:
+    """The reasons of every candidate that was measured with its events, in the order of the table, largest first."""
     found = list[Reason]()
     for row in comparison.rows:
         if row.split is None or not row.is_measured:
             continue
-        run = comparison.pool.entries_of(row.contender.name)[0].run
-        case = Case(row, run.topology, run.config, _link(comparison), _middle(run))
-        parts = limits(row.split, comparison.wires.get(row.contender.name), case.topology, case.link)
+        run = comparison.record_set.entries_of(row.candidate.name)[0].run
+        case = ExplainedCandidate(row, run.topology, run.config, _link(comparison), _middle(run))
+        parts = bottlenecks(row.split, comparison.wires.get(row.candidate.name), case.topology, case.link)
         for limit in [limit for limit in parts if limit.kind != "compute" or limit is parts[0]][:MOST_REASONS]:
             text, remedy = SENTENCES[limit.kind](limit, case)
             if limit.kind == "compute" and any(reason.kind == "compute" for reason in found):
                 remedy = ""  # It is the same for all.
-            place = anchor(comparison, row.contender.name, PART[limit.kind])
-            found.append(Reason(row.contender.name, limit.kind, limit.share, text, remedy, place))
+            place = anchor(comparison, row.candidate.name, PART[limit.kind])
+            found.append(Reason(row.candidate.name, limit.kind, limit.share, text, remedy, place))
     return found
 
 
@@ -127,13 +127,13 @@ def _link(comparison: Comparison) -> PairLink | None:
     return examination.link.narrowest if examination is not None and examination.link is not None else None
 
 
-def _amount(limit: Limit, case: Case) -> str:
+def _amount(limit: Bottleneck, case: ExplainedCandidate) -> str:
     """Where ranks do not step together there is no such thing as *the* step."""
     step = "the step" if case.lockstep else "a rank's own step"
     return f"{percent(limit.share, 0)} of {step} ({seconds(limit.seconds)})"
 
 
-def _compute(limit: Limit, case: Case) -> tuple[str, str]:
+def _compute(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     hidden_s = limit.facts["overlapped_s"]
     beside = f", {seconds(hidden_s)} of it while gradients travel" if hidden_s > 0.01 * limit.seconds else ""
     text = f"{_amount(limit, case)} is computing{beside}."
@@ -142,7 +142,7 @@ def _compute(limit: Limit, case: Case) -> tuple[str, str]:
     return text, f"{cheaper}faster or more processors. No strategy can gain here."
 
 
-def _cores(limit: Limit, case: Case) -> tuple[str, str]:
+def _cores(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     facts = limit.facts
     if facts["cores"] is not None and facts["cores"] < 1 and facts["ranks"] == 1:
         return (
@@ -154,7 +154,7 @@ def _cores(limit: Limit, case: Case) -> tuple[str, str]:
         text = f"{_amount(limit, case)} the computing thread does not run: {sharing} are too many, unless it sleeps."
         fewer = max(1, int(facts["cores"] // facts["threads"]))
         return text, f"--ranks {fewer} on this machine, or hosts of their own."
-    if case.row.contender.role != "candidate":
+    if case.row.candidate.role != "candidate":
         text = (
             f"{_amount(limit, case)} the computing thread does not run: whatever else does has its core, or it sleeps."
         )
@@ -166,7 +166,7 @@ def _cores(limit: Limit, case: Case) -> tuple[str, str]:
     return text, "leave a core to communication (fewer --ranks or --threads), and end other programs."
 
 
-def _on_idle_link(limit: Limit) -> str:
+def _on_idle_link(limit: Bottleneck) -> str:
     """What the link alone would take, as the doctor measured it while nothing was computed."""
     latency_s, bandwidth_s = limit.facts["latency_s"], limit.facts["bandwidth_s"]
     if latency_s is None or bandwidth_s is None:
@@ -175,21 +175,21 @@ def _on_idle_link(limit: Limit) -> str:
     return f"{idle}: it is held up by something else, as busy cores" if _is_held_up(limit) else idle
 
 
-def _is_held_up(limit: Limit) -> bool:
+def _is_held_up(limit: Bottleneck) -> bool:
     """Whether transfers take much longer than the link alone explains."""
     latency_s, bandwidth_s = limit.facts["latency_s"], limit.facts["bandwidth_s"]
     known = latency_s is not None and bandwidth_s is not None
     return known and limit.seconds > MUCH_LONGER * (latency_s + bandwidth_s)
 
 
-def _transfer(limit: Limit) -> str:
+def _transfer(limit: Bottleneck) -> str:
     return "exposed transfer" if limit.facts["waiting_known"] else "exposed transfer, or waiting for others"
 
 
 CORES_FOR_THE_WIRE = "cores for the threads that move gradients: fewer --ranks or --threads on a host"
 
 
-def _data(limit: Limit, case: Case) -> tuple[str, str]:
+def _data(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     return (
         f"{_amount(limit, case)} goes into getting the batch.",
         "cheaper augmentation, or data that is ready in memory.",
@@ -199,14 +199,14 @@ def _data(limit: Limit, case: Case) -> tuple[str, str]:
 POWER_OF_TWO = "as many ranks as a power of two, or a ring (allreduce, ddp), which takes any number alike"
 
 
-def _beyond(case: Case) -> str:
+def _beyond(case: ExplainedCandidate) -> str:
     last = "the last rank folds into a partner"
     if case.folded > 1:
         last = f"the last {case.folded} ranks fold into partners"
     return f"{case.topology['workers']} ranks are no power of two, so {last}"
 
 
-def _slow_rank(limit: Limit, case: Case) -> tuple[str, str]:
+def _slow_rank(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     rank, blame = limit.facts["rank"], percent(limit.facts["blame"], 0)
     text = f"{_amount(limit, case)} ranks wait for others to come, {blame} of it for rank {rank}"
     if rank < case.folded:
@@ -219,12 +219,12 @@ def _slow_rank(limit: Limit, case: Case) -> tuple[str, str]:
     return f"{text}.", f"find out what rank {rank} does longer than the others: the table of ranks tells."
 
 
-def _uneven_ranks(limit: Limit, case: Case) -> tuple[str, str]:
+def _uneven_ranks(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     text = f"{_amount(limit, case)} ranks wait for others to come, now for this one, now for that one."
     return text, "steps of even length: equal shares, cores that nobody else uses."
 
 
-def _latency(limit: Limit, case: Case) -> tuple[str, str]:
+def _latency(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     facts = limit.facts
     each = f"{plural(round(facts['operations']), 'operation')} of {size(facts['bytes_each'])} on average"
     what = f"{_transfer(limit)}, and latency rather than bandwidth"
@@ -236,7 +236,7 @@ def _latency(limit: Limit, case: Case) -> tuple[str, str]:
     return text, ", or ".join([*ways, *_through_memory(limit)]) + "."
 
 
-def _bandwidth(limit: Limit, case: Case) -> tuple[str, str]:
+def _bandwidth(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     busiest = f"{size(limit.facts['bytes'])} that the busiest rank sends"
     text = f"{_amount(limit, case)} is {_transfer(limit)} of the {busiest}{_on_idle_link(limit)}."
     ways = ["spreading it over all links (allreduce)"] if case.middle is not None else []
@@ -255,29 +255,29 @@ def _bandwidth(limit: Limit, case: Case) -> tuple[str, str]:
     return text, "; or ".join(ways) + "."
 
 
-def _through_memory(limit: Limit) -> list[str]:
+def _through_memory(limit: Bottleneck) -> list[str]:
     """What helps where all ranks are on one host, as far as that is known."""
     return ["memory that ranks share, in place of sockets (shared_memory)"] if limit.facts["within_host"] else []
 
 
-def _memory(limit: Limit, case: Case) -> tuple[str, str]:
+def _memory(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     added = f"add up {size(limit.facts['bytes'])} of gradients in memory that they share"
     text = f"{_amount(limit, case)} ranks {added}, and have nothing else to do."
     return text, "a core for each rank; or doing it less often: --accumulate, a larger --batch."
 
 
-def _exchange(limit: Limit, case: Case) -> tuple[str, str]:
+def _exchange(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     text = f"{_amount(limit, case)} is exposed communication: transfers, and waiting for whoever is busy with others."
     ways = ["more of them (parameter_server:servers=2)"] if case.name == "parameter_server" else []
     return text, "; or ".join([*ways, "a faster link", "sending less often: a larger --batch"]) + "."
 
 
-def _other(limit: Limit, case: Case) -> tuple[str, str]:
+def _other(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     what = "neither computing nor communication: the strategy's own arithmetic and copies, Python"
     return f"{_amount(limit, case)} is {what}.", "larger batches, so that it weighs less."
 
 
-SENTENCES: dict[LimitKind, Callable[[Limit, Case], tuple[str, str]]] = {
+SENTENCES: dict[BottleneckKind, Callable[[Bottleneck, ExplainedCandidate], tuple[str, str]]] = {
     "compute": _compute,
     "cores": _cores,
     "data": _data,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.config import RunConfig
-from paceline.emulation import hosts_in_words, parse_hosts
+from paceline.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
 
 WARM_UP_COUNTS = "warm-up steps included: fewer than 6 steps"
@@ -68,7 +68,7 @@ def on_hosts(design: Mapping[str, Any]) -> str:
     if spec is None:
         return f" on {plural(hosts, 'host')}" if hosts > 1 else ""
     try:
-        what = hosts_in_words(parse_hosts(spec))
+        what = format_hosts(parse_hosts(spec))
     except UsageError:  # Of a record that was tampered with, or is newer than we are.
         what = plural(hosts, "emulated host")
     return f" on {what}" + ("" if share is None else f", {share:g} cores each")

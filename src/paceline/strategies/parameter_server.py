@@ -11,10 +11,10 @@ from paceline.comm.group import Comm
 from paceline.errors import UsageError
 from paceline.plans.parameter_server import shards
 from paceline.strategies.base import MakeOptimizer, Role, State, Strategy
-from paceline.strategies.server_ages import Bound
-from paceline.strategies.server_desk import Desk, desk_of_its_own
-from paceline.strategies.server_errand import AtWill
-from paceline.strategies.server_rounds import Link, Rounds, RoundServer
+from paceline.strategies.server_ages import StalenessBound
+from paceline.strategies.server_desk import AsyncServer, dedicated_server
+from paceline.strategies.server_errand import AsyncWorker
+from paceline.strategies.server_rounds import ServerShard, SyncServer, SyncWorker
 
 ROUNDS_WITHIN_BOUND = 4
 """A gradient is as old as the updates of all others while it was computed: of even workers, one less than workers."""
@@ -30,19 +30,21 @@ class ParameterServerOptions:
     """Put servers on ranks of their own, the last ones, which do not train; else they sit beside the first workers."""
     asynchronous: bool = False
     """Let no worker wait for another: a server steps by each gradient as it comes, and answers at once."""
-    max_age: int | None = None
+    max_staleness: int | None = None
     """Asynchronous: how many updates old a gradient may be; 0 is no bound, none is four times the workers."""
     late: Literal["damp", "drop"] = "damp"
-    """Asynchronous: what becomes of an older one; damped, it counts max_age ÷ its age."""
+    """Asynchronous: what becomes of an older one; damped, it counts max_staleness ÷ its age."""
 
     def __post_init__(self) -> None:
         if self.servers < 1:
             raise UsageError(f"parameter_server:servers is {self.servers}.", hint="it has to be 1 or more")
-        if self.max_age is not None and self.max_age < 0:
-            raise UsageError(f"parameter_server:max_age is {self.max_age}.", hint="it has to be 0, no bound, or more")
-        if not self.asynchronous and (self.max_age is not None or self.late != "damp"):
+        if self.max_staleness is not None and self.max_staleness < 0:
             raise UsageError(
-                "parameter_server:max_age and late are about gradients that come late, and in step none does.",
+                f"parameter_server:max_staleness is {self.max_staleness}.", hint="it has to be 0, no bound, or more"
+            )
+        if not self.asynchronous and (self.max_staleness is not None or self.late != "damp"):
+            raise UsageError(
+                "parameter_server:max_staleness and late are about gradients that come late, and in step none does.",
                 hint="add asynchronous=true, or leave them out",
             )
 
@@ -60,8 +62,8 @@ class ParameterServer(Strategy):
         With asynchronous=true nobody waits: the server steps by each gradient as it comes, counting it 1 ÷ workers, and
         answers with the weights of that moment and a ticket, the next share of the data that nobody has yet. A fast
         worker takes more of them. The price is age: meanwhile others have stepped, so a gradient belongs to weights
-        that are some updates old. Those older than max_age are damped or dropped, and counted. Nothing is clipped then:
-        no rank ever has the gradient of a whole batch.
+        that are some updates old. Those older than max_staleness are damped or dropped, and
+        counted. Nothing is clipped then: no rank ever has the gradient of a whole batch.
 
     Who sends what to whom (k = 2, of M bytes; server A keeps a half of them, server B the other)
         worker 0 ──½g0──▶             ◀──½w── server A
@@ -95,9 +97,9 @@ class ParameterServer(Strategy):
     travel = "packed"
     Options: ClassVar[type] = ParameterServerOptions
 
-    _exchange: Rounds | AtWill | None = None
+    _exchange: SyncWorker | AsyncWorker | None = None
     """On ranks that train."""
-    _server: RoundServer | Desk | None = None
+    _server: SyncServer | AsyncServer | None = None
     """On ranks that do not."""
 
     def __init__(self, options: ParameterServerOptions | None = None) -> None:
@@ -126,23 +128,25 @@ class ParameterServer(Strategy):
         kept = shards([parameter.nbytes for _, parameter in self.parameters], options.servers)
         first = comm.world_size if options.extra else 0
         links = [
-            Link(first + server, [self.parameters[number] for number in numbers], comm.device)
+            ServerShard(first + server, [self.parameters[number] for number in numbers], comm.device)
             for server, numbers in enumerate(kept)
         ]
-        max_age = ROUNDS_WITHIN_BOUND * comm.world_size if options.max_age is None else options.max_age
-        bound = Bound(max_age, drops=options.late == "drop")
+        max_staleness = (
+            ROUNDS_WITHIN_BOUND * comm.world_size if options.max_staleness is None else options.max_staleness
+        )
+        bound = StalenessBound(max_staleness, drops=options.late == "drop")
         if comm.serves:
             own = links[comm.rank - first]
-            serving = desk_of_its_own(own, self.optimizer, comm, bound) if options.asynchronous else None
-            self._server = serving or RoundServer(own, self.optimizer, comm, self._update)
+            serving = dedicated_server(own, self.optimizer, comm, bound) if options.asynchronous else None
+            self._server = serving or SyncServer(own, self.optimizer, comm, self._update)
             return module
         group = comm.everyone
         if not comm.servers and comm.backend != "gloo":  # NCCL takes neither messages of threads nor main memory.
             group = comm.subgroup(range(comm.world_size), backend="gloo")
         if options.asynchronous:
-            self._exchange = AtWill(links, self.parameters, self.optimizer, make_optimizer, comm, group, bound)
+            self._exchange = AsyncWorker(links, self.parameters, self.optimizer, make_optimizer, comm, group, bound)
         else:
-            self._exchange = Rounds(links, self.optimizer, comm, group, self._update)
+            self._exchange = SyncWorker(links, self.optimizer, comm, group, self._update)
         return module
 
     def serve(self) -> None:
@@ -159,7 +163,7 @@ class ParameterServer(Strategy):
     @property
     def ticket(self) -> int:
         training = self._training
-        return training.ticket if isinstance(training, AtWill) else super().ticket
+        return training.ticket if isinstance(training, AsyncWorker) else super().ticket
 
     def state(self) -> State:
         return State(super().state().model, self._training.state())
@@ -189,7 +193,7 @@ class ParameterServer(Strategy):
         super().close()
 
     @property
-    def _training(self) -> Rounds | AtWill:
+    def _training(self) -> SyncWorker | AsyncWorker:
         assert self._exchange is not None, "this rank does not train"
         return self._exchange
 

@@ -18,7 +18,7 @@ from paceline.specs import check_positive
 from paceline.strategies.base import State
 from paceline.strategies.first_use import FirstUses, can_watch
 from paceline.strategies.overlapped import Bucket, Overlapped, Slot
-from paceline.strategies.waiting import can_wait, release, wait
+from paceline.strategies.waiting import can_defer, defer, release
 
 _UNSEEN = "use bucketed: code that takes weights past the functions of torch cannot be made to wait for them"
 
@@ -110,7 +110,7 @@ class Priority(Overlapped):
             self._cut()
             self._sender = Sender(self.comm, self.options.window)
             parameters = [parameter for _, parameter in self.parameters]
-            can_all_wait = can_watch(model) and all(map(can_wait, parameters))
+            can_all_wait = can_watch(model) and all(map(can_defer, parameters))
             if can_all_wait and isinstance(self.optimizer, torch.optim.Optimizer):
                 self._first_uses = FirstUses(model, parameters, self._set_gates)
         return model
@@ -136,7 +136,7 @@ class Priority(Overlapped):
             self._settings = [_settings(group) for group in self.optimizer.param_groups]
             for block, settle in zip(self.buckets, self._settlers, strict=True):
                 for slot in block.slots:
-                    wait(slot.parameter, settle)
+                    defer(slot.parameter, settle)
         if _is_power_of_two(self._steps - 1):
             self._agree_on_order()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StrategyEntry:
     """Where to find a strategy."""
 
     name: str
@@ -33,9 +33,11 @@ class Entry:
     """`module:function`"""
 
 
-def _entry(name: str, summary: str, class_name: str, plan: str | None = None) -> Entry:
+def _entry(name: str, summary: str, class_name: str, plan: str | None = None) -> StrategyEntry:
     """A strategy in the file of its name, as its plan is unless another place is said."""
-    return Entry(name, summary, f"paceline.strategies.{name}:{class_name}", f"paceline.plans.{plan or f'{name}:plan'}")
+    return StrategyEntry(
+        name, summary, f"paceline.strategies.{name}:{class_name}", f"paceline.plans.{plan or f'{name}:plan'}"
+    )
 
 
 ENTRIES = {
@@ -106,7 +108,7 @@ class Lesson:
     options: tuple[Option, ...]
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> StrategyEntry:
     """The entry of a known strategy."""
     if name not in ENTRIES:
         raise unknown_name("strategy", name, ENTRIES)

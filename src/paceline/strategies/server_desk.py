@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm
-from paceline.comm.packet import Packet, break_off, receive_patiently
-from paceline.comm.parcel import receive_parcel, send_parcel
+from paceline.comm.packet import PackedTensors, abort_connections, receive_when_sent
+from paceline.comm.parcel import receive_json_message, send_json_message
 from paceline.comm.timed import TimedGroup
 from paceline.errors import RankError
 from paceline.strategies.base import MakeOptimizer, NamedParameters
-from paceline.strategies.server_ages import Bound
-from paceline.strategies.server_master import Answer, Master
-from paceline.strategies.server_rounds import GRADIENTS, STATES, WEIGHTS, WORDS, Link, to_device
+from paceline.strategies.server_ages import StalenessBound
+from paceline.strategies.server_master import ServerReply, ServerWeights
+from paceline.strategies.server_rounds import GRADIENTS, STATES, WEIGHTS, WORDS, ServerShard, to_device
 
 ANSWERS = WORDS + 1
 """One more tag: what a worker is told before it gets weights."""
@@ -31,7 +31,7 @@ GRACE_S = 5.0
 """How long workers have to hear that a server has failed, when its process ends."""
 
 
-class Say(enum.IntEnum):
+class ServerRequest(enum.IntEnum):
     """What a worker wants of a server."""
 
     PUSH = 0
@@ -50,10 +50,10 @@ class Say(enum.IntEnum):
     """I shall not ask again."""
 
 
-class Desk:
+class AsyncServer:
     """A server that is open: a thread for each worker on another rank."""
 
-    def __init__(self, master: Master, workers: Sequence[int], comm: Comm, group: dist.ProcessGroup) -> None:
+    def __init__(self, master: ServerWeights, workers: Sequence[int], comm: Comm, group: dist.ProcessGroup) -> None:
         self.master = master
         self._group = group
         self._device = comm.device
@@ -106,28 +106,28 @@ class Desk:
     def _serve(self, rank: int) -> None:
         master, group = self.master, self._group
         weights = [parameter.detach() for parameter in master.parameters]
-        gradients, reply = Packet(weights, self._device), Packet(weights, self._device)
-        word, quiet = blank_word(master), untimed(group)
+        gradients, reply = PackedTensors(weights, self._device), PackedTensors(weights, self._device)
+        word, quiet = empty_request(master), untimed(group)
         while True:
-            receive_patiently(word, rank, quiet, WORDS)  # How long a worker computes is no traffic.
+            receive_when_sent(word, rank, quiet, WORDS)  # How long a worker computes is no traffic.
             self._heard_s[rank] = time.monotonic()
-            say, version, settings, used = read_word(word, master)
-            if say is Say.LEAVE:
+            say, version, settings, used = read_request(word, master)
+            if say is ServerRequest.LEAVE:
                 return
-            if say is Say.PUSH:
+            if say is ServerRequest.PUSH:
                 gradients.receive(rank, group, GRADIENTS).wait()
                 _answer(rank, master.push(gradients.views, used, settings, version, reply), reply, group)
-            elif say is Say.PULL:
+            elif say is ServerRequest.PULL:
                 _answer(rank, master.pull(reply), reply, group)
-            elif say is Say.STATE:
-                send_parcel(master.state(), rank, quiet, STATES)
-            elif say is Say.WHY:
-                send_parcel({"why": master.why()}, rank, quiet, STATES)
-            elif say is Say.FIGURES:
-                send_parcel({"ages": {"json": json.dumps(master.ages.to_dict())}}, rank, quiet, STATES)
+            elif say is ServerRequest.STATE:
+                send_json_message(master.state(), rank, quiet, STATES)
+            elif say is ServerRequest.WHY:
+                send_json_message({"why": master.why()}, rank, quiet, STATES)
+            elif say is ServerRequest.FIGURES:
+                send_json_message({"staleness": {"json": json.dumps(master.staleness.to_dict())}}, rank, quiet, STATES)
             else:
                 gradients.receive(rank, quiet, WEIGHTS).wait()
-                master.load(gradients.views, to_device(receive_parcel(rank, quiet, STATES), self._device))
+                master.load(gradients.views, to_device(receive_json_message(rank, quiet, STATES), self._device))
 
 
 def end_threads(threads: Mapping[int, threading.Thread], group: dist.ProcessGroup, grace_s: float = GRACE_S) -> None:
@@ -138,27 +138,29 @@ def end_threads(threads: Mapping[int, threading.Thread], group: dist.ProcessGrou
             thread.join(max(0.0, deadline_s - time.monotonic()))
     left = {rank: thread for rank, thread in threads.items() if thread is not own and thread.is_alive()}
     if left:
-        break_off(next(iter(left)), group)
+        abort_connections(next(iter(left)), group)
     for thread in left.values():
         thread.join(GRACE_S)
 
 
-def desk_of_its_own(link: Link, optimizer: torch.optim.Optimizer, comm: Comm, bound: Bound) -> Desk:
+def dedicated_server(
+    link: ServerShard, optimizer: torch.optim.Optimizer, comm: Comm, bound: StalenessBound
+) -> AsyncServer:
     """A server on a rank of its own: it steps the parameters of its own model."""
     link.fetch(0, comm.everyone)
     named = list(zip(link.names, link.parameters, strict=True))
-    master = Master(named, optimizer, comm.world_size, bound, first_ticket=comm.world_size)
-    return Desk(master, range(comm.world_size), comm, comm.everyone)
+    master = ServerWeights(named, optimizer, comm.world_size, bound, first_ticket=comm.world_size)
+    return AsyncServer(master, range(comm.world_size), comm, comm.everyone)
 
 
-def open_desk(
-    link: Link,
+def colocated_server(
+    link: ServerShard,
     parameters: NamedParameters,
     make_optimizer: MakeOptimizer,
     comm: Comm,
     group: dist.ProcessGroup,
-    bound: Bound,
-) -> Desk:
+    bound: StalenessBound,
+) -> AsyncServer:
     """A server beside a worker, with weights of its own: the worker's must not change while it computes with them.
 
     Its optimiser is made for all parameters, so that it has the worker's groups; but only those that it keeps take
@@ -167,9 +169,9 @@ def open_desk(
     kept = set(link.names)
     own = [(name, nn.Parameter(p.detach().clone() if name in kept else _hollow(p))) for name, p in parameters]
     masters = [(name, parameter) for name, parameter in own if name in kept]
-    master = Master(masters, make_optimizer(own), comm.world_size, bound, first_ticket=comm.world_size)
+    master = ServerWeights(masters, make_optimizer(own), comm.world_size, bound, first_ticket=comm.world_size)
     others = [rank for rank in range(comm.world_size) if rank != comm.rank]
-    return Desk(master, others, comm, group)
+    return AsyncServer(master, others, comm, group)
 
 
 def _hollow(parameter: Tensor) -> Tensor:
@@ -182,19 +184,19 @@ def untimed(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return group.inner if isinstance(group, TimedGroup) else group
 
 
-def blank_word(master: Master) -> Tensor:
+def empty_request(master: ServerWeights) -> Tensor:
     """Room for what a worker says."""
     return torch.zeros(2 + master.settings.count + len(master.names), dtype=torch.float64)
 
 
-def read_word(word: Tensor, master: Master) -> tuple[Say, int, list[float], list[bool]]:
+def read_request(word: Tensor, master: ServerWeights) -> tuple[ServerRequest, int, list[float], list[bool]]:
     """What a worker wants, the version of its weights, its settings, and which parameters have gradients."""
     say, version, *rest = word.tolist()
     settings = master.settings.count
-    return Say(int(say)), int(version), rest[:settings], [flag > 0 for flag in rest[settings:]]
+    return ServerRequest(int(say)), int(version), rest[:settings], [flag > 0 for flag in rest[settings:]]
 
 
-def _answer(rank: int, answer: Answer, weights: Packet, group: dist.ProcessGroup) -> None:
+def _answer(rank: int, answer: ServerReply, weights: PackedTensors, group: dist.ProcessGroup) -> None:
     told = dist.isend(torch.tensor(answer), group_dst=rank, group=group, tag=ANSWERS)
     assert told is not None
     told.wait()

@@ -11,42 +11,42 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm.group import Comm
-from paceline.comm.packet import PacketOnTheWay, needing
-from paceline.comm.parcel import receive_parcel, send_parcel
+from paceline.comm.packet import PackedTransfer, naming_peer
+from paceline.comm.parcel import receive_json_message, send_json_message
 from paceline.errors import RankError, UsageError
 from paceline.strategies.base import MakeOptimizer, NamedParameters
-from paceline.strategies.server_ages import Ages, Bound
-from paceline.strategies.server_desk import ANSWERS, Desk, Say, open_desk, untimed
-from paceline.strategies.server_master import Answer
-from paceline.strategies.server_rounds import STATES, WEIGHTS, WORDS, Link, to_device
-from paceline.strategies.server_settings import Settings
+from paceline.strategies.server_ages import Staleness, StalenessBound
+from paceline.strategies.server_desk import ANSWERS, AsyncServer, ServerRequest, colocated_server, untimed
+from paceline.strategies.server_master import ServerReply
+from paceline.strategies.server_rounds import STATES, WEIGHTS, WORDS, ServerShard, to_device
+from paceline.strategies.server_settings import OptimizerSettings
 
 
-class Errand:
+class ServerClient:
     """What a worker has under way with one server."""
 
-    def __init__(self, link: Link, group: dist.ProcessGroup, settings: int) -> None:
+    def __init__(self, link: ServerShard, group: dist.ProcessGroup, settings: int) -> None:
         self.link = link
         self.version = 0
         """Of the weights that the worker has from it."""
         self._group = group
-        self._answer = torch.zeros(len(Answer._fields), dtype=torch.int64)
+        self._answer = torch.zeros(len(ServerReply._fields), dtype=torch.int64)
         self._word = torch.zeros(2 + settings + len(link.names), dtype=torch.float64)
-        self._arriving: list[PacketOnTheWay] = []
-        self._leaving: list[PacketOnTheWay] = []
+        self._arriving: list[PackedTransfer] = []
+        self._leaving: list[PackedTransfer] = []
 
     def push(self, settings: Sequence[float], used: Sequence[bool]) -> None:
         """Starts sending gradients, and receiving weights for them."""
         self._expect()
-        self.say(Say.PUSH, settings, used)
+        self.say(ServerRequest.PUSH, settings, used)
         self._leaving.append(self.link.push(self._group))
 
     def pull(self) -> None:
         """Starts receiving weights."""
         self._expect()
-        self.say(Say.PULL)
+        self.say(ServerRequest.PULL)
 
-    def take(self) -> Answer:
+    def take(self) -> ServerReply:
         """Waits for the weights, and puts them into the model."""
         for message in self._arriving:
             message.wait()
@@ -55,39 +55,39 @@ class Errand:
             message.wait()
         version, ticket, failed = self._answer.tolist()
         self.version = version
-        return Answer(version, ticket, bool(failed))
+        return ServerReply(version, ticket, bool(failed))
 
-    def say(self, what: Say, settings: Sequence[float] = (), used: Sequence[bool] = ()) -> None:
+    def say(self, what: ServerRequest, settings: Sequence[float] = (), used: Sequence[bool] = ()) -> None:
         """Tells the server what comes."""
         word = [float(what), float(self.version), *settings, *map(float, used)]
         self._word[: len(word)] = torch.tensor(word, dtype=torch.float64)
-        with needing(self.link.home):
+        with naming_peer(self.link.home):
             dist.send(self._word, group_dst=self.link.home, group=self._group, tag=WORDS)
 
     def hear(self) -> dict[str, dict[str, Any]]:
         """What the server sends by name."""
-        with needing(self.link.home):
-            return receive_parcel(self.link.home, untimed(self._group), STATES)
+        with naming_peer(self.link.home):
+            return receive_json_message(self.link.home, untimed(self._group), STATES)
 
     def _expect(self) -> None:
         home, group = self.link.home, self._group
-        with needing(home):
-            answer = PacketOnTheWay(dist.irecv(self._answer, group_src=home, group=group, tag=ANSWERS), home)
+        with naming_peer(home):
+            answer = PackedTransfer(dist.irecv(self._answer, group_src=home, group=group, tag=ANSWERS), home)
         self._arriving, self._leaving = [answer, self.link.weights.receive(home, group, WEIGHTS)], []
 
 
-class AtWill:
+class AsyncWorker:
     """A worker under servers that answer each by itself, and the server on its rank if there is one."""
 
     def __init__(
         self,
-        links: Sequence[Link],
+        links: Sequence[ServerShard],
         parameters: NamedParameters,
         optimizer: torch.optim.Optimizer,
         make_optimizer: MakeOptimizer,
         comm: Comm,
         group: dist.ProcessGroup,
-        bound: Bound,
+        bound: StalenessBound,
     ) -> None:
         self._bound = bound
         self.ticket = comm.rank
@@ -99,10 +99,10 @@ class AtWill:
         here = [link for link in links if link.home == comm.rank and not link.is_empty]
         for link in links if comm.servers and comm.rank == 0 else []:
             link.give(link.home, group)
-        desks = [open_desk(link, parameters, make_optimizer, comm, group, bound) for link in here]
-        self._local = [_Local(link, desk, comm) for link, desk in zip(here, desks, strict=True)]
-        self._settings = Settings(optimizer)
-        away = [Errand(link, group, self._settings.count) for link in links if link.home != comm.rank]
+        desks = [colocated_server(link, parameters, make_optimizer, comm, group, bound) for link in here]
+        self._local = [LocalServerClient(link, desk, comm) for link, desk in zip(here, desks, strict=True)]
+        self._settings = OptimizerSettings(optimizer)
+        away = [ServerClient(link, group, self._settings.count) for link in links if link.home != comm.rank]
         self._errands = [errand for errand in away if not errand.link.is_empty]
         self._idle = [errand for errand in away if errand.link.is_empty and comm.servers]
         """With servers on ranks of their own that keep nothing: they stay until all have left."""
@@ -137,7 +137,7 @@ class AtWill:
         self._take()
         self._comm.smallest(0)  # Nobody goes on before all have them.
 
-    def _take(self) -> list[tuple[int, Answer]]:
+    def _take(self) -> list[tuple[int, ServerReply]]:
         answers = [(errand.link.home, errand.take()) for errand in self._errands]
         answers += [(local.link.home, local.take()) for local in self._local]
         for local in self._local:
@@ -148,8 +148,8 @@ class AtWill:
                 raise self._failure_of(errand)
         return answers
 
-    def _failure_of(self, errand: Errand) -> RankError:
-        errand.say(Say.WHY)
+    def _failure_of(self, errand: ServerClient) -> RankError:
+        errand.say(ServerRequest.WHY)
         why = errand.hear()["why"]
         message = f"the server on rank {errand.link.home} has failed: {why['reason']}"
         return RankError(message, detail=why["detail"], peer_lost=why["peer_lost"])
@@ -158,7 +158,7 @@ class AtWill:
         """What all servers' optimisers keep."""
         found: dict[str, dict[str, Any]] = {}
         for errand in self._errands:
-            errand.say(Say.STATE)
+            errand.say(ServerRequest.STATE)
             found |= to_device(errand.hear(), self._comm.device)
         for local in self._local:
             found |= local.desk.master.state()
@@ -173,25 +173,25 @@ class AtWill:
             local.desk.master.load(weights, to_device(kept, self._comm.device))
         if self._comm.rank == 0:
             for errand in self._errands:
-                errand.say(Say.LOAD)
+                errand.say(ServerRequest.LOAD)
                 errand.link.give(errand.link.home, self._quiet)
                 own = {name: kept.get(name, {}) for name in errand.link.names}
-                with needing(errand.link.home):
-                    send_parcel(own, errand.link.home, self._quiet, STATES)
+                with naming_peer(errand.link.home):
+                    send_json_message(own, errand.link.home, self._quiet, STATES)
         self.finish()
 
     def figures(self) -> dict[str, Any]:
         """How old gradients were when they came to a server, over all servers."""
-        return {"ages": self._ages().summary() | {"bound": self._bound.max_age or None}}
+        return {"staleness": self._staleness().summary() | {"bound": self._bound.max_staleness or None}}
 
-    def _ages(self) -> Ages:
-        total = Ages()
+    def _staleness(self) -> Staleness:
+        total = Staleness()
         for errand in self._errands:
-            errand.say(Say.FIGURES)
+            errand.say(ServerRequest.FIGURES)
             told = errand.hear()
-            total.add(Ages.of(json.loads(told["ages"]["json"])))
+            total.add(Staleness.of(json.loads(told["staleness"]["json"])))
         for local in self._local:
-            total.add(local.desk.master.ages)
+            total.add(local.desk.master.staleness)
         return total
 
     def abandon(self) -> None:
@@ -209,17 +209,17 @@ class AtWill:
     def _leave(self) -> None:
         for errand in (*self._errands, *self._idle):
             with suppress(RankError):  # A server that is gone needs no farewell.
-                errand.say(Say.LEAVE)
+                errand.say(ServerRequest.LEAVE)
 
 
-class _Local:
+class LocalServerClient:
     """A worker's way to the server on its own rank."""
 
-    def __init__(self, link: Link, desk: Desk, comm: Comm) -> None:
+    def __init__(self, link: ServerShard, desk: AsyncServer, comm: Comm) -> None:
         self.link = link
         self.desk = desk
         self._comm = comm
-        self._answer = Answer(0, comm.rank)
+        self._answer = ServerReply(0, comm.rank)
 
     def push(self, settings: Sequence[float]) -> None:
         self.link.gradients.pack([parameter.grad for parameter in self.link.parameters])
@@ -230,6 +230,6 @@ class _Local:
     def pull(self) -> None:
         self._answer = self.desk.master.pull(self.link.weights)
 
-    def take(self) -> Answer:
+    def take(self) -> ServerReply:
         self.link.take()
         return self._answer

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.comm.packet import Packet
+from paceline.comm.packet import PackedTensors
 from paceline.errors import RankError
 from paceline.strategies.base import NamedParameters, copies
-from paceline.strategies.server_ages import Ages, Bound
+from paceline.strategies.server_ages import Staleness, StalenessBound
 from paceline.strategies.server_rounds import kept_for
-from paceline.strategies.server_settings import Settings
+from paceline.strategies.server_settings import OptimizerSettings
 
 
-class Answer(NamedTuple):
+class ServerReply(NamedTuple):
     """What comes with weights."""
 
     version: int
@@ -29,17 +29,22 @@ class Answer(NamedTuple):
     """The server has failed, or has lost a worker: the weights say nothing."""
 
 
-class Master:
+class ServerWeights:
     """The weights of one server, and all that is done with them."""
 
     def __init__(
-        self, named: NamedParameters, optimizer: torch.optim.Optimizer, workers: int, bound: Bound, first_ticket: int
+        self,
+        named: NamedParameters,
+        optimizer: torch.optim.Optimizer,
+        workers: int,
+        bound: StalenessBound,
+        first_ticket: int,
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.optimizer = optimizer
-        self.settings = Settings(optimizer)
-        self.ages = Ages()
+        self.settings = OptimizerSettings(optimizer)
+        self.staleness = Staleness()
         self.failure: Exception | None = None
         """Why the weights say nothing any more."""
         self.has_failed = threading.Event()
@@ -50,26 +55,31 @@ class Master:
         self._lock = threading.Lock()
 
     def push(
-        self, gradients: Sequence[Tensor], used: Sequence[bool], settings: Sequence[float], version: int, into: Packet
-    ) -> Answer:
+        self,
+        gradients: Sequence[Tensor],
+        used: Sequence[bool],
+        settings: Sequence[float],
+        version: int,
+        into: PackedTensors,
+    ) -> ServerReply:
         """Steps by one worker's gradients, and packs the weights that come of it.
 
         Each is a share of a global batch, so it is stepped at 1 ÷ workers of the learning rate: that many updates go as
         far as one step of all, weight decay and optimisers that pass over a gradient's size included.
         """
         with self._lock:
-            age = self._version - version
-            self.ages.counts[age] += 1
-            factor = self._bound.factor(age)
+            staleness = self._version - version
+            self.staleness.counts[staleness] += 1
+            factor = self._bound.factor(staleness)
             if factor:
-                self.ages.damped += factor < 1
+                self.staleness.damped += factor < 1
                 self._try_to_step(gradients, used, settings, factor)
             else:
-                self.ages.dropped += 1
+                self.staleness.dropped += 1
             ticket, self._ticket = self._ticket, self._ticket + 1
             return self._give(into, ticket)
 
-    def pull(self, into: Packet) -> Answer:
+    def pull(self, into: PackedTensors) -> ServerReply:
         """Packs the weights as they are."""
         with self._lock:
             return self._give(into, -1)
@@ -86,9 +96,9 @@ class Master:
         with self._lock:
             return kept_for(self.names, self.parameters, self.optimizer)
 
-    def _give(self, into: Packet, ticket: int) -> Answer:
+    def _give(self, into: PackedTensors, ticket: int) -> ServerReply:
         into.pack([parameter.detach() for parameter in self.parameters])
-        return Answer(self._version, ticket, failed=self.failure is not None)
+        return ServerReply(self._version, ticket, failed=self.failure is not None)
 
     def _try_to_step(
         self, gradients: Sequence[Tensor], used: Sequence[bool], settings: Sequence[float], factor: float

@@ -16,24 +16,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm
-from paceline.comm.packet import Packet, PacketOnTheWay, needing, receive_patiently
-from paceline.comm.parcel import receive_parcel, send_parcel
+from paceline.comm.packet import PackedTensors, PackedTransfer, naming_peer, receive_when_sent
+from paceline.comm.parcel import receive_json_message, send_json_message
 from paceline.errors import RankError
 from paceline.plans.parameter_server import WORD_BYTES
 from paceline.records.timeline import Purpose
 from paceline.strategies.base import copies
-from paceline.strategies.server_settings import Settings
+from paceline.strategies.server_settings import OptimizerSettings
 
 GRADIENTS, WEIGHTS, STATES, NORMS, WORDS = range(5)
 """Tags: two ranks that are both worker and server send each other gradients and weights."""
 STEP, SETTINGS, STATE, LOAD, LEAVE = range(5)
 """What worker 0 may say to a server on a rank of its own."""
-WORD_NUMBERS = WORD_BYTES // 8
+REQUEST_NUMBERS = WORD_BYTES // 8
 EPSILON = 1e-6
 """As in torch's clip_grad_norm_."""
 
 
-class Link:
+class ServerShard:
     """A worker's way to one server: what it keeps, and the messages there and back."""
 
     def __init__(self, home: int, parameters: Sequence[tuple[str, nn.Parameter]], device: torch.device) -> None:
@@ -42,8 +42,8 @@ class Link:
         self.names = [name for name, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
         weights = [parameter.detach() for parameter in self.parameters]
-        self.gradients = Packet(weights, device)
-        self.weights = Packet(weights, device)
+        self.gradients = PackedTensors(weights, device)
+        self.weights = PackedTensors(weights, device)
 
     @property
     def is_empty(self) -> bool:
@@ -55,7 +55,7 @@ class Link:
         """Which parameters have a gradient."""
         return [parameter.grad is not None for parameter in self.parameters]
 
-    def push(self, group: dist.ProcessGroup) -> PacketOnTheWay:
+    def push(self, group: dist.ProcessGroup) -> PackedTransfer:
         """Sends the gradients that backward has left."""
         self.gradients.pack([parameter.grad for parameter in self.parameters])
         (message,) = self.gradients.send([self.home], group, GRADIENTS)
@@ -81,17 +81,17 @@ class Link:
         self.take()
 
 
-class Shard:
+class ShardReducer:
     """A server's side: it adds up the gradients of all workers, has the optimiser step, and sends the weights."""
 
-    def __init__(self, link: Link, workers: int, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(self, link: ServerShard, workers: int, group: dist.ProcessGroup, device: torch.device) -> None:
         self.link = link
         self._group = group
         self._workers = workers
         weights = [parameter.detach() for parameter in link.parameters]
         self._others = [rank for rank in range(workers) if rank != link.home]
-        self._incoming = {rank: Packet(weights, device) for rank in self._others}
-        self._arriving: dict[int, PacketOnTheWay] = {}
+        self._incoming = {rank: PackedTensors(weights, device) for rank in self._others}
+        self._arriving: dict[int, PackedTransfer] = {}
 
     def expect(self) -> None:
         """Starts receiving what all workers but its own send."""
@@ -128,7 +128,7 @@ class Shard:
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
-    def reply(self) -> list[PacketOnTheWay]:
+    def reply(self) -> list[PackedTransfer]:
         """Starts sending the weights to all workers but its own."""
         if self.link.is_empty:
             return []
@@ -141,12 +141,12 @@ def clip_factor(max_norm: float, squared_norm: Tensor) -> float:
     return min(1.0, max_norm / (math.sqrt(float(squared_norm)) + EPSILON))
 
 
-class Rounds:
+class SyncWorker:
     """A worker under servers that wait for all workers, and the server on its rank if there is one."""
 
     def __init__(
         self,
-        links: Sequence[Link],
+        links: Sequence[ServerShard],
         optimizer: torch.optim.Optimizer,
         comm: Comm,
         group: dist.ProcessGroup,
@@ -159,10 +159,10 @@ class Rounds:
         self._update = update
         self._remote = [link for link in links if link.home != comm.rank and not link.is_empty]
         own = [link for link in links if link.home == comm.rank]
-        self._shard = Shard(own[0], comm.world_size, group, comm.device) if own else None
+        self._shard = ShardReducer(own[0], comm.world_size, group, comm.device) if own else None
         self._told = links if comm.servers and comm.rank == 0 else []
         """Whom this worker tells what comes next."""
-        self._settings = Settings(optimizer)
+        self._settings = OptimizerSettings(optimizer)
         self._told_settings: list[float] = []
         for link in self._told:
             link.give(link.home, group)
@@ -207,13 +207,13 @@ class Rounds:
             flags = {link.home: torch.tensor(link.used, dtype=torch.uint8) for link in self._told}
             self._tell(STEP, math.nan if max_norm is None else max_norm, 1, then=lambda link: flags[link.home])
 
-    def _tell(self, *word: float, then: Callable[[Link], Tensor] | None = None) -> None:
+    def _tell(self, *word: float, then: Callable[[ServerShard], Tensor] | None = None) -> None:
         for link in self._told:
-            said = torch.zeros(WORD_NUMBERS, dtype=torch.float64)
+            said = torch.zeros(REQUEST_NUMBERS, dtype=torch.float64)
             said[: len(word)] = torch.tensor(word, dtype=torch.float64)
             for tensor in [said] if then is None else [said, then(link)]:
                 if tensor.numel():
-                    with needing(link.home):
+                    with naming_peer(link.home):
                         dist.send(tensor, group_dst=link.home, group=self._group, tag=WORDS)
 
     def finish(self) -> None:
@@ -225,9 +225,9 @@ class Rounds:
         found: dict[str, dict[str, Any]] = {}
         for link in self._links:
             if link.home == self._comm.rank:
-                found |= hand_out_state(link, self._optimizer, self._comm, self._group)
+                found |= distribute_state(link, self._optimizer, self._comm, self._group)
             else:
-                found |= to_device(receive_parcel(link.home, self._group, STATES), self._comm.device)
+                found |= to_device(receive_json_message(link.home, self._group, STATES), self._comm.device)
         return found
 
     def load(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
@@ -235,7 +235,7 @@ class Rounds:
         self._tell(LOAD)
         for link in self._told:
             link.give(link.home, self._group)
-            send_parcel({name: kept.get(name, {}) for name in link.names}, link.home, self._group, STATES)
+            send_json_message({name: kept.get(name, {}) for name in link.names}, link.home, self._group, STATES)
         for link in self._remote:
             for parameter in link.parameters:
                 self._optimizer.state.pop(parameter, None)
@@ -260,23 +260,25 @@ class Rounds:
             self._shard.scale(clip_factor(max_norm, whole))
 
 
-class RoundServer:
+class SyncServer:
     """A server on a rank of its own, for workers that step together."""
 
-    def __init__(self, link: Link, optimizer: torch.optim.Optimizer, comm: Comm, update: Callable[[], None]) -> None:
+    def __init__(
+        self, link: ServerShard, optimizer: torch.optim.Optimizer, comm: Comm, update: Callable[[], None]
+    ) -> None:
         self._link = link
         self._optimizer = optimizer
         self._comm = comm
         self._group = comm.everyone
         self._update = update
-        self._settings = Settings(optimizer)
-        self._shard = Shard(link, comm.world_size, self._group, comm.device)
+        self._settings = OptimizerSettings(optimizer)
+        self._shard = ShardReducer(link, comm.world_size, self._group, comm.device)
         link.fetch(0, self._group)
 
     def serve(self) -> None:
         """Does what worker 0 says, until that is to leave."""
         while True:
-            what, number, flag, _ = self._hear(torch.zeros(WORD_NUMBERS, dtype=torch.float64)).tolist()
+            what, number, flag, _ = self._hear(torch.zeros(REQUEST_NUMBERS, dtype=torch.float64)).tolist()
             if what == LEAVE:
                 return
             if what == STEP:
@@ -284,7 +286,7 @@ class RoundServer:
             elif what == SETTINGS:
                 self._settings.write(self._hear(torch.zeros(int(number), dtype=torch.float64)).tolist())
             elif what == STATE:
-                hand_out_state(self._link, self._optimizer, self._comm, self._group)
+                distribute_state(self._link, self._optimizer, self._comm, self._group)
             else:
                 self._load()
 
@@ -317,22 +319,22 @@ class RoundServer:
 
     def _load(self) -> None:
         self._link.fetch(0, self._group)
-        kept = to_device(receive_parcel(0, self._group, STATES), self._comm.device)
+        kept = to_device(receive_json_message(0, self._group, STATES), self._comm.device)
         for name, parameter in zip(self._link.names, self._link.parameters, strict=True):
             self._optimizer.state[parameter] = kept[name]
 
     def _hear(self, tensor: Tensor) -> Tensor:
-        return receive_patiently(tensor, 0, self._group, WORDS)
+        return receive_when_sent(tensor, 0, self._group, WORDS)
 
 
-def hand_out_state(
-    link: Link, optimizer: torch.optim.Optimizer, comm: Comm, group: dist.ProcessGroup
+def distribute_state(
+    link: ServerShard, optimizer: torch.optim.Optimizer, comm: Comm, group: dist.ProcessGroup
 ) -> dict[str, dict[str, Any]]:
     """Gives every other worker what the optimiser keeps for a server's parameters, and returns it."""
     kept = kept_for(link.names, link.parameters, optimizer)
     for rank in range(comm.world_size):
         if rank != link.home:
-            send_parcel(kept, rank, group, STATES)
+            send_json_message(kept, rank, group, STATES)
     return kept
 
 

@@ -48,7 +48,7 @@ class _Setting:
             self.group[self.key] = type(before)(after) if isinstance(before, tuple | list) else after[0]
 
 
-class Settings:
+class OptimizerSettings:
     """The settings that an optimiser was made with, its numbers in one order on all ranks.
 
     What schedulers add for themselves later is none of them.

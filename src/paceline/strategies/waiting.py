@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Waiting(nn.Parameter):
+class DeferredParameter(nn.Parameter):
     """What a parameter is until its update: the same object, of another class.
 
     Torch asks the class of each tensor that a function is given whether it wants to see the call first
@@ -38,20 +38,20 @@ class Waiting(nn.Parameter):
         return self.__reduce_ex__(protocol)
 
 
-def can_wait(parameter: nn.Parameter) -> bool:
+def can_defer(parameter: nn.Parameter) -> bool:
     """Whether it is a plain parameter: those of a class of their own have their own reading of calls."""
     return type(parameter) is nn.Parameter
 
 
-def wait(parameter: nn.Parameter, have_updated: Callable[[], None]) -> None:
+def defer(parameter: nn.Parameter, have_updated: Callable[[], None]) -> None:
     """Has the parameter updated by `have_updated`, which has to `release` it, before anything of torch reads it."""
-    parameter.__class__ = Waiting
+    parameter.__class__ = DeferredParameter
     parameter._have_updated = have_updated  # type: ignore[attr-defined]
 
 
 def release(parameter: nn.Parameter) -> None:
     """Makes it a plain parameter again."""
-    if isinstance(parameter, Waiting):
+    if isinstance(parameter, DeferredParameter):
         del parameter._have_updated
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
 
@@ -69,7 +69,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def _update(tensor: Tensor) -> None:
-    if isinstance(tensor, Waiting):
+    if isinstance(tensor, DeferredParameter):
         tensor._have_updated()
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from paceline.records import EventWriter, RunFolder, StepWriter, provenance
 from paceline.records.timeline import TimelineWriter
 
-Report = Callable[..., None]
+WriteEvent = Callable[..., None]
 """Where an account of the run goes: `report(event, **values)`."""
 
 
@@ -17,7 +17,7 @@ def silent(event: str, **values: Any) -> None:
     """A listener that does not."""
 
 
-class Listener(Protocol):
+class RecordListener(Protocol):
     """Somebody who writes down what happens in another way."""
 
     def hear(self, event: str, **values: Any) -> None:
@@ -27,15 +27,15 @@ class Listener(Protocol):
         """Nothing more will; called once or more often."""
 
 
-class Account:
+class RunRecorder:
     """What one rank writes of a run."""
 
-    def __init__(self, folder: RunFolder, rank: int, now: Callable[[], float], listen: Report = silent) -> None:
+    def __init__(self, folder: RunFolder, rank: int, now: Callable[[], float], listen: WriteEvent = silent) -> None:
         self.folder = folder
         self._rank = rank
         self._events = EventWriter(folder, now) if rank == 0 else None
         self._listen = listen
-        self._listeners: list[Listener] = []
+        self._listeners: list[RecordListener] = []
 
     @cached_property
     def steps(self) -> StepWriter:
@@ -55,7 +55,7 @@ class Account:
         for listener in self._listeners:
             listener.hear(event, **values)
 
-    def tell(self, listener: Listener) -> None:
+    def tell(self, listener: RecordListener) -> None:
         """Has somebody else on this rank hear what happens, until the account is closed."""
         self._listeners.append(listener)
 

@@ -22,17 +22,17 @@ from paceline.strategies.base import MakeOptimizer, Strategy
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 
-_assignments: list[Assignment] = []
+_assignments: list[ScriptTask] = []
 
 
-class Finished(SystemExit):
+class ScriptFinished(SystemExit):
     """Leaves a script that has trained the steps asked for. A `SystemExit`, so that its `finally` blocks run."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
 
-class AssignedSync(Sync, ABC):
+class TaskSync(Sync, ABC):
     """What `attach` returns under an assignment: it counts steps, and leaves the script after the last."""
 
     def __init__(
@@ -55,7 +55,7 @@ class AssignedSync(Sync, ABC):
 
     def step(self, max_norm: float | None = None) -> None:
         if self.finished:  # The script held the first attempt to leave it up.
-            raise Finished
+            raise ScriptFinished
         super().step(max_norm)
 
     def count_step(self) -> None:
@@ -63,7 +63,7 @@ class AssignedSync(Sync, ABC):
         self.steps_done += 1
         if self.finished:
             self.conclude()
-            raise Finished
+            raise ScriptFinished
 
     @abstractmethod
     def conclude(self) -> None:
@@ -71,7 +71,7 @@ class AssignedSync(Sync, ABC):
 
 
 @dataclass(kw_only=True)
-class Assignment(ABC):
+class ScriptTask(ABC):
     """What one rank's script is to do."""
 
     script: Script
@@ -81,7 +81,7 @@ class Assignment(ABC):
     """What the user typed."""
     oracle: str = ""
     """The file of the gradients that proofs compare with."""
-    sync: AssignedSync | None = field(default=None, init=False)
+    sync: TaskSync | None = field(default=None, init=False)
     """What the script attached."""
     exact: ClassVar[bool] = False
     """Whether rounding matters more than speed."""
@@ -94,7 +94,7 @@ class Assignment(ABC):
     @abstractmethod
     def make_sync(
         self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode
-    ) -> AssignedSync:
+    ) -> TaskSync:
         """A `Sync` that finds out what is asked for."""
 
     def stopwatch(self, device: torch.device) -> Stopwatch | None:  # noqa: ARG002
@@ -125,7 +125,7 @@ class Assignment(ABC):
         strategy: Strategy,
         comm: Comm,
         bn: BatchNormMode,
-    ) -> AssignedSync:
+    ) -> TaskSync:
         """What the script gets; the launcher's settings win over its own."""
         if "bn" in self.script.settings:
             bn = self.config.bn
@@ -148,11 +148,11 @@ class Assignment(ABC):
             )
 
 
-def assign(assignment: Assignment) -> None:
+def set_script_task(assignment: ScriptTask) -> None:
     """Leaves it for the script that this process will run."""
     _assignments[:] = [assignment]
 
 
-def assigned() -> Assignment | None:
+def script_task() -> ScriptTask | None:
     """What the launcher left, if a launcher of ours runs this script."""
     return _assignments[0] if _assignments else None

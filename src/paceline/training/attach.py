@@ -14,7 +14,7 @@ from paceline.errors import UsageError
 from paceline.specs import Spec
 from paceline.strategies.base import MakeOptimizer, Role
 from paceline.strategies.registry import create
-from paceline.training.assignment import assigned
+from paceline.training.assignment import script_task
 from paceline.training.sync import Sync
 
 DEFAULT_STRATEGY = "ddp"
@@ -41,7 +41,7 @@ def attach(
 
     Without a strategy it is `ddp`; under `paceline compare --script` the one whose turn it is.
     """
-    assignment = assigned()
+    assignment = script_task()
     if assignment is None:
         spec = Spec.parse(strategy or DEFAULT_STRATEGY)
         spec = Spec(spec.name, spec.options | {key: str(value) for key, value in options.items()})

@@ -29,10 +29,10 @@ from paceline.records.timeline import TimelineWriter
 from paceline.strategies.base import Role
 from paceline.strategies.registry import create
 from paceline.training.account import silent
-from paceline.training.ledger import Ledger
-from paceline.training.loop import Loop
+from paceline.training.ledger import StepRecorder
+from paceline.training.loop import TrainingLoop
 from paceline.training.run import optimizer_factory
-from paceline.training.stage import Stage, set_stage
+from paceline.training.stage import RankSetup, set_up_rank
 from paceline.training.sync import Sync
 from paceline.training.windows import Windows
 from paceline.workloads.batches import Piece
@@ -61,13 +61,13 @@ def measure_cost(
     dist.all_reduce(room, dist.ReduceOp.MIN)
     if not room:
         return None
-    stages = [set_stage(replace(config, events=events), world, threads, timed=True) for events in (True, False)]
+    stages = [set_up_rank(replace(config, events=events), world, threads, timed=True) for events in (True, False)]
     done = f"cost-{number}"
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder, ExitStack() as stack:
         sides = [
-            stack.enter_context(Side(stage, Path(folder) / name))
-            for stage, name in zip(stages, ("with", "without"), strict=True)
-            if stage is not None
+            stack.enter_context(TimedTraining(setup, Path(folder) / name))
+            for setup, name in zip(stages, ("with", "without"), strict=True)
+            if setup is not None
         ]
         if not sides:
             world.wait_for(done)
@@ -91,29 +91,29 @@ def _has_room(local_ranks: int) -> bool:
     return 2 * torch.cuda.max_memory_allocated() < free_on_gpu
 
 
-class Side:
+class TimedTraining:
     """One rank's training of the workload, with events or without, a few steps at a time."""
 
-    def __init__(self, stage: Stage, folder: Path) -> None:
-        config, self.comm, self._stopwatch = stage.config, stage.comm, stage.stopwatch
-        self.name = stage.workload.name
+    def __init__(self, setup: RankSetup, folder: Path) -> None:
+        config, self.comm, self._stopwatch = setup.config, setup.comm, setup.stopwatch
+        self.name = setup.workload.name
         self.strategy = config.strategy
-        self._source = stage.source()
+        self._source = setup.source()
         self.can_start_again = self._source.peek(1) is not None
         """Data that can be gone through only once cannot be shared by two sides."""
-        self._sync = Sync(stage.model, optimizer_factory(config, stage.workload), stage.strategy, self.comm, config.bn)
+        self._sync = Sync(setup.model, optimizer_factory(config, setup.workload), setup.strategy, self.comm, config.bn)
         place = RunFolder.create(folder)
         self._steps = StepWriter(place, self.comm.rank)
         self._timeline = TimelineWriter(place.path, self.comm.rank) if config.events else None
-        self._ledger = Ledger(self._stopwatch, self._steps, self._timeline)
+        self._ledger = StepRecorder(self._stopwatch, self._steps, self._timeline)
         windows = Windows(self._sync, self._ledger, config.log_every, silent)
-        self._loop = Loop(
-            config, stage.workload, self._sync, self._source, self._stopwatch, self._ledger, windows, silent
+        self._loop = TrainingLoop(
+            config, setup.workload, self._sync, self._source, self._stopwatch, self._ledger, windows, silent
         )
         self._epoch = -1
         self._batches: Iterator[list[Piece]] = iter(())
 
-    def train(self, steps: int) -> Block:
+    def train(self, steps: int) -> TimedSteps:
         """Trains some steps, and writes them down; ranks begin together."""
         self._stopwatch.next_step = 0  # In a long run fewer steps are kept, and cost less.
         self.comm.smallest(0)
@@ -125,7 +125,7 @@ class Side:
             torch.cuda.synchronize(self.comm.device)
             self._stopwatch.clock.anchor()
         self._ledger.settle()
-        return Block(time.process_time() - cpu_before_s, time.perf_counter() - before_s)
+        return TimedSteps(time.process_time() - cpu_before_s, time.perf_counter() - before_s)
 
     def _train_step(self) -> None:
         if self._loop.train_step(self._epoch, self._batches):
@@ -135,7 +135,7 @@ class Side:
         if not self._loop.train_step(self._epoch, self._batches):
             raise WorkloadError(f"the training data gave no batch in epoch {self._epoch + 1}.")
 
-    def __enter__(self) -> Side:
+    def __enter__(self) -> TimedTraining:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -147,14 +147,14 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Block:
+class TimedSteps:
     """What some steps took on one rank."""
 
     cpu_s: float
     wall_s: float
 
 
-def _compare(with_it: Side, without: Side, budget_s: float) -> MeasuringCost | None:
+def _compare(with_it: TimedTraining, without: TimedTraining, budget_s: float) -> MeasuringCost | None:
     comm = with_it.comm
     if not comm.smallest(with_it.can_start_again):
         return None
@@ -184,7 +184,9 @@ def _compare(with_it: Side, without: Side, budget_s: float) -> MeasuringCost | N
     )
 
 
-def _cpu_of_pairs(with_it: Side, without: Side, steps: int, pairs: int, comm: Comm) -> tuple[list[float], list[float]]:
+def _cpu_of_pairs(
+    with_it: TimedTraining, without: TimedTraining, steps: int, pairs: int, comm: Comm
+) -> tuple[list[float], list[float]]:
     """Processor time of blocks over all ranks, in the order ABBA, so that what changes slowly favours neither."""
     sides, blocks = (with_it, without), torch.empty(pairs, 2, dtype=torch.float64)
     for pair in range(pairs):

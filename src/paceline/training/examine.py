@@ -15,12 +15,12 @@ from paceline.comm.texts import gather_json
 from paceline.config import EXAMINED_SETTINGS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.records import EventWriter, RunFolder, provenance, read_run
-from paceline.records.examination import AllReduce, Examination, Link, WorkloadNeeds, write_examination
+from paceline.records.examination import AllReduceTimes, Examination, MeasuredLinks, WorkloadNeeds, write_examination
 from paceline.records.typed import build
 from paceline.strategies.base import Role
 from paceline.strategies.registry import create
 from paceline.training.cost import measure_cost
-from paceline.training.facts import gather_facts
+from paceline.training.facts import gather_rank_info
 from paceline.training.placement import Placement
 from paceline.training.run import run
 
@@ -31,7 +31,7 @@ PART_S = 1.0
 MOST_PARTS_WITHIN = 4
 WORKLOAD_FOLDER = "workload"
 
-Open = Callable[[Sequence[int]], Comm | None]
+OpenComm = Callable[[Sequence[int]], Comm | None]
 """Makes groups among some ranks, as training would have them; called on all ranks."""
 
 
@@ -47,7 +47,7 @@ def examine_run(
 ) -> None:
     """Examines, and leaves what was found on rank 0's disk; what is known before the workload fails is there then."""
     began = time.perf_counter()
-    stages = Stages(folder, world.rank)
+    stages = ExaminationProgress(folder, world.rank)
     found = _examine_machines(config, world, folder.path, threads, command, stages)
     if with_workload:
         stages.enter("workload")
@@ -68,16 +68,16 @@ examine_machines = functools.partial(examine_run, with_workload=False)
 """The same without a workload: for a script of the user's own, which owns its process."""
 
 
-class Stages:
+class ExaminationProgress:
     """Rank 0's account of how far the examination is, for whoever waits for it."""
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
         self._events = EventWriter(folder) if rank == 0 else None
 
-    def enter(self, stage: str) -> None:
+    def enter(self, setup: str) -> None:
         """The next part begins."""
         if self._events is not None:
-            self._events.write("stage", stage=stage)
+            self._events.write("stage", setup=setup)
 
     def close(self) -> None:
         """It is done."""
@@ -87,7 +87,7 @@ class Stages:
 
 
 def _examine_machines(
-    config: RunConfig, world: World, folder: Path, threads: int | None, command: str | None, stages: Stages
+    config: RunConfig, world: World, folder: Path, threads: int | None, command: str | None, stages: ExaminationProgress
 ) -> Examination:
     """All but the workload, written down before anything of the user's own is run."""
     stages.enter("machines")
@@ -98,13 +98,15 @@ def _examine_machines(
     )
     comm = open_groups(range(world.size))
     assert comm is not None
-    facts = gather_facts(world, placement, comm, folder)
+    rank_info = gather_rank_info(world, placement, comm, folder)
     link = contention = None
     if world.size > 1:
-        link = _measure_link(comm, [rank.host for rank in facts], open_groups, stages)
+        link = _measure_link(comm, [rank.host for rank in rank_info], open_groups, stages)
         stages.enter("contention")
         contention = measure_contention(comm, link.all_reduces[0].points)
-    found = Examination(provenance=provenance(command), ranks=facts, link=link, contention=contention, workload=None)
+    found = Examination(
+        provenance=provenance(command), ranks=rank_info, link=link, contention=contention, workload=None
+    )
     if world.rank == 0:
         write_examination(folder, found)
     comm.smallest(0)  # No rank goes on, and perhaps fails, before that is safe.
@@ -112,12 +114,14 @@ def _examine_machines(
     return found
 
 
-def _measure_link(comm: Comm, hosts: Sequence[int], open_groups: Open, stages: Stages) -> Link:
+def _measure_link(
+    comm: Comm, hosts: Sequence[int], open_groups: OpenComm, stages: ExaminationProgress
+) -> MeasuredLinks:
     """Between pairs, over all ranks, and on several hosts within one and between them."""
     stages.enter("link")
     pairs = measure_pairs(comm, hosts)
     stages.enter("all-reduce")
-    everyone = AllReduce(ranks=[*range(len(hosts))], hosts=sorted(set(hosts)), points=measure_all_reduce(comm))
+    everyone = AllReduceTimes(ranks=[*range(len(hosts))], hosts=sorted(set(hosts)), points=measure_all_reduce(comm))
     own = []
     for ranks in parts_to_measure(hosts):
         comm.smallest(0)  # One part at a time.
@@ -127,10 +131,10 @@ def _measure_link(comm: Comm, hosts: Sequence[int], open_groups: Open, stages: S
         points = measure_all_reduce(part, PART_S)
         close_comm(part)
         if part.rank == 0:
-            own.append(AllReduce(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
+            own.append(AllReduceTimes(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
     found = gather_json([asdict(part) for part in own], comm)
-    parts = [build(AllReduce, part) for rank in found for part in rank]
-    return Link(pairs, [everyone, *sorted(parts, key=lambda part: not part.within_host)])
+    parts = [build(AllReduceTimes, part) for rank in found for part in rank]
+    return MeasuredLinks(pairs, [everyone, *sorted(parts, key=lambda part: not part.within_host)])
 
 
 def parts_to_measure(hosts: Sequence[int]) -> list[list[int]]:

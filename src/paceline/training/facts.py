@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from paceline.comm import Comm, World
-from paceline.comm.clocks import Clock, measure_offsets
+from paceline.comm.clocks import ReadClock, measure_offsets
 from paceline.comm.network import address_of, addresses_of_name, listen
 from paceline.comm.texts import gather_json
 from paceline.measure.capacity import available_memory_bytes, free_disk_bytes, memory_limits
@@ -20,27 +20,27 @@ from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.measure.cores import affine_cores, cgroup_quota, usable_cores
 from paceline.measure.host import boot_id, network_id
 from paceline.records import provenance
-from paceline.records.examination import RankFacts
+from paceline.records.examination import RankInfo
 from paceline.records.typed import build
 from paceline.training.placement import Placement
 
 REST_S = 0.3
 
 
-def gather_facts(
-    world: World, placement: Placement, comm: Comm, folder: Path, now: Clock = time.time
-) -> list[RankFacts]:
+def gather_rank_info(
+    world: World, placement: Placement, comm: Comm, folder: Path, now: ReadClock = time.time
+) -> list[RankInfo]:
     """The facts of every rank, on every rank, with their clocks compared."""
-    own = {"network": network_id(), **own_facts(world, placement, folder)}
+    own = {"network": network_id(), **own_rank_info(world, placement, folder)}
     comm.smallest(0)  # All ranks are at rest while they look at what others do.
     everyone = gather_json(own | {"busy_cores": busy_cores()}, comm)
     offsets = measure_offsets(comm, now)
-    networks = list(dict.fromkeys(facts["network"] for facts in everyone))
+    networks = list(dict.fromkeys(rank_info["network"] for rank_info in everyone))
     found = []
-    for rank, (facts, offset) in enumerate(zip(everyone, offsets, strict=True)):
-        host = networks.index(facts.pop("network"))
+    for rank, (rank_info, offset) in enumerate(zip(everyone, offsets, strict=True)):
+        host = networks.index(rank_info.pop("network"))
         clock = {"clock_offset_s": offset.offset_s, "clock_error_s": offset.error_s}
-        found.append(build(RankFacts, facts | clock | {"rank": rank, "host": host}))
+        found.append(build(RankInfo, rank_info | clock | {"rank": rank, "host": host}))
     return found
 
 
@@ -49,7 +49,7 @@ def busy_cores() -> float:
     return psutil.cpu_percent(REST_S) / 100 * (psutil.cpu_count() or 1)
 
 
-def own_facts(world: World, placement: Placement, folder: Path) -> dict[str, Any]:
+def own_rank_info(world: World, placement: Placement, folder: Path) -> dict[str, Any]:
     """What this rank can tell without asking another."""
     address = address_of(world.interface)
     about = provenance()

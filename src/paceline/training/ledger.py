@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.comm.group import Comm
-from paceline.measure.steps import Laps, Row, Stopwatch
+from paceline.measure.steps import Laps, Stopwatch, TimelineRow
 from paceline.records import StepRow, StepWriter
 from paceline.records.timeline import TimelineWriter
 
@@ -23,7 +23,7 @@ NOT_COUNTED = -1
 
 
 @dataclass
-class _Open:
+class _OpenStep:
     """A step whose figures are still on the device."""
 
     epoch: int
@@ -37,7 +37,7 @@ class _Open:
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowFigures:
     """The global figures of a few steps."""
 
     losses: list[float]
@@ -50,15 +50,15 @@ class Window:
     """The time it took the slowest rank, the same number on all of them."""
 
 
-class Ledger:
+class StepRecorder:
     """The steps of one rank."""
 
     def __init__(self, stopwatch: Stopwatch, writer: StepWriter, timeline: TimelineWriter | None) -> None:
         self._stopwatch = stopwatch
         self._writer = writer
         self._timeline = timeline
-        self._spans: list[Row] = []
-        self._open: list[_Open] = []
+        self._spans: list[TimelineRow] = []
+        self._open: list[_OpenStep] = []
         self._samples = 0
         self._losses: list[tuple[float, Tensor | float]] = []
         self._correct: list[Tensor | int] = []
@@ -86,7 +86,7 @@ class Ledger:
 
     def end_step(self, epoch: int, laps: Laps, at: int | None = None) -> None:
         """Closes a step of what was noted since the last one; `at` is its number where ranks count another way."""
-        self._open.append(_Open(epoch, self._samples, laps, self._losses, self._correct, at))
+        self._open.append(_OpenStep(epoch, self._samples, laps, self._losses, self._correct, at))
         self._samples, self._losses, self._correct = 0, [], []
         if time.perf_counter() - self._settled_s > SETTLE_EVERY_S:
             self.settle()
@@ -101,22 +101,22 @@ class Ledger:
         self._open = []
         self._settled_s = time.perf_counter()
 
-    def close_window(self, wall_s: float, comm: Comm, start: int, end: int) -> Window:
+    def close_window(self, wall_s: float, comm: Comm, start: int, end: int) -> WindowFigures:
         """Adds up, over the ranks, the steps from one to another; every rank calls it when it has trained its share.
 
         Where the data has ended before, the window ends there.
         """
         self.settle()
         rows, self._window = self._window, []
-        own = torch.zeros(end - start, len(Shares._fields), dtype=torch.float64)
+        own = torch.zeros(end - start, len(StepShare._fields), dtype=torch.float64)
         if rows:  # A rank may have trained none of these steps, or several shares of one.
             shares = torch.tensor([_shares(row) for _, row in rows], dtype=torch.float64)
             own.index_add_(0, torch.tensor([at - start for at, _ in rows]), shares)
         whole = comm.sum(own)
-        filled = whole[:, Shares._fields.index("samples")].nonzero()
+        filled = whole[:, StepShare._fields.index("samples")].nonzero()
         whole = whole[: int(filled.max()) + 1 if len(filled) else 0]
         losses, known, samples, correct, uncounted, epochs, trained = whole.unbind(1)
-        return Window(
+        return WindowFigures(
             losses=(losses / known).tolist(),
             epochs=(epochs / trained).int().tolist(),
             samples=int(samples.sum()),
@@ -124,7 +124,7 @@ class Ledger:
             wall_s=comm.largest(wall_s),
         )
 
-    def _row(self, number: int, step: _Open) -> StepRow:
+    def _row(self, number: int, step: _OpenStep) -> StepRow:
         weight = sum(weight for weight, _ in step.losses)
         loss = sum(weight * float(loss) for weight, loss in step.losses) / weight if weight else None
         correct = sum(int(count) for count in step.correct) if step.correct else NOT_COUNTED
@@ -138,7 +138,7 @@ class Ledger:
         self._spans = []
 
 
-class Shares(NamedTuple):
+class StepShare(NamedTuple):
     """What a rank adds to a step's sums."""
 
     loss: float
@@ -154,8 +154,8 @@ class Shares(NamedTuple):
     """1: a rank may train none of a step's shares, or several."""
 
 
-def _shares(row: StepRow) -> Shares:
+def _shares(row: StepRow) -> StepShare:
     known = 0 if row.loss is None else row.samples
     uncounted = row.correct == NOT_COUNTED
     correct = 0 if uncounted else row.correct
-    return Shares((row.loss or 0.0) * known, known, row.samples, correct, uncounted, row.epoch, 1)
+    return StepShare((row.loss or 0.0) * known, known, row.samples, correct, uncounted, row.epoch, 1)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
-from paceline.training.account import Report
-from paceline.training.ledger import Ledger
+from paceline.training.account import WriteEvent
+from paceline.training.ledger import StepRecorder
 from paceline.training.precision import autocast
 from paceline.training.sync import Sync
 from paceline.training.windows import Windows
@@ -20,7 +20,7 @@ from paceline.workloads.workload import Workload
 
 
 @dataclass
-class Loop:
+class TrainingLoop:
     """Trains a workload through a `Sync`."""
 
     config: RunConfig
@@ -28,9 +28,9 @@ class Loop:
     sync: Sync
     source: Source
     stopwatch: Stopwatch
-    ledger: Ledger
+    step_recorder: StepRecorder
     windows: Windows
-    report: Report
+    report: WriteEvent
 
     def train(self) -> None:
         """Trains for the epochs or steps asked for."""
@@ -122,7 +122,7 @@ class Loop:
             with self.sync.microbatch(last=number == len(pieces)):
                 with autocast(self.config.precision, source.share.device):
                     outcome = self.workload.evaluate(model, batch)
-                self.ledger.add(piece.samples, outcome.loss, self.workload.count_correct(outcome))
+                self.step_recorder.add(piece.samples, outcome.loss, self.workload.count_correct(outcome))
                 stopwatch.lap(FORWARD)
                 loss = outcome.loss if piece.weight == 1 else outcome.loss * piece.weight
                 stopwatch.watch_backward(loss)
@@ -130,7 +130,7 @@ class Loop:
                 stopwatch.lap(BACKWARD)
         self.sync.step(self.config.clip_norm)
         stopwatch.lap(OPTIMISER)
-        self.ledger.end_step(epoch, stopwatch.end(), at)
+        self.step_recorder.end_step(epoch, stopwatch.end(), at)
 
     def total_steps(self) -> int | None:
         """Steps of the whole run, or None where only going through the data tells."""

@@ -19,15 +19,15 @@ from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.profiler import StepProfiler
 from paceline.measure.slowed import stopwatch_for
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
-from paceline.measure.watch import Watch
+from paceline.measure.watch import RunMonitor
 from paceline.strategies.base import MakeOptimizer, Strategy
 from paceline.training import results
-from paceline.training.account import Account
-from paceline.training.assignment import AssignedSync, Assignment
-from paceline.training.ledger import Ledger
+from paceline.training.account import RunRecorder
+from paceline.training.assignment import ScriptTask, TaskSync
+from paceline.training.ledger import StepRecorder
 from paceline.training.origin import start_together
 from paceline.training.placement import Placement
-from paceline.training.scalars import Scalars
+from paceline.training.scalars import TensorBoardWriter
 from paceline.training.topology import describe_model, describe_place, describe_strategy
 from paceline.training.windows import Windows
 
@@ -35,7 +35,7 @@ EPOCH = 0
 """Which epoch a script is in is its own affair."""
 
 
-class Measuring(Assignment):
+class TimingTask(ScriptTask):
     """Asks for a record of so many steps."""
 
     @property
@@ -50,12 +50,12 @@ class Measuring(Assignment):
 
     def make_sync(
         self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode
-    ) -> AssignedSync:
-        return MeasuredSync(self, model, make_optimizer, strategy, comm, bn)
+    ) -> TaskSync:
+        return TimedSync(self, model, make_optimizer, strategy, comm, bn)
 
 
 @dataclass(frozen=True)
-class Note:
+class StepNote:
     """What a script tells of a step, or of a micro-batch of it."""
 
     loss: Tensor | float | None
@@ -63,7 +63,7 @@ class Note:
     correct: Tensor | int | None
 
 
-class MeasuredSync(AssignedSync):
+class TimedSync(TaskSync):
     """A `Sync` that times the script's steps and keeps their figures.
 
     A step lasts from the end of the one before to the end of `step()`. What comes before its first forward pass is
@@ -73,7 +73,7 @@ class MeasuredSync(AssignedSync):
 
     def __init__(
         self,
-        assignment: Measuring,
+        assignment: TimingTask,
         model: nn.Module,
         make_optimizer: MakeOptimizer,
         strategy: Strategy,
@@ -86,7 +86,7 @@ class MeasuredSync(AssignedSync):
         assert comm.stopwatch is not None
         self._stopwatch = comm.stopwatch
         start_together(comm)
-        self._account = Account(assignment.folder, comm.rank, self._stopwatch.clock.now)
+        self._account = RunRecorder(assignment.folder, comm.rank, self._stopwatch.clock.now)
         self._undo.callback(self._account.close)
         if comm.rank == 0:
             config = replace(assignment.config, bn=bn, allow_unused=strategy.allow_unused)
@@ -94,17 +94,17 @@ class MeasuredSync(AssignedSync):
             topology = _topology(assignment, model, strategy, comm)
             self._account.describe(settings, topology, assignment.command)
         timeline = self._account.timeline if assignment.config.events else None
-        self._ledger = Ledger(self._stopwatch, self._account.steps, timeline)
+        self._ledger = StepRecorder(self._stopwatch, self._account.steps, timeline)
         profiled = assignment.config.profiled_steps
         profiler = StepProfiler(profiled, assignment.folder, comm.rank, comm.device) if profiled else None
         self._windows = Windows(self, self._ledger, assignment.config.log_every, self._account.report, profiler)
         first_on_host = int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
-        self._watch = Watch(
+        self._watch = RunMonitor(
             assignment.folder, comm.rank, self._stopwatch.clock.now, comm.device, first_on_host=first_on_host
         )
         self._account.tell(self._watch)
         if assignment.config.tensorboard:
-            self._account.tell(Scalars(assignment.folder, comm.rank, self._stopwatch.clock, comm.device))
+            self._account.tell(TensorBoardWriter(assignment.folder, comm.rank, self._stopwatch.clock, comm.device))
         before = self.model.register_forward_pre_hook(self._forward_starts, prepend=True, with_kwargs=True)
         after = self.model.register_forward_hook(self._forward_ends)
         self._undo.callback(before.remove)
@@ -120,7 +120,7 @@ class MeasuredSync(AssignedSync):
         samples: int | None = None,
         correct: Tensor | int | None = None,
     ) -> None:
-        self._notes.append(Note(loss, samples, correct))
+        self._notes.append(StepNote(loss, samples, correct))
 
     def mean(self, value: float, samples: int = 1) -> float:
         if self._in_backward:
@@ -154,7 +154,7 @@ class MeasuredSync(AssignedSync):
     def _begin_step(self) -> None:
         self._samples = 0
         self._in_backward = False
-        self._notes: list[Note] = []
+        self._notes: list[StepNote] = []
         self._stopwatch.begin()
 
     def _forward_starts(self, _: nn.Module, args: Any, kwargs: Any) -> None:
@@ -204,7 +204,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def _topology(assignment: Assignment, model: nn.Module, strategy: Strategy, comm: Comm) -> dict[str, Any]:
+def _topology(assignment: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm) -> dict[str, Any]:
     """As a run of ours has it; the batch is the script's secret."""
     placement = Placement(comm.device, comm.backend, torch.get_num_threads())
     return {

@@ -35,7 +35,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """How far a lossless strategy may be off, relative to the norm of the gradient."""
 
 Gradients = dict[str, Tensor]
-Step = list[list[Piece]]
+ShardStep = list[list[Piece]]
 """Each rank's pieces of one step; what they hold is the batch itself."""
 
 
@@ -45,7 +45,7 @@ class Shards:
 
     own: list[list[Piece]]
     """This rank's pieces of each step."""
-    everyones: list[Step]
+    everyones: list[ShardStep]
     """All ranks', on rank 0; nothing elsewhere."""
 
 
@@ -78,7 +78,7 @@ def _batches(source: Source, comm: Comm) -> Iterator[list[Piece]]:
             return
 
 
-def oracle(workload: Workload, shards: Sequence[Step], share: Share, config: RunConfig) -> list[Gradients]:
+def oracle(workload: Workload, shards: Sequence[ShardStep], share: Share, config: RunConfig) -> list[Gradients]:
     """The mean gradient of each step."""
     if trains_jointly(workload.model, config, share.workers):
         together = _all_together(shards)
@@ -88,7 +88,7 @@ def oracle(workload: Workload, shards: Sequence[Step], share: Share, config: Run
 
 
 def doubts(
-    workload: Workload, shards: Sequence[Step], share: Share, config: RunConfig, expected: Sequence[Gradients]
+    workload: Workload, shards: Sequence[ShardStep], share: Share, config: RunConfig, expected: Sequence[Gradients]
 ) -> str:
     """Why the oracle says nothing about strategies on this workload; empty where it does."""
     if not all(gradient.isfinite().all() for step in expected for gradient in step.values()):
@@ -169,7 +169,7 @@ def flat(gradients: Gradients, parameters: NamedParameters | Sequence[tuple[str,
     )
 
 
-def _gradients(workload: Workload, shards: Sequence[Step], share: Share, config: RunConfig) -> list[Gradients]:
+def _gradients(workload: Workload, shards: Sequence[ShardStep], share: Share, config: RunConfig) -> list[Gradients]:
     first = copy.deepcopy(workload.model)
     if trains_jointly(workload.model, config, share.workers):
         without_dropout(first)
@@ -208,7 +208,7 @@ def _evaluating(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
     return model
 
 
-def _all_together(shards: Sequence[Step]) -> list[Step] | None:
+def _all_together(shards: Sequence[ShardStep]) -> list[ShardStep] | None:
     """One rank's pieces instead of all ranks': micro-batch m is that of all of them; None where it cannot be made."""
     try:
         return [[[_as_one(parts) for parts in zip(*step, strict=True)]] for step in shards]

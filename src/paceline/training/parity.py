@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.comm.group import Comm
-from paceline.comm.parcel import receive_parcel, send_parcel
+from paceline.comm.parcel import receive_json_message, send_json_message
 from paceline.config import RunConfig
 from paceline.errors import ParityError
 from paceline.strategies.base import NamedParameters, Strategy
@@ -79,7 +79,7 @@ class Parity:
         raise ParityError(f"{self.strategy} on {ranks}: the gradient is {found}.")
 
 
-class Probe(torch.optim.Optimizer):
+class ProbeOptimizer(torch.optim.Optimizer):
     """An optimiser that keeps the gradients it is given and changes nothing."""
 
     def __init__(self, parameters: NamedParameters, strategy: Strategy) -> None:
@@ -142,18 +142,18 @@ def prove(
 
 def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
     """What a rank does in `prove` which does not train: it serves, and tells rank 0 what it would have stepped."""
-    strategy.attach(copy.deepcopy(workload.model), lambda parameters: Probe(parameters, strategy), comm)
+    strategy.attach(copy.deepcopy(workload.model), lambda parameters: ProbeOptimizer(parameters, strategy), comm)
     strategy.serve()
-    assert isinstance(strategy.optimizer, Probe)
+    assert isinstance(strategy.optimizer, ProbeOptimizer)
     seen = strategy.optimizer.seen.steps
     strategy.close()
-    send_parcel({str(step): gradients for step, gradients in enumerate(seen)}, 0, comm.everyone)
+    send_json_message({str(step): gradients for step, gradients in enumerate(seen)}, 0, comm.everyone)
 
 
 def _with_servers(seen: list[Gradients], comm: Comm) -> list[Gradients]:
     """On rank 0, also what servers on ranks of their own have stepped."""
     for server in range(comm.servers if comm.rank == 0 else 0):
-        told = receive_parcel(comm.world_size + server, comm.everyone)
+        told = receive_json_message(comm.world_size + server, comm.everyone)
         seen = [own | told.get(str(step), {}) for step, own in enumerate(seen)]
     return seen
 
@@ -172,14 +172,14 @@ def _under(
     model = copy.deepcopy(workload.model)
     if trains_jointly(model, config, comm.world_size):
         without_dropout(model)
-    sync = Sync(model, lambda parameters: Probe(parameters, strategy), strategy, comm, config.bn)
+    sync = Sync(model, lambda parameters: ProbeOptimizer(parameters, strategy), strategy, comm, config.bn)
     for step, pieces in enumerate(shards.own):
         for number, piece in enumerate(pieces):
             with sync.microbatch(last=number == len(pieces) - 1):
                 backward(sync.model, workload, share, config, piece, (step, comm.rank, number))
         sync.step(clip_norm_of(step, len(shards.own), config.clip_norm))
     sync.strategy.finish()
-    assert isinstance(sync.optimizer, Probe)
+    assert isinstance(sync.optimizer, ProbeOptimizer)
     seen = sync.optimizer.seen.steps
     sync.detach()
     return seen

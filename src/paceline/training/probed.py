@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paceline.comm import Comm
 from paceline.config import BatchNormMode
 from paceline.strategies.base import AfterBackward, MakeOptimizer, NamedParameters, Strategy
-from paceline.training.assignment import AssignedSync, Assignment
+from paceline.training.assignment import ScriptTask, TaskSync
 from paceline.training.oracle import TOLERANCE, clip_norm_of
 from paceline.training.parity import Parity, SeenSteps, compare_gradients, worst
 from paceline.training.proof import STEPS
@@ -38,12 +38,12 @@ class ExactMean(AfterBackward):
             gradient.copy_(self.comm.sum(gradient.double().cpu()) / self.comm.world_size)
 
 
-class ProbedSync(AssignedSync):
+class ProbeSync(TaskSync):
     """A `Sync` that keeps each step's gradients and leaves the weights as they are."""
 
     def __init__(
         self,
-        conclude: Callable[[ProbedSync], None],
+        conclude: Callable[[ProbeSync], None],
         model: nn.Module,
         make_optimizer: MakeOptimizer,
         strategy: Strategy,
@@ -64,7 +64,7 @@ class ProbedSync(AssignedSync):
         self._conclude(self)
 
 
-class _Probing(Assignment):
+class ProbeTask(ScriptTask):
     """Asks for a few steps' gradients; subclasses say what becomes of them."""
 
     steps = STEPS
@@ -72,30 +72,30 @@ class _Probing(Assignment):
 
     def make_sync(
         self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode
-    ) -> AssignedSync:
-        return ProbedSync(self.conclude, model, make_optimizer, strategy, comm, bn)
+    ) -> TaskSync:
+        return ProbeSync(self.conclude, model, make_optimizer, strategy, comm, bn)
 
     @abstractmethod
-    def conclude(self, sync: ProbedSync) -> None:
+    def conclude(self, sync: ProbeSync) -> None:
         """What becomes of the gradients; called on every rank."""
 
 
-class AskingOracle(_Probing):
+class OracleTask(ProbeTask):
     """Keeps the right gradients in a file."""
 
     def make_strategy(self) -> Strategy:
         return ExactMean()
 
-    def conclude(self, sync: ProbedSync) -> None:
+    def conclude(self, sync: ProbeSync) -> None:
         if sync.rank == 0:
             torch.save(sync.seen, self.oracle)
             self.folder.mark_finished()
 
 
-class Proving(_Probing):
+class ParityTask(ProbeTask):
     """Compares the strategy's gradients with those in the file."""
 
-    def conclude(self, sync: ProbedSync) -> None:
+    def conclude(self, sync: ProbeSync) -> None:
         # Only rank 0's side of the comparison counts.
         expected = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else sync.seen
         model, comm = sync.strategy.model, sync.comm
@@ -107,7 +107,7 @@ class Proving(_Probing):
             self.folder.mark_finished()
 
 
-class ProvingOracle(Proving):
+class OracleCheckTask(ParityTask):
     """Compares the right gradients with those of an earlier run: does the script do the same each time?"""
 
     def make_strategy(self) -> Strategy:

@@ -19,7 +19,7 @@ from paceline.strategies.registry import create
 from paceline.training.check import check_gradients
 from paceline.training.oracle import Gradients, Shards, oracle
 from paceline.training.parity import prove, serve_proof, take_shards
-from paceline.training.stage import Stage, set_stage
+from paceline.training.stage import RankSetup, set_up_rank
 
 SAMPLES_PER_MICRO_BATCH = 8
 """What the proof trains on: the mean of eight samples is as easily wrong as that of a thousand, and sooner known."""
@@ -42,23 +42,23 @@ def prove_run(
     command: str | None = None,  # noqa: ARG001  (every task takes the same)
 ) -> None:
     """Compares the strategy's gradients with one process's and leaves the error; idle ranks wait."""
-    stage = set_stage(small(config, world.size), world, threads)
-    if stage is None:
+    setup = set_up_rank(small(config, world.size), world, threads)
+    if setup is None:
         world.wait_for(f"proof-{number}")
         return
-    if stage.comm.serves:
+    if setup.comm.serves:
         with exact_kernels():
-            serve_proof(stage.strategy, stage.workload, stage.comm)
-        close_comm(stage.comm)
+            serve_proof(setup.strategy, setup.workload, setup.comm)
+        close_comm(setup.comm)
         return
     with exact_kernels():
         # On a copy: after a forward pass some models (those under an old `spectral_norm`) cannot be copied any more.
-        check_gradients(copy.deepcopy(stage.model), stage.workload, stage.source(), stage.config, stage.comm.rank)
-        shards, expected = _other_side(stage)
-        parity = prove(stage.strategy, stage.workload, stage.share, stage.config, stage.comm, STEPS, shards, expected)
-    close_comm(stage.comm)
-    if stage.comm.rank == 0:
-        folder.write_parity(parity.to_dict() | {"lossless": stage.strategy.lossless, "steps": STEPS})
+        check_gradients(copy.deepcopy(setup.model), setup.workload, setup.source(), setup.config, setup.comm.rank)
+        shards, expected = _other_side(setup)
+        parity = prove(setup.strategy, setup.workload, setup.share, setup.config, setup.comm, STEPS, shards, expected)
+    close_comm(setup.comm)
+    if setup.comm.rank == 0:
+        folder.write_parity(parity.to_dict() | {"lossless": setup.strategy.lossless, "steps": STEPS})
         folder.mark_finished()
         world.announce(f"proof-{number}")
 
@@ -91,18 +91,18 @@ def small(config: RunConfig, ranks: int) -> RunConfig:
     return replace(config, precision=precision, batch=batch, batch_per_rank=None, slow_rank="")
 
 
-def _other_side(stage: Stage) -> tuple[Shards, list[Gradients] | None]:
+def _other_side(setup: RankSetup) -> tuple[Shards, list[Gradients] | None]:
     """What all train on, and on rank 0 the right gradients."""
-    workload, share, config, comm = stage.workload, stage.share, stage.config, stage.comm
+    workload, share, config, comm = setup.workload, setup.share, setup.config, setup.comm
     # The same roles: then the same ranks have drawn before, and they agree on whether to draw again.
-    roles = " ".join(role.name for role in stage.strategy.roles(stage.world.size))
+    roles = " ".join(role.name for role in setup.strategy.roles(setup.world.size))
     key = replace(config, strategy=roles)
     if key not in _shards:
         _shards[key] = take_shards(workload, share, config, comm, STEPS)
     shards = _shards[key]
     if comm.rank != 0:
         return shards, None
-    alike = key, _fingerprint(stage.model)
+    alike = key, _fingerprint(setup.model)
     if alike not in _oracles:
         _oracles[alike] = oracle(workload, shards.everyones, share, config)
     return shards, _oracles[alike]

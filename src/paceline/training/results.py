@@ -96,7 +96,7 @@ def summarise(
         "servers": sync.comm.servers,
         "traffic": planned_traffic(strategy, sync),
         "sockets": None if sync.payload is None else sync.payload.result(),
-        "unseen": sync.unseen(),
+        "untracked": sync.untracked(),
         "clock": drift(sync.comm),
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": spread(list(sync.strategy.model.parameters()), sync.comm),

@@ -13,17 +13,17 @@ from paceline.config import RunConfig
 from paceline.emulation import emulation_of
 from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.profiler import StepProfiler
-from paceline.measure.watch import Watch
+from paceline.measure.watch import RunMonitor
 from paceline.records import RunFolder
 from paceline.strategies.base import MakeOptimizer
 from paceline.training import results
-from paceline.training.account import Account, Report, silent
+from paceline.training.account import RunRecorder, WriteEvent, silent
 from paceline.training.check import check_gradients
-from paceline.training.ledger import Ledger
-from paceline.training.loop import Loop
+from paceline.training.ledger import StepRecorder
+from paceline.training.loop import TrainingLoop
 from paceline.training.origin import start_together
-from paceline.training.scalars import Scalars
-from paceline.training.stage import Stage, set_stage
+from paceline.training.scalars import TensorBoardWriter
+from paceline.training.stage import RankSetup, set_up_rank
 from paceline.training.sync import Sync
 from paceline.training.topology import describe_model, describe_place, describe_strategy
 from paceline.training.windows import Windows
@@ -37,7 +37,7 @@ def run(
     *,
     threads: int | None,
     number: int = 0,
-    listen: Report = silent,
+    listen: WriteEvent = silent,
     command: str | None = None,
 ) -> None:
     """Trains, tests, and leaves a record; servers serve, and idle ranks wait, until the others are done.
@@ -45,57 +45,57 @@ def run(
     `number` tells the runs of one job apart, `command` is what the user typed. `listen` hears, on every rank, what
     rank 0 writes to the record's events.
     """
-    stage = set_stage(config, world, threads, timed=True)
-    if stage is None:
+    setup = set_up_rank(config, world, threads, timed=True)
+    if setup is None:
         world.wait_for(f"run-{number}")
         return
-    if stage.comm.serves:
-        stage.serve(optimizer_factory(config, stage.workload))
-        close_comm(stage.comm)
+    if setup.comm.serves:
+        setup.serve(optimizer_factory(config, setup.workload))
+        close_comm(setup.comm)
         return
-    _run_as_worker(stage, folder, listen, command)
-    if stage.comm.rank == 0:
+    _run_as_worker(setup, folder, listen, command)
+    if setup.comm.rank == 0:
         world.announce(f"run-{number}")
 
 
-def _run_as_worker(stage: Stage, folder: RunFolder, listen: Report, command: str | None) -> None:
-    config, workload, comm, model = stage.config, stage.workload, stage.comm, stage.model
-    peak_is_ours = reset_peak(stage.placement.device)
-    source = stage.source()
+def _run_as_worker(setup: RankSetup, folder: RunFolder, listen: WriteEvent, command: str | None) -> None:
+    config, workload, comm, model = setup.config, setup.workload, setup.comm, setup.model
+    peak_is_ours = reset_peak(setup.placement.device)
+    source = setup.source()
     check_gradients(model, workload, source, config, comm.rank)
-    held_out = results.held_out(config, workload, stage.share)
+    held_out = results.held_out(config, workload, setup.share)
 
-    stopwatch = stage.stopwatch
+    stopwatch = setup.stopwatch
     start_together(comm)
-    account = Account(folder, comm.rank, stopwatch.clock.now, listen)
+    recorder = RunRecorder(folder, comm.rank, stopwatch.clock.now, listen)
     # Rank 0 describes the run; so does the first rank of a host that does not see rank 0's disk.
-    if comm.rank == 0 or (stage.world.local_rank == 0 and not folder.is_described):
-        account.describe(dataclasses.asdict(config), _topology(stage, source.batch), command)
-    sync = Sync(model, optimizer_factory(config, workload), stage.strategy, comm, config.bn)
-    ledger = Ledger(stopwatch, account.steps, account.timeline if config.events else None)
+    if comm.rank == 0 or (setup.world.local_rank == 0 and not folder.is_described):
+        recorder.describe(dataclasses.asdict(config), _topology(setup, source.batch), command)
+    sync = Sync(model, optimizer_factory(config, workload), setup.strategy, comm, config.bn)
+    step_recorder = StepRecorder(stopwatch, recorder.steps, recorder.timeline if config.events else None)
     profiler = StepProfiler(config.profiled_steps, folder, comm.rank, comm.device) if config.profile else None
-    windows = Windows(sync, ledger, config.log_every, account.report, profiler, config.seconds)
-    loop = Loop(config, workload, sync, source, stopwatch, ledger, windows, account.report)
-    watch = Watch(folder, comm.rank, stopwatch.clock.now, comm.device, first_on_host=stage.world.local_rank == 0)
-    account.tell(watch)
+    windows = Windows(sync, step_recorder, config.log_every, recorder.report, profiler, config.seconds)
+    loop = TrainingLoop(config, workload, sync, source, stopwatch, step_recorder, windows, recorder.report)
+    watch = RunMonitor(folder, comm.rank, stopwatch.clock.now, comm.device, first_on_host=setup.world.local_rank == 0)
+    recorder.tell(watch)
     if config.tensorboard:
-        account.tell(Scalars(folder, comm.rank, stopwatch.clock, comm.device))
+        recorder.tell(TensorBoardWriter(folder, comm.rank, stopwatch.clock, comm.device))
     try:
         loop.train()
         windows.finish()
         watch.sampler.sample()
-        peak = peak_bytes(stage.placement.device) if peak_is_ours else None  # Of training: testing comes after it.
+        peak = peak_bytes(setup.placement.device) if peak_is_ours else None  # Of training: testing comes after it.
         summary = results.summarise(config.strategy, sync, folder, windows.times, peak)
         summary |= results.whole_epochs(config, source, summary["step_s"])
-        account.summarise(summary)  # Already now: a test that fails must not cost the figures of the training.
+        recorder.summarise(summary)  # Already now: a test that fails must not cost the figures of the training.
         if held_out is not None:
             with watch.marks.span("evaluation"):
                 tests = results.evaluations(config, workload, sync, held_out)
-            account.report("evaluation", **tests)
+            recorder.report("evaluation", **tests)
             summary |= tests
-        account.finish(summary)
+        recorder.finish(summary)
     finally:
-        account.close()
+        recorder.close()
     sync.close()
 
 
@@ -109,19 +109,19 @@ def optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
     )
 
 
-def _topology(stage: Stage, batch: int | None) -> dict[str, Any]:
-    config, workload, world = stage.config, stage.workload, stage.world
-    workers = stage.comm.world_size
+def _topology(setup: RankSetup, batch: int | None) -> dict[str, Any]:
+    config, workload, world = setup.config, setup.workload, setup.world
+    workers = setup.comm.world_size
     return {
         "workload": workload.name,
-        **describe_strategy(config.strategy, stage.strategy),
+        **describe_strategy(config.strategy, setup.strategy),
         "world_size": world.size,
         "workers": workers,
-        "servers": stage.comm.servers,
+        "servers": setup.comm.servers,
         "ranks_per_host": world.local_size,
         "batch": batch,
         "batch_per_rank": [] if batch is None else sorted({batch // workers, -(-batch // workers)}),
-        **describe_place(stage.placement, interface=world.interface),
+        **describe_place(setup.placement, interface=world.interface),
         **describe_model(workload.model),
         "classes": workload.classes,
         "own_optimizer": workload.optimizer is not None,

@@ -13,7 +13,7 @@ import torch
 from paceline.analysis.split import PARTS, Split, mean_split, split_steps
 from paceline.errors import PacelineError
 from paceline.measure.clock import Clock
-from paceline.measure.resources import Probe
+from paceline.measure.resources import ProcessProbe
 from paceline.records import RunFolder
 from paceline.records.schema import TENSORBOARD_FOLDER
 from paceline.records.timeline import HEADER, ROW, Timeline, timeline_file
@@ -33,7 +33,7 @@ def check_tensorboard() -> None:
         )
 
 
-class Scalars:
+class TensorBoardWriter:
     """Listens to the account of a run on one rank. Rank 0 writes what all ranks share, each its own CPU and memory."""
 
     def __init__(self, folder: RunFolder, rank: int, clock: Clock, device: torch.device) -> None:
@@ -43,7 +43,7 @@ class Scalars:
         self._rank = rank
         self._clock = clock
         self._writer = SummaryWriter(str(folder.path / TENSORBOARD_FOLDER / f"rank-{rank}"), flush_secs=FLUSH_S)
-        self._probe = Probe(device, with_host=False)
+        self._probe = ProcessProbe(device, with_host=False)
         self._before = self._probe.read(clock.now(), 0.0)
         self._timeline = TimelineTail(folder.path / timeline_file(rank))
         self._step = 0

@@ -14,24 +14,24 @@ import torch
 
 from paceline.comm.network import LOOPBACK, choose_interface
 from paceline.errors import WorkloadError
-from paceline.training.assignment import Assignment, Finished, assign
-from paceline.training.measured import Measuring
-from paceline.training.probed import AskingOracle, Proving, ProvingOracle
+from paceline.training.assignment import ScriptFinished, ScriptTask, set_script_task
+from paceline.training.measured import TimingTask
+from paceline.training.probed import OracleCheckTask, OracleTask, ParityTask
 from paceline.training.proof import exact_kernels
 
-ASSIGNMENTS: dict[str, type[Assignment]] = {
-    "train": Measuring,
-    "prove": Proving,
-    "oracle": AskingOracle,
-    "prove_oracle": ProvingOracle,
+ASSIGNMENTS: dict[str, type[ScriptTask]] = {
+    "train": TimingTask,
+    "prove": ParityTask,
+    "oracle": OracleTask,
+    "prove_oracle": OracleCheckTask,
 }
 LINES_TO_SHOW = 12
 
 
-def run_script(assignment: Assignment, iface: str | None) -> None:
+def run_script(assignment: ScriptTask, iface: str | None) -> None:
     """Runs the script until it has done what is asked; raises where it ends before that."""
     script, rank = assignment.script, int(os.environ["RANK"])
-    assign(assignment)
+    set_script_task(assignment)
     _choose_interface(iface)
     _seed(assignment.config.seed, rank)
     sys.argv = [script.path, *script.args]
@@ -39,7 +39,7 @@ def run_script(assignment: Assignment, iface: str | None) -> None:
     try:
         with exact_kernels() if assignment.exact else nullcontext():
             runpy.run_path(script.path, run_name="__main__")
-    except Finished:
+    except ScriptFinished:
         return
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
@@ -64,7 +64,7 @@ def _seed(seed: int, rank: int) -> None:
     np.random.seed(own % 2**32)
 
 
-def _last_lines(assignment: Assignment, rank: int) -> str:
+def _last_lines(assignment: ScriptTask, rank: int) -> str:
     """The end of what the script printed: why argparse refused its arguments, for example."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -21,7 +21,7 @@ from paceline.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
-class Stage:
+class RankSetup:
     """A rank that takes part in a run, ready to start."""
 
     config: RunConfig
@@ -56,7 +56,7 @@ class Stage:
         return make_source(self.workload.train, self.share, batch=batch, seed=seed, reshuffle=reshuffle)
 
 
-def set_stage(config: RunConfig, world: World, threads: int | None, *, timed: bool = False) -> Stage | None:
+def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: bool = False) -> RankSetup | None:
     """Sets a rank up, to have its steps timed or not; called on all of them, None on those that stay idle."""
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     roles = strategy.roles(world.size)
@@ -84,4 +84,4 @@ def set_stage(config: RunConfig, world: World, threads: int | None, *, timed: bo
         model.train()
     trains_as = 0 if comm.serves else comm.rank  # A server trains nothing.
     share = Share(trains_as, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
-    return Stage(config, world, strategy, placement, comm, workload, share)
+    return RankSetup(config, world, strategy, placement, comm, workload, share)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm, close_comm
-from paceline.comm.lookout import Lookout
+from paceline.comm.lookout import UntrackedTraffic
 from paceline.comm.payload import PayloadCount
 from paceline.config import BatchNormMode
 from paceline.errors import UsageError
@@ -42,7 +42,7 @@ class Sync:
         """Whether BatchNorm layers send messages of their own."""
         if self.normalises_together:
             self._undo.enter_context(synced(model, comm))
-        self._lookout = Lookout()
+        self._untracked = UntrackedTraffic()
         self.payload = PayloadCount(comm) if comm.is_timed else None
         """What the sockets carry, by the kernel's count; None where nothing is noted."""
         self.model: nn.Module = strategy.attach(model, self._noting_its_start(make_optimizer), comm)
@@ -77,9 +77,9 @@ class Sync:
         """The bytes of each message that rank 0 broadcasts before a step: buffers that training changes, as known."""
         return self.buffers.sizes if self._broadcasts_buffers else []
 
-    def unseen(self) -> dict[str, int] | None:
+    def untracked(self) -> dict[str, int] | None:
         """How much passed by the groups that are timed; None where none are. Every rank calls it."""
-        return self._lookout.unseen(self.comm) if self.comm.is_timed else None
+        return self._untracked.untracked(self.comm) if self.comm.is_timed else None
 
     def microbatch(self, last: bool) -> AbstractContextManager[Any]:
         """Goes around forward and backward of one micro-batch."""

@@ -11,8 +11,8 @@ import torch
 
 from paceline.analysis.timing import WindowTime
 from paceline.measure.profiler import StepProfiler
-from paceline.training.account import Report
-from paceline.training.ledger import Ledger
+from paceline.training.account import WriteEvent
+from paceline.training.ledger import StepRecorder
 from paceline.training.sync import Sync
 
 WARM_UP_STEPS = 5
@@ -31,9 +31,9 @@ class Windows:
     def __init__(
         self,
         sync: Sync,
-        ledger: Ledger,
+        step_recorder: StepRecorder,
         log_every: int,
-        report: Report,
+        report: WriteEvent,
         profiler: StepProfiler | None = None,
         seconds: float | None = None,
     ) -> None:
@@ -42,7 +42,7 @@ class Windows:
         self.epoch_ends: list[int] = []
         """The steps at which epochs have ended, once a step of the next one is in a window."""
         self._sync = sync
-        self._ledger = ledger
+        self._ledger = step_recorder
         self._log_every = log_every
         self._report = report
         self._profiler = profiler

@@ -53,16 +53,16 @@ class Workload:
                 hint="give a data set, tensors, a DataLoader or an iterable of batches",
             )
 
-    def evaluate(self, model: nn.Module, batch: Any) -> Outcome:
+    def evaluate(self, model: nn.Module, batch: Any) -> ForwardResult:
         """One forward pass."""
         if self.step is not None:
-            return Outcome(self.step(model, batch))
+            return ForwardResult(self.step(model, batch))
         assert self.loss is not None
         inputs, target = batch
         output = model(inputs)
-        return Outcome(self.loss(output, target), output, target)
+        return ForwardResult(self.loss(output, target), output, target)
 
-    def count_correct(self, outcome: Outcome) -> Tensor | None:
+    def count_correct(self, outcome: ForwardResult) -> Tensor | None:
         """How many samples of a forward pass are right; None where the workload has no notion of that."""
         if self.correct is None or outcome.output is None:
             return None
@@ -71,7 +71,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ForwardResult:
     """What a forward pass gave."""
 
     loss: Tensor

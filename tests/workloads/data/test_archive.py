@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import DataError
-from paceline.workloads.data.archive import Member, extract
+from paceline.workloads.data.archive import ArchiveMember, extract
 from workloads.data.published import md5, tar_gz
 
 GOOD = b"good content"
@@ -27,8 +27,8 @@ def write_tar(path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> None:
             tar.addfile(info, io.BytesIO(content))
 
 
-def wanted(folder: Path, name: str = "box/file") -> Member:
-    return Member(name, folder / "file", md5(GOOD))
+def wanted(folder: Path, name: str = "box/file") -> ArchiveMember:
+    return ArchiveMember(name, folder / "file", md5(GOOD))
 
 
 def test_only_the_member_asked_for_is_written(tmp_path: Path, file_names: Callable[[Path], set[str]]) -> None:

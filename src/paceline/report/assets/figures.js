@@ -51,7 +51,7 @@ class Figure {
   }
 
   shown(trace, index) {
-    const { contenders, repeats } = this.spec;
+    const { candidates, repeats } = this.spec;
     if (this.axis) {
       trace.x = this.axis.x[index];
       trace.line.dash = this.axis.dashes[index];
@@ -64,7 +64,7 @@ class Figure {
         trace.line.dash = "solid";
       }
     }
-    if (contenders && this.hidden.has(contenders[index])) trace.visible = false;
+    if (candidates && this.hidden.has(candidates[index])) trace.visible = false;
     return trace;
   }
 
@@ -89,7 +89,7 @@ class Figure {
     if (repeats.length > 1) place.append(this.repeatChoice(repeats));
     if (this.spec.views) this.addViews(place);
     if (this.spec.zoom) place.append(this.zoomButtons());
-    if (this.spec.contenders) place.append(this.legend());
+    if (this.spec.candidates) place.append(this.legend());
     if (this.spec.keys) place.append(this.keys());
   }
 
@@ -186,8 +186,8 @@ class Figure {
 
   legend() {
     const list = make("div", { className: "legend", role: "group", ariaLabel: "Strategies shown" });
-    for (const { name, label, colour } of content.contenders) {
-      if (!this.spec.contenders.includes(name)) continue;
+    for (const { name, label, colour } of content.candidates) {
+      if (!this.spec.candidates.includes(name)) continue;
       const button = make("button", { type: "button", ariaPressed: "true", title: name });
       const swatch = make("i", { className: "swatch" });
       swatch.style.setProperty("--tint", colour);
@@ -205,8 +205,8 @@ class Figure {
 
   // Plotly's own legend would show the stripes of curves that lie on each other: a plain line of each colour is clearer.
   legendEntries() {
-    const listed = ({ name }) => this.spec.contenders.includes(name) && !this.hidden.has(name);
-    const shown = this.spec.keys || content.contenders.filter(listed);
+    const listed = ({ name }) => this.spec.candidates.includes(name) && !this.hidden.has(name);
+    const shown = this.spec.keys || content.candidates.filter(listed);
     const entry = { type: "scatter", mode: "lines", x: [null], y: [null], showlegend: true };
     return shown.map(({ label, colour }) => ({ ...entry, name: escaped(label), line: { color: colour, width: 3 } }));
   }
@@ -219,7 +219,7 @@ class Figure {
     const shown = this.view ? `: ${[this.view.group, this.view.label].filter(Boolean).map(escaped).join(", ")}` : "";
     layout.title = { text: this.spec.title + shown, x: 0, xref: "paper", xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { t: 14 } };
     layout.title.font = { size: 16, color: theme.colours("light")["@ink"] };
-    if (this.spec.contenders || this.spec.keys) {
+    if (this.spec.candidates || this.spec.keys) {
       const above = margin.t / (layout.height - margin.t - margin.b); // Headings of panels stand between.
       for (const trace of data) trace.showlegend = false;
       data.push(...this.legendEntries());

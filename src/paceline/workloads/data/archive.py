@@ -22,7 +22,7 @@ _HINT = "delete it to download it again"
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ArchiveMember:
     """A file wanted from an archive."""
 
     name: str
@@ -33,7 +33,7 @@ class Member:
     """Of its content, as published."""
 
 
-def extract(archive: Path, members: Sequence[Member], *, member_bytes: int) -> None:
+def extract(archive: Path, members: Sequence[ArchiveMember], *, member_bytes: int) -> None:
     """Writes each of `members` to its target, whole and with the right md5, or raises; none exceeds `member_bytes`."""
     wanted = {member.name: member for member in members}
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.errors import DataError
-from paceline.workloads.data.archive import Member, extract
+from paceline.workloads.data.archive import ArchiveMember, extract
 from paceline.workloads.data.checked import is_intact
 from paceline.workloads.data.download import Remote, fetch_once, missing_hint, provide
 
@@ -40,12 +40,12 @@ class Cifar10:
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
         """Checks the six files; takes those that are missing out of the archive, and downloads that if need be."""
 
-        def missing() -> list[Member]:
+        def missing() -> list[ArchiveMember]:
             files = TRAIN_FILES | TEST_FILES
-            members = [Member(f"{FOLDER}/{name}", data_dir / FOLDER / name, md5) for name, md5 in files.items()]
+            members = [ArchiveMember(f"{FOLDER}/{name}", data_dir / FOLDER / name, md5) for name, md5 in files.items()]
             return [member for member in members if not is_intact(member.target, member.md5)]
 
-        def fetch(members: Sequence[Member]) -> None:
+        def fetch(members: Sequence[ArchiveMember]) -> None:
             archive = data_dir / ARCHIVE.name
             downloaded = fetch_once(ARCHIVE, archive, progress=progress)
             extract(archive, members, member_bytes=_FILE_BYTES)
