@@ -36,10 +36,10 @@ from rich.table import Table
 from torch import Tensor
 
 from paceline.comm import Comm, close_comm, open_comm
-from paceline.comm.exchange import Scratch
-from paceline.comm.halving_doubling import halving_doubling_all_reduce
+from paceline.comm.all_reduce.exchange import Scratch
+from paceline.comm.all_reduce.halving_doubling import halving_doubling_all_reduce
+from paceline.comm.all_reduce.ring import ring_all_reduce
 from paceline.comm.network import LOOPBACK, free_port
-from paceline.comm.ring import ring_all_reduce
 from paceline.comm.world import join_world, leave_world
 from paceline.plans.cuts import SEGMENT_KB
 from paceline.records import provenance

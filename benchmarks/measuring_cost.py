@@ -38,9 +38,9 @@ from rich.table import Table
 from paceline.comm.network import LOOPBACK, free_port
 from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
+from paceline.doctor.measuring_cost import WARM_UP_STEPS, TimedTraining
 from paceline.records import provenance
-from paceline.training.cost import WARM_UP_STEPS, TimedTraining
-from paceline.training.stage import set_up_rank
+from paceline.training.rank_setup import set_up_rank
 
 RANKS = 2
 BATCH_PER_RANK = 16

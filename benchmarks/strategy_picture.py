@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from paceline.report.palette import FAVOURITES, NEUTRAL_FAVOURITES, NEUTRALS
+from paceline.report.plots.palette import FAVOURITES, NEUTRAL_FAVOURITES, NEUTRALS
 
 if TYPE_CHECKING:
     from strategy_results import Figures, Line

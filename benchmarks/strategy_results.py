@@ -10,10 +10,10 @@ from pathlib import Path
 from strategy_picture import draw, interval
 
 from paceline.analysis.comparison import cost_per_sample
-from paceline.analysis.pool import collect_records
+from paceline.analysis.record_set import collect_records
 from paceline.analysis.statistics import Estimate, of_times, paired_ratio
 from paceline.records.experiment import ExperimentRecord, read_experiment
-from paceline.report.words import on_hosts, seconds, time_range
+from paceline.report.formatting import on_hosts, seconds, time_range
 
 REFERENCE, BOUND = "ddp", "none"
 BEGIN, END = "<!-- made by benchmarks/strategies.py: begin -->", "<!-- made by benchmarks/strategies.py: end -->"

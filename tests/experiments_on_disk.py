@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.comparison import Comparison, compare
-from paceline.analysis.pool import collect_records
+from paceline.analysis.record_set import collect_records
 from paceline.config import RunConfig
 from paceline.plans import Plan
 from paceline.plans.operations import all_reduce

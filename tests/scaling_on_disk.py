@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments_on_disk import PROVENANCE, write_counts, write_run, write_timelines
-from paceline.analysis.pool import collect_records
-from paceline.analysis.scaling import Scaling, scaling
+from paceline.analysis.record_set import collect_records
+from paceline.analysis.scaling.curves import Scaling, scaling
 from paceline.config import RunConfig
 from paceline.records import EventWriter
 from paceline.records.experiment import Candidate, CandidateRole, ExperimentFolder, read_experiment

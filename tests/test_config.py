@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
+from paceline.config.fields import field_docs, from_mapping, read_toml
 from paceline.errors import UsageError
-from paceline.settings import field_docs, from_mapping, read_toml
 
 
 def test_the_defaults_are_the_classic_experiment() -> None:

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paceline.experiments.candidates import make_candidates
 from typer.main import get_command
 
 import paceline
 from paceline.cli.main import app, run
 from paceline.config import CompareConfig, LaunchConfig, RunConfig, ScaleConfig
-from paceline.emulation import EmulationInfo
+from paceline.config.emulation import EmulationInfo
 from paceline.errors import INTERRUPTED_EXIT_CODE
 from paceline.experiments import train as experiment
+from paceline.experiments.candidates import make_candidates
 from paceline.experiments.names import check_names
-from paceline.experiments.scale_points import make_points
-from paceline.experiments.shapes import choose_shapes
-from paceline.launch.seat import LauncherProcess, Shape
+from paceline.experiments.scaling.points import make_points
+from paceline.experiments.scaling.shapes import choose_shapes
+from paceline.launch.launcher_process import LauncherProcess, Shape
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

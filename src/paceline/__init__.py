@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.strategies.base import AfterBackward, Strategy
+    from paceline.strategies.base.strategy import AfterBackward, Strategy
     from paceline.training.attach import attach
     from paceline.training.sync import Sync
     from paceline.workloads.workload import Workload
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["AfterBackward", "Strategy", "Sync", "Workload", "attach"]
 
 _HOMES = {
-    "AfterBackward": "paceline.strategies.base",
-    "Strategy": "paceline.strategies.base",
+    "AfterBackward": "paceline.strategies.base.strategy",
+    "Strategy": "paceline.strategies.base.strategy",
     "Sync": "paceline.training.sync",
     "Workload": "paceline.workloads.workload",
     "attach": "paceline.training.attach",

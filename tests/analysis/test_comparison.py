@@ -11,8 +11,8 @@ import pytest
 
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison, compare
-from paceline.analysis.parting import identical_groups
-from paceline.analysis.pool import collect_records
+from paceline.analysis.loss_difference import identical_groups
+from paceline.analysis.record_set import collect_records
 from paceline.records import RunRecord
 from paceline.records.experiment import Candidate, read_experiment
 from paceline.records.find import find_records

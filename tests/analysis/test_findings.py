@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from examinations import CONTENTION, GB, LINK, MB, NEEDS, all_reduce, examination, facts, on_two_hosts, pair
-from paceline.analysis.finding import binary_size, duration, size
 from paceline.analysis.findings import Finding, findings, problems
+from paceline.analysis.findings.finding import binary_size, duration, size
 from paceline.analysis.link import all_reduce_s
 from paceline.records.examination import Examination, MeasuredLinks, MeasuringCost
 

@@ -19,11 +19,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.comm import Comm, futex, host_memory
-from paceline.comm.futex import FutexWords
-from paceline.comm.headway import DONE, LOOK_AROUND_S, READY, ProgressCounters
-from paceline.comm.host_memory import HostMemory, Peer, started
-from paceline.comm.shared_memory import CHUNK_BYTES, SharedBuckets
+from paceline.comm import Comm
+from paceline.comm.shared_memory import futex, host_memory
+from paceline.comm.shared_memory.buckets import CHUNK_BYTES, SharedBuckets
+from paceline.comm.shared_memory.futex import FutexWords
+from paceline.comm.shared_memory.host_memory import HostMemory, Peer, started
+from paceline.comm.shared_memory.progress_counters import DONE, LOOK_AROUND_S, READY, ProgressCounters
 from paceline.errors import RankError
 from ranks import Pool
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from gpt import GPT, make_optimizer, make_workload
 
+from commands import paceline
 from examples import FOLDER
-from launch.commands import paceline
 from paceline.comm import Comm
 from paceline.config import RunConfig
 from paceline.records import read_run
 from paceline.strategies.registry import create
-from paceline.training.parity import Parity, prove
+from paceline.training.parity.proof import Parity, prove
 from paceline.workloads.batches import Share
 from ranks import Pool
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from commands import paceline
 from examples import FOLDER, TIMEOUT_S
-from launch.commands import paceline
 
 OPTIONS = ["--steps", "30", "--batch", "7"]
 """A batch that two ranks, and the micro-batches of one of them, cannot share evenly."""

@@ -11,8 +11,8 @@ from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import PacelineError, UsageError
 from paceline.experiments.checks import check_strategy, choose_shape
 from paceline.experiments.names import check_names
-from paceline.experiments.subjects import SCRIPT_RULES
-from paceline.launch.seat import LauncherProcess
+from paceline.experiments.training_targets import SCRIPT_RULES
+from paceline.launch.launcher_process import LauncherProcess
 from paceline.strategies.allreduce import AllReduce
 from paceline.strategies.registry import create
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.emulation import EmulationInfo
+from paceline.config.emulation import EmulationInfo
 from paceline.measure import cores
 from paceline.measure.cores import cgroup_quota, threads_per_rank, usable_cores
 

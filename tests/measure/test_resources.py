@@ -14,7 +14,7 @@ import torch
 from paceline.analysis.resources import rank_usage
 from paceline.measure import resources
 from paceline.measure.resources import PERIOD_S, HostProbe, ProcessProbe, ResourceSampler, next_wait_s
-from paceline.measure.watch import RunMonitor
+from paceline.measure.run_monitor import RunMonitor
 from paceline.records import RunFolder
 from paceline.records.resources import Resources, read_marks, read_resources
 from paceline.records.writer import ResourceWriter

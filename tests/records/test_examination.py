@@ -12,7 +12,7 @@ import pytest
 
 from examinations import NEEDS, examination, on_two_hosts
 from experiments_on_disk import read_comparison, write_experiment
-from paceline.analysis.pool import collect_records
+from paceline.analysis.record_set import collect_records
 from paceline.errors import RecordError
 from paceline.records.examination import (
     Examination,

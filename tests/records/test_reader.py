@@ -156,7 +156,7 @@ sys.modules["torch"] = None  # Importing it now raises.
 from pathlib import Path
 from paceline.analysis.summary import summarise
 from paceline.records import read_run
-from paceline.report.tables import print_run
+from paceline.report.terminal.run import print_run
 from rich.console import Console
 record = read_run(Path(sys.argv[1]))
 print_run(record, Console())

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from paceline.comm import Comm
 from paceline.errors import UsageError, WorkloadError
+from paceline.strategies.base.overlapped import Bucket
 from paceline.strategies.bucketed import Bucketed, BucketedOptions
-from paceline.strategies.overlapped import Bucket
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 from ranks import Pool, RankFailed

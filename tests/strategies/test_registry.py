@@ -16,7 +16,7 @@ import pytest
 
 from paceline.errors import UsageError, WorkloadError
 from paceline.plans import Gradient, Plan
-from paceline.strategies.base import Role, Strategy
+from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import ENTRIES, SETS, create, find, lesson, parse_list, plan_of
 
 HEADINGS = ["Idea", "Who sends what to whom", "Cost", "When to use it", "When not"]

@@ -21,10 +21,10 @@ from paceline.plans.shared_memory import plan
 from paceline.records.timeline import RowKind
 from paceline.strategies.registry import create
 from paceline.strategies.shared_memory import SharedMemory
-from paceline.training.parity import Parity
+from paceline.training.parity.proof import Parity
 from paceline.training.sync import Sync
 from ranks import SIZE, Pool
-from training.test_parity import proof
+from training.parity.test_proof import proof
 
 SMALL = "shared_memory:bucket_mb=0.002,first_mb=0.001"
 Hosts = tuple[tuple[int, ...], ...]

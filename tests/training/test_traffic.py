@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.analysis.payload import TOLERANCE
+from paceline.analysis.traffic.payload import TOLERANCE
 from paceline.comm import Comm
 from paceline.comm.payload import PayloadCount
 from paceline.strategies.registry import ENTRIES, create

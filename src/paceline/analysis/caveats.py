@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.analysis.curves import loss_curve
-from paceline.analysis.payload import payload_of
-from paceline.analysis.pool import RecordSet
+from paceline.analysis.record_set import RecordSet
+from paceline.analysis.traffic.payload import payload_of
+from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.records import RunRecord
-from paceline.slowing import format_slow_ranks, parse_slow_ranks
 
 DRIFT = 1e-6
 """How far apart, relative to their norm, the ranks' weights may be after a run that promises the same gradient on all.

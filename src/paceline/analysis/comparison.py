@@ -10,11 +10,9 @@ from typing import Any
 
 from paceline.analysis.caveats import caveats
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
-from paceline.analysis.parting import LossDifference, loss_differences
-from paceline.analysis.payload import Payload, payload_of
-from paceline.analysis.pool import RecordSet
+from paceline.analysis.loss_difference import LossDifference, loss_differences
 from paceline.analysis.ranks import RankRow, imbalance, rank_rows, uneven
-from paceline.analysis.row_split import CandidateSplit, candidate_split
+from paceline.analysis.record_set import RecordSet
 from paceline.analysis.statistics import (
     Estimate,
     median_time,
@@ -24,8 +22,10 @@ from paceline.analysis.statistics import (
     paired_difference,
     paired_ratio,
 )
-from paceline.analysis.timing import profiled_steps, step_time, windows_of
-from paceline.analysis.wire import Wire, wire_of
+from paceline.analysis.steps.candidate_split import CandidateSplit, candidate_split
+from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of
+from paceline.analysis.traffic.payload import Payload, payload_of
+from paceline.analysis.traffic.wire import Wire, wire_of
 from paceline.records import RunRecord
 from paceline.records.examination import Examination
 from paceline.records.experiment import Candidate

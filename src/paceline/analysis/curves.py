@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.timing import losses_of, windows_of
+from paceline.analysis.steps.timing import losses_of, windows_of
 from paceline.records import RunRecord
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.resources import RankUsage, usage
+from paceline.analysis.steps.timing import windows_of
 from paceline.analysis.summary import summarise_rank
-from paceline.analysis.timing import windows_of
 from paceline.records import RunRecord
 
 UNEVEN = 0.05

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.analysis.resources import usage
-from paceline.analysis.timing import WindowTime, counted_steps, windows_of
+from paceline.analysis.steps.timing import WindowTime, counted_steps, windows_of
 from paceline.errors import RecordError
 from paceline.records.reader import RunRecord, Steps
 from paceline.records.schema import SUMMARY_FILE

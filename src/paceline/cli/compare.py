@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.experiment_output import carry_out
 from paceline.cli.messages import notifier
 from paceline.cli.options import takes
-from paceline.cli.outcome import carry_out
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 
 HELP = {
@@ -42,7 +42,7 @@ def command(
     from rich.console import Console
 
     from paceline.experiments.compare import compare
-    from paceline.report.board import LiveTable
+    from paceline.report.live.live_table import LiveTable
 
     messages = Console(stderr=True, highlight=False)
     return carry_out(

@@ -36,7 +36,7 @@ def command(
     from paceline.experiments.doctor import doctor
     from paceline.records.schema import DOCTOR_FILE
     from paceline.records.writer import strict
-    from paceline.report.doctor import LiveExamination, print_examination, to_json
+    from paceline.report.terminal.doctor import LiveExamination, print_examination, to_json
 
     console = messages()
     watched: list[Path] = []

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import compare, doctor, report, scale, strategies, submit, train
-from paceline.cli.emulated import TYPED
+from paceline.cli.emulation import TYPED
 from paceline.cli.messages import messages, show_error
 from paceline.cli.options import PassThroughCommand
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError

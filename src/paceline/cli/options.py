@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from paceline.cli.emulated import on_hosts
+from paceline.cli.emulation import on_hosts
 from paceline.config import ALTERNATIVES
-from paceline.settings import TEXTS, field_docs, from_mapping, owners, read_toml
+from paceline.config.fields import TEXTS, field_docs, from_mapping, owners, read_toml
 
 OTHER_WAY = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
 POSITIONAL = frozenset({"workload"})

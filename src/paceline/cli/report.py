@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.experiment_output import output_of
 from paceline.cli.messages import data_console, messages
-from paceline.cli.outcome import output_of
 from paceline.errors import PacelineError
 
 
@@ -72,7 +72,7 @@ def _show_examinations(folders: list[Path], *, as_json: bool, more: bool) -> Non
     """What the doctor found: in the terminal, or as JSON, which is a list where there are several."""
     from paceline.records.examination import read_examination
     from paceline.records.writer import strict
-    from paceline.report.doctor import print_examination, to_json
+    from paceline.report.terminal.doctor import print_examination, to_json
 
     found = {folder: read_examination(folder) for folder in folders}
     if as_json:

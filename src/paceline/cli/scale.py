@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.experiment_output import carry_out
 from paceline.cli.messages import notifier
 from paceline.cli.options import takes
-from paceline.cli.outcome import carry_out
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 
 HELP = {
@@ -38,7 +38,7 @@ def command(
     from rich.console import Console
 
     from paceline.experiments.scale import scale
-    from paceline.report.scaling_board import ScalingLiveTable
+    from paceline.report.live.scaling_table import ScalingLiveTable
 
     messages = Console(stderr=True, highlight=False)
     return carry_out(

@@ -16,7 +16,8 @@ from typer.core import TyperCommand
 from paceline.cli.options import Request, only_asked
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
-from paceline.launch.sbatch import (
+from paceline.launch.launcher_process import LauncherProcess
+from paceline.launch.slurm.sbatch import (
     JOB,
     BatchJob,
     SbatchOptions,
@@ -26,7 +27,6 @@ from paceline.launch.sbatch import (
     submit_job,
     value_of,
 )
-from paceline.launch.seat import LauncherProcess
 
 SHORT = {"-A": "--account", "-c": "--cpus-per-task", "-N": "--nodes", "-n": "--ntasks", "-o": "--output"}
 SHORT |= {"-p": "--partition", "-t": "--time"}
@@ -209,7 +209,7 @@ def _shape(
 
 def _check_scale(asked: Request, hosts: int, ranks_per_host: int) -> None:
     """Refuses numbers of ranks that `scale` could not put on the hosts of the job."""
-    from paceline.experiments.shapes import choose_shapes
+    from paceline.experiments.scaling.shapes import choose_shapes
 
     scale = _config(asked, ScaleConfig)
     if scale is not None:

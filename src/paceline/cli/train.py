@@ -26,12 +26,12 @@ def command(
     from rich.console import Console
 
     from paceline.analysis.caveats import unplanned_bytes, untracked_traffic
-    from paceline.analysis.payload import payload_of
     from paceline.analysis.summary import summarise
+    from paceline.analysis.traffic.payload import payload_of
     from paceline.experiments.train import train
-    from paceline.report.live import LiveRun
-    from paceline.report.resource_tables import run_json
-    from paceline.report.tables import print_run
+    from paceline.report.live.run import LiveRun
+    from paceline.report.tables.resources import run_json
+    from paceline.report.terminal.run import print_run
     from paceline.report.trace import where_traces_are, write_traces
 
     messages = Console(stderr=True)

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.hosts import hosts_of, own_host
+from paceline.comm.json_messages import receive_json_message, send_json_message
 from paceline.comm.local_group import NewGroup, local_maker
-from paceline.comm.parcel import receive_json_message, send_json_message
-from paceline.comm.timed import TimedGroup, carrying, end_group, timed_group
+from paceline.comm.timed_group import TimedGroup, carrying, end_group, timed_group
 from paceline.measure.operations import OperationLog
 from paceline.measure.sockets import SocketName, connections, open_sockets
 from paceline.measure.steps import Stopwatch

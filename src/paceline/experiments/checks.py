@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from paceline.config import LaunchConfig, RunConfig
-from paceline.emulation import emulation_info
+from paceline.config.emulation import emulation_info
+from paceline.config.slow_ranks import check_slow_ranks
+from paceline.config.specs import Spec
 from paceline.errors import UsageError
-from paceline.launch.seat import LauncherProcess, Shape
-from paceline.own import file_digest, source_digest
-from paceline.slowing import check_slow_ranks
-from paceline.specs import Spec
-from paceline.strategies.base import Role, Strategy
+from paceline.launch.launcher_process import LauncherProcess, Shape
+from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import create
-from paceline.training.scalars import check_tensorboard
 from paceline.training.sync import not_together
+from paceline.training.tensorboard import check_tensorboard
+from paceline.user_code import file_digest, source_digest
 from paceline.workloads.names import is_own
 
 RANKS_ON_A_CPU = 2

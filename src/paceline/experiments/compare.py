@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.analysis.comparison import compare as compare_records
-from paceline.analysis.pool import collect_records
+from paceline.analysis.record_set import collect_records
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import UsageError
 from paceline.experiments.candidates import make_candidates, reference_of, varied_keys
 from paceline.experiments.checks import choose_shape, place_settings, settings_of
-from paceline.experiments.experiment import Experiment, ProgressDisplay
-from paceline.experiments.subjects import choose_target
+from paceline.experiments.engine import Experiment, ProgressDisplay
 from paceline.experiments.train import new_folder
-from paceline.launch.fleet import join_launch
-from paceline.launch.seat import Notify
-from paceline.launch.seating import find_launcher_process
+from paceline.experiments.training_targets import choose_target
+from paceline.launch.launcher_process import Notify
+from paceline.launch.leader import join_launch
+from paceline.launch.rank_assignment import find_launcher_process
 from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
 from paceline.records.experiment import ExperimentFolder, read_experiment

@@ -11,15 +11,15 @@ from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import PacelineError, RecordError
 from paceline.experiments.names import check_names, prepare_data
 from paceline.experiments.train import FollowRun, new_folder
-from paceline.launch.seat import Notify
+from paceline.launch.launcher_process import Notify
 from paceline.records import RunFolder
 from paceline.records.examination import Examination, find_examination, read_examination, write_examination
 from paceline.records.provenance import command_line
 from paceline.records.schema import DOCTOR_FILE
 
 if TYPE_CHECKING:
-    from paceline.launch.fleet import Leader
-    from paceline.launch.seat import Shape
+    from paceline.launch.launcher_process import Shape
+    from paceline.launch.leader import Leader
 
 
 def doctor(
@@ -31,8 +31,8 @@ def doctor(
         _refuse_record(out)
 
     from paceline.experiments.checks import choose_shape, settings_of
-    from paceline.launch.fleet import join_launch
-    from paceline.launch.seating import find_launcher_process
+    from paceline.launch.leader import join_launch
+    from paceline.launch.rank_assignment import find_launcher_process
 
     launcher = find_launcher_process(launch, os.environ)
     shape = choose_shape(config, launch, launcher)

@@ -13,7 +13,7 @@ from paceline.config import RunConfig
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import gpus_to_use
 from paceline.measure.cores import usable_cores
-from paceline.training.check import check_gradients
+from paceline.training.model_check import check_gradients
 from paceline.training.precision import autocast, storage_dtype
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.load import load_workload

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.config import CompareConfig, RunConfig
+from paceline.config.specs import Spec, split_list
 from paceline.errors import UsageError, unknown_name
-from paceline.own import check_module
-from paceline.specs import Spec, split_list
 from paceline.strategies import registry
+from paceline.user_code import check_module
 from paceline.workloads import data
 from paceline.workloads.names import MODEL_NAMES, is_own
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.pool import collect_records
-from paceline.analysis.scaling import KIND, scaling
+from paceline.analysis.record_set import collect_records
+from paceline.analysis.scaling.curves import KIND, scaling
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import gpus_to_use, place_settings, settings_of
-from paceline.experiments.experiment import Experiment, ProgressDisplay
+from paceline.experiments.engine import Experiment, ProgressDisplay
 from paceline.experiments.names import prepare_data
-from paceline.experiments.scale_estimate import estimate_s
-from paceline.experiments.scale_machines import (
+from paceline.experiments.scaling.estimate import estimate_s
+from paceline.experiments.scaling.machines import (
     ThreadCounts,
     are_bound,
     choose_threads,
@@ -26,13 +26,13 @@ from paceline.experiments.scale_machines import (
     machine_cores,
     own_quota,
 )
-from paceline.experiments.scale_points import ScaleBatches, make_points, shared_settings
-from paceline.experiments.shapes import choose_shapes
-from paceline.experiments.subjects import ScheduledRun, WorkloadTarget
+from paceline.experiments.scaling.points import ScaleBatches, make_points, shared_settings
+from paceline.experiments.scaling.shapes import choose_shapes
 from paceline.experiments.train import new_folder
-from paceline.launch.fleet import join_launch
-from paceline.launch.seat import LauncherProcess, Notify, Shape
-from paceline.launch.seating import find_launcher_process
+from paceline.experiments.training_targets import ScheduledRun, WorkloadTarget
+from paceline.launch.launcher_process import LauncherProcess, Notify, Shape
+from paceline.launch.leader import join_launch
+from paceline.launch.rank_assignment import find_launcher_process
 from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
 from paceline.records.experiment import ExperimentFolder, read_experiment

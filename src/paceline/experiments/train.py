@@ -14,7 +14,7 @@ from typing import Any
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import RecordError
 from paceline.experiments.names import check_names, prepare_data
-from paceline.launch.seat import Notify
+from paceline.launch.launcher_process import Notify
 from paceline.records import RunFolder, RunRecord, read_run
 
 FollowRun = Callable[[Path], AbstractContextManager[Any]]
@@ -28,9 +28,9 @@ def train(
     check_names(config)
 
     from paceline.experiments.checks import choose_shape, settings_of
-    from paceline.launch.fleet import join_launch
     from paceline.launch.job import Job
-    from paceline.launch.seating import find_launcher_process
+    from paceline.launch.leader import join_launch
+    from paceline.launch.rank_assignment import find_launcher_process
 
     launcher = find_launcher_process(launch, os.environ)
     shape = choose_shape(config, launch, launcher)

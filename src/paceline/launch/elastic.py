@@ -22,9 +22,9 @@ from torch.distributed.launcher.api import elastic_launch
 from paceline.errors import LaunchError
 from paceline.launch import rendezvous
 from paceline.launch.job import Job
+from paceline.launch.launcher_process import RankRange
 from paceline.launch.rank import LOCAL_RANK, LOCAL_SIZE, MODULE, SHARING
 from paceline.launch.rendezvous import Failed
-from paceline.launch.seat import RankRange
 from paceline.measure.cores import threads_per_rank
 
 GRACE_S = 3.0

@@ -14,10 +14,10 @@ from paceline.config import LaunchConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, LaunchError, PacelineError
 from paceline.launch.elastic import start_ranks
 from paceline.launch.failures import from_message, to_message
+from paceline.launch.heartbeat import send_heartbeats
 from paceline.launch.job import Job
-from paceline.launch.mail import POLL_S, StoreChannel
-from paceline.launch.presence import send_heartbeats
-from paceline.launch.seat import LauncherProcess, RankRange
+from paceline.launch.launcher_process import LauncherProcess, RankRange
+from paceline.launch.store_channel import POLL_S, StoreChannel
 from paceline.records.schema import ERRORS_FOLDER, LOGS_FOLDER
 
 END = "end"

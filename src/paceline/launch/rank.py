@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from paceline.emulation import CGROUP_VARIABLE
-from paceline.launch.cgroup import enter
+from paceline.config.emulation import CGROUP_VARIABLE
+from paceline.launch.emulation.cgroup import enter
 from paceline.launch.failures import record_failure
 from paceline.launch.job import Job
 
@@ -74,9 +74,9 @@ def work(job: Job, place: JobProgress) -> None:
     """Joins the others, does every run of the job, leaves."""
     _import_torch()
     from paceline.comm import join_world, leave_world
-    from paceline.comm.reach import check_reach
-    from paceline.training.examine import examine_machines, examine_run
-    from paceline.training.proof import prove_run
+    from paceline.doctor.examine import examine_machines, examine_run
+    from paceline.doctor.reach import check_reach
+    from paceline.training.parity.task import prove_run
     from paceline.training.run import run
 
     examining: dict[str, Callable[..., None]] = {"examine": examine_run, "examine_machines": examine_machines}
@@ -93,7 +93,7 @@ def work(job: Job, place: JobProgress) -> None:
 def work_for_script(job: Job) -> None:
     """Runs the user's script, whose `attach` joins the others."""
     _import_torch()
-    from paceline.training.script import ASSIGNMENTS, run_script
+    from paceline.training.scripts.run_script import ASSIGNMENTS, run_script
 
     assert job.script is not None
     _enter_host()

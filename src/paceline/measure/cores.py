@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paceline.emulation import emulation_info
+from paceline.config.emulation import emulation_info
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP, cgroup_folders
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.measure.clock import Clock, ClockMoment, Mark, clock_for
-from paceline.measure.gradients import LastGradient
+from paceline.measure.last_gradient import LastGradient
 from paceline.measure.operations import OperationLog
 from paceline.records.timeline import NEVER, NO_PEER, Purpose, RowKind, keeps
 

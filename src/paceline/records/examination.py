@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RecordError
+from paceline.records.decode import WrongValue, build
 from paceline.records.reader import check_schema, read_json
 from paceline.records.schema import DOCTOR_FILE, SCHEMA_VERSION
-from paceline.records.typed import WrongValue, build
 from paceline.records.writer import write_json
 
 LARGE_BYTES = 1 << 20

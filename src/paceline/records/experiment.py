@@ -10,8 +10,19 @@ from typing import Any, Literal, get_args
 from paceline.errors import RecordError
 from paceline.records import schema
 from paceline.records.examination import Examination, find_examination
-from paceline.records.kinds import COUNT, DESIGN, FLAG, NUMBER, POSITIVE, PROVENANCE, SOME, TEXT, ValueKind, check_kinds
 from paceline.records.reader import RunRecord, check_schema, read_events, read_json, read_run
+from paceline.records.value_checks import (
+    COUNT,
+    DESIGN,
+    FLAG,
+    NUMBER,
+    POSITIVE,
+    PROVENANCE,
+    SOME,
+    TEXT,
+    ValueKind,
+    check_kinds,
+)
 from paceline.records.writer import write_json
 
 CandidateRole = Literal["candidate", "bound", "baseline"]

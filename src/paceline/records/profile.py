@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import RecordError
-from paceline.records.kinds import LONGEST_S
+from paceline.records.decode import WrongValue, build
 from paceline.records.reader import read_json
 from paceline.records.schema import profile_file
-from paceline.records.typed import WrongValue, build
+from paceline.records.value_checks import LONGEST_S
 from paceline.records.writer import RunFolder, write_json
 
 LAST_STEP = 1 << 32

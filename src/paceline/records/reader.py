@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.errors import RecordError
 from paceline.records import schema
-from paceline.records.kinds import LOG, check_kinds, check_run, check_run_events, check_summary
+from paceline.records.value_checks import LOG, check_kinds, check_run, check_run_events, check_summary
 
 if TYPE_CHECKING:
     from paceline.records.profile import Profile

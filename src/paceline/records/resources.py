@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from paceline.errors import RecordError
 from paceline.records import schema
-from paceline.records.kinds import LONGEST_S
 from paceline.records.reader import is_measured, read_text, whole_lines
+from paceline.records.value_checks import LONGEST_S
 
 ALWAYS = ("time_s", "cpu_s", "resident_bytes", "threads", "sampler_s")
 """What is measured on every rank; the rest depends on the device and the host."""

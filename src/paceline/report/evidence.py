@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.analysis.comparison import Comparison, Proof
-from paceline.analysis.parting import VISIBLE, LossDifference, identical_groups
-from paceline.report.words import listed, percent, plural
+from paceline.analysis.loss_difference import VISIBLE, LossDifference, identical_groups
+from paceline.report.formatting import listed, percent, plural
 
 CAUSES = {
     "none": "None: the losses are the same to the last bit.",
@@ -84,7 +84,8 @@ def loss_difference_sentences(comparison: Comparison) -> Iterator[str]:
     visible = [loss_difference for loss_difference in differing if loss_difference.visible_step is not None]
     for loss_difference in visible[:MOST_NAMED]:
         yield (
-            f"{loss_difference.candidate} visibly parts from {loss_difference.reference} at step {loss_difference.visible_step} "
+            f"{loss_difference.candidate} visibly parts from {loss_difference.reference} "
+            f"at step {loss_difference.visible_step} "
             f"and ends {apart(loss_difference.at_end)} away."
         )
     if differing and not visible:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.activity import step_activities
 from paceline.analysis.resources import cpu_shares
+from paceline.analysis.steps.activity import step_activities
 from paceline.errors import RecordError
 from paceline.records.reader import RunRecord
 from paceline.records.schema import TRACE_FILE

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.analysis.payload import Payload, RankBytes
 from paceline.analysis.ranks import RankRow
 from paceline.analysis.statistics import Estimate
+from paceline.analysis.traffic.payload import Payload, RankBytes
 from paceline.config import RunConfig
-from paceline.report.words import factor, listed, percent, plural, seconds, size
+from paceline.report.formatting import factor, listed, percent, plural, seconds, size
 
 NOT_REPEATED = frozenset({"workload", "trace", "profile", "tensorboard"})
 """Settings that a suggested command does not take over: what stands elsewhere in it, and looks that were taken once."""

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch.distributed as dist
 from torch import nn
 
+from paceline.config.specs import check_positive
 from paceline.plans.buckets import MIB
-from paceline.specs import check_positive
-from paceline.strategies.overlapped import Bucket, Overlapped
+from paceline.strategies.base.overlapped import Bucket, Overlapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,8 @@ class Bucketed(Overlapped):
         cost some microseconds for each parameter.
 
     When to use it
-        To see how `ddp` works, and as the base for a scheme of your own: `strategies/overlapped.py` has the hooks,
-        `strategies/buckets.py` the memory, this file what becomes of a full bucket.
+        To see how `ddp` works, and as the base for a scheme of your own: `strategies/base/overlapped.py` has the hooks,
+        `strategies/base/buckets.py` the memory, this file what becomes of a full bucket.
 
     When not
         For models of very many small parameters: `ddp` runs its hooks in C++. For loops that change gradients between

@@ -13,9 +13,9 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.config.specs import check_positive
 from paceline.plans.classic import DEFAULT_BUCKET_MB
-from paceline.specs import check_positive
-from paceline.strategies.base import Strategy
+from paceline.strategies.base.strategy import Strategy
 
 # The loop owns BatchNorm, so DDP shall not broadcast buffers. The switch has another name since torch 2.13.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.strategies.base import AfterBackward
+from paceline.strategies.base.strategy import AfterBackward
 
 
 class GatherScatter(AfterBackward):

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from paceline.comm.group import from_rank_0
-from paceline.strategies.base import Strategy
+from paceline.strategies.base.strategy import Strategy
 
 
 class NoSync(Strategy):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.comm.messages import irecv, isend
-from paceline.strategies.base import AfterBackward
+from paceline.strategies.base.strategy import AfterBackward
 
 
 class PointToPoint(AfterBackward):

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.config.fields import field_docs_of_source
+from paceline.config.specs import Spec, build, split_list
 from paceline.errors import UsageError, unknown_name
-from paceline.own import check_module, import_module
 from paceline.plans import Plan
-from paceline.settings import field_docs_of_source
-from paceline.specs import Spec, build, split_list
+from paceline.user_code import check_module, import_module
 
 if TYPE_CHECKING:
-    from paceline.strategies.base import Strategy
+    from paceline.strategies.base.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,12 @@ class StrategyEntry:
     """`module:function`"""
 
 
-def _entry(name: str, summary: str, class_name: str, plan: str | None = None) -> StrategyEntry:
+def _entry(
+    name: str, summary: str, class_name: str, plan: str | None = None, module: str | None = None
+) -> StrategyEntry:
     """A strategy in the file of its name, as its plan is unless another place is said."""
     return StrategyEntry(
-        name, summary, f"paceline.strategies.{name}:{class_name}", f"paceline.plans.{plan or f'{name}:plan'}"
+        name, summary, f"paceline.strategies.{module or name}:{class_name}", f"paceline.plans.{plan or f'{name}:plan'}"
     )
 
 
@@ -57,12 +59,20 @@ ENTRIES = {
         _entry("bucketed", "our own overlapped reducer: `ddp`, to be read", "Bucketed"),
         _entry("ring", "one all-reduce around a ring of our own, after backward", "Ring"),
         _entry("halving_doubling", "the same between partners, in 2 lg p steps", "HalvingDoubling"),
-        _entry("priority", "the first layers' gradients first, hidden behind the next forward too", "Priority"),
+        _entry(
+            "priority",
+            "the first layers' gradients first, hidden behind the next forward too",
+            "Priority",
+            module="priority.strategy",
+        ),
         _entry(
             "shared_memory", "ranks of a host add up in memory they share; leaders ring across hosts", "SharedMemory"
         ),
         _entry(
-            "parameter_server", "servers keep the weights, workers send gradients, in step or not", "ParameterServer"
+            "parameter_server",
+            "servers keep the weights, workers send gradients, in step or not",
+            "ParameterServer",
+            module="parameter_server.strategy",
         ),
     )
 }
@@ -181,7 +191,7 @@ def _options(definition: ast.ClassDef) -> list[Option]:
 
 
 def _load(path: str) -> Any:
-    from paceline.strategies.base import Strategy
+    from paceline.strategies.base.strategy import Strategy
 
     module_name, _, class_name = path.partition(":")
     check_module(module_name)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from paceline.comm.ring import ring_all_reduce
-from paceline.specs import check_positive
-from paceline.strategies.packed import Packed
+from paceline.comm.all_reduce.ring import ring_all_reduce
+from paceline.config.specs import check_positive
+from paceline.strategies.base.packed import Packed
 
 
 @dataclass(frozen=True, kw_only=True)

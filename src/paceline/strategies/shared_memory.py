@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paceline.comm.shared_memory import SharedBuckets
+from paceline.comm.shared_memory.buckets import SharedBuckets
+from paceline.config.specs import check_positive
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB
-from paceline.specs import check_positive
-from paceline.strategies.overlapped import Bucket, Overlapped, Slot
+from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
 
 
 @dataclass(frozen=True, kw_only=True)

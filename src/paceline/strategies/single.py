@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from paceline.strategies.base import Role, Strategy
+from paceline.strategies.base.strategy import Role, Strategy
 
 
 class Single(Strategy):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from paceline.comm.group import Comm, broadcast_from_rank_0, from_rank_0
-from paceline.comm.timed import carrying
+from paceline.comm.timed_group import carrying
 from paceline.errors import WorkloadError
 from paceline.records.timeline import Purpose
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
-from paceline.training.account import WriteEvent
-from paceline.training.ledger import StepRecorder
 from paceline.training.precision import autocast
+from paceline.training.run_recorder import WriteEvent
+from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 from paceline.training.windows import Windows
 from paceline.workloads.batches import Piece, Source

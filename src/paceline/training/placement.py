@@ -12,7 +12,7 @@ import torch.distributed as dist
 from paceline.comm import World
 from paceline.config import RunConfig
 from paceline.measure.cores import core_share, threads_per_rank
-from paceline.strategies.base import Role
+from paceline.strategies.base.strategy import Role
 
 NO_GPU = bytes(16)
 """The mark of a rank that has none to itself."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from paceline.analysis.resources import rank_usage
-from paceline.analysis.split import split_of
+from paceline.analysis.steps.split import split_of
+from paceline.analysis.steps.timing import WindowTime, profiled_steps, step_time
 from paceline.analysis.summary import summarise_rank
-from paceline.analysis.timing import WindowTime, profiled_steps, step_time
 from paceline.config import RunConfig
 from paceline.records import RunFolder
 from paceline.records.reader import read_steps
@@ -19,8 +19,8 @@ from paceline.records.resources import read_resources
 from paceline.records.schema import resources_file, steps_file
 from paceline.records.timeline import read_timeline, timeline_file
 from paceline.training.batchnorm import spread
+from paceline.training.clock_sync import drift
 from paceline.training.evaluate import evaluate
-from paceline.training.origin import drift
 from paceline.training.sync import Sync
 from paceline.training.traffic import planned_traffic
 from paceline.workloads.batches import Share, Source, make_source

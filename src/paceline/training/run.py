@@ -10,21 +10,21 @@ import torch
 
 from paceline.comm import World, close_comm
 from paceline.config import RunConfig
-from paceline.emulation import emulation_of
+from paceline.config.emulation import emulation_of
 from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.profiler import StepProfiler
-from paceline.measure.watch import RunMonitor
+from paceline.measure.run_monitor import RunMonitor
 from paceline.records import RunFolder
-from paceline.strategies.base import MakeOptimizer
+from paceline.strategies.base.strategy import MakeOptimizer
 from paceline.training import results
-from paceline.training.account import RunRecorder, WriteEvent, silent
-from paceline.training.check import check_gradients
-from paceline.training.ledger import StepRecorder
+from paceline.training.clock_sync import start_together
 from paceline.training.loop import TrainingLoop
-from paceline.training.origin import start_together
-from paceline.training.scalars import TensorBoardWriter
-from paceline.training.stage import RankSetup, set_up_rank
+from paceline.training.model_check import check_gradients
+from paceline.training.rank_setup import RankSetup, set_up_rank
+from paceline.training.run_recorder import RunRecorder, WriteEvent, silent
+from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
+from paceline.training.tensorboard import TensorBoardWriter
 from paceline.training.topology import describe_model, describe_place, describe_strategy
 from paceline.training.windows import Windows
 from paceline.workloads.workload import Workload

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm, close_comm
-from paceline.comm.lookout import UntrackedTraffic
 from paceline.comm.payload import PayloadCount
+from paceline.comm.untracked_traffic import UntrackedTraffic
 from paceline.config import BatchNormMode
 from paceline.errors import UsageError
-from paceline.strategies.base import MakeOptimizer, NamedParameters, Strategy
+from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.batchnorm import LiveBuffers, synced
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from paceline.measure.cores import usable_cores
-from paceline.strategies.base import Strategy
+from paceline.strategies.base.strategy import Strategy
 from paceline.training.placement import Placement
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from paceline.config.specs import Spec
 from paceline.plans import Gradient, Plan
 from paceline.plans.operations import broadcast
-from paceline.specs import Spec
 from paceline.strategies.registry import ENTRIES, plan_of
 from paceline.training.sync import Sync
 

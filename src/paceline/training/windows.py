@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.analysis.timing import WindowTime
+from paceline.analysis.steps.timing import WindowTime
 from paceline.measure.profiler import StepProfiler
-from paceline.training.account import WriteEvent
-from paceline.training.ledger import StepRecorder
+from paceline.training.run_recorder import WriteEvent
+from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 
 WARM_UP_STEPS = 5

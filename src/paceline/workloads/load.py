@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from paceline.config import RunConfig
 from paceline.errors import PacelineError, WorkloadError, unknown_name
-from paceline.own import check_module, import_module
+from paceline.user_code import check_module, import_module
 from paceline.workloads import data
 from paceline.workloads.models import MODELS
 from paceline.workloads.names import MODEL_NAMES, is_own

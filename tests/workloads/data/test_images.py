@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.workloads.data.draws import draw_below
 from paceline.workloads.data.images import ImageSet
+from paceline.workloads.data.sample_random import draw_below
 
 
 def make_set(

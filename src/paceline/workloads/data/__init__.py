@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from paceline import specs
+from paceline.config import specs
 from paceline.errors import unknown_name
 from paceline.workloads.data.cifar10 import Cifar10
 from paceline.workloads.data.digits import Digits

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline.errors import DataError
-from paceline.workloads.data.checked import write_checked
+from paceline.workloads.data.checksums import write_checked
 
 _CHUNK_BYTES = 1 << 20
 _HINT = "delete it to download it again"

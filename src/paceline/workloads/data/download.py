@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from paceline.errors import DataError
-from paceline.workloads.data.checked import is_intact, write_checked
+from paceline.workloads.data.checksums import is_intact, write_checked
 
 LOCK_NAME = ".lock"
 TIMEOUT_S = 30.0

@@ -22,7 +22,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from paceline.workloads.data.draws import draw_below
+from paceline.workloads.data.sample_random import draw_below
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

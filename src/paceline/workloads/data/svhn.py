@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.workloads.data.checked import is_intact
+from paceline.workloads.data.checksums import is_intact
 from paceline.workloads.data.download import Remote, fetch_once, missing_hint, provide
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""How strategies scale: curves over ranks, what ranks compute on, and notes for the reader."""

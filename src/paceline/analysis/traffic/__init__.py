@@ -1,0 +1,1 @@
+"""Traffic between ranks: operations on the wire, bytes counted at sockets, and waits for other ranks."""

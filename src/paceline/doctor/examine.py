@@ -1,0 +1,177 @@
+"""What a rank does for the doctor: tells of its machine, measures the link with the others, tries the workload."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from paceline.comm import Comm, World, close_comm, open_comm
+from paceline.comm.texts import gather_json
+from paceline.config import EXAMINED_SETTINGS, RunConfig
+from paceline.doctor.contention import measure_contention
+from paceline.doctor.link import measure_all_reduce, measure_pairs
+from paceline.doctor.measuring_cost import measure_cost
+from paceline.doctor.rank_info import gather_rank_info
+from paceline.errors import WorkloadError
+from paceline.records import EventWriter, RunFolder, provenance, read_run
+from paceline.records.decode import build
+from paceline.records.examination import AllReduceTimes, Examination, MeasuredLinks, WorkloadNeeds, write_examination
+from paceline.strategies.base.strategy import Role
+from paceline.strategies.registry import create
+from paceline.training.placement import Placement
+from paceline.training.run import run
+
+STEPS = 4
+"""Of the workload: after two all that training keeps is there, the optimiser's state and DDP's buckets included."""
+PART_S = 1.0
+"""For all-reduces over a part of the ranks."""
+MOST_PARTS_WITHIN = 4
+WORKLOAD_FOLDER = "workload"
+
+OpenComm = Callable[[Sequence[int]], Comm | None]
+"""Makes groups among some ranks, as training would have them; called on all ranks."""
+
+
+def examine_run(
+    config: RunConfig,
+    world: World,
+    folder: RunFolder,
+    *,
+    threads: int | None,
+    number: int = 0,
+    command: str | None = None,
+    with_workload: bool = True,
+) -> None:
+    """Examines, and leaves what was found on rank 0's disk; what is known before the workload fails is there then."""
+    began = time.perf_counter()
+    stages = ExaminationProgress(folder, world.rank)
+    found = _examine_machines(config, world, folder.path, threads, command, stages)
+    if with_workload:
+        stages.enter("workload")
+        short = RunConfig(**{name: getattr(config, name) for name in EXAMINED_SETTINGS}, steps=STEPS, evaluate=False)
+        needs = _try_workload(short, world, folder.path / WORKLOAD_FOLDER, threads, number, command)
+        found = replace(found, workload=needs)
+        if world.rank == 0:
+            write_examination(folder.path, found)
+        stages.enter("cost")
+        found = replace(found, measuring_cost=measure_cost(short, world, threads=threads, number=number))
+    if world.rank == 0:
+        write_examination(folder.path, replace(found, measured_s=time.perf_counter() - began))
+        folder.mark_finished()
+    stages.close()
+
+
+examine_machines = functools.partial(examine_run, with_workload=False)
+"""The same without a workload: for a script of the user's own, which owns its process."""
+
+
+class ExaminationProgress:
+    """Rank 0's account of how far the examination is, for whoever waits for it."""
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        self._events = EventWriter(folder) if rank == 0 else None
+
+    def enter(self, setup: str) -> None:
+        """The next part begins."""
+        if self._events is not None:
+            self._events.write("stage", setup=setup)
+
+    def close(self) -> None:
+        """It is done."""
+        if self._events is not None:
+            self._events.write("end")
+            self._events.close()
+
+
+def _examine_machines(
+    config: RunConfig, world: World, folder: Path, threads: int | None, command: str | None, stages: ExaminationProgress
+) -> Examination:
+    """All but the workload, written down before anything of the user's own is run."""
+    stages.enter("machines")
+    placement = Placement.choose(config, world, [Role.WORKER] * world.size, threads)
+    placement.apply(config)
+    open_groups = functools.partial(
+        open_comm, device=placement.device, backend=placement.backend, timeout_s=config.timeout
+    )
+    comm = open_groups(range(world.size))
+    assert comm is not None
+    rank_info = gather_rank_info(world, placement, comm, folder)
+    link = contention = None
+    if world.size > 1:
+        link = _measure_link(comm, [rank.host for rank in rank_info], open_groups, stages)
+        stages.enter("contention")
+        contention = measure_contention(comm, link.all_reduces[0].points)
+    found = Examination(
+        provenance=provenance(command), ranks=rank_info, link=link, contention=contention, workload=None
+    )
+    if world.rank == 0:
+        write_examination(folder, found)
+    comm.smallest(0)  # No rank goes on, and perhaps fails, before that is safe.
+    close_comm(comm)
+    return found
+
+
+def _measure_link(
+    comm: Comm, hosts: Sequence[int], open_groups: OpenComm, stages: ExaminationProgress
+) -> MeasuredLinks:
+    """Between pairs, over all ranks, and on several hosts within one and between them."""
+    stages.enter("link")
+    pairs = measure_pairs(comm, hosts)
+    stages.enter("all-reduce")
+    everyone = AllReduceTimes(ranks=[*range(len(hosts))], hosts=sorted(set(hosts)), points=measure_all_reduce(comm))
+    own = []
+    for ranks in parts_to_measure(hosts):
+        comm.smallest(0)  # One part at a time.
+        part = open_groups(ranks)
+        if part is None:
+            continue
+        points = measure_all_reduce(part, PART_S)
+        close_comm(part)
+        if part.rank == 0:
+            own.append(AllReduceTimes(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
+    found = gather_json([asdict(part) for part in own], comm)
+    parts = [build(AllReduceTimes, part) for rank in found for part in rank]
+    return MeasuredLinks(pairs, [everyone, *sorted(parts, key=lambda part: not part.within_host)])
+
+
+def parts_to_measure(hosts: Sequence[int]) -> list[list[int]]:
+    """The ranks of each host, then one of each host; nothing that is the same as all ranks."""
+    members = [[rank for rank, host in enumerate(hosts) if host == own] for own in sorted(set(hosts))]
+    if len(members) == 1:
+        return []
+    within = [ranks for ranks in members if len(ranks) > 1]
+    return within[:MOST_PARTS_WITHIN] + ([[ranks[0] for ranks in members]] if within else [])
+
+
+def _try_workload(
+    config: RunConfig, world: World, folder: Path, threads: int | None, number: int, command: str | None
+) -> WorkloadNeeds | None:
+    """Trains a few steps as a run of its own; what it needed, on rank 0."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run(config, world, RunFolder(folder), threads=threads, number=number, command=command)
+    if world.rank != 0:
+        return None
+    record = read_run(folder)
+    assert record.summary is not None
+    trained = record.summary["ranks"]
+    times = [rank["median_step_s"] for rank in trained if rank["median_step_s"] is not None]
+    if not times:
+        raise WorkloadError("the training data gave fewer than two batches.", hint="use a smaller --batch")
+    roles = create(config.strategy).roles(world.size)
+    workers = [rank for rank, role in enumerate(roles) if role is Role.WORKER]
+    peaks = {rank: summary["peak_bytes"] for rank, summary in zip(workers, trained, strict=True)}
+    topology = record.topology
+    return WorkloadNeeds(
+        name=topology["workload"],
+        strategy=config.strategy,
+        batch=topology["batch"],
+        workers=topology["workers"],
+        parameters=topology["parameters"],
+        gradient_bytes=topology["gradient_bytes"],
+        steps=record.summary["steps"],
+        step_s=max(times),
+        peak_bytes=[peaks.get(rank) for rank in range(world.size)],
+    )

@@ -1,0 +1,171 @@
+"""What `compare` compares: strategies, settings, or both, each with a name of its own."""
+
+from __future__ import annotations
+
+import itertools
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from paceline.config import CompareConfig, RunConfig
+from paceline.config.slow_ranks import NOBODY, check_slow_ranks
+from paceline.config.specs import convert, split_list
+from paceline.errors import UsageError, unknown_name
+from paceline.experiments.checks import check_strategy
+from paceline.experiments.names import check_names
+from paceline.launch.launcher_process import Shape
+from paceline.records.experiment import Candidate
+from paceline.records.experiment import CandidateRole as CandidateRole
+from paceline.strategies.base.strategy import Strategy
+from paceline.strategies.registry import create, in_a_set, parse_list
+
+FIXED = {
+    "strategy": "name strategies with --strategies a,b",
+    "seed": "each repeat has its own seed, the same for all candidates",
+    "batch_per_rank": "vary batch, the global one",
+    "log_every": "it changes nothing that is measured",
+    "tensorboard": "it changes nothing that is measured",
+    "profile": "it changes nothing that is measured",
+    "timeout": "it changes nothing that is measured",
+}
+"""Settings that cannot be varied, and what to do instead."""
+
+
+class CandidateRules(Protocol):
+    """What may be compared."""
+
+    @property
+    def fixed(self) -> Mapping[str, str]:
+        """Settings that cannot be varied, and what to do instead."""
+
+    def check_names(self, config: RunConfig) -> None:
+        """Refuses names that nothing has."""
+
+    def check_fit(self, config: RunConfig, strategy: Strategy, ranks: int) -> None:
+        """Refuses a strategy that does not fit."""
+
+
+class WorkloadRules:
+    """The rules for workloads that our loop trains."""
+
+    fixed: Mapping[str, str] = FIXED
+
+    def check_names(self, config: RunConfig) -> None:
+        check_names(config)
+
+    def check_fit(self, config: RunConfig, strategy: Strategy, ranks: int) -> None:
+        check_strategy(config, strategy, ranks)
+
+
+WORKLOAD_RULES = WorkloadRules()
+
+
+@dataclass(frozen=True)
+class CandidateConfig:
+    """A candidate, with the configuration of its runs."""
+
+    candidate: Candidate
+    config: RunConfig
+    shape: Shape
+
+
+def make_candidates(
+    base: RunConfig, compare: CompareConfig, shape: Shape, rules: CandidateRules = WORKLOAD_RULES
+) -> list[CandidateConfig]:
+    """Every strategy under every combination of the settings that vary, checked, in the order they were named."""
+    ranks = shape.ranks
+    text = compare.strategies or ("ddp" if compare.vary else "usual")
+    strategies = parse_list(text)
+    variations = list(_variations(compare.vary, rules.fixed))
+    base = _with_global_batch(base, ranks, varies={key for variation in variations for key in variation})
+    several = len(set(strategies)) > 1 or not compare.vary
+    candidate_configs: list[CandidateConfig] = []
+    taken: dict[str, int] = {}
+    for strategy_text, settings in itertools.product(strategies, variations):
+        config = replace(base, strategy=strategy_text, **settings)
+        rules.check_names(config)
+        check_slow_ranks(config.slowed, ranks)
+        strategy = create(strategy_text)
+        try:
+            rules.check_fit(config, strategy, ranks)
+        except UsageError:
+            if in_a_set(text, strategy_text):
+                continue
+            raise
+        words = [strategy_text] if several else []
+        name = " ".join([*words, *[f"{key}={_shown(value)}" for key, value in settings.items()]])
+        taken[name] = taken.get(name, 0) + 1
+        if taken[name] > 1:
+            name = f"{name} ({taken[name]})"
+        candidate = Candidate(name, strategy_text, settings, role_of(strategy, ranks), strategy.lossless)
+        candidate_configs.append(CandidateConfig(candidate, config, shape))
+    if not candidate_configs:
+        raise UsageError(f"none of {text} fits these settings.", hint="`paceline strategies` lists what there is")
+    return candidate_configs
+
+
+def reference_of(candidates: Sequence[Candidate]) -> str:
+    """The candidate that ratios are relative to: `ddp`, else the first that could be picked, else the first."""
+    eligible = [candidate for candidate in candidates if candidate.role == "candidate"]
+    named = [candidate for candidate in eligible if candidate.strategy == "ddp"]
+    return (named or eligible or list(candidates))[0].name
+
+
+def _variations(vary: Sequence[str], fixed: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Every combination of the settings in `KEY=A,B` texts."""
+    axes = [_axis(text, fixed) for text in vary]
+    keys = [key for key, _ in axes]
+    if len(set(keys)) < len(keys):
+        raise UsageError(f"--vary names {keys[0]} twice.", hint="name all values of a setting at once: KEY=A,B,C")
+    for values in itertools.product(*[values for _, values in axes]):
+        yield dict(zip(keys, values, strict=True))
+
+
+def varied_keys(compare: CompareConfig) -> set[str]:
+    """The settings that vary."""
+    return {_key(text) for text in compare.vary}
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].strip().lstrip("-").replace("-", "_")
+
+
+def _axis(text: str, fixed: Mapping[str, str]) -> tuple[str, list[Any]]:
+    key, (_, equals, listed) = _key(text), text.partition("=")
+    if not equals or not listed.strip():
+        raise UsageError(f"--vary {text!r} names no values.", hint="write it as --vary KEY=A,B")
+    kinds = typing.get_type_hints(RunConfig)
+    if key in fixed:
+        raise UsageError(f"--vary cannot vary {key}.", hint=fixed[key])
+    if key not in kinds:
+        raise unknown_name("setting", key, kinds.keys() - fixed.keys())
+    values = ["", *split_list(listed)] if listed.lstrip().startswith(",") else split_list(listed)
+    return key, [convert(kinds[key], value, f"--vary {key}") for value in values]
+
+
+def _with_global_batch(config: RunConfig, ranks: int, varies: set[str]) -> RunConfig:
+    """The same global batch for all, `single` too: --batch-per-rank is what each of the ranks gets."""
+    if "batch" in varies or config.batch_per_rank is None:
+        return replace(config, batch_per_rank=None)
+    return replace(config, batch=config.batch_per_rank * ranks, batch_per_rank=None)
+
+
+def role_of(strategy: Strategy, ranks: int) -> CandidateRole:
+    """What a strategy can be in an experiment."""
+    if not strategy.exchanges:
+        return "bound"
+    return "baseline" if strategy.is_alone(ranks) else "candidate"
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) or NOBODY
+
+
+def shared_settings(settings: Mapping[str, Any], candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
+    """Of one entrant's settings those that all entrants have, for the record."""
+    varied = {
+        "strategy",
+        *[key for candidate_config in candidate_configs for key in candidate_config.candidate.settings],
+    }
+    return {key: value for key, value in settings.items() if key not in varied}

@@ -1,0 +1,1 @@
+"""Slurm: the rank that `srun` gives to a process, and jobs for `sbatch`. Free of torch."""

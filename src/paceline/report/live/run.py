@@ -1,0 +1,177 @@
+"""Shows a run while it goes on, by following its record: one configuration line, losses, one progress bar."""
+
+from __future__ import annotations
+
+import json
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from paceline.analysis.caveats import over_subscribed
+from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
+from paceline.records.schema import EVENTS_FILE, steps_file
+from paceline.report.formatting import count, number, percent, plural
+
+POLL_S = 0.2
+
+
+class Tail:
+    """The lines of a growing file, as they get finished."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offset = 0
+
+    def new_lines(self) -> list[str]:
+        """The lines that were finished since the last call."""
+        try:
+            with self._file.open("rb") as stream:
+                stream.seek(self._offset)
+                text = stream.read()
+        except OSError:  # Not there yet; or never, and then whoever writes it says why.
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode().splitlines()
+
+
+class FolderFollower(ABC):
+    """Shows what goes on in a folder, in a thread of its own, for the length of a `with`."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    @abstractmethod
+    def catch_up(self) -> None:
+        """Shows what is new."""
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.catch_up()
+        self._progress.stop()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(POLL_S):
+            self.catch_up()
+
+
+class LiveRun(FolderFollower):
+    """Follows a run."""
+
+    def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._events = Tail(folder / EVENTS_FILE)
+        self._steps = Tail(folder / steps_file(0))
+        progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        super().__init__(progress)
+        self._log_every = 1
+        self._total: int | None = None
+        self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="")
+
+    def catch_up(self) -> None:
+        for line in self._events.new_lines():
+            event = json.loads(line)
+            show = getattr(self, f"_on_{event['event']}", None)
+            if show is not None:
+                show(event)
+        rows = sum(not line.startswith("step") for line in self._steps.new_lines())
+        self._progress.advance(self._task, rows)
+
+    def _print(self, text: str) -> None:
+        if not self._quiet:
+            self._progress.console.print(text, highlight=False, soft_wrap=True)
+
+    def _on_config(self, event: dict[str, Any]) -> None:
+        self._log_every = event["log_every"]
+        self._print(configuration_line(event))
+        slowed = format_slow_ranks(parse_slow_ranks(event.get("slow_rank", "")))
+        if slowed:
+            self._print(f"on purpose: {slowed}")
+        if over_subscribed(event):
+            threads = min(event["workers"], event["ranks_per_host"]) * event["threads"]
+            cores = plural(int(event["cores"]), "core") if event["cores"] >= 1 else "part of a core"
+            self._print(f"over-subscribed: {plural(threads, 'thread')} on {cores}, so ranks wait for each other's turn")
+
+    def _on_start(self, event: dict[str, Any]) -> None:
+        self._total = event["steps"]
+        self._progress.update(self._task, description="training", total=self._total)
+        if event["dropped"]:
+            self._print(
+                f"each epoch leaves out {plural(event['dropped'], 'sample')}, too few for a batch on these ranks"
+            )
+
+    def _on_log(self, event: dict[str, Any]) -> None:
+        rate = event["samples"] / event["wall_s"]
+        accuracy = None if event["correct"] is None else event["correct"] / event["samples"]
+        self._progress.update(self._task, figures=" ".join(_figures(event["losses"][-1], accuracy, rate)))
+        epochs = event.get("epochs") or [event["epoch"]] * len(event["losses"])
+        first = event["step"] - len(event["losses"]) + 1
+        for step, (loss, epoch) in enumerate(zip(event["losses"], epochs, strict=True), start=first):
+            if step % self._log_every == 0 or step == self._total:
+                shown = " ".join(_figures(loss, accuracy, rate))
+                self._print(f"step {step:>6}  epoch {epoch + 1:>3}  {shown}")
+
+    def _on_epoch(self, event: dict[str, Any]) -> None:
+        self._progress.update(self._task, description=f"trained {plural(event['epoch'] + 1, 'epoch')}")
+
+
+def configuration_line(topology: dict[str, Any]) -> str:
+    """What a run was set up with, in one line."""
+    each = "–".join(str(size) for size in topology["batch_per_rank"])
+    batch = f"batch {topology['batch']} = {topology['workers']} × {each}" if each else "batches as the data has them"
+    ranks, servers = plural(topology["workers"], "rank"), topology.get("servers", 0)
+    idle = topology["world_size"] - topology["workers"] - servers
+    beside = [f"and {plural(servers, 'server')}"] * (servers > 0) + [f"({idle} idle)"] * (idle > 0)
+    return " · ".join(
+        [
+            f"[bold]{escape(topology['workload'])}[/bold], {count(topology['parameters'])} parameters",
+            " ".join([f"{escape(topology['strategy'])} on {ranks}", *beside]),
+            batch,
+            "its own optimiser" if topology["own_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
+            f"{plural(topology['threads'], 'thread')} per rank",
+            f"{topology['device']}, {topology['backend']} over {topology['interface']}",
+        ]
+    )
+
+
+def _figures(loss: float | None, accuracy: float | None, rate: float) -> Iterator[str]:
+    yield "loss not a number" if loss is None else f"loss {number(loss)}"
+    if accuracy is not None:
+        yield f"accuracy {percent(accuracy)}"
+    yield f"{rate:,.0f} samples/s"

@@ -1,0 +1,187 @@
+"""A scaling experiment as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
+from paceline.analysis.traffic.payload import Payload
+from paceline.report.evidence import proof_verdict, scientific
+from paceline.report.formatting import listed, plural
+from paceline.report.page.document import (
+    date_in_words,
+    origin_context,
+    render_document,
+    split_headline,
+    workload_in_words,
+    write_document,
+)
+from paceline.report.page.sections import machine_context
+from paceline.report.plots.drawing import Json
+from paceline.report.plots.link import link
+from paceline.report.plots.palette import PARTS as PART_COLOURS
+from paceline.report.plots.scaling import curves_figure, strategy_colours
+from paceline.report.plots.scaling_split import split_figure
+from paceline.report.scaling_verdict import (
+    NOT_SCALED,
+    TITLES,
+    closing,
+    headline_of,
+    hosts_in_words,
+    kind_in_words,
+    mode_sentences,
+)
+from paceline.report.tables.columns import PageColumn
+from paceline.report.tables.payload import payload_context
+from paceline.report.tables.scaling import SCALING_DEFINITIONS, part_columns, scaling_columns
+
+CURVES_CAPTION = "Dashed is the ideal. Thin lines are 95% intervals over repeats."
+SPLIT_CAPTION = "Behind the bars: the whole step. Inside them: shares of it. Means over ranks and repeats."
+
+
+@dataclass(frozen=True)
+class ModeSection:
+    """One kind of scaling, as the page has it."""
+
+    mode: Mode
+    title: str
+    lede: str
+    sentences: list[str]
+    points: list[ScalingPoint]
+    columns: list[PageColumn]
+    caption: str
+    split_points: list[ScalingPoint]
+    """Those whose events were collected."""
+    split_columns: list[PageColumn]
+
+
+def write_scaling_page(scaling: Scaling, path: Path) -> None:
+    """Writes the page; it is there in full or not at all."""
+    write_document(render_scaling(scaling), path)
+
+
+def render_scaling(scaling: Scaling) -> str:
+    """The whole page as text."""
+    return render_document("scale.html", _context(scaling), figures(scaling), [])
+
+
+def figures(scaling: Scaling) -> dict[str, Json]:
+    """Every figure that there is something to draw for."""
+    drawn = {f"{mode}-curves": curves_figure(scaling, mode) for mode in scaling.modes}
+    drawn |= {f"{mode}-split": split_figure(scaling, mode) for mode in scaling.modes}
+    drawn["link"] = link(scaling.comparison)
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def _context(scaling: Scaling) -> dict[str, Any]:
+    """Everything the template shows, as text."""
+    comparison, tints = scaling.comparison, strategy_colours(scaling)
+    headline, lead = split_headline(headline_of(scaling))
+    names = {candidate.name: candidate.strategy for candidate in scaling.record_set.candidates}
+    machine = machine_context(comparison) | {"host_rows": [], "profiles": []}
+    largest = _largest(scaling)
+    return {
+        **machine,
+        **origin_context(scaling.record_set),
+        **payload_context(largest.payloads),
+        "payload_where": largest.words,
+        "comparison": comparison,
+        "title": workload_in_words(scaling.record_set),
+        "facts": _facts(scaling),
+        "headline": headline,
+        "lead": lead,
+        "sentences": [
+            *[f"{TITLES[mode]}: {kind_in_words(scaling, mode)}" for mode in scaling.modes],
+            *closing(scaling),
+        ],
+        "notes": [*scaling.warnings, NOT_SCALED],
+        "failures": [event for event in scaling.record_set.events if event["event"] == "failure"],
+        "modes": [_mode(scaling, mode) for mode in scaling.modes],
+        "by_strategy": True,
+        "tags": {row.candidate.name: "failed" if row.failure else "" for row in comparison.rows},
+        "colours": tints | {name: tints[strategy] for name, strategy in names.items()},
+        "part_colours": PART_COLOURS,
+        "proof_verdict": proof_verdict,
+        "scientific": scientific,
+        "definitions": SCALING_DEFINITIONS,
+        "repeats": max((row.repeats for row in comparison.rows), default=0),
+        "best": best.candidate.name if (best := _best(scaling)) is not None else None,
+        "split_caption": SPLIT_CAPTION,
+    }
+
+
+def _best(scaling: Scaling) -> ScalingPoint | None:
+    return next((point for mode in scaling.modes if (point := scaling.best(mode)) is not None), None)
+
+
+@dataclass(frozen=True)
+class LargestPayload:
+    """What was counted at the sockets on the most ranks."""
+
+    payloads: dict[str, Payload]
+    """By strategy."""
+    words: str
+    """Which ranks these are."""
+
+
+def _largest(scaling: Scaling) -> LargestPayload:
+    """Of the points on the most ranks, over the most hosts, one of each strategy: what is sent depends on no batch."""
+    points = [point for mode in scaling.modes for point in scaling.points(mode)]
+    known = [point for point in points if point.candidate.name in scaling.comparison.payloads]
+    most = max(((point.ranks, point.hosts) for point in known), default=(0, 0))
+    chosen = {point.strategy: point for point in reversed(known) if (point.ranks, point.hosts) == most}
+    payloads = {
+        strategy: scaling.comparison.payloads[chosen[strategy].candidate.name]
+        for strategy in dict.fromkeys(point.strategy for point in points)
+        if strategy in chosen
+    }
+    hosts = f" over {plural(most[1], 'host')}" if most[1] > 1 else ""
+    return LargestPayload(payloads, f"{plural(most[0], 'rank')}{hosts}")
+
+
+def _mode(scaling: Scaling, mode: Mode) -> ModeSection:
+    points = scaling.points(mode)
+    hollow = " Hollow points are of ranks that have not got a core each." if any(p.crowded for p in points) else ""
+    dotted = " Dotted curves have several ranks on a host." if _placed(scaling, mode) else ""
+    kind = kind_in_words(scaling, mode)
+    caption = CURVES_CAPTION if any(point.row.repeats > 1 for point in points) else "Dashed is the ideal."
+    split = [point for point in points if point.row.split is not None and point.row.is_measured]
+    return ModeSection(
+        mode=mode,
+        title=TITLES[mode],
+        lede=kind[0].upper() + kind[1:],
+        sentences=mode_sentences(scaling, mode),
+        points=points,
+        columns=scaling_columns(points),
+        caption=f"{caption} The dotted level is one process.{dotted}{hollow}",
+        split_points=split,
+        split_columns=part_columns(split),
+    )
+
+
+def _placed(scaling: Scaling, mode: Mode) -> bool:
+    return any((curve.ranks_per_host or 1) > 1 for curve in scaling.in_mode(mode))
+
+
+def _facts(scaling: Scaling) -> list[str]:
+    """What was measured, on what, how often, and when."""
+    record_set = scaling.record_set
+    points = [point for mode in scaling.modes for point in scaling.points(mode)]
+    ranks = sorted({point.ranks for point in points})
+    strategies = len({point.strategy for point in points if point.candidate.role != "baseline"})
+    devices = {
+        f"{t['device']} ({t['backend']})" for entry in record_set.entries if (t := entry.run.topology)["exchanges"]
+    }
+    steps = {(entry.run.summary or {}).get("steps") for entry in record_set.entries} - {None}
+    return [
+        f"{' and '.join(scaling.modes)} scaling",
+        f"{strategies} strategies" if strategies != 1 else "1 strategy",
+        f"{listed([str(number) for number in ranks])} ranks" if ranks != [1] else "1 rank",
+        hosts_in_words(scaling),
+        *([devices.pop()] if len(devices) == 1 else []),
+        *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),
+        plural(len({entry.repeat for entry in record_set.entries}), "repeat"),
+        *[when for p in record_set.provenances[:1] if (when := date_in_words(p.get("time")))],
+    ]

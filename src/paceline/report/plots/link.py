@@ -1,0 +1,122 @@
+"""Bandwidth of all-reduces against their size, and of the links that they go over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from paceline.analysis.comparison import Comparison
+from paceline.analysis.findings.finding import binary_size
+from paceline.records.examination import AllReduceTimes, MeasuredLinks
+from paceline.report.formatting import plural
+from paceline.report.plots.drawing import LABEL_SIZE, LINE, Json, axis, base_layout, rounded
+from paceline.report.plots.palette import COLOURS, NEUTRALS
+from paceline.report.tables.columns import SIZES, Unit, unit_for
+
+HEIGHT = 280
+MARKED_EVERY = 2
+"""Sizes grow by four; every second one is marked."""
+
+
+class _LinkCurve(NamedTuple):
+    """All-reduces over some ranks."""
+
+    label: str
+    colour: str
+    measured: AllReduceTimes
+
+
+def link(comparison: Comparison) -> Json | None:
+    """The figure; None where nothing was measured between ranks."""
+    if comparison.examination is None or comparison.examination.link is None:
+        return None
+    found = comparison.examination.link
+    curves = _curves(found)
+    levels = _levels(found)
+    values = [point.busbw_bytes_per_s for curve in curves for point in curve.measured.points]
+    unit = unit_for([max(values)], SIZES)
+    sizes = sorted({point.bytes for curve in curves for point in curve.measured.points})
+    return {
+        "title": "Bandwidth against size",
+        "data": [_line(curve, unit) for curve in curves],
+        "layout": _layout(curves, levels, sizes, unit),
+    }
+
+
+def _curves(found: MeasuredLinks) -> list[_LinkCurve]:
+    """All ranks first; of those within a host, the slowest, since all wait for it."""
+    everyone, *parts = found.all_reduces
+    curves = [_LinkCurve(f"all-reduce, {plural(len(everyone.ranks), 'rank')}", COLOURS[0], everyone)]
+    within = [part for part in parts if part.within_host]
+    if within:
+        slowest = min(within, key=lambda part: part.best.busbw_bytes_per_s)
+        curves.append(_LinkCurve("within a host", COLOURS[2], slowest))
+    curves += [_LinkCurve("one rank per host", COLOURS[1], part) for part in parts if not part.within_host]
+    return curves
+
+
+def _levels(found: MeasuredLinks) -> list[tuple[str, float]]:
+    """Point-to-point bandwidths, of the slowest link of each kind."""
+    kinds = ((True, "point to point"), (False, "point to point between hosts"))
+    slowest = [(name, [pair.bytes_per_s for pair in found.of(within_host=within)]) for within, name in kinds]
+    return [(name, min(values)) for name, values in slowest if values]
+
+
+def _line(curve: _LinkCurve, unit: Unit) -> Json:
+    points = curve.measured.points
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [point.bytes for point in points],
+        "y": rounded(point.busbw_bytes_per_s / unit.scale for point in points),
+        "name": curve.label,
+        "meta": curve.label,
+        "customdata": [binary_size(point.bytes) for point in points],
+        "line": {"color": curve.colour, "width": LINE},
+        "marker": {"color": curve.colour, "size": 5},
+        "cliponaxis": False,
+        "hovertemplate": f"%{{meta}}, %{{customdata}}: %{{y:.3g}} {unit.name}/s<extra></extra>",
+    }
+
+
+def _layout(
+    curves: Sequence[_LinkCurve], levels: Sequence[tuple[str, float]], sizes: Sequence[int], unit: Unit
+) -> Json:
+    marked = sizes[::MARKED_EVERY]
+    top = max([value for _, value in levels] + [curve.measured.best.busbw_bytes_per_s for curve in curves])
+    return base_layout(HEIGHT, left=64, top=40) | {
+        "showlegend": True,  # There is no place beside a curve that it never passes.
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": "@ink"}},
+        "hovermode": "closest",
+        "xaxis": axis(
+            "size of the message",
+            type="log",
+            showgrid=False,
+            range=[math.log10(sizes[0] / 1.5), math.log10(sizes[-1] * 1.5)],
+            tickvals=marked,
+            ticktext=[binary_size(size) for size in marked],
+        ),
+        "yaxis": axis(f"busbw, {unit.name}/s", range=[0, 1.12 * top / unit.scale]),
+        "shapes": [_level(value / unit.scale) for _, value in levels],
+        "annotations": [_note(name, sizes[0], value / unit.scale) for name, value in levels],
+    }
+
+
+def _level(value: float) -> Json:
+    line = {"color": NEUTRALS[0], "width": 1, "dash": "dash"}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": value, "y1": value, "line": line}
+
+
+def _note(text: str, size: int, value: float) -> Json:
+    return {
+        "text": text,
+        "xref": "x",
+        "x": math.log10(size),
+        "xanchor": "left",
+        "yref": "y",
+        "y": value,
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": LABEL_SIZE, "color": "@muted"},
+    }

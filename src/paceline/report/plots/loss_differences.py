@@ -1,0 +1,122 @@
+"""How far the losses of lossless runs are from the reference's, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.analysis.comparison import Comparison
+from paceline.analysis.curves import relative_differences, thinned
+from paceline.analysis.loss_difference import VISIBLE, LossDifference
+from paceline.report.plots.drawing import (
+    LABEL_SIZE,
+    LINE,
+    Json,
+    axis,
+    base_layout,
+    decades,
+    finite,
+    plain,
+    points_per_curve,
+    power,
+    rounded,
+    shortened,
+    whole_ticks,
+)
+from paceline.report.plots.palette import colours
+
+POINTS = 4_000
+"""Of all curves together."""
+
+
+def loss_differences(comparison: Comparison) -> Json | None:
+    """The figure; None where all losses are the same to the last bit."""
+    parted = [
+        loss_difference for loss_difference in comparison.loss_differences if loss_difference.first_step is not None
+    ]
+    if not parted:
+        return None
+    colour_of = colours(comparison.record_set.candidates)
+    curves = [_differences(comparison, loss_difference) for loss_difference in parted]
+    points = points_per_curve(POINTS, len(curves))
+    return {
+        "title": "Where the losses part",
+        "data": [
+            _line(loss_difference.candidate, curve, colour_of[loss_difference.candidate], points)
+            for loss_difference, curve in zip(parted, curves, strict=True)
+        ],
+        "layout": _layout(parted[0].reference, curves),
+        "candidates": [loss_difference.candidate for loss_difference in parted],
+    }
+
+
+def _differences(comparison: Comparison, loss_difference: LossDifference) -> list[float]:
+    """Of the first repeat that both have; a logarithmic axis has no place for what is equal, nor for infinity."""
+    ones, others = (
+        comparison.record_set.runs_of(loss_difference.candidate),
+        comparison.record_set.runs_of(loss_difference.reference),
+    )
+    first = min(repeat for repeat in ones if repeat in others)
+    return [value if 0 < value < math.inf else math.nan for value in relative_differences(ones[first], others[first])]
+
+
+def _line(name: str, differences: Sequence[float], colour: str, points: int) -> Json:
+    kept = thinned(differences, points)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": kept,
+        "y": rounded(differences[i] for i in kept),
+        "showlegend": False,
+        "meta": plain(name),
+        "line": {"color": colour, "width": LINE, "simplify": False},
+        "marker": {"color": colour, "size": 4},
+        "hovertemplate": "%{meta}, step %{x}: %{y:.1e}<extra></extra>",
+    }
+
+
+def _layout(reference: str, curves: Sequence[Sequence[float]]) -> Json:
+    seen = finite([value for curve in curves for value in curve])
+    low, high = min([VISIBLE, *seen]) / 2, max([VISIBLE, *seen]) * 2
+    marks = decades(low, high)
+    return base_layout(280, left=76) | {
+        "hovermode": "closest",
+        "xaxis": axis("iteration", showgrid=False, rangemode="tozero", **whole_ticks(max(map(len, curves)))),
+        "yaxis": axis(
+            f"difference to {plain(shortened(reference, 16))}",
+            type="log",
+            range=[math.log10(low), math.log10(high)],
+            tickvals=marks,
+            ticktext=[power(mark) for mark in marks],
+        ),
+        "shapes": [_visible_line()],
+        "annotations": [_visible_note(curves)],
+    }
+
+
+def _visible_line() -> Json:
+    line = {"color": "@muted", "width": 1, "dash": "dot"}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": VISIBLE, "y1": VISIBLE, "line": line}
+
+
+def _visible_note(curves: Sequence[Sequence[float]]) -> Json:
+    """Says what the line is, at the end where the curves keep clear of it."""
+    starts = [known[0] for curve in curves if (known := finite(curve[: len(curve) // 3 + 1]))]
+    ends = [known[-1] for curve in curves if (known := finite(curve[-len(curve) // 3 :]))]
+    at_left = _clearance(starts) >= _clearance(ends)
+    return {
+        "text": "0.1%: a plot of the losses shows it",
+        "xref": "paper",
+        "x": 0 if at_left else 1,
+        "xanchor": "left" if at_left else "right",
+        "yref": "y",
+        "y": math.log10(VISIBLE),
+        "yanchor": "bottom" if at_left else "top",
+        "showarrow": False,
+        "font": {"size": LABEL_SIZE, "color": "@muted"},
+    }
+
+
+def _clearance(values: Sequence[float]) -> float:
+    """How many decades the nearest value is from the line."""
+    return min((abs(math.log10(value / VISIBLE)) for value in values), default=math.inf)

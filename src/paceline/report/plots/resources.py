@@ -1,0 +1,337 @@
+"""CPU and resident memory of every rank over the first repeat: two panels per candidate, with what happened marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.analysis.comparison import CandidateRow, Comparison
+from paceline.analysis.curves import thinned
+from paceline.analysis.resources import cpu_shares, host_usage, usage
+from paceline.records import RunRecord
+from paceline.records.schema import MarkRow
+from paceline.report.formatting import percent, seconds
+from paceline.report.plots.drawing import (
+    Json,
+    Panel,
+    axis,
+    base_layout,
+    grid,
+    heading,
+    numbered,
+    plain,
+    points_per_curve,
+    rounded,
+    short_names,
+    side_note,
+)
+from paceline.report.plots.palette import colours
+from paceline.report.tables.columns import SIZES, Unit, unit_for
+
+LEDE = (
+    "CPU time of every rank ÷ wall time (100% is one core all the time), and below it the memory that it has in RAM, "
+    "sampled over the first repeat. The figure at the right is how busy the cores of each host were, whoever made them "
+    "so."
+)
+CAPTION = (
+    "Solid is the lowest rank, dotted are the others. Dotted uprights are ends of epochs, shaded is evaluation (light) "
+    "and the writing of checkpoints (dark), triangles are garbage collections."
+)
+"""What the page says around the figure."""
+
+POINTS = 12_000
+"""Of all curves together."""
+MOST_RANKS = 8
+MOST_HOSTS = 3
+"""That are named one by one."""
+MOST_EPOCHS = 40
+"""More uprights than that would be a wall."""
+MOST_COLLECTIONS = 100
+"""Of one candidate: the longest."""
+COLUMNS = 3
+LONGEST_NAME = 26
+"""Beside which there is room for how busy a host was."""
+PLOT_HEIGHT, INNER_GAP, GAP_HEIGHT, TOP, BOTTOM = 92, 14, 58, 30, 40
+BLOCK_HEIGHT = 2 * PLOT_HEIGHT + INNER_GAP
+SHADES = {"evaluation": 0.10, "checkpoint": 0.28}
+"""How dark a span is shaded."""
+
+
+@dataclass(frozen=True)
+class _ResourceCurve:
+    """One figure of one rank over the run."""
+
+    times: list[float]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class _ResourcePanels:
+    """What the two panels of a candidate show."""
+
+    row: CandidateRow
+    cpu: dict[int, _ResourceCurve]
+    """Per cent of a core, by rank."""
+    memory: dict[int, _ResourceCurve]
+    """Bytes, by rank."""
+    marks: list[tuple[int, MarkRow]]
+    """With the rank that each is of."""
+    busy: list[float]
+    """Of each host, as far as it is known."""
+
+    def spans(self) -> list[MarkRow]:
+        """What the first rank did beside training."""
+        return [mark for rank, mark in self.marks if mark.kind in SHADES and rank == min(self.cpu)]
+
+    def epochs(self) -> list[MarkRow]:
+        """Ends of epochs on the first rank, but for the last, where training ends anyway."""
+        ends = [mark for rank, mark in self.marks if mark.kind == "epoch" and rank == min(self.cpu)][:-1]
+        return ends[:: math.ceil(len(ends) / MOST_EPOCHS)] if ends else []
+
+    def collections(self) -> list[tuple[int, MarkRow]]:
+        """The longest garbage collections."""
+        found = [(rank, mark) for rank, mark in self.marks if mark.kind == "gc"]
+        found.sort(key=lambda one: one[1].start_s - one[1].end_s)
+        return found[:MOST_COLLECTIONS]
+
+
+def resources(comparison: Comparison) -> Json | None:
+    """The figure; None where nothing was sampled."""
+    panels = [found for row in comparison.rows if (found := _contents(comparison, row)) is not None]
+    if not panels:
+        return None
+    colour_of = colours(comparison.record_set.candidates)
+    unit = unit_for([value for panel in panels for curve in panel.memory.values() for value in curve.values], SIZES)
+    points = points_per_curve(POINTS, 2 * sum(len(panel.cpu) for panel in panels))
+    top = 1.08 * max([100.0, *[value for p in panels for curve in p.cpu.values() for value in curve.values]])
+    data: list[Json] = []
+    for number, panel in enumerate(panels):
+        colour = colour_of[panel.row.candidate.name]
+        upper = {"xaxis": numbered("x", 2 * number), "yaxis": numbered("y", 2 * number)}
+        lower = {"xaxis": numbered("x", 2 * number + 1), "yaxis": numbered("y", 2 * number + 1)}
+        drawn = [*_marks(panel, top), *_lines(panel.cpu, colour, points, Unit(1, "%", 0), shape="vh")]
+        data += [trace | upper for trace in drawn]
+        data += [trace | lower for trace in _lines(panel.memory, colour, points, unit, shape="linear")]
+    return {
+        "title": "CPU and memory over the run",
+        "data": data,
+        "layout": _layout(panels, unit, top, COLUMNS),
+        "medium": _layout(panels, unit, top, 2),
+        "narrow": _layout(panels, unit, top, 1),
+    }
+
+
+def _contents(comparison: Comparison, row: CandidateRow) -> _ResourcePanels | None:
+    runs = comparison.record_set.runs_of(row.candidate.name)
+    run = runs[min(runs)] if runs else None
+    if run is None or not any(len(samples) > 1 for samples in run.resources.values()):
+        return None
+    ranks = _ranks_to_show(run)
+    cpu, memory = {}, {}
+    for rank in ranks:
+        samples = run.resources[rank]
+        times, shares = cpu_shares(samples)
+        cpu[rank] = _ResourceCurve([float(samples["time_s"][0]), *times.tolist()], _stepped((100 * shares).tolist()))
+        memory[rank] = _ResourceCurve(samples["time_s"].tolist(), samples["resident_bytes"].tolist())
+    return _ResourcePanels(
+        row=row,
+        cpu=cpu,
+        memory=memory,
+        marks=[(rank, mark) for rank in ranks for mark in run.marks.get(rank, [])],
+        busy=[host.busy for host in host_usage(run) if host.busy is not None],
+    )
+
+
+def _ranks_to_show(run: RunRecord) -> list[int]:
+    """Of many ranks, those that used the least and the most CPU."""
+    used = [own for own in usage(run) if len(run.resources[own.rank]) > 1]
+    ordered = [own.rank for own in sorted(used, key=lambda own: own.cpu_share or 0.0)]
+    ends = ordered if len(ordered) <= MOST_RANKS else ordered[: MOST_RANKS // 2] + ordered[-MOST_RANKS // 2 :]
+    return sorted(ends)
+
+
+def _stepped(values: list[float]) -> list[float]:
+    """Each value holds since the point before it, the first since the start."""
+    return [*values[:1], *values]
+
+
+def _lines(curves: dict[int, _ResourceCurve], colour: str, points: int, unit: Unit, *, shape: str) -> list[Json]:
+    """A line per rank; those of the later ranks are dotted, so that the first shows through."""
+    found = []
+    for place, (rank, curve) in enumerate(curves.items()):
+        kept = thinned(curve.values, points)
+        found.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": rounded(curve.times[i] for i in kept),
+                "y": rounded(curve.values[i] / unit.scale for i in kept),
+                "meta": f"rank {rank}",
+                "opacity": 1 if place == 0 else 0.6,
+                "line": {
+                    "color": colour,
+                    "width": 1.3,
+                    "shape": shape,
+                    "simplify": False,
+                    "dash": "dot" if place else "solid",
+                },
+                "hovertemplate": f"%{{meta}} at %{{x:.1f}} s: %{{y:.{unit.decimals}f}} {unit.name}<extra></extra>",
+            }
+        )
+    return found
+
+
+def _marks(panel: _ResourcePanels, top: float) -> list[Json]:
+    """What can be hovered over: spans at the top of the upper panel, garbage collections at its foot."""
+    collections = panel.collections()
+    shown = [
+        _points(
+            [(mark.start_s + mark.end_s) / 2 for mark in panel.spans()],
+            top,
+            [f"{mark.kind}, {seconds(mark.end_s - mark.start_s)}" for mark in panel.spans()],
+            "square",
+        ),
+        _points(
+            [mark.end_s for mark in panel.epochs()],
+            top,
+            [f"end of epoch {int(mark.detail) + 1}" if mark.detail.isdecimal() else "epoch" for mark in panel.epochs()],
+            "line-ns",
+        ),
+        _points(
+            [mark.start_s for _, mark in collections],
+            0,
+            [f"garbage collection of rank {r}, {seconds(mark.end_s - mark.start_s)}" for r, mark in collections],
+            "triangle-up",
+        ),
+    ]
+    return [trace for trace in shown if trace["x"]]
+
+
+def _points(times: Sequence[float], height: float, texts: Sequence[str], symbol: str) -> Json:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": rounded(times),
+        "y": [height] * len(times),
+        "customdata": list(texts),
+        "marker": {"symbol": symbol, "color": "@muted", "size": 6, "line": {"color": "@muted", "width": 1}},
+        "cliponaxis": False,
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+
+
+def _layout(panels: Sequence[_ResourcePanels], unit: Unit, top: float, columns: int) -> Json:
+    columns = min(columns, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    height = lines * BLOCK_HEIGHT + (lines - 1) * GAP_HEIGHT
+    places = grid(len(panels), columns, gap_x=0.055, gap_y=GAP_HEIGHT / height)
+    layout = base_layout(height + TOP + BOTTOM, left=58, right=8, top=TOP, bottom=BOTTOM)
+    layout |= {"hovermode": "closest", "annotations": [], "shapes": []}
+    last_s = max([0.1, *[t for panel in panels for curve in panel.cpu.values() for t in curve.times]])
+    most = max([1.0, *[v / unit.scale for panel in panels for c in panel.memory.values() for v in c.values]])
+    names = short_names([panel.row.candidate.name for panel in panels], LONGEST_NAME)
+    for number, (panel, place) in enumerate(zip(panels, places, strict=True)):
+        at_left, at_bottom = number % columns == 0, number + columns >= len(panels)
+        upper, lower = _halves(place)
+        x_range = [0, 1.01 * last_s]
+        layout |= _axes(2 * number, upper, "CPU, %", [0, top], x_range, at_left=at_left, at_bottom=False)
+        layout |= _axes(
+            2 * number + 1,
+            lower,
+            f"memory, {unit.name}",
+            [0, 1.08 * most],
+            x_range,
+            at_left=at_left,
+            at_bottom=at_bottom,
+        )
+        for axes in (2 * number, 2 * number + 1):
+            layout["shapes"] += [*_shades(panel, axes), *_uprights(panel, axes)]
+        layout["annotations"] += _headings(panel, place, names[panel.row.candidate.name])
+    return layout
+
+
+def _halves(place: Panel) -> tuple[Panel, Panel]:
+    """A candidate's two panels."""
+    pixel = (place.y[1] - place.y[0]) / BLOCK_HEIGHT
+    middle = place.y[0] + PLOT_HEIGHT * pixel
+    return Panel(place.x, (middle + INNER_GAP * pixel, place.y[1])), Panel(place.x, (place.y[0], middle))
+
+
+def _axes(
+    number: int, part: Panel, title: str, reach: list[float], x_range: list[float], *, at_left: bool, at_bottom: bool
+) -> Json:
+    """The pair of axes of one panel; only the outermost ones are labelled, since all have the same scale."""
+    across = axis(
+        "seconds" if at_bottom else None,
+        domain=part.x,
+        anchor=numbered("y", number),
+        showgrid=False,
+        nticks=6,
+        showticklabels=at_bottom,
+        range=x_range,
+    )
+    up = axis(
+        title if at_left else None,
+        domain=part.y,
+        anchor=numbered("x", number),
+        nticks=4,
+        showticklabels=at_left,
+        range=reach,
+    )
+    return {numbered("xaxis", number): across, numbered("yaxis", number): up}
+
+
+def _shades(panel: _ResourcePanels, number: int) -> list[Json]:
+    """Spans, over the whole height of a panel."""
+    return [
+        {
+            "type": "rect",
+            "xref": numbered("x", number),
+            "yref": f"{numbered('y', number)} domain",
+            "x0": mark.start_s,
+            "x1": mark.end_s,
+            "y0": 0,
+            "y1": 1,
+            "fillcolor": "@muted",
+            "opacity": SHADES[mark.kind],
+            "line": {"width": 0},
+            "layer": "below",
+        }
+        for mark in panel.spans()
+    ]
+
+
+def _uprights(panel: _ResourcePanels, number: int) -> list[Json]:
+    """A line at the end of every epoch."""
+    return [
+        {
+            "type": "line",
+            "xref": numbered("x", number),
+            "yref": f"{numbered('y', number)} domain",
+            "x0": mark.end_s,
+            "x1": mark.end_s,
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": "@muted", "width": 0.8, "dash": "dot"},
+            "layer": "below",
+        }
+        for mark in panel.epochs()
+    ]
+
+
+def _headings(panel: _ResourcePanels, place: Panel, name: str) -> list[Json]:
+    """The candidate's name and, at the right, how busy its hosts were."""
+    found = [heading(plain(name), place, raised=4)]
+    if panel.busy:
+        found.append(side_note(_busy(panel.busy), place, raised=4))
+    return found
+
+
+def _busy(shares: Sequence[float]) -> str:
+    """Of many hosts, the least and the most busy."""
+    if len(shares) == 1:
+        return f"host {percent(shares[0], 0)} busy"
+    if len(shares) <= MOST_HOSTS:
+        return f"hosts {', '.join(percent(share, 0) for share in shares)} busy"
+    return f"hosts {percent(min(shares), 0)} to {percent(max(shares), 0)} busy"

@@ -1,0 +1,163 @@
+"""Time of every step of every rank in the first repeat: a small panel per candidate, all on the same scale."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.analysis.comparison import CandidateRow, Comparison
+from paceline.analysis.curves import step_times, thinned
+from paceline.report.formatting import seconds
+from paceline.report.plots.drawing import (
+    Json,
+    Panel,
+    axis,
+    base_layout,
+    grid,
+    heading,
+    numbered,
+    plain,
+    points_per_curve,
+    power,
+    rounded,
+    short_names,
+    side_note,
+    ticks,
+)
+from paceline.report.plots.palette import colours
+from paceline.report.tables.columns import TIMES, Unit, unit_for
+
+POINTS = 12_000
+"""Of all curves together."""
+MOST_RANKS = 8
+COLUMNS = 3
+PLOT_HEIGHT, GAP_HEIGHT, TOP, BOTTOM = 124, 46, 30, 40
+
+
+@dataclass(frozen=True)
+class _StepTimePanel:
+    """What a panel shows."""
+
+    row: CandidateRow
+    ranks: dict[int, list[float]]
+    """Seconds of every step."""
+
+
+def step_time_plot(comparison: Comparison) -> Json | None:
+    """The figure; None where no step was taken."""
+    panels = [
+        _StepTimePanel(row, ranks) for row in comparison.rows if (ranks := _first_run(comparison, row.candidate.name))
+    ]
+    if not panels:
+        return None
+    colour_of = colours(comparison.record_set.candidates)
+    unit = unit_for([value for panel in panels for values in panel.ranks.values() for value in values], TIMES)
+    points = points_per_curve(POINTS, sum(len(panel.ranks) for panel in panels))
+    data: list[Json] = []
+    for number, panel in enumerate(panels):
+        axes = {"xaxis": numbered("x", number), "yaxis": numbered("y", number)}
+        colour = colour_of[panel.row.candidate.name]
+        data += [trace | axes for trace in [*_lines(panel, colour, points, unit), _first_steps(panel, colour, unit)]]
+    return {
+        "title": "Time per iteration, step by step",
+        "data": data,
+        "layout": _layout(panels, unit, COLUMNS),
+        "narrow": _layout(panels, unit, 1),
+    }
+
+
+def _first_run(comparison: Comparison, name: str) -> dict[int, list[float]]:
+    """Of many ranks, those at both ends: the fastest and the slowest say whether there is a straggler."""
+    runs = comparison.record_set.runs_of(name)
+    if not runs:
+        return {}
+    step_time_plot = step_times(runs[min(runs)])
+    ordered = sorted(step_time_plot, key=lambda rank: statistics.median(step_time_plot[rank]))
+    ends = ordered if len(ordered) <= MOST_RANKS else ordered[: MOST_RANKS // 2] + ordered[-MOST_RANKS // 2 :]
+    return {rank: step_time_plot[rank] for rank in sorted(ends)}
+
+
+def _lines(panel: _StepTimePanel, colour: str, points: int, unit: Unit) -> list[Json]:
+    """A line per rank; those of the later ranks are dotted, so that the first shows through."""
+    found = []
+    for place, (rank, values) in enumerate(panel.ranks.items()):
+        kept = thinned(values, points)
+        found.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": kept,
+                "y": rounded(_scaled(values[i], unit) for i in kept),
+                "meta": f"rank {rank}",
+                "opacity": 1 if place == 0 else 0.6,
+                "line": {"color": colour, "width": 1.3, "simplify": False, "dash": "dot" if place else "solid"},
+                "hovertemplate": f"%{{meta}}, step %{{x}}: %{{y:.{unit.decimals}f}} {unit.name}<extra></extra>",
+            }
+        )
+    return found
+
+
+def _first_steps(panel: _StepTimePanel, colour: str, unit: Unit) -> Json:
+    """A circle around the first step of every rank."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [0] * len(panel.ranks),
+        "y": rounded(_scaled(values[0], unit) for values in panel.ranks.values()),
+        "marker": {"symbol": "circle-open", "color": colour, "size": 8, "line": {"width": 1.6}},
+        "cliponaxis": False,
+        "customdata": list(panel.ranks),
+        "hovertemplate": f"rank %{{customdata}}, first step: %{{y:.{unit.decimals}f}} {unit.name}<extra></extra>",
+    }
+
+
+def _scaled(value: float, unit: Unit) -> float:
+    """A time in the figure's unit; a logarithmic axis has no place for 0."""
+    return value / unit.scale if value > 0 else math.nan
+
+
+def _layout(panels: Sequence[_StepTimePanel], unit: Unit, columns: int) -> Json:
+    columns = min(columns, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    height = lines * PLOT_HEIGHT + (lines - 1) * GAP_HEIGHT
+    places = grid(len(panels), columns, gap_x=0.045, gap_y=GAP_HEIGHT / height)
+    layout = base_layout(height + TOP + BOTTOM, left=58, right=8, top=TOP, bottom=BOTTOM)
+    layout |= {"hovermode": "closest", "annotations": []}
+    last = max(1, *[len(values) - 1 for panel in panels for values in panel.ranks.values()])
+    scale = _time_axis(panels, unit)
+    names = short_names([panel.row.candidate.name for panel in panels])
+    for number, (panel, place) in enumerate(zip(panels, places, strict=True)):
+        at_left, at_bottom = number % columns == 0, number + columns >= len(panels)
+        layout[numbered("xaxis", number)] = axis(
+            "iteration" if at_bottom else None,
+            domain=place.x,
+            anchor=numbered("y", number),
+            showgrid=False,
+            nticks=6,
+            showticklabels=at_bottom,
+            range=[-0.02 * last, 1.01 * last],
+        )
+        title = {"title": axis(unit.name)["title"]} if at_left else {}
+        sides = {"domain": place.y, "anchor": numbered("x", number), "showticklabels": at_left}
+        layout[numbered("yaxis", number)] = scale | sides | title
+        layout["annotations"] += _headings(panel, place, names[panel.row.candidate.name])
+    return layout
+
+
+def _time_axis(panels: Sequence[_StepTimePanel], unit: Unit) -> Json:
+    """Logarithmic, so that the first step does not flatten the rest."""
+    values = [v / unit.scale for panel in panels for values in panel.ranks.values() for v in values if v > 0] or [1.0]
+    low, high = min(values) / 1.08, max(values) * 1.12
+    marks = ticks(low, high)
+    reach = [math.log10(low), math.log10(high)]
+    return axis(type="log", range=reach, tickvals=marks, ticktext=[power(mark) for mark in marks])
+
+
+def _headings(panel: _StepTimePanel, place: Panel, name: str) -> list[Json]:
+    """The candidate's name and, at the right, its time per iteration."""
+    found = [heading(plain(name), place, raised=4)]
+    if panel.row.step_s is not None:
+        found.append(side_note(seconds(panel.row.step_s.value), place, raised=4))
+    return found

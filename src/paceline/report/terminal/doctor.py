@@ -1,0 +1,161 @@
+"""An examination in the terminal: what was found, a table of the link; and its progress while it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from paceline.analysis.findings import findings, problems
+from paceline.analysis.findings.finding import Finding, binary_size, duration, rate
+from paceline.records.examination import AllReduceTimes, Examination, MeasuredLinks, PairLink
+from paceline.records.schema import DOCTOR_FILE, EVENTS_FILE
+from paceline.report.formatting import plural
+from paceline.report.live.run import FolderFollower, Tail
+
+STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+STAGES = {
+    "machines": "asking every rank about its machine",
+    "link": "measuring latency and bandwidth between ranks",
+    "all-reduce": "measuring all-reduces, small to large",
+    "contention": "measuring communication beside computation",
+    "workload": "training a few steps of the workload",
+    "cost": "measuring what measuring costs",
+}
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class FindingRow(NamedTuple):
+    """A finding as tables have it."""
+
+    level: str
+    topic: str
+    what: str
+    fix: str
+
+
+def finding_rows(examination: Examination) -> list[FindingRow]:
+    """Every finding of an examination: problems first, then notes, then what is fine."""
+    order = ["problem", "note", "ok"]
+    found = sorted(findings(examination), key=lambda finding: order.index(finding.level))
+    return [FindingRow(finding.level, finding.topic, finding.what, finding.fix) for finding in found]
+
+
+def print_examination(examination: Examination, console: Console) -> None:
+    """The findings in the order of the checks, the link, and how it ended."""
+    found = findings(examination)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in found:
+        table.add_row(Text(finding.level, STYLES[finding.level]), finding.topic, _sentences(finding))
+    console.print(table)
+    if examination.link is not None:
+        console.print()
+        console.print(_pairs(examination.link))
+        console.print()
+        for measured in examination.link.all_reduces:
+            console.print(_title(measured), markup=False, highlight=False, soft_wrap=True)
+            console.print(_all_reduce(measured))
+            console.print()
+    console.print(verdict(found), markup=False, highlight=False, soft_wrap=True)
+
+
+def to_json(examination: Examination, folder: Path) -> dict[str, Any]:
+    """The findings, and all that was measured, for scripts."""
+    found = findings(examination)
+    return {
+        "record": str(folder / DOCTOR_FILE),
+        "problems": len(problems(found)),
+        "findings": [finding.to_dict() for finding in found],
+        "examination": examination.to_dict(),
+    }
+
+
+def verdict(found: Sequence[Finding]) -> str:
+    """The whole examination in one sentence."""
+    bad, notes = len(problems(found)), sum(finding.level == "note" for finding in found)
+    if bad:
+        return f"{plural(bad, 'problem')} to mend" + (f", {plural(notes, 'note')}." if notes else ".")
+    return f"Nothing to mend, {plural(notes, 'note')}." if notes else "Nothing to mend."
+
+
+def spark(values: Sequence[float]) -> str:
+    """A curve in a word: a block per value, as high as it is of the highest."""
+    top = max(values)
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, int(len(BLOCKS) * value / top))] for value in values)
+
+
+def _sentences(finding: Finding) -> Text:
+    text = Text(finding.what)
+    if finding.fix:
+        text.append(f"\nfix: {finding.fix}", style="dim")
+    return text
+
+
+def _pairs(link: MeasuredLinks) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("link", "ranks", "latency α", "cost β", "bandwidth 1/β"):
+        table.add_column(heading, justify="left" if heading == "link" else "right", no_wrap=True)
+    for pair in link.pairs:
+        table.add_row(
+            _where(pair),
+            f"{pair.ranks[0]} ↔ {pair.ranks[1]}",
+            duration(pair.alpha_s),
+            f"{pair.beta_s_per_byte * 1e9:.3g} ns/B",
+            rate(pair.bytes_per_s),
+        )
+    return table
+
+
+def _where(pair: PairLink) -> str:
+    return f"within host {pair.hosts[0]}" if pair.within_host else f"host {pair.hosts[0]} to {pair.hosts[1]}"
+
+
+def _title(measured: AllReduceTimes) -> str:
+    where = (
+        f"within host {measured.hosts[0]}" if measured.within_host else f"over {plural(len(measured.hosts), 'host')}"
+    )
+    curve = spark([point.busbw_bytes_per_s for point in measured.points])
+    return f"all-reduce of {plural(len(measured.ranks), 'rank')} {where}, busbw from small to large: {curve}"
+
+
+def _all_reduce(measured: AllReduceTimes) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("size", "time", "algbw", "busbw", "repeats"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for point in measured.points:
+        bandwidths = (rate(point.algbw_bytes_per_s), rate(point.busbw_bytes_per_s))
+        table.add_row(binary_size(point.bytes), duration(point.time_s), *bandwidths, str(point.repeats))
+    return table
+
+
+class LiveExamination(FolderFollower):
+    """Shows how far an examination is, by its events.
+
+    On anything but a terminal it prints a line per stage, unless it is to be quiet there.
+    """
+
+    def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        super().__init__(Progress(*columns, console=console, transient=True, disable=not console.is_terminal))
+        self._events = Tail(folder / EVENTS_FILE)
+        self._console = console
+        self._quiet = quiet
+        self._task = self._progress.add_task("starting ranks", total=None)
+
+    def catch_up(self) -> None:
+        for event in map(json.loads, self._events.new_lines()):
+            words = STAGES.get(event.get("stage", ""))
+            if words is None:
+                continue
+            self._progress.update(self._task, description=words)
+            if not self._console.is_terminal and not self._quiet:
+                self._console.print(words, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,141 @@
+"""The end of a training run in the terminal: a row per rank, then the test and the time it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.analysis.ranks import UNEVEN
+from paceline.analysis.resources import host_usage
+from paceline.analysis.steps.candidate_split import splits_of
+from paceline.analysis.steps.split import PARTS, Split
+from paceline.analysis.steps.timing import warm_up_counts
+from paceline.analysis.summary import summarise
+from paceline.analysis.traffic.payload import payload_of
+from paceline.records import RunRecord
+from paceline.report.formatting import WARM_UP_COUNTS, number, percent, plural, seconds, size
+from paceline.report.tables.payload import payload_sentence
+from paceline.report.tables.profile import profile_sentences, profile_table
+
+PHASES = {"first": "first_step_s", "forward": "forward_s", "backward": "backward_s", "update": "update_s"}
+WIDE = 112
+"""Columns of a terminal that the phases of a step fit into too."""
+SPLIT_WIDE = 100
+"""The same of times beside the shares of a step."""
+
+
+def print_run(record: RunRecord, console: Console) -> None:
+    """The figures of one run."""
+    summary = summarise(record)
+    phases = PHASES if console.width >= WIDE else {}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    headings = ("rank", "samples", "average loss", "train accuracy", "mean time/step", *phases, "CPU", "memory")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for rank in summary["ranks"]:
+        table.add_row(
+            str(rank["rank"]),
+            f"{rank['samples']:,}",
+            number(rank["average_loss"]),
+            percent(rank["accuracy"]),
+            seconds(rank["step_s"]),
+            *[seconds(rank[key]) for key in phases.values()],
+            percent(rank.get("cpu_share"), 0),
+            size(rank.get("resident_bytes")),
+        )
+    console.print(table)
+    split = split_table(record, console.width)
+    if split is not None:
+        console.print(split)
+    if warm_up_counts(record):
+        console.print(WARM_UP_COUNTS, markup=False, highlight=False, soft_wrap=True)
+    profile = profile_table(record)
+    if profile is not None:
+        console.print(profile)
+    for sentence in sentences(summary, record):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def staleness_sentence(staleness: dict[str, Any]) -> str:
+    """How old gradients were, where ranks do not step together."""
+    if not staleness["gradients"]:
+        return "no gradient came to a server"
+    late = [f"{plural(staleness[what], 'gradient')} {what}" for what in ("damped", "dropped") if staleness[what]]
+    bound = "" if staleness["bound"] is None else f", at most {staleness['bound']} allowed"
+    return (
+        f"a gradient was {staleness['mean']:.1f} updates old on average, {staleness['max']} at most{bound}"
+        f": {' and '.join(late) or 'none was late'}"
+    )
+
+
+def split_table(record: RunRecord, width: int) -> Table | None:
+    """Where a step's time went on each rank, on a narrow screen in shares alone; None where nobody collected events."""
+    splits = splits_of(record)
+    if not splits:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="bold", title="where the mean step goes", title_justify="left")
+    for heading in ("rank", *PARTS, "(data)", "(descheduled)", "overlap"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for rank, split in splits.items():
+        table.add_row(str(rank), *_split_cells(split, shares_only=width < SPLIT_WIDE), percent(split.overlap, 0))
+    return table
+
+
+def _split_cells(split: Split, *, shares_only: bool) -> list[str]:
+    descheduled = None if split.descheduled_s is None else split.share("descheduled")
+    if shares_only:
+        return [percent(share, 0) for share in (*map(split.share, PARTS), split.share("data"), descheduled)]
+    parts = [f"{seconds(getattr(split, f'{part}_s'))} {percent(split.share(part), 0):>4}" for part in PARTS]
+    return [*parts, seconds(split.data_s), seconds(split.descheduled_s)]
+
+
+def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
+    """What the table does not say."""
+    test = summary.get("test")
+    if test:
+        available = "" if test["available"] is None else f"/{test['available']}"
+        accuracy = "" if test["accuracy"] is None else f", accuracy {percent(test['accuracy'])}"
+        yield f"test loss {number(test['loss'])}{accuracy}: evaluated {test['samples']}{available} unique samples"
+    for rank, replica in enumerate(summary.get("test_ranks", [])):
+        yield f"  replica of rank {rank}: loss {number(replica['loss'])}, accuracy {percent(replica['accuracy'])}"
+    payload = payload_of(record)
+    if payload is not None and len(payload.ranks) > 1:
+        yield payload_sentence(payload)
+    divergence = summary.get("buffer_divergence")
+    if divergence is not None:
+        apart = f"apart by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"
+        yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
+    times = [rank["step_s"] for rank in summary["ranks"] if rank["step_s"]]
+    together = record.topology.get("exchanges") and record.lockstep
+    if together and times and max(times) > (1 + UNEVEN) * min(times):
+        apart = percent(max(times) / min(times) - 1)
+        yield f"time per iteration differs by {apart} between ranks, which a synchronous run should not show"
+    if summary.get("staleness"):
+        yield staleness_sentence(summary["staleness"])
+    if "train_s" in summary:
+        rate = summary["samples_per_s"]
+        speed = f", {rate:,.0f} samples/s in the median window" if rate else ""
+        yield f"trained {plural(summary['steps'], 'step')} in {seconds(summary['train_s'])}{speed}"
+    yield from _hosts(record)
+    yield from profile_sentences(record)
+    estimate = summary.get("estimate")
+    if estimate:
+        yield f"{plural(estimate['epochs'], 'epoch')} would take about {seconds(estimate['seconds'])}"
+    diverged = [rank["diverged_step"] for rank in summary["ranks"] if rank["diverged_step"] is not None]
+    if diverged:
+        yield f"the loss is not a number since step {min(diverged)}. hint: lower --lr, or --clip-norm 1"
+    state = "" if record.finished else " (cut short)"
+    yield f"record: {record.path}{state}"
+
+
+def _hosts(record: RunRecord) -> Iterator[str]:
+    """How busy the hosts were, whoever made them so."""
+    hosts = host_usage(record)
+    for host in hosts:
+        if host.busy is not None:
+            name = "the host's" if len(hosts) == 1 else f"host {host.host}'s"
+            used = f"{size(host.used_bytes)} of memory in use"
+            yield f"{name} cores were busy {percent(host.busy, 0)} of the time, {used}"

@@ -1,0 +1,1 @@
+"""The strategy interface, and bases of strategies that agree after backward or overlap with it."""

@@ -1,0 +1,1 @@
+"""`parameter_server`: its strategy, its workers and servers, synchronous and asynchronous."""

@@ -1,0 +1,58 @@
+"""Tries a model out before training, to name what would go wrong later."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+from torch import Tensor, nn
+
+from paceline.config import RunConfig
+from paceline.errors import PacelineError, WorkloadError
+from paceline.strategies.base.strategy import no_gradient
+from paceline.training.precision import autocast
+from paceline.workloads.batches import Source
+from paceline.workloads.workload import Workload
+
+
+def check_gradients(model: nn.Module, workload: Workload, source: Source, config: RunConfig, rank: int) -> None:
+    """Names the parameters that get no gradient, by one backward pass on two samples.
+
+    It leaves no trace: no gradient, no changed buffer, no random number used.
+    """
+    if config.allow_unused:
+        return
+    kept = [buffer.clone() for buffer in model.buffers()]
+    device = source.share.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            batch = source.peek(2)
+            if batch is None:
+                return
+            with autocast(config.precision, device):
+                outcome = workload.evaluate(model, batch)
+            _check_loss(outcome.loss)
+            workload.count_correct(outcome)
+            outcome.loss.backward()
+        except PacelineError:
+            raise
+        except Exception as error:
+            raise WorkloadError(
+                f"the model failed on its first batch: {type(error).__name__}: {error}",
+                detail=traceback.format_exc().rstrip(),
+            ) from None
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), kept, strict=True):
+            buffer.copy_(before)
+    if missing:
+        raise no_gradient(missing, rank)
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise WorkloadError(
+            f"the loss is {found}, not one number.", hint="return the mean over the samples, as reduction='mean' does"
+        )

@@ -1,0 +1,116 @@
+"""The proof of parity as a task of its own: what `compare` has its ranks do before they measure anything."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from paceline.comm import World, close_comm
+from paceline.config import Precision, RunConfig
+from paceline.records import RunFolder
+from paceline.strategies.base.strategy import Role
+from paceline.strategies.registry import create
+from paceline.training.model_check import check_gradients
+from paceline.training.parity.oracle import Gradients, Shards, oracle
+from paceline.training.parity.proof import prove, serve_proof, take_shards
+from paceline.training.rank_setup import RankSetup, set_up_rank
+
+SAMPLES_PER_MICRO_BATCH = 8
+"""What the proof trains on: the mean of eight samples is as easily wrong as that of a thousand, and sooner known."""
+STEPS = 3
+"""Reducers rebuild their buckets after the first step."""
+
+_shards: dict[RunConfig, Shards] = {}
+"""What strategies of one job that train the same shards have in common."""
+_oracles: dict[tuple[RunConfig, int], list[Gradients]] = {}
+"""Rank 0's: and with it the other side of the proof, for the same weights."""
+
+
+def prove_run(
+    config: RunConfig,
+    world: World,
+    folder: RunFolder,
+    *,
+    threads: int | None,
+    number: int = 0,
+    command: str | None = None,  # noqa: ARG001  (every task takes the same)
+) -> None:
+    """Compares the strategy's gradients with one process's and leaves the error; idle ranks wait."""
+    setup = set_up_rank(small(config, world.size), world, threads)
+    if setup is None:
+        world.wait_for(f"proof-{number}")
+        return
+    if setup.comm.serves:
+        with exact_kernels():
+            serve_proof(setup.strategy, setup.workload, setup.comm)
+        close_comm(setup.comm)
+        return
+    with exact_kernels():
+        # On a copy: after a forward pass some models (those under an old `spectral_norm`) cannot be copied any more.
+        check_gradients(copy.deepcopy(setup.model), setup.workload, setup.source(), setup.config, setup.comm.rank)
+        shards, expected = _other_side(setup)
+        parity = prove(setup.strategy, setup.workload, setup.share, setup.config, setup.comm, STEPS, shards, expected)
+    close_comm(setup.comm)
+    if setup.comm.rank == 0:
+        folder.write_parity(parity.to_dict() | {"lossless": setup.strategy.lossless, "steps": STEPS})
+        folder.mark_finished()
+        world.announce(f"proof-{number}")
+
+
+@contextmanager
+def exact_kernels() -> Iterator[None]:
+    """Has a GPU compute in full float32, the same way each time.
+
+    By default convolutions round to TF32 and may take another algorithm from call to call: on an H200 a network then
+    differs from itself by 6e-4, which would hide the errors that a proof is after.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.deterministic, torch.get_float32_matmul_precision()
+    cudnn.allow_tf32, cudnn.deterministic = False, True
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, cudnn.deterministic = before[:2]
+        torch.set_float32_matmul_precision(before[2])
+
+
+def small(config: RunConfig, ranks: int) -> RunConfig:
+    """The configuration to prove a run's strategy with: fewer samples a step, and without autocast's rounding."""
+    workers = create(config.strategy).roles(ranks).count(Role.WORKER)
+    batch = min(config.global_batch(workers), SAMPLES_PER_MICRO_BATCH * workers * config.accumulate)
+    # Under `--bn sync` the two sides add up in another order, and where that moves a value over a ReLU's edge a float32
+    # gradient jumps by 1e-3; in float64 it does not happen.
+    precision: Precision = "fp64" if config.bn == "sync" or config.precision == "fp64" else "fp32"
+    return replace(config, precision=precision, batch=batch, batch_per_rank=None, slow_rank="")
+
+
+def _other_side(setup: RankSetup) -> tuple[Shards, list[Gradients] | None]:
+    """What all train on, and on rank 0 the right gradients."""
+    workload, share, config, comm = setup.workload, setup.share, setup.config, setup.comm
+    # The same roles: then the same ranks have drawn before, and they agree on whether to draw again.
+    roles = " ".join(role.name for role in setup.strategy.roles(setup.world.size))
+    key = replace(config, strategy=roles)
+    if key not in _shards:
+        _shards[key] = take_shards(workload, share, config, comm, STEPS)
+    shards = _shards[key]
+    if comm.rank != 0:
+        return shards, None
+    alike = key, _fingerprint(setup.model)
+    if alike not in _oracles:
+        _oracles[alike] = oracle(workload, shards.everyones, share, config)
+    return shards, _oracles[alike]
+
+
+def _fingerprint(model: nn.Module) -> int:
+    """Tells models apart by their weights: a workload may draw other ones each time it is loaded."""
+    found = 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        found = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), found)
+    return found

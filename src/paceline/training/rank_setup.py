@@ -1,0 +1,87 @@
+"""What a rank sets up before it trains or proves anything: groups, workload, model, its share of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from paceline.comm import Comm, World, open_comm
+from paceline.config import RunConfig
+from paceline.measure.slow_rank import stopwatch_for
+from paceline.measure.steps import Stopwatch
+from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
+from paceline.strategies.registry import create
+from paceline.training.placement import Placement
+from paceline.training.precision import storage_dtype
+from paceline.workloads.batches import Share, Source, make_source
+from paceline.workloads.load import load_workload
+from paceline.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """A rank that takes part in a run, ready to start."""
+
+    config: RunConfig
+    world: World
+    strategy: Strategy
+    placement: Placement
+    comm: Comm
+    workload: Workload
+    share: Share
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, on its device, in training mode."""
+        return self.workload.model
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """What times this rank's steps."""
+        assert self.comm.stopwatch is not None, "the stage was set without timing"
+        return self.comm.stopwatch
+
+    def serve(self, make_optimizer: MakeOptimizer) -> None:
+        """All that a rank does which does not train: it keeps parameters until the others are done."""
+        self.strategy.attach(self.model, make_optimizer, self.comm)
+        self.strategy.serve()
+        self.strategy.close()
+
+    def source(self) -> Source:
+        """This rank's share of the training data, from the beginning."""
+        batch = self.config.global_batch(self.comm.world_size)
+        seed, reshuffle = self.config.seed, self.config.reshuffle
+        return make_source(self.workload.train, self.share, batch=batch, seed=seed, reshuffle=reshuffle)
+
+
+def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: bool = False) -> RankSetup | None:
+    """Sets a rank up, to have its steps timed or not; called on all of them, None on those that stay idle."""
+    strategy = create(config.strategy, allow_unused=config.allow_unused)
+    roles = strategy.roles(world.size)
+    placement = Placement.choose(config, world, roles, threads)
+    placement.apply(config)
+    workers, servers = ([n for n, own in enumerate(roles) if own is role] for role in (Role.WORKER, Role.SERVER))
+    pace = {"factor": config.slowed.get(world.rank, 1.0), "core_share": placement.core_share}
+    comm = open_comm(
+        workers,
+        servers=servers,
+        device=placement.device,
+        backend=placement.backend,
+        timeout_s=config.timeout,
+        stopwatch=stopwatch_for(placement.device, events=config.events, **pace) if timed else None,
+    )
+    if comm is None:
+        return None
+    config.global_batch(comm.world_size)  # Refuses one that leaves a worker empty, before anything is loaded.
+    workload = load_workload(config)
+    torch.manual_seed(config.seed * 1_000_003 + comm.rank + 1)  # What is random from here on differs between ranks.
+    dtype = storage_dtype(config.precision)
+    layout = torch.channels_last if config.channels_last else torch.preserve_format
+    model = workload.model.to(placement.device, dtype, memory_format=layout)  # type: ignore[call-overload]
+    if not model.training:  # As a whole; parts that a user keeps in evaluation mode stay so.
+        model.train()
+    trains_as = 0 if comm.serves else comm.rank  # A server trains nothing.
+    share = Share(trains_as, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
+    return RankSetup(config, world, strategy, placement, comm, workload, share)

@@ -1,0 +1,72 @@
+"""Runs a training script of the user's own in this process, as python would, with an assignment for its `attach`."""
+
+from __future__ import annotations
+
+import os
+import random
+import runpy
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paceline.comm.network import LOOPBACK, choose_interface
+from paceline.errors import WorkloadError
+from paceline.training.parity.task import exact_kernels
+from paceline.training.scripts.script_parity import OracleCheckTask, OracleTask, ParityTask
+from paceline.training.scripts.script_task import ScriptFinished, ScriptTask, set_script_task
+from paceline.training.scripts.script_timing import TimingTask
+
+ASSIGNMENTS: dict[str, type[ScriptTask]] = {
+    "train": TimingTask,
+    "prove": ParityTask,
+    "oracle": OracleTask,
+    "prove_oracle": OracleCheckTask,
+}
+LINES_TO_SHOW = 12
+
+
+def run_script(assignment: ScriptTask, iface: str | None) -> None:
+    """Runs the script until it has done what is asked; raises where it ends before that."""
+    script, rank = assignment.script, int(os.environ["RANK"])
+    set_script_task(assignment)
+    _choose_interface(iface)
+    _seed(assignment.config.seed, rank)
+    sys.argv = [script.path, *script.args]
+    sys.path.insert(0, str(Path(script.path).resolve().parent))
+    try:
+        with exact_kernels() if assignment.exact else nullcontext():
+            runpy.run_path(script.path, run_name="__main__")
+    except ScriptFinished:
+        return
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise WorkloadError(
+                f"{script.name} left with exit code {leaving.code}.", detail=_last_lines(assignment, rank)
+            ) from None
+    assignment.check_done()
+
+
+def _choose_interface(iface: str | None) -> None:
+    """Has the script's own process group, if it makes one, use the interface that ours would."""
+    here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    chosen = iface or choose_interface(os.environ.get("MASTER_ADDR", LOOPBACK), all_on_this_host=here).name
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", chosen)
+
+
+def _seed(seed: int, rank: int) -> None:
+    """Gives a script that seeds nothing the same numbers under every strategy, others on each rank and repeat."""
+    own = seed * 1_000_003 + rank + 1
+    torch.manual_seed(own)
+    random.seed(own)
+    np.random.seed(own % 2**32)
+
+
+def _last_lines(assignment: ScriptTask, rank: int) -> str:
+    """The end of what the script printed: why argparse refused its arguments, for example."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = assignment.folder.log_file(rank)
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LINES_TO_SHOW:]) if log.exists() else ""

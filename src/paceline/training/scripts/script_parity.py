@@ -1,0 +1,132 @@
+"""The proof of parity for scripts: their gradients under a strategy against the mean of the ranks' own, in float64.
+
+A script cannot be run by one process that goes through all shards in turn, as our own runs can. So the oracle is the
+script itself under the plainest strategy there is. The optimiser is the user's own, but for its `step`, which keeps
+each gradient and changes nothing.
+"""
+
+from __future__ import annotations
+
+import types
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from paceline.comm import Comm
+from paceline.config import BatchNormMode
+from paceline.strategies.base.strategy import AfterBackward, MakeOptimizer, NamedParameters, Strategy
+from paceline.training.parity.oracle import TOLERANCE, clip_norm_of
+from paceline.training.parity.proof import Parity, SeenSteps, compare_gradients, worst
+from paceline.training.parity.task import STEPS
+from paceline.training.scripts.script_task import ScriptTask, TaskSync
+
+HALF_PRECISION_TOLERANCE = 2e-2
+"""For a model whose gradients are themselves in bfloat16 or float16: a few units in their last place."""
+
+
+class ExactMean(AfterBackward):
+    """The mean over the ranks, one gradient after the other, in float64: no strategy, but what one is measured by."""
+
+    name: ClassVar[str] = "the mean in float64"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        for gradient in gradients:
+            gradient.copy_(self.comm.sum(gradient.double().cpu()) / self.comm.world_size)
+
+
+class ProbeSync(TaskSync):
+    """A `Sync` that keeps each step's gradients and leaves the weights as they are."""
+
+    def __init__(
+        self,
+        conclude: Callable[[ProbeSync], None],
+        model: nn.Module,
+        make_optimizer: MakeOptimizer,
+        strategy: Strategy,
+        comm: Comm,
+        bn: BatchNormMode,
+    ) -> None:
+        seen = SeenSteps(strategy)
+        self.seen = seen.steps
+        super().__init__(STEPS, model, _probed(make_optimizer, seen), strategy, comm, bn)
+        self._conclude = conclude
+
+    def step(self, max_norm: float | None = None) -> None:
+        super().step(clip_norm_of(self.steps_done, STEPS, max_norm))
+        self.count_step()
+
+    def conclude(self) -> None:
+        self.strategy.finish()
+        self._conclude(self)
+
+
+class ProbeTask(ScriptTask):
+    """Asks for a few steps' gradients; subclasses say what becomes of them."""
+
+    steps = STEPS
+    exact = True
+
+    def make_sync(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode
+    ) -> TaskSync:
+        return ProbeSync(self.conclude, model, make_optimizer, strategy, comm, bn)
+
+    @abstractmethod
+    def conclude(self, sync: ProbeSync) -> None:
+        """What becomes of the gradients; called on every rank."""
+
+
+class OracleTask(ProbeTask):
+    """Keeps the right gradients in a file."""
+
+    def make_strategy(self) -> Strategy:
+        return ExactMean()
+
+    def conclude(self, sync: ProbeSync) -> None:
+        if sync.rank == 0:
+            torch.save(sync.seen, self.oracle)
+            self.folder.mark_finished()
+
+
+class ParityTask(ProbeTask):
+    """Compares the strategy's gradients with those in the file."""
+
+    def conclude(self, sync: ProbeSync) -> None:
+        # Only rank 0's side of the comparison counts.
+        expected = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else sync.seen
+        model, comm = sync.strategy.model, sync.comm
+        pairs = zip(sync.seen, expected, strict=True)
+        found = worst(compare_gradients(one, other, model, comm) for one, other in pairs)
+        parity = Parity(sync.strategy.name, comm.world_size, *found, _tolerance(sync.strategy.parameters))
+        if sync.rank == 0:
+            self.folder.write_parity(parity.to_dict() | {"lossless": sync.strategy.lossless, "steps": STEPS})
+            self.folder.mark_finished()
+
+
+class OracleCheckTask(ParityTask):
+    """Compares the right gradients with those of an earlier run: does the script do the same each time?"""
+
+    def make_strategy(self) -> Strategy:
+        return ExactMean()
+
+
+def _probed(make_optimizer: MakeOptimizer, seen: SeenSteps) -> MakeOptimizer:
+    """Makes the user's optimiser, and takes its `step`; a method, since that is what schedulers wrap."""
+
+    def make(parameters: NamedParameters) -> torch.optim.Optimizer:
+        def keep(_: torch.optim.Optimizer, closure: Any = None) -> None:  # noqa: ARG001  (as optimisers have it)
+            seen.add({name: p.grad.detach().clone() for name, p in parameters if p.grad is not None})
+
+        optimizer = make_optimizer(parameters)
+        optimizer.step = types.MethodType(keep, optimizer)  # type: ignore[method-assign]
+        return optimizer
+
+    return make
+
+
+def _tolerance(parameters: NamedParameters) -> float:
+    return max(TOLERANCE.get(parameter.dtype, HALF_PRECISION_TOLERANCE) for _, parameter in parameters)

@@ -1,0 +1,122 @@
+"""Writes a run's figures for TensorBoard while it trains. The tags are the same in every run, so that runs overlay."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.analysis.steps.split import PARTS, Split, mean_split, split_steps
+from paceline.errors import PacelineError
+from paceline.measure.clock import Clock
+from paceline.measure.resources import ProcessProbe
+from paceline.records import RunFolder
+from paceline.records.schema import TENSORBOARD_FOLDER
+from paceline.records.timeline import HEADER, ROW, Timeline, timeline_file
+
+FLUSH_S = 5
+"""What is older than this is on disk, where TensorBoard sees it."""
+MOST_STEPS_SPLIT = 20
+"""Of a window, the last ones: enough for a mean, and they take no time that the next window would wait for."""
+
+
+def check_tensorboard() -> None:
+    """Refuses to start what could not be written."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise PacelineError(
+            "--tensorboard needs the package tensorboard, which is not installed.",
+            hint="pip install 'paceline[tensorboard]', or leave --tensorboard out: the record has it all anyway",
+        )
+
+
+class TensorBoardWriter:
+    """Listens to the account of a run on one rank. Rank 0 writes what all ranks share, each its own CPU and memory."""
+
+    def __init__(self, folder: RunFolder, rank: int, clock: Clock, device: torch.device) -> None:
+        # Slow to import, and an extra that need not be there.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._rank = rank
+        self._clock = clock
+        self._writer = SummaryWriter(str(folder.path / TENSORBOARD_FOLDER / f"rank-{rank}"), flush_secs=FLUSH_S)
+        self._probe = ProcessProbe(device, with_host=False)
+        self._before = self._probe.read(clock.now(), 0.0)
+        self._timeline = TimelineTail(folder.path / timeline_file(rank))
+        self._step = 0
+
+    def hear(self, event: str, **values: Any) -> None:
+        """Takes from the account what there is a curve for."""
+        if event == "log":
+            self._on_log(**values)
+        elif event == "evaluation" and self._rank == 0:
+            self._add("loss/test", values["test"]["loss"], self._step)
+            self._add("accuracy/test", values["test"]["accuracy"], self._step)
+
+    def add_split(self, step: int, split: Split) -> None:
+        """Where the time of a step went by then."""
+        for part in PARTS:
+            self._add(f"split/{part}_s", getattr(split, f"{part}_s"), step)
+
+    def close(self) -> None:
+        """Writes down the rest."""
+        self._writer.close()
+
+    def _on_log(
+        self,
+        step: int,
+        losses: list[float],
+        samples: int,
+        correct: int | None,
+        wall_s: float,
+        profiled: bool = False,
+        **_: Any,
+    ) -> None:
+        self._step = step
+        if self._rank == 0:
+            for at, loss in enumerate(losses, start=step - len(losses) + 1):
+                self._add("loss/train", loss, at)
+            self._add("accuracy/train", None if correct is None else correct / samples, step)
+            if not profiled:
+                self._add("speed/samples_per_s", samples / wall_s, step)
+        self._add_resources(step)
+        split = mean_split([found.split for found in split_steps(self._timeline.new_steps())[-MOST_STEPS_SPLIT:]])
+        if split is not None and not profiled:
+            self.add_split(step, split)
+
+    def _add_resources(self, step: int) -> None:
+        now = self._probe.read(self._clock.now(), 0.0)
+        passed_s = now.time_s - self._before.time_s
+        if passed_s > 0:
+            self._add("resources/cpu_percent", 100 * (now.cpu_s - self._before.cpu_s) / passed_s, step)
+        self._add("resources/resident_mb", now.resident_bytes / 1e6, step)
+        if now.device_bytes is not None:
+            self._add("resources/device_mb", now.device_bytes / 1e6, step)
+        self._before = now
+
+    def _add(self, tag: str, value: float | None, step: int) -> None:
+        if value is not None and math.isfinite(value):
+            self._writer.add_scalar(tag, value, step)
+
+
+class TimelineTail:
+    """What comes into a rank's timeline. At the end of a window nothing is in flight, so no operation is cut in two."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offset = len(HEADER)
+
+    def new_steps(self) -> Timeline:
+        """The rows that were written since the last time; none where events are not collected."""
+        if not self._file.is_file():
+            return Timeline(np.empty(0, ROW))
+        with self._file.open("rb") as stream:
+            stream.seek(self._offset)
+            content = stream.read()
+        whole = len(content) // ROW.itemsize
+        self._offset += whole * ROW.itemsize
+        rows = np.frombuffer(content, dtype=ROW, count=whole)
+        return Timeline(rows[np.argsort(rows["start_s"], kind="stable")])

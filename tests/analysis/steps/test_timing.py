@@ -1,0 +1,55 @@
+"""Which windows and steps have times that count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.analysis.steps.timing import WindowTime, counted_steps, profiled_steps, step_time, windows_of
+from paceline.errors import RecordError
+from paceline.records import EventWriter, RunFolder, read_run
+
+WINDOWS = [WindowTime(2, 9.0), WindowTime(2, 2.0), WindowTime(1, 7.0, profiled=True), WindowTime(2, 4.0)]
+
+
+def test_the_first_window_and_profiled_ones_do_not_count() -> None:
+    assert step_time(WINDOWS) == 1.5
+    assert step_time(WINDOWS[:1]) is None
+    assert step_time([WINDOWS[0], WINDOWS[2]]) is None
+
+
+def test_steps_of_profiled_windows_and_of_the_warm_up_do_not_count() -> None:
+    later = [*WINDOWS, WindowTime(2, 4.0, profiled=True), WindowTime(1, 2.0)]
+    assert counted_steps(later, 10).tolist() == [False] * 5 + [True, True, False, False, True]
+
+
+def test_in_a_short_run_all_steps_but_the_first_count() -> None:
+    assert counted_steps(WINDOWS, 5).tolist() == [False, True, True, True, False]
+    assert profiled_steps(WINDOWS) == {4}
+    assert counted_steps(WINDOWS, 3).tolist() == [False, True, True]
+    assert counted_steps([], 3).tolist() == [False, True, True]
+    assert counted_steps(WINDOWS, 0).tolist() == []
+
+
+def test_the_record_says_which_windows_were_profiled(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    folder.write_run(config={}, topology={}, provenance={})
+    events = EventWriter(folder)
+    for window in WINDOWS:
+        profiled = {"profiled": True} if window.profiled else {}
+        events.write("log", losses=[1.0] * window.steps, wall_s=window.wall_s, **profiled)
+    events.close()
+    assert windows_of(read_run(tmp_path)) == WINDOWS
+
+
+@pytest.mark.parametrize("damage", [{"losses": [1.0]}, {"wall_s": 1.0}, {"losses": 3, "wall_s": 1.0}])
+def test_a_window_without_its_figures_is_an_error(tmp_path: Path, damage: dict[str, Any]) -> None:
+    folder = RunFolder.create(tmp_path)
+    folder.write_run(config={}, topology={}, provenance={})
+    events = EventWriter(folder)
+    events.write("log", **damage)
+    events.close()
+    with pytest.raises(RecordError, match=r"events.jsonl is damaged: (a window has no losses, or no time|losses of )"):
+        windows_of(read_run(tmp_path))

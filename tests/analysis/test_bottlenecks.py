@@ -1,0 +1,137 @@
+"""What limits a candidate, told from splits and wires made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.analysis.bottlenecks import Bottleneck, bottlenecks, crowding, rounds
+from paceline.analysis.statistics import Estimate
+from paceline.analysis.steps.candidate_split import CandidateSplit
+from paceline.analysis.steps.split import Split
+from paceline.analysis.traffic.wire import Traffic, Wire
+from paceline.records.examination import PairLink
+
+LINK = PairLink(ranks=[0, 1], hosts=[0, 0], alpha_s=1e-4, beta_s_per_byte=1e-9, points=[])
+PLACE: dict[str, Any] = {"workers": 2, "ranks_per_host": 2, "threads": 1, "cores": 2.0, "device": "cpu"}
+
+
+def split(**parts: float) -> CandidateSplit:
+    values = {"compute_s": 0.0, "overlapped_s": 0.0, "exposed_s": 0.0, "other_s": 0.0} | parts
+    data_s, descheduled_s = values.pop("data_s", 0.0), values.pop("descheduled_s", 0.0)
+    mean = Split(step_s=sum(values.values()), data_s=data_s, descheduled_s=descheduled_s, **values)
+    some = Estimate(0.0, None, None, 1)
+    return CandidateSplit(some, some, some, some, some, None, None, mean, {0: mean})
+
+
+def wire(
+    operations: float,
+    size: float,
+    *,
+    kind: str = "all_reduce",
+    waits_s: float = 0.0,
+    exposed_s: float = 0.8,
+    ranks: int = 3,
+    **blame: float,
+) -> Wire:
+    traffic = Traffic(kind, "gradients", operations, size, 10.0, 1.0, None, None, None, None)
+    waited_for = {int(rank.removeprefix("rank")): share for rank, share in blame.items()}
+    return Wire(ranks, [traffic], {}, [waits_s] * ranks, waited_for, exposed_s, None)
+
+
+def main(*arguments: Any) -> Bottleneck:
+    return bottlenecks(*arguments)[0]
+
+
+def test_parts_come_largest_first_and_small_ones_not_at_all() -> None:
+    found = bottlenecks(split(compute_s=0.6, exposed_s=0.3, other_s=0.1), wire(1, 1e8), PLACE, LINK)
+    assert [limit.kind for limit in found] == ["compute", "bandwidth", "other"]
+    assert [limit.share for limit in found] == pytest.approx([0.6, 0.3, 0.1])
+    assert [limit.kind for limit in bottlenecks(split(compute_s=0.99, exposed_s=0.01), wire(1, 1e8), PLACE, LINK)] == [
+        "compute"
+    ]
+
+
+def test_exposed_communication_is_said_where_ranks_cannot_be_compared() -> None:
+    found = main(split(compute_s=0.4, exposed_s=0.6), None, PLACE, LINK)
+    assert (found.kind, found.share) == ("exchange", pytest.approx(0.6))
+
+
+def test_adding_up_in_memory_is_no_transfer() -> None:
+    exposed = split(compute_s=0.1, exposed_s=0.9)
+    found = main(exposed, wire(3, 1e8, kind="shared_reduce"), PLACE, LINK)
+    assert found.kind == "memory"
+    assert found.facts == {"bytes": 1e8}
+
+
+def test_many_small_messages_cost_latency_and_a_few_large_ones_bandwidth() -> None:
+    exposed = split(compute_s=0.1, exposed_s=0.9)
+    many = main(exposed, wire(60, 240_000), PLACE, LINK)
+    assert many.kind == "latency"
+    assert many.facts["latency_s"] == pytest.approx(60 * 4 * 1e-4), "2(n−1) rounds for three ranks"
+    few = main(exposed, wire(2, 1e8), PLACE, LINK)
+    assert few.kind == "bandwidth"
+    assert few.facts["bandwidth_s"] == pytest.approx(4 / 3 * 0.1)
+    assert main(exposed, wire(60, 240_000), PLACE, None).kind == "latency", "without a link the size decides"
+    assert main(exposed, wire(2, 1e8), PLACE, None).kind == "bandwidth"
+
+
+def test_a_link_that_was_busy_when_it_was_measured_says_nothing() -> None:
+    busy = replace(LINK, alpha_s=10.0)
+    found = main(split(compute_s=0.1, exposed_s=0.9), wire(2, 1e8), PLACE, busy)
+    assert (found.kind, found.facts["latency_s"]) == ("bandwidth", None), "40 s of latency in 20 s of operations"
+
+
+def test_a_slow_link_makes_bandwidth_of_the_same_messages() -> None:
+    slow = replace(LINK, beta_s_per_byte=1e-6)
+    assert main(split(compute_s=0.1, exposed_s=0.9), wire(60, 240_000), PLACE, slow).kind == "bandwidth"
+
+
+def test_waiting_for_one_rank_is_told_from_waiting_for_each_other() -> None:
+    exposed = split(compute_s=0.2, exposed_s=0.8)
+    slow = main(exposed, wire(1, 1e6, waits_s=0.7, rank1=0.9, rank0=0.1), PLACE, LINK)
+    assert (slow.kind, slow.facts["rank"]) == ("slow_rank", 1)
+    assert slow.share == pytest.approx(0.7)
+    assert main(exposed, wire(1, 1e6, waits_s=0.7, rank1=0.5, rank0=0.5), PLACE, LINK).kind == "uneven_ranks"
+
+
+def test_of_two_ranks_one_is_to_blame_only_if_it_nearly_always_is() -> None:
+    exposed = split(compute_s=0.2, exposed_s=0.8)
+    late = main(exposed, wire(1, 1e6, waits_s=0.7, ranks=2, rank1=0.95, rank0=0.05), PLACE, LINK)
+    assert (late.kind, late.facts["rank"]) == ("slow_rank", 1)
+    assert main(exposed, wire(1, 1e6, waits_s=0.7, ranks=2, rank1=0.65, rank0=0.35), PLACE, LINK).kind == "uneven_ranks"
+
+
+def test_waits_of_one_run_are_a_share_of_what_was_exposed_in_it() -> None:
+    """The wire is that of one run, the split that of all: a run twice as slow must not make twice the waiting."""
+    twice = wire(1, 1e6, waits_s=1.4, exposed_s=1.6, rank1=1.0)
+    assert main(split(compute_s=0.2, exposed_s=0.8), twice, PLACE, LINK).share == pytest.approx(0.7)
+
+
+def test_computing_without_a_core_is_not_computing() -> None:
+    found = bottlenecks(split(compute_s=1.0, descheduled_s=0.6), None, PLACE | {"cores": 1.0}, None)
+    assert [(limit.kind, limit.share) for limit in found] == [
+        ("cores", pytest.approx(0.6)),
+        ("compute", pytest.approx(0.4)),
+    ]
+    assert found[0].facts["crowding"] == 2.0
+
+
+def test_data_is_not_counted_twice() -> None:
+    found = bottlenecks(split(compute_s=0.5, other_s=0.5, data_s=0.4), None, PLACE, None)
+    assert {limit.kind: limit.share for limit in found} == pytest.approx({"compute": 0.5, "data": 0.4, "other": 0.1})
+
+
+def test_crowding_is_of_one_host_and_of_cpus_only() -> None:
+    assert crowding(PLACE | {"workers": 8}) == 1.0
+    assert crowding(PLACE | {"threads": 4}) == 4.0
+    assert crowding(PLACE | {"device": "NVIDIA H200"}) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("all_reduce", 6), ("gather", 3), ("broadcast", 2), ("send", 1), ("recv", 1)]
+)
+def test_rounds_are_those_of_the_cost_model(kind: str, expected: int) -> None:
+    assert rounds(wire(1, 1, kind=kind).traffic[0], 4) == expected

@@ -1,0 +1,300 @@
+"""`paceline compare` as a user runs it: real ranks, real failures, real interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from commands import paceline, start, wait_until
+from paceline.records import read_run
+from paceline.records.experiment import read_experiment
+from paceline.strategies.registry import SETS
+
+QUICK = ("--batch", "16", "--steps", "8", "--repeats", "2", "--max-repeats", "2", "--ranks", "2", "--no-doctor")
+ONCE = (*QUICK, "--repeats", "1", "--max-repeats", "1", "--no-proof")
+
+
+def compare(*arguments: str, out: Path) -> dict[str, Any]:
+    """Runs a comparison and returns what it says as JSON."""
+    done = paceline("compare", *arguments, "--out", str(out), "--json")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result | {"messages": done.stderr}
+
+
+def rows(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in result["rows"]}
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The usual set, once for the tests that only look at it."""
+    out = tmp_path_factory.mktemp("usual") / "out"
+    return compare(*QUICK, "--trace", out=out) | {"out": out}
+
+
+def test_the_usual_set_is_proven_measured_and_judged(usual: dict[str, Any]) -> None:
+    found = rows(usual)
+    assert set(found) == set(SETS["usual"])
+    assert {name: row["role"] for name, row in found.items() if row["role"] != "candidate"} == {
+        "single": "baseline",
+        "none": "bound",
+    }
+    assert all(row["repeats"] == 2 and row["step_s"]["value"] > 0 for row in found.values())
+    assert found["ddp"]["ratio"] == {"value": 1.0, "low": 1.0, "high": 1.0, "repeats": 2}
+    proofs = {proof["candidate"]: proof for proof in usual["proofs"]}
+    assert all(proof["holds"] for name, proof in proofs.items() if name != "none")
+    assert not proofs["none"]["lossless"]
+    assert usual["verdict"]
+    assert Path(usual["report"]).stat().st_size > 1e6
+    assert [Path(trace).parent.name for trace in usual["traces"][:2]] == ["1-single", "1-single"]
+    assert all(Path(trace).stat().st_size > 1000 for trace in usual["traces"])
+    assert len(usual["traces"]) == len(found) * 2
+    assert {reason["candidate"] for reason in usual["why"]} == set(found)
+
+
+def test_rows_come_best_first_and_what_exchanges_nothing_has_no_exposed_communication(usual: dict[str, Any]) -> None:
+    speeds = [row["samples_per_s"]["value"] for row in usual["rows"]]
+    assert speeds == sorted(speeds, reverse=True)
+    found = rows(usual)
+    assert found["none"]["exposed"] is None
+    assert found["single"]["exposed"] is None
+    expected = 1 - found["none"]["step_s"]["value"] / found["p2p"]["step_s"]["value"]
+    assert found["p2p"]["exposed"]["value"] == pytest.approx(expected, abs=0.3)
+
+
+def test_bytes_come_from_the_plans(usual: dict[str, Any]) -> None:
+    sent = {name: row["busiest_sent_bytes"] for name, row in rows(usual).items()}
+    parameters = read_experiment(usual["out"]).runs[0].run.topology["gradient_bytes"]
+    assert sent == {
+        "single": 0,
+        "none": 0,
+        "gather_scatter": parameters,
+        "p2p": parameters,
+        "allreduce": parameters,
+        "ddp": parameters,
+        "shared_memory": 0,
+        "priority": parameters,
+    }
+
+
+def test_runs_are_interleaved_in_rotated_order_with_a_seed_per_repeat(usual: dict[str, Any]) -> None:
+    experiment = read_experiment(usual["out"])
+    order = [[m.candidate.name for m in experiment.runs if m.repeat == repeat] for repeat in (0, 1)]
+    assert order[1] == order[0][1:] + order[0][:1]
+    seeds = {(m.repeat, m.run.config["seed"]) for m in experiment.runs}
+    assert seeds == {(0, 0), (1, 1)}
+    starts = [m.run.provenance["time"] for m in experiment.runs]
+    assert starts == sorted(starts)
+
+
+def test_the_same_strategy_twice_has_no_winner(tmp_path: Path) -> None:
+    result = compare(
+        "--strategies", "ddp,ddp", *QUICK, "--no-proof", "--steps", "30", "--max-repeats", "3", out=tmp_path / "out"
+    )
+    assert [row["name"] for row in sorted(result["rows"], key=lambda row: row["name"])] == ["ddp", "ddp (2)"]
+    assert result["decision"]["outcome"] in ("open", "same")
+    assert "Pick" not in " ".join(result["verdict"])
+
+
+def test_a_clear_winner_ends_it_before_the_limit(tmp_path: Path) -> None:
+    strategies = ("workloads:plain", "--strategies", "allreduce,schemes:Slow")
+    arguments = (*strategies, *QUICK, "--no-proof", "--steps", "20", "--max-repeats", "9")
+    result = compare(*arguments, out=tmp_path / "out")
+    assert result["decision"]["outcome"] == "winner"
+    assert result["decision"]["first"] == "allreduce"
+    assert rows(result)["allreduce"]["repeats"] < 9
+    assert result["verdict"][0].startswith("Pick allreduce")
+    assert result["next"] == "paceline train workloads:plain --batch 16 --epochs 3 --strategy allreduce --ranks 2"
+
+
+def test_a_strategy_that_sums_is_stopped_with_its_factor(tmp_path: Path) -> None:
+    arguments = (
+        "compare",
+        "workloads:plain",
+        "--strategies",
+        "allreduce,schemes:Sum",
+        *QUICK,
+        "--out",
+        str(tmp_path / "o"),
+    )
+    done = paceline(*arguments, expect=7)
+    assert "schemes:Sum on 2 ranks: the gradient is 2 times the mean over the ranks" in done.stderr
+    assert not list((tmp_path / "o").glob("repeat-*"))
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A comparison in which one fails while it trains, and another when it is done."""
+    out = tmp_path_factory.mktemp("failing") / "out"
+    strategies = "schemes:BadClose,allreduce,schemes:Breaks,ddp"
+    return compare("workloads:plain", "--strategies", strategies, *QUICK, out=out) | {"out": out}
+
+
+def test_a_strategy_that_fails_is_left_out_and_the_rest_goes_on(failing: dict[str, Any]) -> None:
+    found = rows(failing)
+    assert "the seventh message was one too many" in found["schemes:Breaks"]["failure"]
+    assert "schemes:Breaks failed and is left out" in failing["messages"]
+    assert found["allreduce"]["repeats"] == found["ddp"]["repeats"] == 2
+    experiment = read_experiment(failing["out"])
+    assert sum(m.candidate.name == "schemes:Breaks" for m in experiment.runs) == 1
+    assert [event["candidate"] for event in experiment.events_of("failure")] == ["schemes:BadClose", "schemes:Breaks"]
+
+
+def test_a_failure_after_the_last_step_is_not_charged_to_the_next(failing: dict[str, Any]) -> None:
+    found = rows(failing)
+    assert "cannot close" in found["schemes:BadClose"]["failure"]
+    assert found["allreduce"]["failure"] is None
+    assert found["ddp"]["failure"] is None
+    assert failing["decision"]["first"] != "schemes:BadClose"
+
+
+def test_when_all_fail_the_first_reason_is_the_error(tmp_path: Path) -> None:
+    arguments = ("compare", "workloads:plain", "--strategies", "schemes:Breaks", *ONCE, "--out", str(tmp_path / "out"))
+    done = paceline(*arguments, expect=6)
+    assert "error: rank 1 failed: RuntimeError: the seventh message was one too many" in done.stderr
+
+
+def test_a_workload_that_cannot_be_trained_is_found_out_before_any_rank_starts(tmp_path: Path) -> None:
+    done = paceline("compare", "workloads:unused", *QUICK, "--out", str(tmp_path / "out"), expect=4)
+    assert "got no gradient" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_are_compared_like_strategies(tmp_path: Path) -> None:
+    """Also those that say how long a run is."""
+    settings = ("--vary", "reshuffle=true,false", "--vary", "epochs=2,4", "--batch", "4", "--ranks", "2")
+    once = ("--repeats", "1", "--max-repeats", "1", "--no-proof", "--no-doctor")
+    result = compare("workloads:plain", *settings, *once, out=tmp_path / "out")
+    runs = {m.candidate.name: m.run for m in read_experiment(tmp_path / "out").runs}
+    assert set(rows(result)) == set(runs)
+    assert {name: (run.config["reshuffle"], len(run.steps[0])) for name, run in runs.items()} == {
+        "reshuffle=true epochs=2": (True, 32),
+        "reshuffle=true epochs=4": (True, 64),
+        "reshuffle=false epochs=2": (False, 32),
+        "reshuffle=false epochs=4": (False, 64),
+    }
+
+
+def test_batches_are_compared_by_the_time_per_sample(tmp_path: Path) -> None:
+    found = rows(compare("--vary", "batch=8,64", *ONCE, "--steps", "20", out=tmp_path / "out"))
+    small, large = found["batch=8"], found["batch=64"]
+    assert large["step_s"]["value"] > small["step_s"]["value"]
+    assert large["samples_per_s"]["value"] > small["samples_per_s"]["value"]
+    assert large["ratio"]["value"] < 1
+
+
+@pytest.mark.parametrize("when", ["proof", "repeat-2"])
+def test_ctrl_c_keeps_what_was_measured_and_still_reports(tmp_path: Path, when: str) -> None:
+    out = tmp_path / "out"
+    what = ("workloads:plain", "--strategies", "allreduce,ddp", "--batch", "16", "--ranks", "2", "--steps", "20")
+    how = ("--repeats", "9", "--max-repeats", "9", "--no-doctor", *(["--no-proof"] if when != "proof" else []))
+    process = start("compare", *what, *how, "--out", str(out))
+    wait_until(lambda: (out / when / "job.json").exists(), f"{when} has begun")
+    ranks = [p for p in psutil.process_iter(["cmdline"]) if str(out) in " ".join(p.info["cmdline"] or [])]
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "interrupted" in output
+    assert (out / "report.html").is_file(), output
+    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in ranks), "the ranks are gone")
+    experiment = read_experiment(out)
+    assert experiment.events_of("interrupted")
+    finished = [m for m in experiment.runs if m.run.finished]
+    if when == "repeat-2":
+        assert len(finished) >= 2
+        assert re.search(r"ddp +\d", output)
+    else:
+        assert not finished
+        assert "Nothing that could be picked was measured." in output
+
+
+def test_ctrl_c_while_the_report_is_written_waits_for_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start("compare", "workloads:plain", "--strategies", "allreduce,ddp", *ONCE, "--out", str(out))
+    wait_until(lambda: _has_ended(out), "all runs are done")
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert (out / "report.html").is_file()
+    assert "report: " in output
+
+
+def _has_ended(out: Path) -> bool:
+    events = out / "events.jsonl"
+    return events.exists() and '"event": "end"' in events.read_text()
+
+
+def test_too_few_steps_are_refused(tmp_path: Path) -> None:
+    done = paceline("compare", "workloads:plain", "--steps", "5", "--out", str(tmp_path / "out"), expect=2)
+    assert "leaves nothing to measure" in done.stderr
+
+
+def test_the_report_can_be_made_again_without_torch(usual: dict[str, Any], tmp_path: Path) -> None:
+    blocked = "import sys; sys.modules['torch'] = None; from paceline.cli import main; main(sys.argv[1:])"
+    page = tmp_path / "page.html"
+    arguments = [
+        sys.executable,
+        "-c",
+        blocked,
+        "report",
+        str(usual["out"]),
+        "--out",
+        str(page),
+        "--csv",
+        str(tmp_path),
+    ]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert page.stat().st_size > 1e6
+    header, *lines = (tmp_path / "comparison.csv").read_text().splitlines()
+    assert header.startswith("candidate,strategy,role")
+    assert len(lines) == len(SETS["usual"])
+
+
+def test_runs_made_one_by_one_come_into_one_report(usual: dict[str, Any], tmp_path: Path) -> None:
+    for earlier, name in (("6-ddp", "ddp-0"), ("5-allreduce", "allreduce-0")):
+        shutil.copytree(usual["out"] / "repeat-1" / earlier, tmp_path / name)
+    arguments = ("--strategy", "ddp", "--seed", "1", "--batch", "16", "--steps", "8", "--ranks", "2")
+    paceline("train", *arguments, "--out", str(tmp_path / "ddp-1"))
+    done = paceline("report", str(tmp_path), "--json", "--out", str(tmp_path / "page.html"))
+    result = json.loads(done.stdout)
+    assert {name: row["repeats"] for name, row in rows(result).items()} == {"ddp": 2, "allreduce": 1}
+    assert any("not measured interleaved" in warning for warning in result["warnings"])
+    assert read_run(tmp_path / "ddp-1").finished
+
+
+def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_waited_for(tmp_path: Path) -> None:
+    result = compare(*ONCE, "--steps", "30", "--batch", "64", "--vary", "slow_rank=,1:4", out=tmp_path / "out")
+    found = rows(result)
+    even, slowed = found["slow_rank=none"], found["slow_rank=1:4"]
+    assert slowed["train_loss"]["value"] == even["train_loss"]["value"]
+    split = slowed["split"]["ranks"]["1"]
+    assert split["descheduled_s"] < 0.5 * (split["compute_s"] + split["overlapped_s"])
+    (reason,) = [r for r in result["why"] if r["candidate"] == "slow_rank=1:4" and r["limit"] == "slow_rank"]
+    assert "for rank 1, which was made 4× as slow" in reason["text"]
+    assert "slow_rank=1:4: rank 1 was made 4× as slow on purpose (--slow-rank)." in result["warnings"]
+
+
+def test_runs_end_at_equal_time_whatever_they_have_trained_by_then(tmp_path: Path) -> None:
+    short = ("--batch", "16", "--repeats", "1", "--max-repeats", "1", "--ranks", "2", "--no-doctor", "--no-proof")
+    strategies = "ddp,parameter_server:asynchronous=true"
+    result = compare(*short, "--seconds", "1.5", "--strategies", strategies, out=tmp_path / "out")
+    assert "· 1.5 s × 1 repeat" in result["messages"]
+    assert "--seconds 3" in result["next"] or "--seconds" not in result["next"]
+    for measured in read_experiment(tmp_path / "out").runs:
+        summary = measured.run.summary
+        assert summary is not None
+        assert 1.2 < summary["train_s"] < 3
+        assert summary["steps"] > 40
+        assert summary["test"]["accuracy"] is not None

@@ -1,0 +1,330 @@
+"""`paceline train` as a user runs it: real processes, real failures, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+import commands
+from commands import HERE, LIMIT_S, paceline, wait_until
+from paceline.analysis.traffic.payload import PLAN, SEEN, payload_of
+from paceline.measure.cores import threads_per_rank
+from paceline.records import RunRecord, read_run
+from paceline.records.experiment import read_experiment
+
+
+def train(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs `paceline train` to its end."""
+    return paceline("train", *arguments, expect=expect)
+
+
+def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Starts `paceline train`."""
+    return commands.start("train", *arguments, by=by)
+
+
+def ranks_of(out: Path) -> list[psutil.Process]:
+    """The rank processes of a run that is going on."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if "paceline.launch.rank" in line and str(out / "job.json") in line:
+            found.append(process)
+    return found
+
+
+def losses(record: RunRecord) -> list[float]:
+    """The global loss of every step."""
+    return [loss for event in record.events_of("log") for loss in event["losses"]]
+
+
+def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = train(
+        "cnn",
+        "--ranks",
+        "2",
+        "--batch",
+        "64",
+        "--epochs",
+        "2",
+        "--lr",
+        "0.02",
+        "--out",
+        str(out),
+        "--eval-ranks",
+        "--trace",
+    )
+    record = read_run(out)
+    assert record.finished
+    assert record.summary is not None
+    assert [len(steps) for steps in record.steps.values()] == [46, 46]
+    assert len(losses(record)) == 46
+    for rank in (0, 1):
+        steps = record.steps[rank]
+        assert list(steps["step"]) == list(range(46))
+        assert steps["samples"].sum() == pytest.approx(1437, abs=1)
+        assert (steps.total_s > 0).all()
+        assert (out / "logs" / f"rank-{rank}.log").exists()
+    together = sum(rank["samples"] for rank in record.summary["ranks"])
+    assert together == 2 * 1437
+    assert record.summary["test"]["samples"] == 360
+    assert record.summary["test"]["accuracy"] > 0.6
+    assert [replica["accuracy"] for replica in record.summary["test_ranks"]] == [record.summary["test"]["accuracy"]] * 2
+    assert record.summary["weight_divergence"] == 0
+    assert record.provenance["versions"]["torch"]
+    assert record.provenance["command"].startswith("paceline train cnn --ranks 2")
+    assert "evaluated 360/360 unique samples" in done.stdout
+    assert f"trace: {out / 'trace.json'}, which ui.perfetto.dev opens" in done.stdout
+    traced = json.loads((out / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in traced if event["name"] == "step 45"} == {0, 1}
+    assert "batch 64 = 2 × 32 · lr 0.02" in done.stderr
+    assert f"{threads_per_rank(2)} thread" in done.stderr
+    assert "gloo over lo" in done.stderr
+    assert "step     20" in done.stderr
+    assert "step     40" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A few steps of a longer training, of a model with a head that it does not use: the record, what was printed."""
+    out = tmp_path_factory.mktemp("estimated") / "run"
+    options = ("--allow-unused", "--steps", "6", "--epochs", "10", "--batch", "16", "--json", "--out", str(out))
+    return out, train("workloads:unused", *options).stdout
+
+
+def test_json_steps_and_estimate(estimated: tuple[Path, str]) -> None:
+    summary = json.loads(estimated[1])
+    assert summary["steps"] == 6
+    step_s = summary["step_s"]
+    assert summary["estimate"] == {"epochs": 10, "seconds": pytest.approx(step_s * 4 * 10)}
+
+
+def test_unused_parameters_where_allowed(estimated: tuple[Path, str]) -> None:
+    assert read_run(estimated[0]).finished
+
+
+def test_a_record_is_never_overwritten(estimated: tuple[Path, str]) -> None:
+    out, _ = estimated
+    before = (out / "run.json").read_text()
+    done = train("workloads:plain", "--ranks", "1", "--out", str(out), expect=8)
+    assert "already holds a record" in done.stderr
+    assert (out / "run.json").read_text() == before
+
+
+@pytest.fixture(scope="module")
+def normalised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
+    """A model with BatchNorm, trained in one launch of three ranks in every way that its losses could depend on."""
+    out = tmp_path_factory.mktemp("normalised") / "out"
+    what = ("workloads:normalised", "--strategies", "single,allreduce,ddp", "--vary", "bn=sync,local", "--ranks", "3")
+    how = ("--batch", "20", "--epochs", "2", "--deterministic", "--repeats", "1", "--max-repeats", "1")
+    paceline("compare", *what, *how, "--no-proof", "--no-doctor", "--out", str(out))
+    return {measured.candidate.name: measured.run for measured in read_experiment(out).runs}
+
+
+def test_without_a_plan_the_operations_seen_are_what_the_sockets_carry(normalised: dict[str, RunRecord]) -> None:
+    for strategy in ("allreduce", "ddp"):
+        payload = payload_of(normalised[f"{strategy} bn=sync"])  # Its statistics are not in the strategy's plan.
+        assert payload is not None
+        assert (payload.against, payload.holds) == (SEEN, True)
+        assert min(rank.sent_bytes for rank in payload.ranks) > 0
+    planned = payload_of(normalised["ddp bn=local"])
+    assert planned is not None
+    assert (planned.against, planned.deviation) == (PLAN, 0.0)
+
+
+def test_idle_ranks_and_one_process_give_the_same_losses(normalised: dict[str, RunRecord], tmp_path: Path) -> None:
+    alone = normalised["single bn=sync"]
+    assert list(alone.steps) == [0]
+    assert len(losses(alone)) == 10
+    for strategy in ("allreduce", "ddp"):
+        assert losses(normalised[f"{strategy} bn=sync"]) == pytest.approx(losses(alone), rel=1e-4)
+    options = ("--strategy", "single", "--ranks", "2", "--batch", "20", "--epochs", "2", "--deterministic")
+    train("workloads:normalised", *options, "--out", str(tmp_path / "run"))
+    record = read_run(tmp_path / "run")
+    assert list(record.steps) == [0]
+    assert losses(record) == pytest.approx(losses(alone), rel=1e-4)
+
+
+@pytest.mark.parametrize("bn", ["sync", "local"])
+def test_batchnorm_losses_do_not_depend_on_the_world_size_if_synced(normalised: dict[str, RunRecord], bn: str) -> None:
+    alone, together = (losses(normalised[f"{strategy} bn={bn}"]) for strategy in ("single", "ddp"))
+    assert (together == pytest.approx(alone, rel=1e-4)) == (bn == "sync")
+
+
+def test_ranks_with_unlike_numbers_of_batches_agree(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train("workloads:uneven", "--epochs", "2", "--log-every", "3", "--out", str(out))
+    assert [len(steps) for steps in read_run(out).steps.values()] == [10, 10]
+
+
+def test_a_failing_rank_ends_the_run_with_its_own_traceback(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = train(
+        "workloads:fails_on_rank_1", "--batch", "8", "--epochs", "200", "--out", str(tmp_path / "run"), expect=6
+    )
+    assert "rank 1 failed: RuntimeError: sample 17 is damaged" in done.stderr
+    assert "in fail\n" in done.stderr
+    assert "hint: " in done.stderr
+    assert time.monotonic() - began < 30
+    assert not ranks_of(tmp_path / "run")
+
+
+def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
+    done = train(
+        "workloads:killed_on_rank_1", "--batch", "8", "--epochs", "200", "--out", str(tmp_path / "run"), expect=6
+    )
+    assert "error: rank 1 was ended by SIGKILL" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not ranks_of(tmp_path / "run")
+
+
+def test_a_rank_that_hangs_is_named_with_where_it_was(tmp_path: Path) -> None:
+    options = ("--batch", "8", "--epochs", "9", "--timeout", "4", "--out", str(tmp_path / "run"))
+    done = train("workloads:hangs_on_rank_1", *options, expect=6)
+    assert "rank 0 gave up waiting" in done.stderr
+    assert "rank 1 did not answer" in done.stderr
+    assert "in hang\n" in done.stderr
+    assert not ranks_of(tmp_path / "run")
+
+
+def test_unused_parameters_are_named_before_training(tmp_path: Path) -> None:
+    done = train("workloads:unused", "--out", str(tmp_path / "run"), expect=4)
+    assert "2 parameters got no gradient on rank" in done.stderr
+    assert "aux.weight, aux.bias" in done.stderr
+    assert "--allow-unused" in done.stderr
+
+
+def test_a_step_that_goes_past_the_model_is_told_so(tmp_path: Path) -> None:
+    done = train("workloads:past_the_model", "--out", str(tmp_path / "run"), expect=6)
+    assert "hint: a step has to call model(…) itself" in done.stderr
+
+
+def test_loading_is_part_of_a_step_and_shuffling_alike_on_all_ranks(tmp_path: Path) -> None:
+    found = {}
+    for ranks in ("1", "2"):
+        out = tmp_path / ranks
+        train("workloads:slow_stream", "--ranks", ranks, "--epochs", "3", "--lr", "0.01", "--out", str(out))
+        record = read_run(out)
+        assert record.summary is not None
+        assert len(record.steps[0]) == 36
+        assert record.steps[0]["data_s"].sum() > 36 * 0.01
+        assert record.summary["train_s"] > 36 * 0.01
+        found[ranks] = losses(record)
+    assert found["2"] == pytest.approx(found["1"], rel=1e-4)
+    assert found["1"][:12] != pytest.approx(found["1"][12:24], rel=1e-3)
+
+
+def test_a_test_that_fails_does_not_cost_the_training(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = train("workloads:fails_in_the_test", "--batch", "16", "--out", str(out), expect=6)
+    assert "no such label in the test" in done.stderr
+    record = read_run(out)
+    assert not record.finished
+    assert record.summary is not None
+    assert record.summary["steps"] == 4
+
+
+def test_an_earlier_attempt_is_not_mistaken_for_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = str(tmp_path / "run")
+    for mistake in ("the old mistake", "the new one"):
+        monkeypatch.setenv("PACELINE_TEST_MISTAKE", mistake)
+        assert f"ValueError: {mistake}" in train("workloads:attempt", "--out", out, expect=4).stderr
+
+
+def test_a_master_without_an_address(tmp_path: Path) -> None:
+    done = train("workloads:plain", "--master", "no.such.host.invalid:29500", "--out", str(tmp_path / "run"), expect=5)
+    assert "there is no address for the master 'no.such.host.invalid'" in done.stderr
+
+
+def test_settings_are_checked_before_data_is_fetched(tmp_path: Path) -> None:
+    options = ("--data", "cifar10", "--data-dir", str(tmp_path / "nothing"), "--out", str(tmp_path / "run"))
+    assert "no ddp option" in train("cnn", *options, "--strategy", "ddp:bukcet_mb=1", expect=2).stderr
+    assert "a global batch of 2" in train("cnn", *options, "--ranks", "4", "--batch", "2", expect=2).stderr
+    assert not (tmp_path / "run").exists()
+
+
+def steps_done(out: Path) -> int:
+    """Steps that rank 0 of a run that is going on has written down."""
+    file = out / "rank-0.csv"
+    return len(file.read_text().splitlines()) - 1 if file.exists() else 0
+
+
+def test_a_closed_terminal_ends_a_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start("workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
+    wait_until(lambda: steps_done(out) > 0, "the first step")
+    process.send_signal(signal.SIGHUP)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert f"interrupted; what was done is in {out}" in output.replace("\n", "")
+
+
+def test_nohup_outlives_its_terminal_and_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start("workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out), by=["nohup"])
+    wait_until(lambda: steps_done(out) > 0, "the first step")
+    os.killpg(process.pid, signal.SIGHUP)
+    done = steps_done(out)
+    wait_until(lambda: steps_done(out) > done + 30 or process.poll() is not None, "30 steps more")
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 130
+    assert f"interrupted; what was done is in {out}" in output.replace("\n", "")
+    assert not ranks_of(out)
+    record = read_run(out)
+    assert not record.finished
+    assert len(record.steps[0]) >= 30
+
+
+def test_nothing_listens_beyond_the_loopback_address_and_ranks_die_with_a_launcher_that_is_killed(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "run"
+    process = start("workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
+    try:
+        wait_until(lambda: (out / "rank-0.csv").exists() and (out / "rank-1.csv").exists(), "the first step")
+        ranks = ranks_of(out)
+        assert len(ranks) == 2
+        everyone = [psutil.Process(process.pid), *ranks]
+        listening = [c.laddr.ip for p in everyone for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        assert listening
+        assert set(listening) == {"127.0.0.1"}
+        process.kill()
+        _, alive = psutil.wait_procs(ranks, timeout=10)
+        assert not alive
+        assert not read_run(out).finished
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        master = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = train("cnn", "--master", master, "--out", str(tmp_path / "run"), expect=5)
+    assert f"cannot listen on {master}: Address already in use" in done.stderr
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    arguments = ["paceline", "train", "workloads:plain", "--batch", "16", "--out", str(out)]
+    done = subprocess.run(
+        [*launcher, *arguments], cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read_run(out).finished
+    assert done.stdout.count("unique samples") == 1

@@ -1,0 +1,644 @@
+"""The timed process group does what a plain one does, on real ranks, and notes every operation once."""
+
+from __future__ import annotations
+
+import gc
+import math
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.comm import Comm, close_comm, open_comm
+from paceline.comm.timed_group import TimedGroup, carrying
+from paceline.measure.steps import make_stopwatch
+from paceline.records.timeline import NO_PEER, Purpose, RowKind
+from ranks import SIZE, Pool
+
+CPU = torch.device("cpu")
+RANKS = 3
+ITEMS = 6
+"""Of float32 in the tensor that each rank brings along."""
+BYTES = 4 * ITEMS
+
+# These two have other names since torch 2.13.
+gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_from = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Group = dist.ProcessGroup
+Rows = list[tuple[RowKind, int, int]]
+"""Kind, bytes, peer."""
+
+
+def open_timed(ranks: int = RANKS, timeout_s: float = 30) -> Comm | None:
+    """Groups over the first ranks, whose operations are noted; called on all ranks of the pool."""
+    return open_comm(
+        range(ranks), device=CPU, backend="gloo", timeout_s=timeout_s, stopwatch=make_stopwatch(CPU, events=True)
+    )
+
+
+def rows_of(comm: Comm, work: Callable[[], Any]) -> list[tuple[Any, ...]]:
+    """The rows of what happens in a step that consists of `work`."""
+    assert comm.stopwatch is not None
+    log = comm.stopwatch.operations
+    assert log is not None
+    log.begin_step(0)
+    work()
+    log.look()  # As at the end of backward: the thread that notes an end may not have had its turn yet.
+    log.end_step()
+    return log.take_rows()
+
+
+# Each operation is called on every rank with a group and this rank's tensor, and returns what it gave.
+
+
+def all_reduce(group: Group, own: Tensor) -> Tensor:
+    dist.all_reduce(own, group=group)
+    return own
+
+
+def all_reduce_max(group: Group, own: Tensor) -> Tensor:
+    dist.all_reduce(own, dist.ReduceOp.MAX, group=group)
+    return own
+
+
+def all_reduce_async(group: Group, own: Tensor) -> Tensor:
+    work = dist.all_reduce(own, group=group, async_op=True)
+    work.wait()
+    assert work.is_completed()
+    assert work.is_success()
+    return own
+
+
+def all_reduce_by_future(group: Group, own: Tensor) -> Tensor:
+    future = dist.all_reduce(own, group=group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0] / 2).wait()
+
+
+def all_reduce_polled(group: Group, own: Tensor) -> Tensor:
+    work = dist.all_reduce(own, group=group, async_op=True)
+    while not work.is_completed():
+        pass
+    return own
+
+
+def all_reduce_coalesced(group: Group, own: Tensor) -> Tensor:
+    with dist._coalescing_manager(group):
+        for part in own.chunk(2):
+            dist.all_reduce(part, group=group)
+    return own
+
+
+def broadcast(group: Group, own: Tensor) -> Tensor:
+    dist.broadcast(own, group_src=1, group=group)
+    return own
+
+
+def reduce(group: Group, own: Tensor) -> Tensor | None:
+    dist.reduce(own, group_dst=2, group=group)
+    return own if group.rank() == 2 else None
+
+
+def gather(group: Group, own: Tensor) -> list[Tensor] | None:
+    everyone = [torch.empty_like(own) for _ in range(RANKS)] if group.rank() == 1 else None
+    dist.gather(own, everyone, group_dst=1, group=group)
+    return everyone
+
+
+def scatter(group: Group, own: Tensor) -> Tensor:
+    parts = [own + rank for rank in range(RANKS)] if group.rank() == 1 else None
+    result = torch.empty_like(own)
+    dist.scatter(result, parts, group_src=1, group=group)
+    return result
+
+
+def all_gather(group: Group, own: Tensor) -> list[Tensor]:
+    everyone = [torch.empty_like(own) for _ in range(RANKS)]
+    dist.all_gather(everyone, own, group=group)
+    return everyone
+
+
+def all_gather_into_tensor(group: Group, own: Tensor) -> Tensor:
+    everyone = own.new_empty(RANKS * ITEMS)
+    gather_into(everyone, own, group=group)
+    return everyone
+
+
+def all_gather_coalesced(group: Group, own: Tensor) -> Tensor:
+    everyone = own.new_empty(2, RANKS * ITEMS // 2)
+    with dist._coalescing_manager(group):
+        for result, part in zip(everyone, own.chunk(2), strict=True):
+            gather_into(result, part, group=group)
+    return everyone
+
+
+def all_gather_objects(group: Group, _: Tensor) -> list[Any]:
+    everyone = [None] * RANKS
+    dist.all_gather_object(everyone, group.rank(), group=group)
+    return everyone
+
+
+def reduce_scatter(group: Group, own: Tensor) -> Tensor:
+    result = own.new_empty(ITEMS // RANKS)
+    dist.reduce_scatter(result, list(own.chunk(RANKS)), group=group)
+    return result
+
+
+def reduce_scatter_tensor(group: Group, own: Tensor) -> Tensor:
+    result = own.new_empty(ITEMS // RANKS)
+    scatter_from(result, own, group=group)
+    return result
+
+
+def reduce_scatter_coalesced(group: Group, own: Tensor) -> Tensor:
+    whole = own.repeat(2).view(2, ITEMS)
+    result = own.new_empty(2, ITEMS // RANKS)
+    with dist._coalescing_manager(group):
+        for part, sum_of_part in zip(whole, result, strict=True):
+            scatter_from(sum_of_part, part, group=group)
+    return result
+
+
+def all_to_all_single(group: Group, own: Tensor) -> Tensor:
+    result = torch.empty_like(own)
+    dist.all_to_all_single(result, own, group=group)
+    return result
+
+
+def all_to_all_uneven(group: Group, own: Tensor) -> Tensor:
+    sends = [3, 2, 1]
+    result = own.new_empty(RANKS * sends[group.rank()])
+    dist.all_to_all_single(result, own, [sends[group.rank()]] * RANKS, sends, group=group)
+    return result
+
+
+def send_and_recv(group: Group, own: Tensor) -> Tensor:
+    if group.rank() == 2:
+        dist.send(own, group_dst=0, group=group)
+    elif group.rank() == 0:
+        assert dist.recv(own, group_src=2, group=group) == 2
+    return own
+
+
+def isend_and_irecv(group: Group, own: Tensor) -> Tensor:
+    """Round the ring."""
+    rank, size, received = group.rank(), group.size(), torch.empty_like(own)
+    works = [
+        dist.isend(own, group_dst=(rank + 1) % size, group=group),
+        dist.irecv(received, group_src=(rank - 1) % size, group=group),
+    ]
+    for work in works:
+        work.wait()
+    return received
+
+
+def batch_of_messages(group: Group, own: Tensor) -> Tensor:
+    rank, received = group.rank(), torch.empty_like(own)
+    operations = [
+        dist.P2POp(dist.isend, own, group_peer=(rank + 1) % RANKS, group=group),
+        dist.P2POp(dist.irecv, received, group_peer=(rank - 1) % RANKS, group=group),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return received
+
+
+def recv_from_anyone(group: Group, own: Tensor) -> Tensor:
+    if group.rank() == 1:
+        dist.send(own, group_dst=0, group=group)
+    elif group.rank() == 0:
+        assert dist.recv(own, group=group) == 1
+    return own
+
+
+def barrier(group: Group, _: Tensor) -> None:
+    dist.barrier(group)
+
+
+RING: dict[int, Rows] = {
+    rank: [(RowKind.SEND, BYTES, (rank + 1) % RANKS), (RowKind.RECV, BYTES, (rank - 1) % RANKS)]
+    for rank in range(RANKS)
+}
+EXPECTED: dict[Callable[..., Any], Rows | dict[int, Rows]] = {
+    all_reduce: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    all_reduce_max: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    all_reduce_async: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    all_reduce_by_future: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    all_reduce_polled: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    all_reduce_coalesced: [(RowKind.ALL_REDUCE, BYTES, NO_PEER)],
+    broadcast: [(RowKind.BROADCAST, BYTES, 1)],
+    reduce: [(RowKind.REDUCE, BYTES, 2)],
+    gather: [(RowKind.GATHER, RANKS * BYTES, 1)],
+    scatter: [(RowKind.SCATTER, RANKS * BYTES, 1)],
+    all_gather: [(RowKind.ALL_GATHER, RANKS * BYTES, NO_PEER)],
+    all_gather_into_tensor: [(RowKind.ALL_GATHER, RANKS * BYTES, NO_PEER)],
+    all_gather_coalesced: [(RowKind.ALL_GATHER, RANKS * BYTES, NO_PEER)],
+    all_gather_objects: [(RowKind.ALL_GATHER, RANKS * 8, NO_PEER), (RowKind.ALL_GATHER, RANKS * 5, NO_PEER)],
+    reduce_scatter: [(RowKind.REDUCE_SCATTER, BYTES, NO_PEER)],
+    reduce_scatter_tensor: [(RowKind.REDUCE_SCATTER, BYTES, NO_PEER)],
+    reduce_scatter_coalesced: [(RowKind.REDUCE_SCATTER, 2 * BYTES, NO_PEER)],
+    all_to_all_single: [(RowKind.ALL_TO_ALL, BYTES, NO_PEER)],
+    all_to_all_uneven: [(RowKind.ALL_TO_ALL, BYTES, NO_PEER)],
+    send_and_recv: {0: [(RowKind.RECV, BYTES, 2)], 1: [], 2: [(RowKind.SEND, BYTES, 0)]},
+    isend_and_irecv: RING,
+    batch_of_messages: RING,
+    recv_from_anyone: {0: [(RowKind.RECV, BYTES, NO_PEER)], 1: [(RowKind.SEND, BYTES, 0)], 2: []},
+    barrier: [(RowKind.BARRIER, 0, NO_PEER)],
+}
+
+
+def do_all(_: Comm) -> dict[str, Any] | None:
+    """Every operation on a plain group and on a timed one: both results, and the rows of the latter."""
+    comm = open_timed()
+    if comm is None:
+        return None
+    found = {}
+    for operation in EXPECTED:
+        results: list[Any] = []
+
+        def do(group: Group, operation: Any = operation, results: list[Any] = results) -> None:
+            results.append(operation(group, torch.arange(ITEMS, dtype=torch.float32) * 10 ** (comm.rank + 1)))
+
+        do(comm.control)
+        before_s = comm.stopwatch.clock.now()
+        rows = rows_of(comm, lambda do=do: do(comm.group))
+        found[operation.__name__] = results, rows, before_s, comm.stopwatch.clock.now()
+    close_comm(comm)
+    return found
+
+
+@pytest.fixture(scope="module")
+def done(pool: Pool) -> list[dict[str, Any]]:
+    return [answer for answer in pool.run(do_all, SIZE) if answer is not None]
+
+
+@pytest.mark.parametrize("operation", EXPECTED, ids=lambda operation: operation.__name__)
+def test_results_are_those_of_a_plain_group_and_there_is_one_row(done: list[dict[str, Any]], operation: Any) -> None:
+    expected = EXPECTED[operation]
+    for rank, answer in enumerate(done):
+        (on_plain, on_timed), rows, before_s, after_s = answer[operation.__name__]
+        torch.testing.assert_close(on_timed, on_plain, rtol=0, atol=0)
+        own = expected[rank] if isinstance(expected, dict) else expected
+        assert [(row[1], row[4], row[3]) for row in rows] == own
+        for step, _, purpose, _, _, start_s, end_s, _, _ in rows:
+            assert (step, purpose) == (0, Purpose.GRADIENTS)
+            assert before_s < start_s < end_s < after_s
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Rows of all-reduces that were waited for in several ways, while rank 1 was late."""
+
+    rows: dict[str, tuple[Any, ...]]
+    went_on_s: float
+    """When the computing thread had done something else, and began to wait."""
+
+
+LATE_S = 0.05
+
+
+def wait_in_every_way(_: Comm) -> Waits | None:
+    comm = open_timed(2)
+    if comm is None:
+        return None
+    tensor = torch.ones(2)
+    now = comm.stopwatch.clock.now
+    went_on: list[float] = []
+
+    def be_late() -> None:
+        dist.barrier(comm.control)
+        time.sleep(LATE_S * comm.rank)
+
+    def at_once() -> None:
+        be_late()
+        dist.all_reduce(tensor, group=comm.group)
+
+    def later() -> None:
+        be_late()
+        work = dist.all_reduce(tensor, group=comm.group, async_op=True)
+        time.sleep(LATE_S / 2)
+        went_on.append(now())
+        work.wait()
+
+    def never() -> None:
+        be_late()
+        dist.all_reduce(tensor, group=comm.group, async_op=True).get_future().wait()
+
+    def elsewhere() -> None:
+        be_late()
+        thread = threading.Thread(target=lambda: dist.all_reduce(tensor, group=comm.group))
+        thread.start()
+        thread.join()
+
+    rows = {}
+    for work in (at_once, later, never, elsewhere):
+        (rows[work.__name__],) = rows_of(comm, work)
+    close_comm(comm)
+    return Waits(rows, *went_on)
+
+
+def test_since_when_the_computing_thread_waits(pool: Pool) -> None:
+    early, late, *_ = pool.run(wait_in_every_way, SIZE)
+    for waits in (early, late):
+        starts, froms = ({name: row[i] for name, row in waits.rows.items()} for i in (5, 7))
+        assert froms["at_once"] == starts["at_once"]
+        assert math.isnan(froms["never"])
+        assert math.isnan(froms["elsewhere"]), "another thread's wait keeps nobody from computing"
+    assert early.rows["later"][7] >= early.went_on_s > early.rows["later"][5]
+    for name, row in early.rows.items():
+        lasted_s = row[6] - row[5]
+        assert lasted_s > 0.8 * LATE_S, f"{name}: it lasts until the late rank has come"
+
+
+def between_steps(_: Comm) -> list[Any] | None:
+    comm = open_timed(2)
+    if comm is None:
+        return None
+    log, tensor = comm.stopwatch.operations, torch.ones(3)
+    dist.all_reduce(tensor, group=comm.group)
+    before = log.take_rows()
+
+    def work() -> None:
+        with carrying(comm.group, Purpose.STATISTICS):
+            dist.all_reduce(tensor, group=comm.group)
+            with comm.carrying(Purpose.BUFFERS):
+                dist.broadcast(tensor, group_src=0, group=comm.group)
+            dist.all_reduce(tensor, group=comm.group)
+        dist.all_reduce(tensor, group=comm.group)
+
+    rows = rows_of(comm, work)
+    dist.all_reduce(tensor, group=comm.group)
+    after = log.take_rows()
+    with carrying(comm.control, Purpose.WEIGHTS):  # Of a plain group nobody keeps account.
+        dist.all_reduce(tensor, group=comm.control)
+    close_comm(comm)
+    return [before, [row[2] for row in rows], after]
+
+
+def test_what_is_carried_and_nothing_between_steps(pool: Pool) -> None:
+    purposes = [Purpose.STATISTICS, Purpose.BUFFERS, Purpose.STATISTICS, Purpose.GRADIENTS]
+    assert pool.run(between_steps, SIZE)[:2] == [[[], purposes, []]] * 2
+
+
+def agree_in_a_step(_: Comm) -> list[Any] | None:
+    comm = open_timed(2)
+    if comm is None:
+        return None
+
+    def agree() -> None:
+        assert comm.sum(torch.ones(3, dtype=torch.float64)).tolist() == [2, 2, 2]
+        assert comm.smallest(comm.rank) == 0
+        assert comm.largest(comm.rank) == 1
+        assert comm.any_of(torch.tensor([comm.rank == 1, False], dtype=torch.uint8)).tolist() == [1, 0]
+        assert comm.gather(torch.tensor(comm.rank)) == [torch.tensor(0), torch.tensor(1)]
+
+    agree()
+    rows = rows_of(comm, agree)
+    close_comm(comm)
+    return [(RowKind(row[1]), Purpose(row[2]), row[4]) for row in rows if row[7] == row[5]]
+
+
+def test_what_ranks_agree_on_in_a_step_is_noted(pool: Pool) -> None:
+    sizes = [3 * 8, 8, 8, 2]
+    expected = [(RowKind.ALL_REDUCE, Purpose.AGREEMENT, size) for size in sizes]
+    expected.append((RowKind.ALL_GATHER, Purpose.AGREEMENT, 2 * 8))
+    assert pool.run(agree_in_a_step, SIZE)[:2] == [expected] * 2
+
+
+def use_subgroups(_: Comm) -> dict[str, Any]:
+    """Two groups of two ranks: a broadcast from the second of each, and a message from its first to its second."""
+    before = len(dist.distributed_c10d._world.pg_map)
+    comm = open_timed(SIZE)
+    assert comm is not None
+    left, right = comm.subgroup([0, 1]), comm.subgroup([3, 2])
+    own, other = (left, right) if comm.rank < 2 else (right, left)
+    tensor = torch.tensor([float(comm.rank)])
+
+    def work() -> None:
+        dist.broadcast(tensor, group_src=1, group=own)
+        if own.rank() == 0:
+            dist.send(tensor, group_dst=1, group=own)
+        else:
+            dist.recv(tensor, group_src=0, group=own)
+
+    rows = rows_of(comm, work)
+    is_member = isinstance(other, dist.ProcessGroup)
+    close_comm(comm)
+    left_over = len(dist.distributed_c10d._world.pg_map) - before
+    dist.barrier()
+    return {"value": tensor.item(), "rows": rows, "is_member": is_member, "left_over": left_over}
+
+
+def test_subgroups_are_timed_and_ended(pool: Pool) -> None:
+    for rank, found in enumerate(pool.run(use_subgroups, SIZE)):
+        first = rank // 2 * 2
+        message = (RowKind.SEND, 4, first + 1) if rank == first else (RowKind.RECV, 4, first)
+        assert [(row[1], row[4], row[3]) for row in found["rows"]] == [(RowKind.BROADCAST, 4, first + 1), message]
+        assert found["value"] == first + 1
+        assert (found["is_member"], found["left_over"]) == (False, 0)
+
+
+def subgroups_of_a_part(_: Comm) -> list[tuple[RowKind, int, float]] | None:
+    """Runs of three ranks, one after the other, with groups of the first two and of all three of them."""
+    found = []
+    for _ in range(2):
+        comm = open_timed(3)
+        if comm is None:
+            continue
+        first, whole = comm.subgroup([0, 1]), comm.subgroup(range(3))
+        tensor = torch.ones(1)
+
+        def work(comm: Comm = comm, first: Any = first, whole: Any = whole, tensor: Any = tensor) -> None:
+            if comm.rank < 2:
+                dist.all_reduce(tensor, group=first)
+            dist.all_reduce(tensor, group=whole)
+
+        found += [(RowKind(row[1]), row[4], float(tensor)) for row in rows_of(comm, work)]
+        close_comm(comm)
+    return found
+
+
+def test_subgroups_of_a_run_that_some_ranks_are_not_part_of(pool: Pool) -> None:
+    of_the_two = [(RowKind.ALL_REDUCE, 4, 5.0)] * 2
+    assert pool.run(subgroups_of_a_part, SIZE) == [of_the_two * 2, of_the_two * 2, of_the_two[:1] * 2, []]
+
+
+def ask_for_the_backend(_: Comm) -> tuple[str, list[RowKind]] | None:
+    comm = open_timed(2)
+    if comm is None:
+        return None
+    assert dist.get_backend(comm.group) == comm.backend
+    rows = rows_of(comm, lambda: dist.monitored_barrier(comm.group, wait_all_ranks=True))
+    close_comm(comm)
+    return comm.backend, [row[1] for row in rows]
+
+
+def test_who_asks_for_the_backend_hears_of_the_one_inside(pool: Pool) -> None:
+    assert pool.run(ask_for_the_backend, SIZE)[:2] == [("gloo", [RowKind.BARRIER])] * 2
+
+
+def train_under_ddp(_: Comm) -> dict[str, Any] | None:
+    """Four steps of PyTorch's own DDP with two buckets, on a timed group and on a plain one."""
+    comm = open_timed(2)
+    if comm is None:
+        return None
+    found: dict[str, Any] = {"rows": []}
+    for name, group in (("timed", comm.group), ("plain", comm.control)):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(4)])
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=size / 2 / 2**20)
+
+        def step(ddp: nn.Module = ddp) -> None:
+            ddp.zero_grad()
+            ddp(torch.full((2, 64), comm.rank + 1.0)).sum().backward()
+
+        for _ in range(4):
+            rows = rows_of(comm, step)
+            if name == "timed":
+                found["rows"].append(rows)
+        found[name] = [p.grad.clone() for p in model.parameters()]
+        found["bytes"] = size
+    close_comm(comm)
+    return found
+
+
+def test_buckets_that_ddp_sends_by_itself_are_seen(pool: Pool) -> None:
+    for found in pool.run(train_under_ddp, SIZE)[:2]:
+        torch.testing.assert_close(found["timed"], found["plain"], rtol=0, atol=0)
+        rebuilt, *steps = found["rows"][1:]
+        assert [row[1] for row in rebuilt] == [RowKind.BROADCAST] * 2 + [RowKind.ALL_REDUCE] * 2, (
+            "ranks agree on new buckets"
+        )
+        for rows in steps:
+            assert [row[1] for row in rows] == [RowKind.ALL_REDUCE] * 2
+            assert sum(row[4] for row in rows) == found["bytes"]
+            assert all(math.isnan(row[7]) for row in rows), "the end of backward, not a wait, tells that DDP waits"
+
+
+def left_behind(_: Comm) -> list[str]:
+    """Opens, uses and ends timed groups again and again; returns what has grown since the second time, in words."""
+    left, before = [], dict[str, int]()
+    for turn in range(4):
+        comm = open_timed(SIZE)
+        assert comm is not None
+        assert isinstance(comm.group, TimedGroup)
+        tensor = torch.ones(5)
+
+        def work(comm: Comm = comm, tensor: Tensor = tensor) -> None:
+            dist.all_reduce(tensor, group=comm.group)
+            dist.all_reduce(tensor, group=comm.group, async_op=True).get_future().then(lambda done: done.value()).wait()
+            isend_and_irecv(comm.group, tensor)
+
+        rows_of(comm, work)
+        close_comm(comm)
+        del comm, tensor, work
+        gc.collect()
+        now = {
+            "groups": len(dist.distributed_c10d._world.pg_map),
+            "threads": psutil.Process().num_threads(),
+            "open files": psutil.Process().num_fds(),
+            "groups in memory": sum(type(thing) is TimedGroup for thing in gc.get_objects()),
+            "tensors": sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()),
+        }
+        if turn > 1:
+            left += [f"{key}: {before[key]} then {now[key]}" for key in before if now[key] > before[key]]
+        before = now
+    dist.barrier()
+    return left
+
+
+def test_ended_groups_leave_nothing_behind(pool: Pool) -> None:
+    assert pool.run(left_behind, SIZE) == [[]] * SIZE
+
+
+def end_right_away(_: Comm) -> None:
+    """Ends groups while Gloo's own threads are still busy with letting go of the last operation."""
+    for _ in range(10):
+        comm = open_timed(SIZE)
+        assert comm is not None
+
+        def work(comm: Comm = comm) -> None:
+            for _ in range(3):
+                dist.all_reduce(torch.ones(5), group=comm.group, async_op=True).get_future().wait()
+
+        rows_of(comm, work)
+        close_comm(comm)
+        del comm, work
+
+
+def test_a_group_may_end_right_after_an_operation(pool: Pool) -> None:
+    pool.run(end_right_away, SIZE)
+
+
+def fail_by_mistake(_: Comm) -> dict[str, list[str]] | None:
+    """The errors of wrong arguments, on a plain group and on a timed one."""
+    comm = open_timed(2)
+    if comm is None:
+        return None
+    mistakes: dict[str, Callable[[Group], Any]] = {
+        "wrong root": lambda group: dist.broadcast(torch.ones(2), group_src=7, group=group),
+        "wrong sizes": lambda group: dist.all_gather([torch.ones(2), torch.ones(3)], torch.ones(2), group=group),
+        "wrong kind": lambda group: dist.all_reduce(torch.ones(2).to_sparse(), dist.ReduceOp.MAX, group=group),
+    }
+    failed = {name: errors_of(comm, mistake) for name, mistake in mistakes.items()}
+    close_comm(comm)
+    return failed
+
+
+def errors_of(comm: Comm, attempt: Callable[[Group], Any]) -> list[str]:
+    """How something fails on a plain group and on a timed one."""
+    failed = []
+    for group in (comm.control, comm.group):
+        log = comm.stopwatch.operations
+        log.begin_step(0)
+        try:
+            attempt(group)
+        except Exception as error:
+            failed.append(f"{type(error).__name__}: {re.sub(r'[0-9]+', '…', str(error))}")
+        log.end_step()
+        log.take_rows()
+    return failed
+
+
+def test_mistakes_are_told_as_before(pool: Pool) -> None:
+    for failed in pool.run(fail_by_mistake, SIZE)[:2]:
+        for name, errors in failed.items():
+            assert len(errors) == 2, f"{name} did not fail"
+            assert errors[0] == errors[1]
+
+
+IN_VAIN: dict[str, Callable[[Group], Any]] = {
+    "all_reduce": lambda group: dist.all_reduce(torch.ones(2), group=group),
+    "async": lambda group: dist.all_reduce(torch.ones(2), group=group, async_op=True).wait(),
+    "recv": lambda group: dist.recv(torch.ones(2), group_src=1, group=group),
+    "short": lambda group: dist.irecv(torch.ones(2), group_src=1, group=group).wait(timedelta(milliseconds=100)),
+}
+
+
+def wait_in_vain(everyone: Comm, name: str) -> list[str]:
+    """Rank 0 waits for rank 1, which does something else."""
+    comm, failed = open_timed(2, timeout_s=30 if name == "short" else 0.2), list[str]()
+    if comm is not None and comm.rank == 0:
+        failed = errors_of(comm, IN_VAIN[name])
+    dist.barrier(everyone.control)
+    if comm is not None:
+        close_comm(comm)
+    return failed
+
+
+@pytest.mark.parametrize("name", IN_VAIN)
+def test_a_peer_that_does_not_come_is_an_error_as_before(pool: Pool, name: str) -> None:
+    on_plain, on_timed = pool.run(wait_in_vain, SIZE, name)[0]
+    assert on_plain == on_timed
+    assert "Timed out waiting" in on_timed

@@ -1,0 +1,86 @@
+"""A comparison examines the machine first, and goes on where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examinations import examination, facts
+from paceline.analysis.findings import Finding
+from paceline.config import CompareConfig, LaunchConfig, RunConfig
+from paceline.errors import LaunchError
+from paceline.experiments import engine as engine
+from paceline.experiments.candidates import make_candidates
+from paceline.experiments.compare import CompareExperiment
+from paceline.experiments.training_targets import WorkloadTarget
+from paceline.launch.launcher_process import LauncherProcess, Shape
+from paceline.launch.leader import Leader
+from paceline.records.examination import Examination, read_examination
+from paceline.records.experiment import ExperimentFolder
+from paceline.records.reader import read_events
+
+
+class Board:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    @contextmanager
+    def examine(self, folder: Path) -> Iterator[None]:
+        self.told.append(f"examining in {folder.name}")
+        yield
+
+    def examined(self, found: Sequence[Finding]) -> None:
+        self.told += [finding.what for finding in found if finding.level == "problem"]
+
+    def unexamined(self, reason: str) -> None:
+        self.told.append(f"unexamined: {reason}")
+
+
+def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Examination | Exception) -> tuple[Any, Any]:
+    """What the board was told, and what `examine` was asked, in an experiment that does nothing else."""
+    asked: list[tuple[RunConfig, int, bool]] = []
+    leader = Leader(LauncherProcess(), LaunchConfig(ranks=2), [], None)
+
+    def examine(config: RunConfig, given: Leader, shape: Shape, folder: Path, *, with_workload: bool) -> Examination:
+        assert given is leader
+        assert folder == tmp_path / "e" / "doctor"
+        asked.append((config, shape.ranks, with_workload))
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(engine, "examine", examine)
+    config = CompareConfig(strategies="single,allreduce,ddp")
+    candidate_configs = make_candidates(RunConfig(steps=20), config, Shape(1, 2))
+    candidates = [candidate_config.candidate for candidate_config in candidate_configs]
+    sections: dict[str, Any] = {"config": {}, "design": {}, "provenance": {}}
+    folder = ExperimentFolder.create(tmp_path / "e", kind="compare", candidates=candidates, **sections)
+    display = Board()
+    experiment = CompareExperiment(WorkloadTarget(), candidate_configs, leader, config, folder, display)  # type: ignore[arg-type]
+    experiment._examine()
+    experiment.events.close()
+    return display.told, asked
+
+
+def test_what_was_found_is_kept_and_problems_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examination(*[facts(rank) for rank in range(4)], workload=None)
+    told, asked = examined(tmp_path, monkeypatch, found)
+    assert read_examination(tmp_path / "e") == found
+    assert told[0] == "examining in doctor"
+    assert [line.split(" on ")[0] for line in told[1:]] == ["4 ranks with 1 thread each"]
+    ((config, ranks, with_workload),) = asked
+    assert (config.strategy, ranks, with_workload) == ("allreduce", 2, True), "one that all ranks take part in"
+
+
+def test_an_examination_that_fails_is_said_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, _ = examined(tmp_path, monkeypatch, LaunchError("the ranks could not be started.", hint="wait"))
+    assert told == ["examining in doctor", "unexamined: the ranks could not be started."]
+    assert not (tmp_path / "e" / "doctor.json").exists()
+    (event,) = read_events(tmp_path / "e" / "events.jsonl")
+    assert (event["event"], event["reason"]) == ("unexamined", "the ranks could not be started.")

@@ -1,0 +1,295 @@
+"""Emulated hosts for real: networks at their rates, shares of the cores, training on them, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from commands import command, start, wait_until
+from paceline.cli.main import run
+from paceline.config import LaunchConfig
+from paceline.config.emulation import EMULATION_VARIABLE
+from paceline.errors import DataError, LaunchError, UsageError
+from paceline.launch.emulation import run as emulate
+from paceline.launch.emulation.cgroup import _parent
+from paceline.launch.emulation.hosts import EmulatedHost, emulated_hosts
+from paceline.launch.emulation.run import run_emulated, run_on_all
+from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
+from paceline.records import read_run
+from paceline.workloads.data import cifar10
+from paceline.workloads.data.download import Remote
+from workloads.data.published import Server
+
+PAYLOAD = 1448 / 1514
+"""What is left of a rate for data: Ethernet, IP and TCP take the rest."""
+CGROUPS = _parent(SELF_CGROUP, CGROUP_ROOT)
+RUN = ("workloads:plain", "--ranks-per-host", "1", "--batch", "16")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Sequence[EmulatedHost]]:
+    """One slow and two fast ones, each with half a core."""
+    with emulated_hosts("1@100mbit,2@1gbit", 0.5) as made:
+        yield made
+
+
+def cgroups_of(pid: int) -> list[Path]:
+    return list(CGROUPS.glob(f"paceline-*-{pid}-*-host*"))
+
+
+def processes_on_hosts_of(master_pid: int) -> list[psutil.Process]:
+    """All that runs on the emulated hosts of a process: it knows where it is by its environment."""
+    try:
+        return psutil.Process(master_pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def rate_bit_s(sender: EmulatedHost, receiver: EmulatedHost, expected: float) -> float:
+    """What iperf3 says of a second; a busy machine is asked again, as it can only make a line slower."""
+    best = 0.0
+    for _ in range(4):
+        with receiver.popen("iperf3", "-s", "-1", stdout=subprocess.DEVNULL) as server:
+            wait_until(lambda: ":1451 " in receiver.run("cat", "/proc/net/tcp", "/proc/net/tcp6").stdout, "iperf3")
+            done = sender.run("iperf3", "-c", receiver.address, "-t", "1", "-J")
+            server.terminate()
+        best = max(best, json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"])
+        if best > 0.97 * expected:
+            break
+    return best
+
+
+@pytest.mark.parametrize(("sender", "receiver", "rate"), [(0, 1, 100e6), (1, 0, 100e6), (1, 2, 1e9), (2, 1, 1e9)])
+def test_rates_are_kept_both_ways(hosts: Sequence[EmulatedHost], sender: int, receiver: int, rate: float) -> None:
+    expected = rate * PAYLOAD
+    assert rate_bit_s(hosts[sender], hosts[receiver], expected) == pytest.approx(expected, rel=0.03)
+
+
+def test_hosts_have_names_and_a_network_of_their_own(hosts: Sequence[EmulatedHost]) -> None:
+    ask = "from socket import *; print(gethostname(), gethostbyname('host2'), gethostbyaddr('198.18.0.1')[0])"
+    assert hosts[1].run(sys.executable, "-c", ask).stdout.split() == ["host1", "198.18.0.3", "host0"]
+    names = re.findall(r"^ *(\w+):", hosts[1].run("cat", "/proc/net/dev").stdout, re.MULTILINE)
+    assert set(names) == {"lo", "eth0"}
+    assert hosts[1].run("pwd").stdout.strip() == os.getcwd()  # noqa: PTH109
+
+
+BUSY = """
+import os, sys, time
+from pathlib import Path
+from paceline.launch.emulation.cgroup import enter
+folder = Path(sys.argv[1])
+enter(folder)
+begin, used = time.monotonic(), time.process_time()
+while time.monotonic() < begin + 2:
+    pass
+print((time.process_time() - used) / (time.monotonic() - begin))
+"""
+
+
+def test_a_share_is_kept(hosts: Sequence[EmulatedHost]) -> None:
+    folder = hosts[1].cgroup
+    assert folder is not None
+    # What else runs on this machine must not take from the share.
+    weight, most = ("cpu.shares", "262144") if (folder / "cpu.shares").exists() else ("cpu.weight", "10000")
+    (folder / weight).write_text(most)
+    done = hosts[1].run(sys.executable, "-c", BUSY, str(folder))
+    assert float(done.stdout) == pytest.approx(0.5, rel=0.1), done.stderr
+
+
+def test_two_emulations_do_not_meet(hosts: Sequence[EmulatedHost]) -> None:
+    connect = "import socket; socket.create_connection(('198.18.0.1', 8000), timeout=2)"
+    with (
+        emulated_hosts("2", 0.5) as others,
+        hosts[0].popen(
+            sys.executable, "-m", "http.server", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as server,
+    ):
+        wait_until(lambda: hosts[1].run(sys.executable, "-c", connect).returncode == 0, "a server on host 0")
+        assert others[0].address == hosts[0].address
+        assert "ConnectionRefusedError" in others[1].run(sys.executable, "-c", connect).stderr
+        assert {host.cgroup for host in others}.isdisjoint({host.cgroup for host in hosts})
+        server.kill()
+    assert not any(host.cgroup.exists() for host in others if host.cgroup)
+    assert all(host.cgroup.exists() for host in hosts if host.cgroup)
+
+
+def test_a_delay_is_there_or_the_kernel_is_named() -> None:
+    connect = (
+        "import socket, time; b = time.time(); socket.create_connection(('198.18.0.1', 8000)); print(time.time() - b)"
+    )
+    listen = "import socket, time; s = socket.create_server(('198.18.0.1', 8000)); print(flush=True); time.sleep(60)"
+    try:
+        with emulated_hosts("2@100mbit+20ms") as (first, second):
+            server = first.popen(sys.executable, "-c", listen, stdout=subprocess.PIPE)
+            server.stdout.readline()
+            taken_s = float(second.run(sys.executable, "-c", connect).stdout)
+            server.kill()
+            server.communicate()
+            assert 0.04 < taken_s < 0.2  # A round trip, and one more for the first packet, which asks who it is for.
+    except LaunchError as error:
+        refusal = error
+    else:
+        return
+    assert "this kernel has no netem" in refusal.message
+    assert "modprobe sch_netem" in (refusal.hint or "")
+
+
+def test_four_hosts_with_rates_and_shares(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ("--emulate", "2@1gbit,2@200mbit", "--host-cpus", "0.5", "--steps", "12", "--out", str(out), "--json")
+    with start("train", *RUN, *options) as process:
+        said, _ = process.communicate(timeout=150)
+    assert process.returncode == 0, said
+    words = "4 emulated hosts: 2 at 1 Gbit/s each way; 2 at 200 Mbit/s each way, 0.5 cores each, 198.18.0.1–4"
+    assert words in said
+    record = read_run(out)
+    assert record.finished
+    assert record.topology["emulated"] == {"spec": "2@1gbit,2@200mbit", "host_cpus": 0.5}
+    assert (record.topology["world_size"], record.topology["ranks_per_host"]) == (4, 1)
+    assert (record.topology["interface"], record.topology["cores"], record.topology["threads"]) == ("eth0", 0.5, 1)
+    assert [len(steps) for steps in record.steps.values()] == [12] * 4
+    assert not cgroups_of(process.pid)
+
+
+def test_two_hosts_asked_for_by_a_file_end_in_order_on_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('emulate = "2"\nhost-cpus = 1.5\n')
+    process, out = begin(tmp_path, "--config", str(tmp_path / "run.toml"))
+    running = processes_on_hosts_of(process.pid)
+    assert len(running) >= 4  # A launching process and a rank on each host.
+    shares = cgroups_of(process.pid)
+    inside = [int(pid) for folder in shares for pid in (folder / "cgroup.procs").read_text().split()]
+    assert len(shares) == len(inside) == 2  # Ranks alone, not what launches them.
+    assert set(inside) < {child.pid for child in running}
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert f"interrupted; what was done is in {out}" in said
+    assert "warning: 2 hosts × 1.5 cores are 3, but there are" in said
+    assert not [child for child in running if child.is_running()]
+    assert not cgroups_of(process.pid)
+
+
+def test_a_killed_emulation_leaves_nothing_that_the_next_does_not_remove(tmp_path: Path) -> None:
+    process, _ = begin(tmp_path, "--emulate", "2", "--host-cpus", "0.5")
+    running = processes_on_hosts_of(process.pid)
+    networks = {os.readlink(f"/proc/{child.pid}/ns/net") for child in running}  # noqa: PTH115
+    assert len(networks) == 2
+    stale = cgroups_of(process.pid)
+    assert [folder.exists() for folder in stale] == [True, True]
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not [child for child in running if child.is_running()], "what ran on the hosts ends")
+    left = [p.pid for p in psutil.process_iter() if network_of(p.pid) in networks]
+    assert not left
+    with emulated_hosts("1", 0.5):
+        assert not [folder for folder in stale if folder.exists()]
+
+
+def begin(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], Path]:
+    """Starts a long run on emulated hosts, and waits until it trains."""
+    out = tmp_path / "run"
+    process = start("train", *RUN, "--steps", "100000", "--out", str(out), *options)
+    wait_until(lambda: process.poll() is not None or trains(out), "a run on emulated hosts")
+    assert process.poll() is None, process.communicate()[0]
+    return process, out
+
+
+def trains(out: Path) -> bool:
+    events = out / "events.jsonl"
+    return events.exists() and '"log"' in events.read_text()
+
+
+def network_of(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")  # noqa: PTH115
+    except OSError:
+        return None
+
+
+def on_each(
+    hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch, *scripts: str
+) -> tuple[int, list[str], float]:
+    """Runs a script per host, as the supervisor runs `paceline`; exit code, what was said, how long it took."""
+    monkeypatch.setattr(emulate, "LEADER_ENDS_S", 0.5)
+    monkeypatch.setattr(emulate, "FOLLOWERS_END_S", 0.5)
+    cases = " ".join(f"*'\"host\": {number}'*) {script} ;;" for number, script in enumerate(scripts))
+    said: list[str] = []
+    begin = time.monotonic()
+    code = run_on_all(hosts[: len(scripts)], ["sh", "-c", f"case ${EMULATION_VARIABLE} in {cases} esac"], said.append)
+    return code, said, time.monotonic() - begin
+
+
+def test_the_exit_code_is_that_of_host_0(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_each(hosts, monkeypatch, "exit 7", "exit 0")[:2] == (7, [])
+    assert on_each(hosts, monkeypatch, "exit 7", "echo the same; exit 7")[:2] == (7, [])
+
+
+def test_a_host_that_fails_unexplained_is_heard(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said, took_s = on_each(hosts, monkeypatch, "exec sleep 60", "exit 0", "echo no room >&2; exit 5")
+    assert code == 128 + signal.SIGTERM  # It waited for a host that had gone.
+    assert said == ["host2 ended with exit code 5:", "  host2: no room"]
+    assert took_s < 10
+
+
+def test_hosts_that_miss_the_end_are_ended(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said, took_s = on_each(hosts, monkeypatch, "exit 0", "exec sleep 60")
+    assert (code, said) == (0, [])
+    assert took_s < 10
+
+
+def test_a_closed_terminal_ends_all_hosts_unless_it_is_ignored(
+    hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closes = "kill -HUP $PPID; sleep 0.2; kill -HUP $PPID; sleep 0.2; exit 7"
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert on_each(hosts, monkeypatch, closes, "exec sleep 60")[:2] == (128 + signal.SIGHUP, [])
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # As nohup does.
+        assert on_each(hosts, monkeypatch, closes, "kill -HUP $$; sleep 1; exit 0")[:2] == (7, [])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_data_are_fetched_before_hosts_are_on_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Server() as server:
+        monkeypatch.setattr(cifar10, "ARCHIVE", Remote(url=server.url("gone"), md5=""))
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        options = ["--data", "cifar10", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
+        code = run(["train", "--emulate", "2", *options])
+        server.shutdown()
+        thread.join()
+    assert server.requests == ["gone"]
+    assert code == DataError.exit_code
+    assert "answered with status 404" in capsys.readouterr().err
+
+
+def test_ranks_of_another_launcher_do_not_emulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="under another launcher"):
+        run_emulated(LaunchConfig(emulate="2"), [], print)
+
+
+@pytest.mark.parametrize("missing", ["-sys_admin", "-net_admin"])
+def test_without_root_it_says_what_to_do(missing: str) -> None:
+    line = ["setpriv", f"--bounding-set={missing}", *command("train", "--emulate", "2")]
+    done = subprocess.run(line, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == LaunchError.exit_code, done.stderr
+    assert "error: emulated hosts have networks of their own, which only root may make." in done.stderr
+    assert "hint: run it with sudo" in done.stderr
+    assert len(done.stderr.splitlines()) == 2

@@ -1,0 +1,158 @@
+"""How hosts get to know each other, and what they send each other."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.comm import network
+from paceline.errors import LaunchError, PacelineError
+from paceline.launch import control_store as meeting_place
+from paceline.launch import rendezvous
+from paceline.launch.handshake import mismatch, own_launcher_info, read_launcher_info, shake_hands
+from paceline.launch.launcher_process import LauncherProcess
+from paceline.launch.store_channel import CHUNK_BYTES, StoreChannel
+
+STORE_S = timedelta(seconds=10)
+
+
+@pytest.fixture
+def channel() -> StoreChannel:
+    listener = rendezvous.bind()
+    port = listener.getsockname()[1]
+    return StoreChannel(rendezvous.open_store("127.0.0.1", port, listener, STORE_S), f"127.0.0.1:{port}")
+
+
+def arrive(
+    channel: StoreChannel, number: int, settings: dict[str, Any], launchers: int = 2, timeout_s: float = 5.0
+) -> Any:
+    """What a host hears from the others, or why it is refused."""
+    launcher = LauncherProcess(number=number, launchers=launchers, node=number)
+    try:
+        return shake_hands(
+            channel, launcher, own_launcher_info(launcher, "127.0.0.1", settings), timeout_s, lambda _: None
+        )
+    except PacelineError as error:
+        return error
+
+
+def both(channel: StoreChannel, *settings: dict[str, Any]) -> list[Any]:
+    with ThreadPoolExecutor() as hosts:
+        return list(hosts.map(lambda number: arrive(channel, number, settings[number]), range(2)))
+
+
+def test_all_hosts_hear_of_all(channel: StoreChannel) -> None:
+    first, second = both(channel, {"batch": 8}, {"batch": 8})
+    assert first == second
+    assert [info.launcher for info in first] == [0, 1]
+    assert first[0].versions.keys() == {"Paceline", "torch"}
+
+
+def test_another_configuration_is_refused_by_name_on_every_host(channel: StoreChannel) -> None:
+    for error in both(channel, {"batch": 8, "batch_per_rank": None}, {"batch": 16, "batch_per_rank": None}):
+        assert isinstance(error, LaunchError)
+        assert "was started with --batch 16, but host 0" in error.message
+        assert error.message.startswith(f"host 1 ({socket.gethostname()})")
+
+
+@pytest.mark.parametrize("what", ["Paceline", "torch"])
+def test_another_version_is_refused_by_name(what: str) -> None:
+    own = own_launcher_info(LauncherProcess(), "127.0.0.1", {})
+    other = replace(own, launcher=1, node=1, host="n2", versions=own.versions | {what: "0.0.9"})
+    error = mismatch([own, own, other])
+    assert error is not None
+    assert error.message.startswith(f"host 1 (n2) runs {what} 0.0.9, but host 0 ({own.host}) runs {own.versions[what]}")
+    assert mismatch([own, own]) is None
+
+
+def test_a_number_can_be_taken_once(channel: StoreChannel) -> None:
+    both(channel, {}, {})
+    again = arrive(channel, 1, {})
+    assert isinstance(again, LaunchError)
+    assert "another host was started with --node-rank 1" in again.message
+
+
+def test_hosts_that_do_not_come_are_named(channel: StoreChannel) -> None:
+    error = arrive(channel, 0, {}, launchers=4, timeout_s=0.2)
+    assert isinstance(error, LaunchError)
+    assert f"hosts 1, 2, 3 of 4 did not come to {channel.where} within 0.2 s" in error.message
+
+
+def test_a_leader_that_waits_says_for_whom(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.launch.handshake.NOTIFY_AFTER_S", 0.0)
+    said: list[str] = []
+    launcher = LauncherProcess(launchers=3)
+    with pytest.raises(LaunchError, match="hosts 1, 2 of 3 did not come"):
+        shake_hands(channel, launcher, own_launcher_info(launcher, "127.0.0.1", {}), 0.2, said.append)
+    assert said == [f"waiting at {channel.where} for hosts 1, 2 of 3 …"]
+
+
+def test_files_travel_whole_and_nothing_is_overwritten(channel: StoreChannel, tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    contents = {
+        "run/rank-1.csv": b"",
+        "run/timeline-1.bin": bytes(range(256)) * (CHUNK_BYTES // 100),
+        "run/run.json": b"{}",
+    }
+    for name, content in contents.items():
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).write_bytes(content)
+    (there / "run" / "link").symlink_to("/etc/passwd")
+    (here / "run").mkdir(parents=True)
+    (here / "run" / "run.json").write_text("mine")
+    channel.send_files("files", there)
+    channel.receive_files("files", here, [here / "run"])
+    assert (here / "run" / "run.json").read_text() == "mine"
+    assert sorted(path.name for path in (here / "run").iterdir()) == ["rank-1.csv", "run.json", "timeline-1.bin"]
+    assert (here / "run" / "timeline-1.bin").read_bytes() == contents["run/timeline-1.bin"]
+
+
+@pytest.mark.parametrize("path", ["../outside", "elsewhere/file", "/etc/paceline", "run/../../up"])
+def test_a_host_cannot_write_outside_of_the_record(channel: StoreChannel, tmp_path: Path, path: str) -> None:
+    channel.post("files", [{"path": path, "chunks": 0, "bytes": 0}])
+    with pytest.raises(LaunchError, match="which is not in the record"):
+        channel.receive_files("files", tmp_path, [tmp_path / "run"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_master_whose_name_leads_home_listens_where_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian's /etc/hosts has it: the host's own name is 127.0.1.1."""
+    said: list[str] = []
+    monkeypatch.setattr(meeting_place, "addresses_of_name", lambda name: ["127.0.1.1"] if name == "n1" else [name])
+    monkeypatch.setattr(meeting_place, "reachable_addresses", lambda: ["198.18.0.7"])
+    assert meeting_place.own_address("n1", said.append) == "198.18.0.7"
+    assert said == ["n1 resolves to 127.0.1.1, which other hosts cannot reach: this host listens on 198.18.0.7"]
+    assert meeting_place.own_address("127.0.0.1", said.append) == "127.0.0.1", "an address is taken at its word"
+    monkeypatch.setattr(meeting_place, "reachable_addresses", lambda: ["198.18.0.7", "198.19.0.7"])
+    with pytest.raises(LaunchError, match=r"n1 resolves to 127.0.1.1, which other hosts cannot reach") as refused:
+        meeting_place.own_address("n1", said.append)
+    assert refused.value.hint == "give the address itself, one of 198.18.0.7, 198.19.0.7"
+
+
+def test_localhost_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting_place, "addresses_of_name", lambda _: ["::1", "127.0.0.1"])
+    assert meeting_place.own_address("localhost", pytest.fail) == "127.0.0.1"
+
+
+def test_a_host_that_comes_back_finds_its_number_free(channel: StoreChannel) -> None:
+    assert isinstance(arrive(channel, 1, {}, timeout_s=-5.0), LaunchError), "nobody answers, so it leaves"
+    assert [info.launcher for info in both(channel, {}, {})[1]] == [0, 1]
+
+
+def test_a_version_that_says_other_things_of_itself_is_refused_for_its_version() -> None:
+    own = own_launcher_info(LauncherProcess(), "127.0.0.1", {"batch": 8})
+    said = {"launcher": 1, "node": 1, "host": "n2", "versions": own.versions | {"Paceline": "9"}, "gpus": 8}
+    error = mismatch([own, read_launcher_info(said)])
+    assert error is not None
+    assert error.message.startswith("host 1 (n2) runs Paceline 9, but host 0")
+
+
+def test_addresses_that_others_reach() -> None:
+    found = network.reachable_addresses()
+    assert not any(network.is_loopback(address) for address in found)

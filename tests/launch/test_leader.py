@@ -1,0 +1,252 @@
+"""Several hosts for real: each a command of its own, which meet on the loopback address, or over emulated networks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from commands import HERE, LIMIT_S, Forked, command, forked, paceline, wait_until
+from paceline.launch.emulation.hosts import emulated_hosts
+from paceline.records import read_run
+from paceline.records.experiment import ExperimentRecord, read_experiment
+
+QUICK = ("--batch", "16", "--repeats", "1", "--max-repeats", "1", "--no-doctor", "--no-proof")
+
+
+def free_master() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def on_two_hosts(*arguments: str, expect: int = 0) -> list[subprocess.CompletedProcess[str]]:
+    """What the same command says on each of two hosts."""
+    options = (*arguments, "--hosts", "2", "--ranks", "2", "--master", free_master())
+    with ThreadPoolExecutor() as hosts:
+        return list(hosts.map(lambda number: paceline(*options, "--node-rank", str(number), expect=expect), range(2)))
+
+
+def without_the_disk(folder: Path, temporary: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Starts a command that sees an empty disk where others have `folder`, as on a host of its own."""
+    hidden = f'mount -t tmpfs none {folder} && exec "$@"'
+    return subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", hidden, "sh", *command(*arguments)],
+        cwd=HERE,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+class Compared:
+    """A comparison on two hosts that share no disk."""
+
+    def __init__(self, folder: Path, *arguments: str, expect: int) -> None:
+        out = folder / "shared" / "compared"
+        self.temporary = folder / "temporary"
+        out.parent.mkdir()
+        self.temporary.mkdir()
+        options = (*arguments, "--hosts", "2", "--ranks", "2", "--master", free_master(), "--out", str(out))
+        other = without_the_disk(out.parent, self.temporary, *options, "--node-rank", "1")
+        self.leader = paceline(*options, "--node-rank", "0", expect=expect)
+        self.out, self.error = other.communicate(timeout=LIMIT_S)
+        assert other.returncode == expect, self.error
+        self.record: ExperimentRecord = read_experiment(out)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    arguments = ("compare", "workloads:plain", "--strategies", "ddp,gather_scatter", "--steps", "10", *QUICK)
+    return Compared(tmp_path_factory.mktemp("compared"), *arguments, expect=0)
+
+
+def test_the_leader_has_what_the_ranks_of_all_hosts_wrote(compared: Compared) -> None:
+    runs = [measured.run for measured in compared.record.runs]
+    assert [measured.candidate.name for measured in compared.record.runs] == ["ddp", "gather_scatter"]
+    for run in runs:
+        assert run.finished
+        assert sorted(run.steps) == [0, 1]
+        assert [len(steps) for steps in run.steps.values()] == [10, 10]
+        assert sorted(run.timelines) == [0, 1]
+        assert run.topology["ranks_per_host"] == 1
+    job = runs[0].path.parent
+    assert (job / "logs" / "rank-1.log").exists()
+
+
+def test_the_record_and_its_words_name_the_hosts(compared: Compared) -> None:
+    design = compared.record.design
+    assert (design["hosts"], design["ranks_per_host"], design["ranks"], design["emulated"]) == (2, 1, 2, None)
+    assert "2 ranks × " in compared.leader.stderr
+    assert " on 2 hosts" in compared.leader.stderr
+    assert "--hosts 2 --node-rank R --master ADDRESS:PORT" in compared.leader.stdout
+
+
+def test_a_host_that_follows_says_who_leads_and_leaves_nothing(compared: Compared) -> None:
+    assert compared.out == ""
+    assert compared.error == f"host 1 of 2: host 0 ({socket.gethostname()}) leads, and shows what is done\n"
+    assert list(compared.temporary.glob("paceline-*")) == []
+
+
+def test_a_rank_that_fails_on_another_host_is_the_reason_on_all(tmp_path: Path) -> None:
+    arguments = ("compare", "workloads:fails_on_rank_1", "--strategies", "ddp", "--steps", "10", *QUICK)
+    failed = Compared(tmp_path, *arguments, expect=6)
+    for said in (failed.leader.stderr, failed.error):
+        assert "RuntimeError: sample 17 is damaged" in said
+        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in said
+    log = next(tmp_path.rglob("logs/rank-1.log"))
+    assert "sample 17 is damaged" in log.read_text()
+
+
+def test_hosts_that_were_asked_for_different_things_refuse_each_other(tmp_path: Path) -> None:
+    options = (
+        "train",
+        "workloads:plain",
+        "--hosts",
+        "2",
+        "--ranks",
+        "2",
+        "--master",
+        free_master(),
+        "--out",
+        str(tmp_path),
+    )
+    with ThreadPoolExecutor() as hosts:
+        other = hosts.submit(paceline, *options, "--node-rank", "1", "--lr", "0.5", expect=5)
+        leader = paceline(*options, "--node-rank", "0", expect=5)
+    for said in (leader.stderr, other.result().stderr):
+        assert "was started with --lr 0.5, but host 0" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_run_on_two_hosts(tmp_path: Path) -> None:
+    leader, other = on_two_hosts(
+        "train", "workloads:plain", "--batch", "16", "--epochs", "2", "--out", str(tmp_path / "run")
+    )
+    record = read_run(tmp_path / "run")
+    assert record.summary is not None
+    assert [rank["samples"] for rank in record.summary["ranks"]] == [64, 64]
+    assert "unique samples" in leader.stdout
+    assert other.stdout == ""
+
+
+def test_a_host_that_nobody_answers_gives_up(tmp_path: Path) -> None:
+    options = ("--hosts", "2", "--ranks", "2", "--master", "127.0.0.1:9", "--timeout", "1", "--node-rank", "1")
+    done = paceline("train", "workloads:plain", *options, "--out", str(tmp_path / "run"), expect=5)
+    assert "host 1 cannot reach host 0 at 127.0.0.1:9" in done.stderr
+    assert "start the same command on all 2 hosts" in done.stderr
+    assert "frame #" not in done.stderr
+
+
+@contextmanager
+def two_that_compare(out: Path, workload: str = "workloads:slow") -> Iterator[list[Forked]]:
+    """Two hosts in the middle of a comparison that would take days."""
+    options = (workload, "--strategies", "ddp,allreduce", "--steps", "1000000", *QUICK, "--out", str(out))
+    launch = ("--hosts", "2", "--ranks", "2", "--master", free_master())
+    commands = [("compare", *options, *launch, "--node-rank", str(number)) for number in range(2)]
+    with forked(*commands[0]) as leader, forked(*commands[1]) as other:
+        wait_until(lambda: len(list(out.glob("repeat-1/1-ddp/rank-*.csv"))) == 2, "both ranks train")
+        yield [leader, other]
+
+
+@pytest.mark.parametrize(("killed", "other"), [(1, ") is gone."), (0, "lost contact with the first host")])
+def test_a_host_that_dies_is_named_by_the_others_and_no_strategy_is_blamed(
+    tmp_path: Path, killed: int, other: str
+) -> None:
+    with two_that_compare(tmp_path / "compared") as hosts:
+        ranks = [rank for host in hosts for rank in psutil.Process(host.pid).children(recursive=True)]
+        os.kill(hosts[killed].pid, signal.SIGKILL)
+        left = hosts[1 - killed].end()
+        assert left.returncode == 5, left.stderr
+        assert other in left.stderr
+        assert "Traceback" not in left.stderr
+        _, alive = psutil.wait_procs(ranks, timeout=10)
+        assert not alive
+    assert read_experiment(tmp_path / "compared").events_of("failure") == []
+
+
+def test_a_rank_that_is_busy_ends_with_those_that_failed_on_another_host(tmp_path: Path) -> None:
+    options = ("workloads:fails_while_rank_0_is_busy", "--batch", "16", "--out", str(tmp_path / "run"))
+    for said in on_two_hosts("train", *options, expect=6):
+        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in said.stderr
+
+
+def test_ctrl_c_on_the_leader_lets_the_others_go_whatever_their_ranks_do(tmp_path: Path) -> None:
+    with two_that_compare(tmp_path / "compared", "workloads:hangs_on_rank_1") as hosts:
+        os.kill(hosts[0].pid, signal.SIGINT)
+        assert [host.end().returncode for host in hosts] == [130, 130]
+
+
+def test_compare_under_torchrun(tmp_path: Path) -> None:
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "paceline",
+    ]
+    arguments = [
+        "compare",
+        "workloads:plain",
+        "--strategies",
+        "single,ddp",
+        "--steps",
+        "10",
+        *QUICK,
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        [*launcher, *arguments], cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = read_experiment(tmp_path)
+    assert (record.design["hosts"], record.design["ranks"]) == (1, 2)
+    assert all(measured.run.finished for measured in record.runs)
+    assert done.stdout.count("report: ") == 1
+
+
+def test_a_name_that_leads_home_does_not_keep_hosts_apart(tmp_path: Path) -> None:
+    """Host 0's /etc/hosts has its own name as 127.0.1.1, as Debian writes it; host 1 knows its address."""
+    with emulated_hosts("2") as hosts:
+        processes = []
+        for host, address in zip(hosts, ("127.0.1.1", hosts[0].address), strict=True):
+            own = tmp_path / f"hosts-{host.place.host}"
+            own.write_text(f"127.0.0.1 localhost\n{address} n0\n")
+            arguments = (
+                "train",
+                "workloads:plain",
+                "--batch",
+                "16",
+                "--hosts",
+                "2",
+                "--node-rank",
+                str(host.place.host),
+            )
+            program = command(*arguments, "--ranks", "2", "--master", "n0:29511", "--out", str(tmp_path / "run"))
+            hostile = f'umount /etc/hosts; mount --bind {own} /etc/hosts && exec "$@"'
+            processes.append(
+                host.popen(
+                    *["unshare", "--mount", "sh", "-c", hostile, "sh", *program],
+                    env={name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")},
+                    cwd=HERE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        said = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert read_run(tmp_path / "run").topology["interface"] == "eth0"

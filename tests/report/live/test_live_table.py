@@ -1,0 +1,97 @@
+"""What the user sees while a comparison goes on."""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments_on_disk import read_comparison, write_experiment
+from paceline.config import RunConfig
+from paceline.errors import RankError
+from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
+from paceline.report.live.live_table import LiveTable, plan_in_words, proof_in_words
+
+DESIGN = {
+    "candidates": ["single", "ddp"],
+    "ranks": 2,
+    "threads": 1,
+    "repeats": 3,
+    "max_repeats": 10,
+    "target": "cnn on digits",
+    "batch": 256,
+    "estimate_s": 62.0,
+}
+
+
+@dataclass(frozen=True)
+class Turn:
+    name: str
+    folder: Path
+
+
+def display(*, terminal: bool) -> tuple[LiveTable, io.StringIO]:
+    stream = io.StringIO()
+    return LiveTable(Console(file=stream, force_terminal=terminal, width=120, color_system=None)), stream
+
+
+def test_the_plan_is_one_line_with_its_time() -> None:
+    line = plan_in_words(DESIGN, RunConfig(steps=40), "3–10")
+    assert line == (
+        "cnn on digits: single, ddp · 2 ranks × 1 thread, global batch 256 · 40 steps × 3–10 repeats · "
+        "about 60 s, more if it is close"
+    )
+    known = plan_in_words(DESIGN | {"estimate_s": None, "batch": None}, RunConfig(epochs=1), "1")
+    assert known == "cnn on digits: single, ddp · 2 ranks × 1 thread · 1 epoch × 1 repeat"
+
+
+def test_proofs_in_words() -> None:
+    right = {"error": 3e-8, "tolerance": 1e-5, "lossless": True}
+    assert proof_in_words(right) == "the mean gradient, off by 3.0e-08 of its norm (allowed: 1e-05)"
+    assert proof_in_words(right | {"error": 0.5}) == "off by 5.0e-01 of its norm"
+    assert "does not promise" in proof_in_words(right | {"error": 0.5, "lossless": False})
+    assert "infinitely far" in proof_in_words(right | {"error": None})
+
+
+def test_a_log_gets_a_line_per_repeat_with_what_is_left(tmp_path: Path) -> None:
+    shown, stream = display(terminal=False)
+    shown.plan(DESIGN, RunConfig(steps=40))
+    with shown.launch("repeat 1", [], 40):
+        time.sleep(0.01)
+    comparison = read_comparison(write_experiment(tmp_path / "e"))
+    shown.look(comparison, 1)
+    shown.look(comparison, 3)
+    shown.failed("ddp", RankError("rank 1 failed", hint="look there", detail="Traceback"))
+    output = stream.getvalue()
+    assert "after 1 repeat, about 5 s to go: " in output
+    assert "after 3 repeats: " in output
+    assert output.endswith("ddp failed and is left out: rank 1 failed\nTraceback\nhint: look there\n")
+
+
+def test_a_terminal_shows_what_runs_and_the_figures_so_far(tmp_path: Path) -> None:
+    shown, stream = display(terminal=True)
+    shown.plan(DESIGN, RunConfig(steps=40))
+    shown.look(read_comparison(write_experiment(tmp_path / "e")), 1)
+    schedule = [Turn(name, tmp_path / name) for name in ("first [one]", "second")]
+    with shown.launch("repeat 2", schedule, None):
+        for scheduled in schedule:
+            folder = RunFolder.create(scheduled.folder)
+            events, steps = EventWriter(folder), StepWriter(folder, 0)
+            events.write("start", steps=7)
+            steps.write([StepRow(step, 0, 4, 0.0, 0.1, 0.1, 0.1, 0.1, 2.0, 1) for step in range(3)])
+            time.sleep(0.6)
+            folder.mark_finished()
+            events.close()
+            steps.close()
+        time.sleep(0.4)
+    output = stream.getvalue()
+    assert "so far" in output
+    assert "allreduce" in output
+    assert "first [one]" in output
+    assert "second" in output
+    assert "3/7" in output
+    assert "repeat 2 of 3–10" in output
+    assert "2/2" in output

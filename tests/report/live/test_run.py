@@ -1,0 +1,234 @@
+"""Following a record that grows: what is printed, and when."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
+from paceline.report.live import run as live
+from paceline.report.live.run import LiveRun, Tail, configuration_line
+
+TOPOLOGY = {
+    "workload": "cnn on digits",
+    "strategy": "ddp",
+    "world_size": 3,
+    "workers": 3,
+    "batch": 64,
+    "batch_per_rank": [21, 22],
+    "device": "cpu",
+    "backend": "gloo",
+    "interface": "lo",
+    "threads": 1,
+    "cores": 4.0,
+    "ranks_per_host": 3,
+    "parameters": 53_762,
+    "own_optimizer": False,
+    "lr": 0.1,
+    "log_every": 20,
+}
+LOG = {"step": 20, "epoch": 0, "losses": [2.5, 1.25], "samples": 1280, "correct": 960, "wall_s": 0.5}
+
+
+def console(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=160, force_terminal=terminal, color_system=None), out
+
+
+def row(step: int) -> StepRow:
+    return StepRow(step, 0, 22, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1)
+
+
+def until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "POLL_S", 0.005)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run")
+
+
+def test_a_tail_gives_each_line_once_and_whole(tmp_path: Path) -> None:
+    file = tmp_path / "grows"
+    tail = Tail(file)
+    assert tail.new_lines() == []
+    seen: list[str] = []
+    text = "first\nsecond, ä\n\nlast\n"
+    with file.open("wb") as stream:
+        for byte in text.encode():
+            stream.write(bytes([byte]))
+            stream.flush()
+            seen += tail.new_lines()
+    assert seen == ["first", "second, ä", "", "last"]
+    assert tail.new_lines() == []
+
+
+def test_what_happens_is_printed_while_it_happens(folder: RunFolder) -> None:
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        time.sleep(0.02)  # Nothing is there yet: the ranks are still starting.
+        events = EventWriter(folder)
+        events.write("config", **TOPOLOGY)
+        until(lambda: "cnn on digits" in out.getvalue())
+        events.write("start", steps=100, dropped=5)
+        until(lambda: "each epoch leaves out 5 samples" in out.getvalue())
+        events.write("log", **LOG)
+        until(lambda: "step     20" in out.getvalue())
+        events.close()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == configuration_line(TOPOLOGY).replace("[bold]", "").replace("[/bold]", "")
+    assert lines[1] == "each epoch leaves out 5 samples, too few for a batch on these ranks"
+    assert lines[2] == "step     20  epoch   1  loss 1.2500 accuracy 75.0% 2,560 samples/s"
+    assert len(lines) == 3
+
+
+def test_the_last_words_are_printed_after_the_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "POLL_S", 60)
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        events.write("log", **LOG)
+        events.close()
+        assert out.getvalue() == ""
+    assert out.getvalue().count("loss 1.2500") == 1
+
+
+def test_half_an_event_waits_for_its_other_half(folder: RunFolder) -> None:
+    screen, out = console()
+    line = json.dumps({"event": "log", "time_s": 0.0, **LOG}) + "\n"
+    with LiveRun(folder.path, screen), (folder.path / "events.jsonl").open("w") as stream:
+        stream.write(line[:30])
+        stream.flush()
+        time.sleep(0.03)
+        assert out.getvalue() == ""
+        stream.write(line[30:])
+        stream.flush()
+        until(lambda: "loss 1.2500" in out.getvalue())
+    assert out.getvalue().count("loss 1.2500") == 1
+
+
+def test_each_step_has_its_own_epoch_where_a_window_has_several(folder: RunFolder) -> None:
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        events.write("log", **LOG | {"step": 21, "epoch": 3, "epochs": [2, 3]})
+        events.close()
+    assert out.getvalue().startswith("step     20  epoch   3  loss 2.5000")
+
+
+def test_a_workload_without_a_notion_of_right_has_no_accuracy(folder: RunFolder) -> None:
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        events.write("log", **LOG | {"correct": None})
+        events.close()
+    assert "loss 1.2500 2,560 samples/s" in out.getvalue()
+    assert "accuracy" not in out.getvalue()
+
+
+def test_an_epoch_that_leaves_nothing_out_says_nothing(folder: RunFolder) -> None:
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        events.write("start", steps=3, dropped=0)
+        events.write("unheard of", value=1)
+        events.close()
+    assert out.getvalue() == ""
+
+
+def test_quiet_is_quiet(folder: RunFolder) -> None:
+    screen, out = console(terminal=True)
+    with LiveRun(folder.path, screen, quiet=True):
+        events = EventWriter(folder)
+        events.write("config", **TOPOLOGY)
+        events.write("log", **LOG)
+        events.close()
+    assert out.getvalue() == ""
+
+
+def test_in_a_terminal_a_bar_counts_the_steps_of_rank_0(folder: RunFolder) -> None:
+    screen, out = console(terminal=True)
+    with LiveRun(folder.path, screen):
+        until(lambda: "starting ranks" in out.getvalue())
+        events, steps = EventWriter(folder), StepWriter(folder, 0)
+        events.write("start", steps=7, dropped=0)
+        steps.write([row(0), row(1)])
+        until(lambda: "training" in out.getvalue())
+        until(lambda: "2/7" in out.getvalue())
+        steps.write([row(2)])
+        until(lambda: "3/7" in out.getvalue())
+        events.write("epoch", epoch=0)
+        until(lambda: "trained 1 epoch" in out.getvalue())
+        events.close()
+        steps.close()
+
+
+def test_an_error_inside_passes_through(folder: RunFolder) -> None:
+    screen, out = console()
+
+    def fail() -> None:
+        with LiveRun(folder.path, screen):
+            events = EventWriter(folder)
+            events.write("log", **LOG)
+            events.close()
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+    assert "loss 1.2500" in out.getvalue(), "what was done up to then is shown"
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({}, "[bold]cnn on digits[/bold], 53.8 k parameters · ddp on 3 ranks · batch 64 = 3 × 21–22 · lr 0.1 (not"),
+        ({}, "1 thread per rank · cpu, gloo over lo"),
+        ({"batch": 66, "batch_per_rank": [22]}, "batch 66 = 3 × 22 ·"),
+        ({"batch": None, "batch_per_rank": []}, "· batches as the data has them ·"),
+        ({"workers": 1, "strategy": "single"}, "single on 1 rank (2 idle) ·"),
+        ({"own_optimizer": True}, "· its own optimiser ·"),
+        ({"threads": 4}, "4 threads per rank"),
+    ],
+)
+def test_the_configuration_line(change: dict[str, Any], part: str) -> None:
+    assert part in configuration_line(TOPOLOGY | change)
+
+
+def test_losses_are_printed_every_so_many_steps_and_at_the_end(folder: RunFolder) -> None:
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        events.write("config", **TOPOLOGY)
+        events.write("start", steps=47, dropped=0)
+        for last, count in ((23, 23), (46, 23), (47, 1)):
+            events.write("log", **LOG | {"step": last, "losses": [float(last)] * count})
+        events.close()
+    assert [line.split()[1] for line in out.getvalue().splitlines()[1:]] == ["20", "40", "47"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "words"), [(4.0, None), (3.0, None), (2.0, "on 2 cores"), (0.5, "on part of a core")]
+)
+def test_too_many_threads_for_the_cores_are_said(folder: RunFolder, cores: float, words: str | None) -> None:
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        events.write("config", **TOPOLOGY | {"cores": cores})
+        events.close()
+    assert ("over-subscribed: 3 threads" in out.getvalue()) == (words is not None)
+    assert words is None or words in out.getvalue()

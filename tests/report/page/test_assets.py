@@ -1,0 +1,451 @@
+"""The page in a browser, made from a real comparison: it draws, sorts, explains, recolours, prints and saves."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import paceline
+from examinations import examination, facts
+from experiments_on_disk import read_comparison, write_experiment
+from paceline.records.examination import write_examination
+from paceline.records.experiment import Candidate
+from paceline.report.page.comparison import write_page
+from paceline.report.page.scaling import write_scaling_page
+from paceline.report.plots.palette import contrast
+from scaling_on_disk import read_scaling, write_scaling
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+WIDE = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+PAPER = {"width": 704, "height": 1000}
+READABLE = 4.5
+TEXT_OF_FIGURES = ".plot .main-svg text:not(.bartext)"
+"""But for what stands on bars, whose colours have tests of their own."""
+
+COLOURS_OF_TEXT = """
+selector => {
+  const ground = (element) => {
+    const colour = getComputedStyle(element).backgroundColor;
+    return /, 0\\)$/.test(colour) && element.parentElement ? ground(element.parentElement) : colour;
+  };
+  const shown = [...document.querySelectorAll(selector)].filter(e => e.textContent.trim() && e.getClientRects().length);
+  return shown.map(e => {
+    const style = getComputedStyle(e);
+    return [e.textContent.trim().slice(0, 40), e instanceof SVGElement ? style.fill : style.color, ground(e)];
+  });
+}
+"""
+FITS = "[...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg').clientWidth <= p.clientWidth)"
+
+
+@pytest.fixture(scope="session")
+def real_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a small comparison that was really run."""
+    folder = tmp_path_factory.mktemp("real")
+    what = ["compare", "cnn", "--strategies", "single,none,allreduce,ddp", "--ranks", "2", "--steps", "8"]
+    how = ["--repeats", "2", "--max-repeats", "2", "--lr", "0.01", "--no-doctor", "--out", str(folder / "experiment")]
+    paceline(*what, *how)
+    write_examination(folder / "experiment", examination(facts(0, busy_cores=1.5), facts(1)))
+    write_page(read_comparison(folder / "experiment"), folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+class Opened:
+    """A page in the browser, and everything it complained about or asked for."""
+
+    def __init__(self, browser: Any, file: Path, **options: Any) -> None:
+        self.context = browser.new_context(**({"viewport": WIDE, "color_scheme": "light"} | options))
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.address = file.as_uri()
+        self.page.goto(self.address)
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        quiet = failure[0] is None
+        self.context.close()
+        if quiet:  # A failed assertion says more.
+            assert self.complaints == []
+            assert [url for url in self.requests if not url.startswith(("data:", "blob:"))] == [self.address]
+
+    def names(self, table: str = "#comparison") -> list[str]:
+        """The first column of a table, from top to bottom."""
+        found: list[str] = self.page.locator(f"{table} tbody th .name").all_inner_texts()
+        return found
+
+    def paths(self, figure: str) -> list[str]:
+        """What the curves of a figure look like."""
+        found: list[str] = self.page.eval_on_selector_all(
+            f"[data-figure={figure}] .scatterlayer path.js-line", "paths => paths.map(p => p.getAttribute('d'))"
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Any, real_page: Path) -> Iterator[Opened]:
+    """A page for all tests of which each has a part of it to itself: drawing it takes more than a second."""
+    with Opened(browser, real_page, permissions=["clipboard-read", "clipboard-write"]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(shared: Opened) -> Opened:
+    """The shared page, with nothing pointed at."""
+    shared.page.mouse.move(5, 5)
+    shared.page.evaluate("document.activeElement.blur()")
+    return shared
+
+
+def until(page: Any, expression: str) -> None:
+    """Waits for something to become true; playwright's own waiting evaluates text, which the page's policy forbids."""
+    for _ in range(100):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never true: {expression}")
+
+
+def least_contrast(page: Any, selector: str) -> float:
+    """Of all text that a selector finds, that which is hardest to read."""
+    found = page.evaluate(COLOURS_OF_TEXT, selector)
+    assert found, f"nothing to read in {selector}"
+    ratios = {contrast(_hex(colour), _hex(ground)): text for text, colour, ground in found}
+    print(selector, min(ratios), ratios[min(ratios)])
+    return min(ratios)
+
+
+def _hex(colour: str) -> str:
+    scale = 255 if colour.startswith("color(srgb") else 1  # A mixed one is told in shares.
+    red, green, blue = (round(scale * float(part)) for part in re.findall(r"[\d.]+(?:e-\d+)?", colour)[:3])
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def test_every_figure_is_drawn(browser: Any, real_page: Path) -> None:
+    with Opened(browser, real_page) as opened:
+        page = opened.page
+        assert page.locator("h1").inner_text()
+        assert page.locator("[data-figure=bars] .bars path:not(.xerror)").count() == 4 * 4, (
+            "four figures of four strategies"
+        )
+        assert len(opened.paths("losses")) == 4
+        assert len(opened.paths("times")) == 1 + 3 * 2, "a line per rank"
+        assert page.locator("[data-figure=times] .scatterlayer .points path").count() == 7, "first steps are marked"
+        assert page.locator("[data-figure] .main-svg text").count() > 20
+        assert page.locator(".modebar").count() == 0
+
+
+def test_sorting_by_click_and_by_key(opened: Opened) -> None:
+    page = opened.page
+    best_first = opened.names()
+    page.get_by_role("button", name="Strategy").first.click()
+    assert opened.names() == sorted(best_first)
+    page.get_by_role("button", name="Strategy").first.press("Enter")
+    assert opened.names() == sorted(best_first, reverse=True)
+    exposed = page.locator("#comparison button[data-define=split_exposed]")
+    for way in ("ascending", "descending"):
+        exposed.click()
+        assert page.locator("#comparison [aria-sort]:not([aria-sort=none])").get_attribute("aria-sort") == way
+        assert set(opened.names()[2:]) == {"single", "none"}, "what has no figure stays last"
+    time = page.locator("#comparison button[data-define=step_s]")
+    time.click()
+    cells = page.locator("#comparison tbody tr td:nth-of-type(1)").evaluate_all(
+        "cells => cells.map(c => +c.dataset.sort)"
+    )
+    assert cells == sorted(cells)
+
+
+def test_definitions_are_reached_by_mouse_and_keyboard(opened: Opened) -> None:
+    page = opened.page
+    tip = page.locator("#tip")
+    assert not tip.is_visible()
+    page.locator("#comparison button[data-define=split_exposed]").hover()
+    assert tip.is_visible()
+    assert "communicating while nothing is computed" in tip.inner_text()
+    page.mouse.move(5, 5)
+    assert not tip.is_visible()
+    page.locator("#comparison button[data-define=step_s]").focus()
+    page.keyboard.press("Tab")
+    assert tip.is_visible()
+    assert "paired by repeat" in tip.inner_text()
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    described = page.locator("[aria-describedby]").evaluate_all(
+        "elements => elements.filter(e => !document.getElementById(e.getAttribute('aria-describedby'))).length"
+    )
+    assert described == 0
+
+
+def test_steps_on_a_timeline_can_be_chosen_zoomed_and_asked(browser: Any, real_page: Path) -> None:
+    with Opened(browser, real_page) as opened:
+        page = opened.page
+        figure = page.locator("[data-figure=timeline]")
+        bars = figure.locator(".barlayer .point")
+        names = [
+            button.inner_text() for button in figure.get_by_role("group", name="Strategy").get_by_role("button").all()
+        ]
+        assert names == ["All", *opened.names()]
+        assert figure.locator(".annotation-text").all_text_contents()[::2] == opened.names(), "a panel for each"
+        everything = bars.count()
+        figure.get_by_role("button", name="ddp").click()
+        assert 2 * 4 < bars.count() < everything, "four phases and an operation on two ranks"
+        before = marks(figure)
+        figure.get_by_role("button", name="Zoom in").click()
+        assert marks(figure) != before
+        figure.get_by_role("button", name="The whole step").click()
+        assert marks(figure) == before
+        figure.get_by_role("button", name="slowest step").click()
+        assert figure.locator(".annotation-text").first.text_content() == "ddp"
+        drag(page, figure.locator(".nsewdrag"), 0.4, 0.6)
+        zoomed = marks(figure)
+        assert zoomed != before
+        page.locator("#theme").click()
+        assert marks(figure) == zoomed, "what was zoomed to stays, in another colour too"
+        figure.locator(".nsewdrag").dblclick()
+        until(page, "[...document.querySelectorAll('[data-figure=timeline] .xtick')].some(t => t.textContent === '0')")
+
+
+def test_a_bar_of_the_timeline_says_what_it_is(opened: Opened) -> None:
+    figure = opened.page.locator("[data-figure=timeline]")
+    figure.get_by_role("button", name="allreduce").click()
+    figure.scroll_into_view_if_needed()
+    place = figure.locator(".nsewdrag").bounding_box()
+    said = set()
+    for across in range(8, 100, 12):
+        for down in (0.14, 0.36):  # What rank 0 computes, and what it has on the wire.
+            opened.page.mouse.move(place["x"] + across / 100 * place["width"], place["y"] + down * place["height"])
+            opened.page.wait_for_timeout(60)
+            said |= set(figure.locator(".hoverlayer .hovertext").all_text_contents())
+    heard = " ".join(said)
+    assert re.search(r"rank 0: (forward|backward)", heard)
+    assert re.search(r"rank 0: all_reduce of gradients, [\d.]+ k?B", heard)
+
+
+def test_the_split_of_strategies_and_of_ranks(opened: Opened) -> None:
+    figure = opened.page.locator("[data-figure=split]")
+    assert figure.locator(".ytick").count() == 4
+    assert figure.locator(".keys span").count() == 4
+    figure.get_by_role("button", name="By rank").click()
+    assert figure.locator(".ytick").count() == 1 + 3 * 2
+    opened.page.locator(".reasons a").first.click()
+    target = opened.page.locator("td:target")
+    assert target.count() == 1
+    assert target.is_visible()
+    opened.page.get_by_text("The same for every rank").click()
+    assert len(opened.names("#splits-by-rank")) == 7
+
+
+def marks(figure: Any) -> list[str]:
+    """What the horizontal axis is marked with; which mark was drawn first does not matter."""
+    return sorted(figure.locator(".xtick text").all_text_contents())
+
+
+def drag(page: Any, area: Any, start: float, end: float) -> None:
+    """Drags over a part of an area's width."""
+    area.scroll_into_view_if_needed()
+    place = area.bounding_box()
+    height = place["y"] + place["height"] / 2
+    page.mouse.move(place["x"] + start * place["width"], height)
+    page.mouse.down()
+    page.mouse.move(place["x"] + end * place["width"], height, steps=4)
+    page.mouse.up()
+    page.wait_for_timeout(200)
+
+
+def test_choosing_what_the_loss_figure_shows(opened: Opened) -> None:
+    page = opened.page
+    figure = page.locator("[data-figure=losses]")
+    before = opened.paths("losses")
+    assert len(set(before)) < len(before), "equal losses lie on each other"
+    figure.get_by_role("button", name="Wall time").click()
+    assert figure.locator(".xtitle").text_content() == "wall time, s"
+    after = opened.paths("losses")
+    assert len(set(after)) == len(after), "but not against time"
+    figure.get_by_role("button", name="Epoch").click()
+    assert figure.locator(".xtitle").text_content() == "epoch"
+    figure.locator("select").select_option("1")
+    assert opened.paths("losses") != before
+    figure.locator("select").select_option("all")
+    assert len(opened.paths("losses")) == 8
+    figure.get_by_role("button", name="ddp").click()
+    assert len(opened.paths("losses")) == 6
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_can_be_read(browser: Any, real_page: Path, scheme: str) -> None:
+    with Opened(browser, real_page, color_scheme=scheme) as opened:
+        page = opened.page
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        for selector in (
+            "h1, h2, p, li, a, dt, dd, code",
+            "thead th, td, th, .tag, .interval",
+            "button, select, figcaption",
+        ):
+            assert least_contrast(page, selector) >= READABLE
+        assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
+
+
+def test_the_theme_can_be_switched_and_figures_follow(browser: Any, real_page: Path) -> None:
+    with Opened(browser, real_page) as opened:
+        page = opened.page
+        page.locator("#theme").click()
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
+        page.reload()
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark", "and it is remembered"
+        opened.requests.pop()
+
+
+def test_print_is_light_whole_and_without_controls(browser: Any, real_page: Path) -> None:
+    with Opened(browser, real_page, color_scheme="dark") as opened:
+        page = opened.page
+        page.evaluate(
+            "addEventListener('beforeprint', () => (document.title = document.querySelector('.main-svg').clientWidth))"
+        )
+        assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
+        assert 600 < int(page.title()) <= PAPER["width"], "figures have the width of the paper before it is printed"
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark", "and all is as before after it"
+        until(page, "document.querySelector('.main-svg').clientWidth > 1000")
+        page.set_viewport_size(PAPER)
+        page.emulate_media(media="print")
+        until(page, "document.documentElement.dataset.theme === 'light'")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert least_contrast(page, f"{TEXT_OF_FIGURES}, td, th, p") >= READABLE
+        for selector in ("nav", ".save", ".copy", ".switch", "select"):
+            assert page.locator(f"{selector}:visible").count() == 0, selector
+        assert page.evaluate("document.documentElement.scrollWidth") <= PAPER["width"]
+        until(page, FITS)
+
+
+def test_a_window_made_narrow_needs_no_sideways_scrolling(browser: Any, real_page: Path) -> None:
+    with Opened(browser, real_page) as opened:
+        opened.page.set_viewport_size(PHONE)
+        until(opened.page, FITS)
+        assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+        widths = opened.page.locator(".plot .main-svg").evaluate_all("figures => figures.map(f => f.clientWidth)")
+        assert max(widths) <= PHONE["width"]
+
+
+def test_figures_can_be_saved(browser: Any, real_page: Path, tmp_path: Path) -> None:
+    with Opened(browser, real_page, color_scheme="dark") as opened:
+        for figure, kind, start in (
+            ("losses", "svg", b"<svg"),
+            ("timeline", "svg", b"<svg"),
+            ("bars", "png", b"\x89PNG"),
+        ):
+            with opened.page.expect_download() as download:
+                opened.page.locator(f"[data-figure={figure}] [data-save={kind}]").click()
+            assert download.value.suggested_filename == f"paceline-{figure}.{kind}"
+            download.value.save_as(tmp_path / figure)
+            assert (tmp_path / figure).read_bytes().startswith(start)
+    saved = (tmp_path / "losses").read_text()
+    assert "Training loss" in saved
+    assert saved.count("legendtext") == 4, "with a legend, since the page's is not part of it"
+    assert "rgb(255, 255, 255)" in saved, "on white, whatever the page's theme"
+    steps = (tmp_path / "timeline").read_text()
+    assert "Typical steps, rank by rank: All, median steps" in steps
+    assert 5 <= steps.count("legendtext") <= 8, "phases, waiting, and what was on the wire"
+
+
+def test_a_command_can_be_copied(opened: Opened) -> None:
+    opened.page.locator(".copy").first.click()
+    opened.page.get_by_text("Copied").wait_for()
+    copied = opened.page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("paceline compare cnn --strategies single,none,allreduce,ddp")
+
+
+def test_what_users_name_things_runs_nowhere(browser: Any, tmp_path: Path) -> None:
+    nasty = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
+    experiment = write_experiment(
+        tmp_path / "experiment",
+        [Candidate(nasty, "ddp"), Candidate("<b>bold</b> %{y}", "p2p")],
+        settings={"workload": f"my:{nasty}"},
+        provenance={"command": nasty},
+    )
+    write_page(read_comparison(experiment), tmp_path / "report.html")
+    with Opened(browser, tmp_path / "report.html") as opened:
+        page = opened.page
+        assert page.locator(".what strong").inner_text() == f"my:{nasty}"
+        assert set(opened.names()) == {nasty, "<b>bold</b> %{y}"}
+        labels = page.locator("[data-figure=bars] .ytick text").all_text_contents()
+        assert "<b>bold</b> %{y}" in [label.strip() for label in labels]
+        page.locator("[data-figure=losses] .nsewdrag").hover()
+        assert page.title() != "run"
+        assert page.locator("img").count() == 0
+
+
+@pytest.fixture(scope="module")
+def scaling_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a scaling experiment, with one and with two ranks on a host."""
+    folder = tmp_path_factory.mktemp("scaling")
+    shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
+    strategies = ["single", "none", "ddp", "allreduce", "p2p", "gather_scatter"]
+    write_scaling_page(
+        read_scaling(write_scaling(folder / "e", strategies, shapes, events=True)), folder / "report.html"
+    )
+    return folder / "report.html"
+
+
+def test_scaling_is_drawn_without_labels_on_each_other(browser: Any, scaling_page: Path) -> None:
+    with Opened(browser, scaling_page) as opened:
+        page = opened.page
+        assert "ddp on 4 ranks over 4 hosts" in page.locator("h1").inner_text()
+        for name in ("strong-curves", "weak-curves"):
+            figure = page.locator(f"[data-figure={name}]")
+            boxes = figure.locator(".textpoint text").evaluate_all(
+                "texts => texts.map(t => t.getBoundingClientRect()).map(b => [b.x, b.y + 2, b.right, b.bottom - 2])"
+            )
+            assert len(boxes) == 11 + 11 + 6
+            assert all(right > left for left, _, right, _ in boxes), "plotly hides what is out of range"
+            for (left, top, right, bottom), other in itertools.combinations(boxes, 2):
+                apart = right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
+                assert apart, "labels lie on each other"
+        before = opened.paths("strong-curves")
+        page.locator("[data-figure=strong-curves]").get_by_role("button", name="Against itself on 1 rank").click()
+        assert opened.paths("strong-curves") != before
+        assert page.locator("[data-figure=strong-split] .ytick").count() == 1 + 5 * 5
+        page.locator("#strong-points button[data-define=efficiency]").first.hover()
+        assert "T₁/(N·T_N)" in page.locator("#tip").inner_text()
+
+
+def test_tables_of_scaling_need_no_scrolling_on_a_small_screen(browser: Any, scaling_page: Path) -> None:
+    with Opened(browser, scaling_page, viewport={"width": 1200, "height": 900}) as opened:
+        for table in ("strong-points", "strong-parts", "weak-points", "weak-parts"):
+            region = opened.page.locator(f".scroll:has(#{table})")
+            assert region.evaluate("own => own.scrollWidth - own.clientWidth") == 0, table
+        assert opened.page.locator(".matrix").count() == 4
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_scaling_can_be_read_on_a_phone_too(browser: Any, scaling_page: Path, scheme: str) -> None:
+    with Opened(browser, scaling_page, color_scheme=scheme, viewport=PHONE) as opened:
+        page = opened.page
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        until(page, FITS)
+        assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
+        assert least_contrast(page, "h1, h2, p, li, thead th, td, th, .interval, button, figcaption") >= READABLE

@@ -1,0 +1,117 @@
+"""What is said at the end of a run."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments_on_disk import CLASSIC, write_experiment
+from paceline.analysis.summary import summarise_rank
+from paceline.records import RunRecord, read_run
+from paceline.report.terminal.run import print_run, sentences
+
+
+def said(*, topology: dict[str, Any] | None = None, **summary: Any) -> str:
+    """The sentences about a run of two ranks."""
+    ranks = [{"rank": rank, "step_s": 0.01, "diverged_step": None} for rank in (0, 1)]
+    whole = {"ranks": ranks, "steps": 40, "train_s": 0.4, "samples_per_s": 6400.0} | summary
+    record = RunRecord(
+        Path("runs/x"), {"bn": "local"}, topology or {"exchanges": True}, {}, {}, [], whole, finished=True
+    )
+    return "\n".join(sentences(whole, record))
+
+
+def test_the_plain_end() -> None:
+    assert said() == "trained 40 steps in 400.00 ms, 6,400 samples/s in the median window\nrecord: runs/x"
+
+
+def test_the_test_says_how_many_samples_it_counted() -> None:
+    test = {"loss": 0.25, "accuracy": 0.5, "samples": 9999, "available": 10000}
+    assert "test loss 0.2500, accuracy 50.0%: evaluated 9999/10000 unique samples" in said(test=test)
+    assert "evaluated 9999 unique samples" in said(test=test | {"available": None, "accuracy": None})
+
+
+def test_buffers() -> None:
+    assert "BatchNorm" not in said(buffer_divergence=None)
+    assert "BatchNorm buffers (--bn local): identical on all ranks" in said(buffer_divergence=0.0)
+    assert "apart by 1.250% of their norm" in said(buffer_divergence=0.0125)
+
+
+@pytest.mark.parametrize(
+    ("slower", "exchanges", "flagged"), [(1.04, True, False), (1.06, True, True), (2, False, False)]
+)
+def test_ranks_of_a_synchronous_run_take_the_same_time(slower: float, exchanges: bool, flagged: bool) -> None:
+    ranks = [{"rank": r, "step_s": 0.01 * factor, "diverged_step": None} for r, factor in ((0, 1), (1, slower))]
+    assert ("differs by" in said(ranks=ranks, topology={"exchanges": exchanges})) == flagged
+
+
+def test_divergence_is_said_with_its_first_step() -> None:
+    ranks = [{"rank": r, "step_s": 0.01, "diverged_step": step} for r, step in ((0, None), (1, 17))]
+    assert "the loss is not a number since step 17" in said(ranks=ranks)
+
+
+def test_the_estimate() -> None:
+    assert "10 epochs would take about 2.1 min" in said(estimate={"epochs": 10, "seconds": 126.0})
+
+
+def a_run(path: Path, *, steps: int = 12, ranks: int = 2) -> RunRecord:
+    """A run under ddp, with its events, that tells its figures from its steps."""
+    write_experiment(path / "e", CLASSIC[3:], repeats=1, ranks=ranks, steps=steps, events=True)
+    return replace(read_run(path / "e" / "repeat-1" / "1"), summary=None)
+
+
+def printed(record: RunRecord, width: int) -> list[str]:
+    stream = io.StringIO()
+    print_run(record, Console(file=stream, width=width, color_system=None))
+    return stream.getvalue().splitlines()
+
+
+def split_lines(lines: list[str]) -> list[str]:
+    (title,) = [number for number, line in enumerate(lines) if line.strip() == "where the mean step goes"]
+    return lines[title + 1 : title + 4]
+
+
+@pytest.mark.parametrize("width", [80, 99, 100, 140])
+def test_the_time_split_fits_the_screen(tmp_path: Path, width: int) -> None:
+    heading, *ranks = split_lines(printed(a_run(tmp_path), width))
+    assert heading.split() == [
+        "rank",
+        "compute",
+        "overlapped",
+        "exposed",
+        "other",
+        "(data)",
+        "(descheduled)",
+        "overlap",
+    ]
+    assert all(len(line) <= width for line in (heading, *ranks))
+    if width < 100:
+        assert ranks[0].split() == ["0", "68%", "10%", "20%", "2%", "2%", "8%", "33%"]
+    else:
+        assert ranks[0].split()[:4] == ["0", "6.80", "ms", "68%"]
+
+
+def test_both_tables_are_of_the_same_steps(tmp_path: Path) -> None:
+    record = a_run(tmp_path)
+    rows = record.steps[0]
+    slow = replace(rows, columns=rows.columns | {"update_s": np.array([1.0] * 5 + [0.002] * 7)})
+    assert summarise_rank(0, slow).update_s == pytest.approx(0.002), "what is slow while it warms up does not count"
+    heading = printed(record, 140)[0]
+    assert "mean time/step" in heading
+
+
+@pytest.mark.parametrize(("steps", "said"), [(1, True), (5, True), (6, False)])
+def test_a_short_run_says_that_the_warm_up_counts(tmp_path: Path, steps: int, said: bool) -> None:
+    lines = printed(a_run(tmp_path, steps=steps), 140)
+    assert ("warm-up steps included: fewer than 6 steps" in lines) == said
+
+
+def test_one_rank_alone_hides_nothing(tmp_path: Path) -> None:
+    _, rank, *_ = split_lines(printed(a_run(tmp_path, ranks=1), 80))
+    assert rank.split() == ["0", "78%", "0%", "0%", "22%", "2%", "8%", "–"]

@@ -1,0 +1,181 @@
+"""A scaling experiment in words, in the terminal, as JSON and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import random
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from paceline.analysis.scaling.curves import Scaling
+from paceline.config import RunConfig
+from paceline.records.experiment import Candidate
+from paceline.report.live.scaling_table import ScalingLiveTable
+from paceline.report.scaling_verdict import sentences
+from paceline.report.tables.scaling import write_scaling_tables
+from paceline.report.terminal.scaling import print_scaling, to_json
+from scaling_on_disk import ONE_HOST, even, read_scaling, write_scaling
+
+
+def printed(found: Scaling, width: int = 100) -> str:
+    file = io.StringIO()
+    print_scaling(found, Console(file=file, width=width))
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Scaling:
+    """Strong and weak, on hosts of half a core."""
+    return read_scaling(write_scaling(tmp_path_factory.mktemp("scaling") / "e", repeats=3, events=True))
+
+
+def test_the_answer_in_sentences(found: Scaling) -> None:
+    told = sentences(found)
+    assert (
+        told[0] == "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as single: 95.88 ms per step, 68% (68–68%) efficient."
+    )
+    text = "\n".join(told)
+    assert "Strong scaling: ddp: adding ranks pays up to 4 ranks, the most that were tried" in text
+    assert "Strong scaling: gather_scatter: adding ranks stops paying at 2 ranks: on 4 a step takes 1.10×" in text
+    assert "Weak scaling: A step of gather_scatter on 4 ranks takes 2.88× (2.87–2.88) as long as with single" in text
+
+
+def test_what_is_slower_on_more_ranks_is_said_so(tmp_path: Path) -> None:
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        assert candidate.point is not None
+        slow = candidate.strategy == "gather_scatter" and candidate.point["ranks"] == 4
+        return even(candidate, repeat) * (3 if slow else 1)
+
+    told = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
+    assert any("gather_scatter on 4 ranks is slower than single: 0.4" in sentence for sentence in told)
+
+
+def test_where_nothing_is_gained_one_process_is_advised(tmp_path: Path) -> None:
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return even(candidate, repeat) * (0.1 if candidate.strategy == "single" else 1)
+
+    told = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
+    assert told[0].startswith("Train in one process: ddp on 4 ranks, the best that shares the work, is 0.27×")
+
+
+RATIO = re.compile(r"(?P<value>[\d.]+)× (?:\((?:(?P<low>[\d.]+)–(?P<high>[\d.]+)|n = (?P<repeats>\d+))\))?")
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 3.0])
+@pytest.mark.parametrize("repeats", [2, 3])
+@pytest.mark.parametrize("gain", [0.3, 1.0, 2.0])
+def test_no_sentence_is_more_certain_than_its_interval(tmp_path: Path, noise: float, repeats: int, gain: float) -> None:
+    """Whatever was measured: a clause whose interval holds 1 says that it cannot be told, all others do not."""
+    drawn = random.Random(repeats)
+
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return even(candidate, repeat) / (gain if candidate.role != "baseline" else 1) * math.exp(drawn.gauss(0, noise))
+
+    shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
+    found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, step_s=step_s, repeats=repeats))
+    told = sentences(found)
+    clauses = [clause for sentence in told for clause in sentence.split("; ") if "×" in clause]
+    assert len(clauses) > 20
+    for clause in clauses:
+        (ratio,) = RATIO.finditer(clause)
+        assert ratio["low"] or ratio["repeats"], clause
+        open_ = bool(ratio["repeats"]) or float(ratio["low"]) <= 1 <= float(ratio["high"])
+        rounded = ratio["low"] == "1.00" or ratio["high"] == "1.00"
+        assert rounded or ("cannot be told" in clause) == open_, clause
+    text = printed(found)
+    assert "no interval" not in text
+    assert "no interval" not in "".join(told)
+
+
+def test_two_repeats_that_disagree_say_how_few_they_are(tmp_path: Path) -> None:
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return even(candidate, repeat) * (2 if repeat and candidate.strategy == "ddp" else 1)
+
+    found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], events=True))
+    told = sentences(found)
+    assert "Strong scaling: ddp on 4 ranks cannot be told from single in speed: 1.93× (n = 2); is" in "\n".join(told)
+    assert ">±100%" in printed(found)
+
+
+def test_the_terminal_has_a_table_per_kind_within_100_columns(found: Scaling) -> None:
+    text = printed(found)
+    table = [line for line in text.splitlines() if line.startswith(("strategy", "single", "ddp  ", "gather_scatter  "))]
+    assert len(table) == 2 * 4
+    assert max(map(len, table)) <= 100
+    assert "Strong scaling: the global batch stays at 256, so more ranks get fewer samples each." in text
+    assert "Weak scaling: every rank gets 64 samples, so the global batch grows with the ranks, from 64 to 256." in text
+    assert "vs single" in text
+    assert "vs itself" in text
+    (last,) = [line for line in text.splitlines() if line.split()[:2] == ["4/4", "256"] and "95.88" in line][:1]
+    assert " ".join(last.split()[2:]) == "95.88 ms ±5% 2.72× ±0% 68% 2.72× ±0% 68% 69% ±0 19% ±0"
+    wide = printed(found, 120)
+    assert max(map(len, [line for line in wide.splitlines() if "95.88" in line and "4/4" in line])) <= 120
+    assert "479.40 ms" in wide
+
+
+def test_what_is_not_claimed_is_a_dash_with_its_reason(tmp_path: Path) -> None:
+    path = write_scaling(
+        tmp_path / "e", shapes=[(1, 1), (1, 4)], design=ONE_HOST, cores=2.0, modes=["strong"], repeats=1
+    )
+    text = printed(read_scaling(path))
+    (line, _) = [line for line in text.splitlines() if line.split()[:2] == ["4", "*"]]
+    assert "×" not in line
+    assert "note: 4 ranks share 2 cores, so no speed-up or efficiency is claimed there" in text
+    assert text.count("One repeat gives no interval") == 1
+
+
+def test_an_interrupted_experiment_without_a_measurement_is_printed(tmp_path: Path) -> None:
+    text = printed(read_scaling(write_scaling(tmp_path / "e", repeats=0, interrupted=True)))
+    assert "Nothing that speed could be told of was measured." in text
+    assert "This experiment was interrupted" in text
+
+
+def test_failures_are_named(tmp_path: Path) -> None:
+    failures = {"ddp on 4 of 4, batch 256": "a [bold]rank[/] broke"}
+    text = printed(read_scaling(write_scaling(tmp_path / "e", failures=failures)))
+    assert "ddp on 4 of 4, batch 256 failed: a [bold]rank[/] broke" in text
+
+
+def test_json_has_every_point(found: Scaling) -> None:
+    content = json.loads(json.dumps(to_json(found), allow_nan=False))
+    points = content["modes"]["strong"]["points"]
+    assert [(p["strategy"], p["ranks"]) for p in points][:4] == [("single", 1), ("ddp", 1), ("ddp", 2), ("ddp", 4)]
+    four = points[3]
+    assert four["over_single"]["efficiency"]["value"] == pytest.approx(four["over_single"]["speed_up"]["value"] / 4)
+    assert sum(four["split_s"].values()) == pytest.approx(four["split"]["mean"]["step_s"])
+    assert content["modes"]["strong"]["best"] == "ddp on 4 of 4, batch 256"
+
+
+def test_csv_has_plain_numbers(found: Scaling, tmp_path: Path) -> None:
+    file, *others = write_scaling_tables(found, tmp_path)
+    assert [other.name for other in others] == ["bytes_by_rank.csv", "payload.csv"]
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert len(rows) == 2 * 7
+    assert float(rows[3]["speed_up_over_single"]) == pytest.approx(2.72, abs=0.01)
+    assert rows[0]["speed_up_over_single"] == ""
+    for figure in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_itself", "compute_share"):
+        low, value, high = (float(rows[3][f"{figure}{end}"]) for end in ("_low", "", "_high"))
+        assert low <= value <= high, figure
+
+
+def test_the_board_says_what_will_be_done_with_which_batches(found: Scaling) -> None:
+    file = io.StringIO()
+    board = ScalingLiveTable(Console(file=file, width=400))
+    shapes = [{"hosts": hosts, "ranks_per_host": 1} for hosts in (1, 2, 4)]
+    design = {"target": "cnn on digits", "strategies": ["single", "ddp"], "modes": ["strong", "weak"], "threads": 1}
+    design |= {"batch": 256, "batch_per_rank": 64, "repeats": 3, "estimate_s": 63.0, "shapes": shapes, "gpus": 0}
+    design |= {"machines": [0, 0, 0, 0], "machine_cores": 2.0, "host_cpus": None, "hosts": 4}
+    board.plan(design, RunConfig(steps=20))
+    board.look(found.comparison, 3)
+    assert file.getvalue().splitlines() == [
+        "cnn on digits: single, ddp · strong (global batch 256) and weak (batch 64 per rank) scaling · "
+        "1, 2 and 4 ranks × 1 thread · 20 steps × 3 repeats · about 65 s",
+        "no speed-up will be claimed from more ranks than cores: the hosts share a machine, which has 2 cores",
+        "after 3 repeats: 12 points measured",
+    ]

@@ -1,0 +1,343 @@
+"""The life of a strategy on real ranks: it leaves nothing behind, ships what it says, and can be saved and loaded."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.comm import Comm, close_comm, open_comm
+from paceline.comm.shared_memory.host_memory import NAME
+from paceline.errors import WorkloadError
+from paceline.strategies.base.strategy import Role
+from paceline.strategies.registry import ENTRIES, create
+from paceline.training.sync import Sync
+from ranks import Pool, RankFailed
+
+ALL = [
+    "none",
+    "gather_scatter",
+    "p2p",
+    "allreduce",
+    "ring",
+    "halving_doubling:segment_kb=0.5",
+    "ddp",
+    "ddp:overlap=false",
+    "bucketed",
+    "shared_memory",
+    "priority",
+    "parameter_server:servers=2",
+]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def train(sync: Sync, steps: int) -> None:
+    for step in range(steps):
+        torch.manual_seed(1000 * sync.rank + step)
+        sync.model(torch.randn(4, 6)).square().mean().backward()
+        sync.step()
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Linear(64, 3))
+
+
+def one_after_the_other(comm: Comm) -> list[str]:
+    """Trains under every strategy in turn, three times; returns what was left behind since the first, in words."""
+    close_comm(comm)
+    left: list[str] = []
+    before: dict[str, Any] = {}
+    for _ in range(3):
+        for text in (*ALL, "parameter_server:servers=2,asynchronous=true"):
+            ours = open_comm(range(dist.get_world_size()), device=comm.device, backend="gloo", timeout_s=30)
+            assert ours is not None
+            model = make_model()
+            sync = Sync(model, sgd, create(text), ours, "sync" if text == "allreduce" else "broadcast")
+            train(sync, 3)
+            sync.close()
+            left += [*hooks_on(model, text), *shared_memory(text)]
+            del sync, model
+        gc.collect()
+        now = {
+            "groups": len(dist.distributed_c10d._world.pg_map),
+            "python threads": threading.active_count(),
+            "threads": psutil.Process().num_threads(),
+            "tensors": sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()),
+        }
+        left = [*left, *[f"{key}: {before[key]} then {now[key]}" for key in before if now[key] != before[key]]]
+        left = left if before else []
+        before = now
+    dist.barrier()
+    return left
+
+
+def hooks_on(model: nn.Module, text: str) -> list[str]:
+    found = [
+        f"{text}: a hook on {name}" for name, m in model.named_modules() if m._forward_pre_hooks or m._forward_hooks
+    ]
+    found += [f"{text}: a {type(m).__name__}" for m in model.modules() if type(m).__module__.startswith("paceline")]
+    # A rank that goes backward alone must not wait for anybody.
+    if dist.get_rank() == 0:
+        model(torch.randn(4, 6)).sum().backward()
+    return found
+
+
+def shared_memory(text: str) -> list[str]:
+    """The pieces of shared memory that this process maps; they have no name in any folder."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [f"{text}: shared memory {line}" for line in lines if f"memfd:{NAME}" in line]
+
+
+def test_strategies_in_turn_leave_nothing_behind(pool: Pool) -> None:
+    assert pool.run(one_after_the_other, 4) == [[]] * 4
+
+
+def agreed_weights(comm: Comm, text: str) -> tuple[Tensor, Tensor, Tensor]:
+    model = make_model()
+    sync = Sync(model, sgd, create(text), comm, "local")
+    train(sync, 3)
+    sync.strategy.finish()
+    own = weights(model)
+    with sync.agreed() as shipped:
+        agreed = weights(shipped)
+    after = weights(model)
+    sync.close()
+    return own, agreed, after
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in [*model.parameters(), model[2].running_mean]])
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_every_rank_agrees_on_what_is_shipped(pool: Pool, text: str) -> None:
+    answers = pool.run(agreed_weights, 3, text)
+    for own, agreed, after in answers:
+        assert torch.equal(agreed, answers[0][0])
+        assert torch.equal(own, after)
+    drifted = not torch.equal(answers[0][0][:-64], answers[1][0][:-64])
+    assert drifted == (text == "none")
+
+
+def save_and_go_on(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor]:
+    """Six steps in one go, and three, a save, a load under another strategy, and three more."""
+    straight = make_model()
+    sync = Sync(straight, sgd, create(text), comm, "broadcast")
+    train(sync, 3)
+    state = sync.strategy.state()
+    train(sync, 3)
+    sync.detach()
+    resumed = make_model()
+    again = Sync(resumed, sgd, create(other), comm, "broadcast")
+    assert again.strategy.load(state) == []
+    train(again, 3)
+    again.close()
+    return weights(straight), weights(resumed)
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("ddp", "ddp"),
+        ("allreduce", "gather_scatter"),
+        ("p2p", "p2p"),
+        ("ring", "halving_doubling"),
+        ("bucketed", "ddp"),
+        ("shared_memory", "ddp"),
+        ("priority", "bucketed"),
+        ("ddp", "priority"),
+        ("parameter_server:servers=2", "ddp"),
+        ("allreduce", "parameter_server:servers=2"),
+    ],
+)
+def test_a_state_goes_on_where_it_was_saved(pool: Pool, text: str, other: str) -> None:
+    for straight, resumed in pool.run(save_and_go_on, 2, text, other):
+        torch.testing.assert_close(resumed, straight)
+
+
+class Branching(nn.Module):
+    """Uses a layer on even ranks only; another one nowhere."""
+
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.always, self.sometimes, self.never = nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(6, 3)
+        self.used = used
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One or two layers."""
+        return self.always(x) + self.sometimes(x) if self.used else self.always(x)
+
+
+def train_branching(comm: Comm, text: str, allow_unused: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Weights of layers that some rank uses, those of one that none does, and what these were at first."""
+    torch.manual_seed(0)
+    model = Branching(used=comm.rank % 2 == 0)
+    never = [parameter.detach().clone() for parameter in model.never.parameters()]
+    sync = Sync(model, sgd, create(text, allow_unused=allow_unused), comm, "local")
+    train(sync, 3)
+    sync.close()
+    used = [parameter.detach() for layer in (model.always, model.sometimes) for parameter in layer.parameters()]
+    return used, [parameter.detach() for parameter in model.never.parameters()], never
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gather_scatter",
+        "p2p",
+        "allreduce",
+        "ring",
+        "halving_doubling",
+        "ddp",
+        "bucketed",
+        "shared_memory",
+        "priority",
+        "parameter_server",
+    ],
+)
+def test_unused_parameters_where_allowed(pool: Pool, text: str) -> None:
+    expected = pool.run(train_branching, 3, "allreduce", True)[0][0]
+    for used, never, untouched in pool.run(train_branching, 3, text, True):
+        torch.testing.assert_close(used, expected)
+        torch.testing.assert_close(never, untouched, rtol=0, atol=0)
+
+
+def test_unused_parameters_are_named(pool: Pool) -> None:
+    with pytest.raises(RankFailed, match=r"2 parameters got no gradient on rank 0: never.weight, never.bias"):
+        pool.run(named_unused, 2)
+
+
+def named_unused(comm: Comm) -> None:
+    model = Branching(used=True)
+    sync = Sync(model, sgd, create("allreduce"), comm, "local")
+    train(sync, 1)
+
+
+def sparse(comm: Comm) -> str:
+    model = nn.Embedding(5, 2, sparse=True)
+    sync = Sync(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), create("allreduce"), comm, "local")
+    sync.model(torch.tensor([1])).sum().backward()
+    try:
+        sync.step()
+    except WorkloadError as error:
+        return error.message
+    finally:
+        sync.detach()
+    return "no error"
+
+
+def test_a_sparse_gradient_is_refused_by_name(pool: Pool) -> None:
+    assert pool.run(sparse, 2) == ["the gradient of weight is sparse, which strategies do not send."] * 2
+
+
+def channels_last(comm: Comm, text: str) -> tuple[bool, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    sync = Sync(model, sgd, create(text), comm, "local")
+    torch.manual_seed(comm.rank)
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    sync.model(x).square().mean().backward()
+    strided = model.weight.grad is not None and not model.weight.grad.is_contiguous()
+    sync.step()
+    sync.close()
+    return strided, model.weight.detach().contiguous()
+
+
+def test_channels_last_gradients(pool: Pool) -> None:
+    found = {
+        text: pool.run(channels_last, 3, text)[1]
+        for text in (
+            "gather_scatter",
+            "p2p",
+            "allreduce",
+            "ring",
+            "halving_doubling",
+            "ddp",
+            "bucketed",
+            "shared_memory",
+            "priority",
+            "parameter_server",
+        )
+    }
+    assert found["allreduce"][0], "the gradient under test is not channels-last"
+    for _, weight in found.values():
+        torch.testing.assert_close(weight, found["ddp"][1])
+
+
+def test_roles() -> None:
+    for name in ENTRIES:
+        roles = create(name).roles(4)
+        expected = [Role.WORKER] + [Role.IDLE] * 3 if name == "single" else [Role.WORKER] * 4
+        assert roles == expected
+
+
+def frozen_model(comm: Comm) -> str:
+    model = nn.Linear(2, 2).requires_grad_(False)
+    try:
+        Sync(model, sgd, create("allreduce"), comm, "local")
+    except WorkloadError as error:
+        return error.message
+    return "no error"
+
+
+def test_a_model_without_trainable_parameters_is_refused(pool: Pool) -> None:
+    assert pool.run(frozen_model, 1) == ["the model has no parameter that wants a gradient."]
+
+
+def left_out(comm: Comm) -> list[float]:
+    """The gradient of a layer that the optimiser does not step, at each step."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    only_first = lambda parameters: torch.optim.SGD([p for p in parameters if p[0].startswith("0")], lr=0.0)  # noqa: E731
+    sync = Sync(model, only_first, create("allreduce"), comm, "local")
+    norms = []
+    for _ in range(3):
+        torch.manual_seed(comm.rank)
+        sync.model(torch.randn(4, 6)).square().mean().backward()
+        norms.append(float(model[1].weight.grad.norm()))
+        sync.step()
+    sync.close()
+    return norms
+
+
+def test_gradients_that_nobody_steps_do_not_pile_up(pool: Pool) -> None:
+    for first, *later in pool.run(left_out, 2):
+        assert later == [pytest.approx(first)] * 2
+
+
+def odd_buffers(comm: Comm) -> list[Tensor]:
+    model = nn.Linear(2, 2)
+    for dtype in (torch.int16, torch.bool, torch.bfloat16):
+        model.register_buffer(f"of_{dtype}".replace(".", "_"), torch.full((3,), comm.rank).to(dtype))
+    Sync(model, sgd, create("allreduce"), comm, "local").close()
+    return [buffer.float() for buffer in model.buffers()]
+
+
+def test_buffers_of_any_type_are_rank_0s_from_the_start(pool: Pool) -> None:
+    for buffers in pool.run(odd_buffers, 2):
+        assert all(torch.equal(buffer, torch.zeros(3)) for buffer in buffers)
+
+
+def buffers_of_none(comm: Comm) -> Tensor:
+    model = make_model()
+    sync = Sync(model, sgd, create("none"), comm, "broadcast")
+    train(sync, 3)
+    sync.close()
+    return model[2].running_mean
+
+
+def test_none_does_not_exchange_buffers_either(pool: Pool) -> None:
+    together = pool.run(buffers_of_none, 2)
+    (alone,) = pool.run(buffers_of_none, 1)
+    assert torch.equal(together[0], alone)
+    assert not torch.equal(together[1], alone)

@@ -1,0 +1,352 @@
+"""`priority`: who goes first, what forward waits for, and that all of it ends in the weights of `ddp`."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from paceline.comm import Comm, open_comm
+from paceline.errors import WorkloadError
+from paceline.measure.steps import make_stopwatch
+from paceline.records.timeline import Purpose
+from paceline.strategies.priority.deferred_update import DeferredParameter
+from paceline.strategies.priority.strategy import Priority
+from paceline.strategies.registry import create
+from paceline.training.sync import Sync
+from ranks import SIZE, Pool
+
+SLICED = "priority:slice_mb=0.0005"
+"""Slices of 512 bytes: every layer here is a few of them."""
+
+
+class Plain(nn.Module):
+    """One layer after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 8), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Crooked(nn.Module):
+    """Weights are used where their owners are not called, before they are, twice, and by other layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.ones(16))
+        self.late = nn.Linear(16, 16)
+        self.lent = nn.Linear(16, 16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.normed = parametrizations.weight_norm(nn.Linear(16, 16))
+        self.memory = nn.LSTM(16, 16, batch_first=True)
+        self.first = nn.Linear(6, 16)
+        self.tied = nn.Linear(16, 16)
+        self.tied.weight = self.first_weight = nn.Parameter(torch.eye(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.linear(self.first(x), self.lent.weight, self.lent.bias) * self.own
+        x = x @ self.first_weight
+        x = x[:, None].expand(-1, 3, -1)
+        x, _ = self.attention(x, x, x)
+        x, _ = self.memory(self.normed(x))
+        return self.late(self.lent(self.tied(x.mean(1))))
+
+
+class Wandering(nn.Module):
+    """Takes another way in every forward: weights are used early, late, many at once, or not by their owner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+        self.enter, self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.memory = nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        x = self.enter(x)
+        match self.passes % 5:
+            case 0:  # Adding a bias keeps nothing for backward: nobody else would notice that it is old.
+                x = x + self.second.bias
+            case 1:
+                x, (self.first, self.second) = self.second(self.first(x)), (self.second, self.first)
+            case 2:
+                x = F.linear(x, self.second.weight, self.second.bias)
+            case 3:
+                x = x + torch.cat([p.sum(0, keepdim=True).reshape(-1)[:16] for p in self.second.parameters()])[:16]
+            case 4:
+                x = x + torch.stack([self.second.bias, self.first.bias]).sum(0)
+        x, _ = self.memory(self.second(self.first(x))[:, None])
+        return x[:, 0]
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    """Groups of their own settings, and a layer that nobody steps."""
+    first, *others = [p for p in parameters if "late.bias" not in p[0]]
+    return torch.optim.AdamW([{"params": [first], "lr": 0.02}, {"params": others}], lr=0.01, weight_decay=0.1)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True)
+
+
+def batch(rank: int, step: int) -> Tensor:
+    torch.manual_seed(100 * step + rank)
+    return torch.randn(4, 6, dtype=torch.float64)
+
+
+def trained(comm: Comm, text: str, make: Callable[[], nn.Module], optimiser: Callable[[Any], Any]) -> Tensor:
+    """The weights after ten steps, with micro-batches, a schedule, a clipped step and a look at the model between."""
+    torch.manual_seed(0)
+    model = make().double()
+    sync = Sync(model, optimiser, create(text), comm, "broadcast")
+    schedule = torch.optim.lr_scheduler.ExponentialLR(sync.optimizer, 0.5)
+    for step in range(10):
+        if step == 4:
+            with sync.accumulate():
+                sync.model(batch(comm.rank, 50)).square().mean().backward()
+        if step == 7:
+            with torch.inference_mode():
+                sync.model(batch(comm.rank, 70))
+        sync.model(batch(comm.rank, step)).square().mean().backward()
+        sync.step(max_norm=0.5 if step == 6 else None)
+        schedule.step()
+    sync.close()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize(("make", "optimiser"), [(Plain, sgd), (Crooked, adam), (Wandering, sgd)])
+def test_ten_steps_end_in_the_weights_of_ddp(pool: Pool, make: Any, optimiser: Any) -> None:
+    ours, theirs = (pool.run(trained, 2, text, make, optimiser) for text in (SLICED, "ddp"))
+    assert torch.equal(ours[0], ours[1])
+    # On two ranks there is but one way to add.
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-13, atol=1e-15)
+
+
+WIDTHS = (50, 100, 120, 140, 1000)
+STEPS = 6
+
+
+def open_timed(ranks: int) -> Comm | None:
+    """Groups over the first ranks, whose operations are noted; called on all ranks of the pool."""
+    cpu = torch.device("cpu")
+    stopwatch = make_stopwatch(cpu, events=True)
+    return open_comm(range(ranks), device=cpu, backend="gloo", timeout_s=30, stopwatch=stopwatch)
+
+
+def order_on_the_wire(_: Comm) -> list[list[int]] | None:
+    """By step, the layers whose slices were started, in their order; the wire is slower than backward."""
+    comm = open_timed(3)
+    if comm is None:
+        return None
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(before, after, bias=False) for before, after in pairwise(WIDTHS)))
+    strategy = create("priority:slice_mb=0.015,window=1")
+    sync = Sync(model, sgd, strategy, comm, "local")
+    assert isinstance(strategy, Priority)
+    stopwatch = comm.stopwatch
+    assert stopwatch is not None
+    assert stopwatch.operations is not None
+    for _ in range(STEPS):
+        stopwatch.begin()
+        sync.model(torch.randn(2, WIDTHS[0])).mean().backward()
+        sync.step()
+        stopwatch.end()
+    strategy.finish()
+    rows = sorted(stopwatch.operations.take_rows(), key=lambda row: row[5])
+    layers = {part.flat.nbytes: number for number, parts in enumerate(strategy._parts) for part in parts}
+    sync.close()
+    slices = [row for row in rows if row[2] == Purpose.GRADIENTS]
+    return [[layers[row[4]] for row in slices if row[0] == step] for step in range(STEPS)]
+
+
+def test_the_first_layers_go_first(pool: Pool) -> None:
+    found = pool.run(order_on_the_wire, SIZE)
+    assert found[1] == found[2] == found[0], "all ranks start the same slices in the same order"
+    first, *_, last = found[0]
+    assert first == sorted(first, reverse=True), "nothing is known yet: the order of backward"
+    assert sorted(last) == sorted(first), "in every step all of them"
+    passed = last.index(0)
+    assert last[0] == 3, "what backward has first sets out first"
+    assert last[passed:] == sorted(last[passed:]), "and once it has the first layer, all go in the order of forward"
+    assert 3 in last[passed:], "slices of the last layer were overtaken"
+
+
+class Failing(Exception):
+    """On purpose."""
+
+
+def failing_forward(comm: Comm) -> tuple[int, int]:
+    """The threads before, and after forward failed with slices under way."""
+    before = threading.active_count()
+    model = Plain()
+
+    def fail(*_: Any) -> None:
+        raise Failing
+
+    with suppress(Failing), Sync(model, sgd, create(SLICED), comm, "local") as sync:
+        for step in range(3):
+            sync.model(batch(comm.rank, step).float()).mean().backward()
+            sync.step()
+        model.layers[3].register_forward_pre_hook(fail)
+        sync.model(batch(comm.rank, 3).float())
+    left = sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules())
+    assert left == 1, "the one that fails"
+    return before, threading.active_count()
+
+
+def test_an_error_in_forward_leaves_no_thread(pool: Pool) -> None:
+    for before, after in pool.run(failing_forward, 2):
+        assert after == before
+
+
+def lost_peer(comm: Comm) -> str:
+    """What rank 0 says when rank 1 leaves between two steps."""
+    sync = Sync(Plain(), sgd, create(SLICED), comm, "local")
+    try:
+        for step in range(5):
+            if step == 3 and comm.rank == 1:
+                return ""
+            sync.model(batch(comm.rank, step).float()).mean().backward()
+            sync.step()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        sync.close() if comm.rank == 1 else sync.detach()
+    return "no error"
+
+
+def test_a_peer_that_leaves_is_an_error(pool: Pool) -> None:
+    assert "onnection" in pool.run(lost_peer, 2)[0]
+
+
+def read_between(comm: Comm) -> None:
+    """Whoever reads a weight after a step finds it updated, wherever forward would have waited for it."""
+    model = Plain()
+    sync = Sync(model, sgd, create(SLICED), comm, "local")
+    weight, bias, norm = model.layers[3].weight, model.layers[4].bias, model.layers[1].weight
+    for step in range(5):
+        sync.model(batch(comm.rank, step).float()).square().mean().backward()
+        sync.step()
+        if step:
+            assert {type(p) for p in model.parameters()} == {DeferredParameter}
+        assert (weight.shape, weight.dtype, weight.grad) == ((8, 32), torch.float32, None)
+        sync.optimizer.zero_grad()
+        if step:
+            assert type(weight) is DeferredParameter, "a look at it does not wait"
+        averaged, copied, raw = copy.deepcopy(model), copy.deepcopy(norm), io.BytesIO()
+        torch.save(bias, raw)
+        raw.seek(0)
+        saved, read = torch.load(raw), weight.tolist()
+        with sync.agreed():
+            assert read == weight.tolist()
+            for ours, theirs in (
+                (saved, bias),
+                (copied, norm),
+                *zip(averaged.parameters(), model.parameters(), strict=True),
+            ):
+                assert torch.equal(ours, theirs)
+                assert type(ours) is type(theirs) is nn.Parameter
+    sync.close()
+
+
+def test_who_reads_a_weight_between_steps_finds_it_updated(pool: Pool) -> None:
+    pool.run(read_between, 2)
+
+
+class Unseen(nn.Module):
+    """Reads a weight, when told to, as code does that is none of torch's."""
+
+    hides = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 40), nn.Linear(40, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if not self.hides:
+            return self.second(x)
+        with torch._C.DisableTorchFunctionSubclass():
+            return x + self.second.bias
+
+
+def unseen(comm: Comm, accumulates: bool) -> str:
+    model = Unseen()
+    strategy = create(SLICED)
+    strategy.allow_unused = True
+    sync = Sync(model, sgd, strategy, comm, "local")
+    message = "no error"
+    for step in range(4):
+        model.hides = step == 3
+        try:
+            with sync.microbatch(last=not (accumulates and model.hides)):
+                sync.model(batch(comm.rank, step).float()).mean().backward()
+            strategy.finish()
+        except WorkloadError as error:
+            message = error.message
+        else:
+            sync.step()
+    strategy.abandon()
+    assert {type(p) for p in model.parameters()} == {nn.Parameter}
+    return message
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_a_weight_that_is_used_unseen_before_its_update_is_named(pool: Pool, accumulates: bool) -> None:
+    for message in pool.run(unseen, 2, accumulates):
+        assert message == "second.bias was used before its last update."
+
+
+def closed_in_handler(comm: Comm, text: str) -> Tensor:
+    """The weights after steps that an error of the user's ended, once it was dealt with."""
+    torch.manual_seed(0)
+    model = Plain().double()
+    sync = Sync(model, sgd, create(text), comm, "local")
+    try:
+        for step in range(4):
+            sync.model(batch(comm.rank, step)).square().mean().backward()
+            sync.step()
+        raise Failing
+    except Failing:
+        sync.detach()
+    assert {type(p) for p in model.parameters()} == {nn.Parameter}
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def test_closing_makes_the_last_updates_even_while_an_error_is_dealt_with(pool: Pool) -> None:
+    ours, theirs = (pool.run(closed_in_handler, 2, text)[0] for text in (SLICED, "ddp"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-15)
+
+
+def scripted(comm: Comm) -> tuple[Tensor, Tensor]:
+    """A model that cannot be waited for layer by layer; the weights right after a step, and agreed on."""
+    with warnings.catch_warnings(action="ignore"):  # It is deprecated.
+        model = torch.jit.trace(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), torch.zeros(1, 6))
+    sync = Sync(model, sgd, create("priority"), comm, "local")
+    for step in range(3):
+        sync.model(batch(comm.rank, step).float()).square().mean().backward()
+        sync.step()
+    own = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    with sync.agreed():
+        agreed = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    sync.close()
+    return own, agreed
+
+
+def test_a_scripted_model_is_updated_at_once(pool: Pool) -> None:
+    for own, agreed in pool.run(scripted, 2):
+        assert torch.equal(own, agreed)

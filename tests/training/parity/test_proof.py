@@ -1,0 +1,448 @@
+"""Every lossless strategy computes the mean gradient, and trains to the weights, of one process on the same shards."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from paceline.comm import Comm
+from paceline.config import RunConfig
+from paceline.errors import ParityError
+from paceline.strategies.base.strategy import AfterBackward
+from paceline.strategies.registry import ENTRIES, create
+from paceline.training.batchnorm import spread
+from paceline.training.parity.oracle import Gradients, Shards, oracle
+from paceline.training.parity.proof import Parity, prove, take_shards
+from paceline.training.sync import Sync
+from paceline.workloads.batches import Share, make_source
+from paceline.workloads.workload import Workload
+from ranks import Pool, RankFailed
+from training import cases
+
+LOSSLESS = [
+    "gather_scatter",
+    "p2p",
+    "allreduce",
+    "ring:segment_kb=256",
+    "halving_doubling:segment_kb=256",
+    "ddp",
+    "ddp:overlap=false",
+    "ddp:bucket_mb=0.01,bucket_view=true",
+    "bucketed:bucket_mb=0.01,first_mb=0.003",
+    "shared_memory",
+    "priority:slice_mb=0.01",
+    "parameter_server",
+    "parameter_server:servers=2",
+]
+BATCHNORMS = ["broadcast", "local", "sync"]
+VARIANTS = {"ddp:overlap=false": 2, "ddp:bucket_mb=0.01,bucket_view=true": 4, "parameter_server:servers=2": 3}
+"""Other ways of strategies that are proven on two, three and four ranks: on so many each."""
+IN_FULL_SIZE = ["ddp", "shared_memory"]
+LARGE = ["vgg11"]
+STEPS = 3
+
+_known: dict[tuple[str, int, RunConfig], tuple[Shards, list[Gradients] | None]] = {}
+"""A rank's: see `_other_side`."""
+_trained: dict[tuple[str, int, RunConfig], Tensor] = {}
+"""Rank 0's: the weights of one process after ten steps."""
+
+
+def proof(comm: Comm, strategy: str, case: str, settings: dict[str, Any]) -> Parity:
+    """The verdict, which every rank comes to."""
+    config = RunConfig(**{"batch": 12, "precision": "fp64", "augment": False} | settings)
+    share = Share(comm.rank, comm.world_size, config.accumulate, comm.device, torch.float64)
+    chosen = WRONG[strategy]() if strategy in WRONG else create(strategy, allow_unused=config.allow_unused)
+    workload = OWN[case]() if case in OWN else cases.make(case)
+    other_side = () if case in OWN else _other_side(workload, case, share, config, comm)
+    return prove(chosen, workload, share, config, comm, STEPS, *other_side)
+
+
+def _other_side(
+    workload: Workload, case: str, share: Share, config: RunConfig, comm: Comm
+) -> tuple[Shards, list[Gradients] | None]:
+    """What all train on and, on rank 0, what one process makes of it: the same for all strategies, so made once."""
+    key = case, comm.world_size, config
+    if key not in _known:
+        shards = take_shards(workload, share, config, comm, STEPS)
+        right = oracle(workload, shards.everyones, share, config) if comm.rank == 0 else None
+        if case in LARGE:  # Half a gigabyte: one is kept at a time.
+            for other in [other for other in _known if other[0] in LARGE]:
+                del _known[other]
+        _known[key] = shards, right
+    return _known[key]
+
+
+def check(pool: Pool, ranks: int, strategy: str, case: str, **settings: Any) -> None:
+    verdicts = pool.run(proof, ranks, strategy, case, settings)
+    assert verdicts == [verdicts[0]] * ranks
+    verdicts[0].check()
+    assert verdicts[0].error < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks"), [(s, ranks) for s in LOSSLESS for ranks in (2, 3, 4) if ranks == VARIANTS.get(s, ranks)]
+)
+class TestGradients:
+    """Parity of gradients, in double precision."""
+
+    @pytest.mark.parametrize("case", ["cnn", "tied", "frozen", "dropout"])
+    def test_of_models(self, pool: Pool, strategy: str, ranks: int, case: str) -> None:
+        check(pool, ranks, strategy, case)
+
+    def test_of_uneven_shares(self, pool: Pool, strategy: str, ranks: int) -> None:
+        check(pool, ranks, strategy, "cnn", batch=4 * ranks + 1)
+
+    def test_of_accumulation_and_clipping(self, pool: Pool, strategy: str, ranks: int) -> None:
+        check(pool, ranks, strategy, "cnn", batch=11, accumulate=2, clip_norm=0.01)
+
+    @pytest.mark.parametrize("bn", BATCHNORMS)
+    def test_of_batchnorm(self, pool: Pool, strategy: str, ranks: int, bn: str) -> None:
+        check(pool, ranks, strategy, "small_bn", bn=bn, batch=ranks + 1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bn", "ranks"),
+    sorted(((s, BATCHNORMS[n % 3], 2 + n % 2) for n, s in enumerate(LOSSLESS)), key=lambda one: one[1:]),
+)
+def test_gradients_of_vgg11(pool: Pool, strategy: str, bn: str, ranks: int) -> None:
+    """Every strategy and every BatchNorm, though not every pair of them; in full size, where a proof takes seconds,
+    DDP's own buckets and those that lie in shared memory, with as many bytes as their defaults are made for."""
+    case = "vgg11" if strategy in IN_FULL_SIZE else "slim_vgg11"
+    check(pool, ranks, strategy, case, bn=bn, batch=ranks + 1)
+
+
+def test_every_lossless_strategy_is_proven() -> None:
+    """On two, three and four ranks."""
+    proven = {text.partition(":")[0] for text in LOSSLESS if text not in VARIANTS}
+    assert {name for name in ENTRIES if create(name).lossless} - {"single"} == proven
+
+
+class Summing(AfterBackward):
+    """The mistake that people make: the sum, not the mean."""
+
+    name: ClassVar[str] = "summing"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        for gradient in gradients:
+            dist.all_reduce(gradient, group=self.comm.group)
+
+
+class Breaking(AfterBackward):
+    """A division by zero, on one rank and in one step: max() passes a nan over."""
+
+    name: ClassVar[str] = "breaking"
+    calls = 0
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        self.calls += 1
+        for gradient in gradients:
+            dist.all_reduce(gradient, group=self.comm.group)
+            gradient /= math.nan if (self.comm.rank, self.calls) == (1, 2) else self.comm.world_size
+
+
+class NotClipping(AfterBackward):
+    """The mean, never clipped."""
+
+    name: ClassVar[str] = "not_clipping"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        for gradient in gradients:
+            dist.all_reduce(gradient, group=self.comm.group)
+            gradient /= self.comm.world_size
+
+    def update(self, max_norm: float | None) -> None:  # noqa: ARG002
+        super().update(None)
+
+
+WRONG: dict[str, Callable[[], AfterBackward]] = {
+    "summing": Summing,
+    "breaking": Breaking,
+    "not_clipping": NotClipping,
+}
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.01])
+def test_a_sum_is_found_out_and_named(pool: Pool, clip_norm: float | None) -> None:
+    verdict = pool.run(proof, 3, "summing", "cnn", {"clip_norm": clip_norm})[0]
+    assert not verdict.unproven
+    with pytest.raises(ParityError, match="3 times the mean over the ranks: it sums instead of averaging"):
+        verdict.check()
+
+
+def test_no_synchronisation_is_found_out(pool: Pool) -> None:
+    verdict = pool.run(proof, 2, "none", "cnn", {})[0]
+    assert verdict.error > 0.01
+    with pytest.raises(ParityError):
+        verdict.check()
+
+
+def test_what_is_no_number_is_found_out(pool: Pool) -> None:
+    verdicts = pool.run(proof, 2, "breaking", "frozen", {})
+    assert [verdict.error for verdict in verdicts] == [math.inf] * 2
+    with pytest.raises(ParityError, match="not finite"):
+        verdicts[0].check()
+
+
+def test_no_clipping_is_found_out(pool: Pool) -> None:
+    assert pool.run(proof, 2, "not_clipping", "frozen", {})[0].holds
+    with pytest.raises(ParityError, match="off by a factor"):
+        pool.run(proof, 2, "not_clipping", "frozen", {"clip_norm": 0.01})[0].check()
+
+
+def samples(count: int = 96) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(6)
+    return torch.randn(count, 6, dtype=torch.float64), torch.randint(0, 3, (count,))
+
+
+def perceptron(*between: nn.Module) -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 8), *between, nn.ReLU(), nn.Linear(8, 3)).double()
+
+
+def classifier(model: nn.Module, train: Any, loss: Callable[[Any, Any], Tensor] = F.cross_entropy) -> Workload:
+    return Workload(model=model, train=train, loss=loss)
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Other noise each time a sample is taken, as random crops are, whatever is seeded."""
+
+    def __init__(self) -> None:
+        self.x, self.y = samples()
+        self.numbers = np.random.default_rng()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index] + torch.from_numpy(self.numbers.normal(size=6)), self.y[index]
+
+
+class FunctionalDropout(nn.Module):
+    """Dropout that no layer stands for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5, self.training)
+
+
+class Annealed(nn.Module):
+    """A state that is no buffer: the third pass is not like the first."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x * self.passes
+
+
+class Running(nn.Module):
+    """A buffer that depends on the shards so far, and that the output depends on."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.lerp_(x.detach().mean(0), 0.5)
+        return x - self.seen.clone()
+
+
+def generator() -> Workload:
+    """Batches that can be had once, the last ones too few for three steps."""
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        x, y = samples()
+        yield x[:11], y[:11]
+        yield x[11:25], y[11:25]
+
+    return classifier(perceptron(), batches())
+
+
+def unseeded() -> Workload:
+    """A loss that draws from a source of its own: it does not repeat itself."""
+    numbers = np.random.default_rng()
+    return classifier(
+        perceptron(), samples(), lambda output, target: F.cross_entropy(output, target) * numbers.random()
+    )
+
+
+def not_a_mean() -> Workload:
+    """Classes of unequal weight: the loss of two shards is not the mean of their losses."""
+    weight = torch.tensor([1.0, 5.0, 25.0], dtype=torch.float64)
+    return classifier(
+        perceptron(nn.BatchNorm1d(8)), samples(), lambda output, target: F.cross_entropy(output, target, weight)
+    )
+
+
+def spectral(norm: Callable[[nn.Module], nn.Module]) -> Workload:
+    """Buffers that the forward pass of training depends on."""
+    return classifier(perceptron(norm(nn.Linear(8, 8))), samples())
+
+
+OWN: dict[str, Callable[[], Workload]] = {
+    "generator": generator,
+    "augmented": lambda: classifier(perceptron(), Augmented()),
+    "spectral_norm": lambda: spectral(nn.utils.parametrizations.spectral_norm),
+    "old_spectral_norm": lambda: spectral(nn.utils.spectral_norm),
+    "annealed": lambda: classifier(perceptron(Annealed()), samples()),
+    "running": lambda: classifier(perceptron(Running()), samples()),
+    "in_place": lambda: classifier(nn.Sequential(nn.ReLU(inplace=True), perceptron()), samples()),
+    "few": lambda: classifier(perceptron(), samples(10)),
+    "bn_dropout": lambda: classifier(perceptron(nn.BatchNorm1d(8), nn.Dropout(0.5)), samples()),
+    "bn_functional_dropout": lambda: classifier(perceptron(nn.BatchNorm1d(8), FunctionalDropout()), samples()),
+    "no_gradient": lambda: classifier(perceptron(), samples(), lambda output, target: (output * 0 * target[0]).mean()),
+    "no_number": lambda: classifier(perceptron(), samples(), lambda output, target: (output / 0 * target[0]).mean()),
+    "unseeded": unseeded,
+    "not_a_mean": not_a_mean,
+    "nothing": lambda: classifier(perceptron(), []),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "settings"),
+    [
+        ("small_bn", {"bn": "sync", "accumulate": 2}),
+        ("small_bn", {"bn": "sync", "accumulate": 3, "batch": 13}),
+        ("bn_dropout", {"bn": "sync", "accumulate": 2}),
+        ("dropout", {"bn": "sync"}),
+        ("generator", {}),
+        ("generator", {"bn": "sync", "accumulate": 2}),
+        ("augmented", {"clip_norm": 0.01}),
+        ("spectral_norm", {}),
+        ("spectral_norm", {"bn": "local", "accumulate": 2}),
+        ("spectral_norm", {"bn": "sync", "accumulate": 2}),
+        ("old_spectral_norm", {}),
+        ("annealed", {"accumulate": 2}),
+        ("running", {"accumulate": 2}),
+        ("running", {"bn": "local"}),
+        ("in_place", {}),
+        ("few", {"batch": 10, "clip_norm": 0.01}),
+        ("no_gradient", {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated")
+def test_a_right_strategy_is_not_refused(pool: Pool, case: str, settings: dict[str, Any]) -> None:
+    check(pool, 3, "allreduce", case, **settings)
+    verdict = pool.run(proof, 3, "summing", case, settings)[0]
+    assert verdict.holds == (case == "no_gradient"), "and a wrong one is"
+    assert not verdict.unproven
+
+
+@pytest.mark.parametrize(
+    ("case", "bn", "why"),
+    [
+        ("unseeded", "broadcast", "does not compute the same twice"),
+        ("no_number", "broadcast", "not finite"),
+        ("not_a_mean", "sync", "prove it with --bn broadcast"),
+        ("bn_functional_dropout", "sync", "prove it with --bn broadcast"),
+    ],
+)
+def test_a_workload_that_says_nothing_about_a_strategy_is_unproven(pool: Pool, case: str, bn: str, why: str) -> None:
+    verdicts = pool.run(proof, 2, "allreduce", case, {"bn": bn})
+    assert verdicts[0] == verdicts[1]
+    assert not verdicts[0].holds
+    assert why in verdicts[0].unproven
+    assert why in verdicts[0].to_dict()["unproven"]
+    verdicts[0].check()
+
+
+def test_data_without_a_batch_is_named(pool: Pool) -> None:
+    with pytest.raises(RankFailed, match="WorkloadError: the training data gave no batch"):
+        pool.run(proof, 2, "allreduce", "nothing", {})
+
+
+def ten_steps(comm: Comm, strategy: str, case: str, bn: str) -> tuple[Tensor, Tensor | None, float]:
+    """The weights after ten steps: this rank's, on rank 0 those of one process, and how far the ranks' are apart."""
+    config = RunConfig(batch=3 * comm.world_size + 1, precision="fp64", augment=False, bn=bn)  # type: ignore[arg-type]
+    share = Share(comm.rank, comm.world_size, 1, comm.device, torch.float64)
+    workload = cases.make(case)
+    alone = copy.deepcopy(workload.model)
+    sync = Sync(workload.model, sgd, create(strategy), comm, config.bn)
+    source = make_source(workload.train, share, batch=config.global_batch(comm.world_size), seed=0)
+    steps = [(epoch, pieces) for epoch in range(20) for pieces in source.epoch(epoch)][:10]
+    for _, (piece,) in steps:
+        loss = workload.evaluate(sync.model, source.fetch(piece)).loss
+        (loss * piece.weight).backward()
+        sync.step()
+    apart = spread(list(workload.model.parameters()), comm)
+    sync.close()
+    key = case, comm.world_size, config
+    if comm.rank == 0 and key not in _trained:
+        _trained[key] = train_alone(alone, workload, share, config)
+    return weights(workload.model), _trained.get(key), apart
+
+
+def train_alone(model: torch.nn.Module, workload: Any, share: Share, config: RunConfig) -> Tensor:
+    """Ten steps of one process on the same shards."""
+    workers = 1 if config.bn == "sync" else share.workers
+    sources = [
+        make_source(
+            workload.train,
+            dataclasses.replace(share, rank=rank, workers=workers),
+            batch=config.global_batch(share.workers),
+            seed=0,
+        )
+        for rank in range(workers)
+    ]
+    optimizer = sgd(list(model.named_parameters()))
+    shards = [[pieces for epoch in range(20) for pieces in source.epoch(epoch)][:10] for source in sources]
+    for step in range(10):
+        for source, steps in zip(sources, shards, strict=True):
+            for piece in steps[step]:
+                loss = workload.evaluate(model, source.fetch(piece)).loss
+                (loss * piece.weight / workers).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def weights(model: torch.nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [(s, 2 + i % 3) for i, s in enumerate(LOSSLESS)])
+@pytest.mark.parametrize(
+    ("case", "bn"), [("cnn", "broadcast"), ("tied", "broadcast"), ("small_bn", "local"), ("small_bn", "sync")]
+)
+def test_ten_steps_end_in_the_weights_of_one_process(pool: Pool, strategy: str, ranks: int, case: str, bn: str) -> None:
+    results = pool.run(ten_steps, ranks, strategy, case, bn)
+    expected = results[0][1]
+    for found, _, apart in results:
+        assert (found - expected).norm() / expected.norm() < 1e-8
+        assert apart == 0.0
+
+
+def test_p2p_is_gather_scatter_to_the_last_bit(pool: Pool) -> None:
+    one, other = (pool.run(ten_steps, 3, name, "cnn", "local")[1][0] for name in ("p2p", "gather_scatter"))
+    assert torch.equal(one, other)
+
+
+def oracles(comm: Comm) -> list[dict[str, Tensor]]:
+    """The right gradients of the first step, as these ranks have it shared out; rank 0's."""
+    workload = cases.make("cnn")
+    config = RunConfig(batch=13, precision="fp64", augment=False)
+    share = Share(comm.rank, comm.world_size, 1, comm.device, torch.float64)
+    shards = take_shards(workload, share, config, comm, 1)
+    return oracle(workload, shards.everyones, share, config) if comm.rank == 0 else []
+
+
+def test_the_oracle_is_the_undivided_batch_without_batchnorm(pool: Pool) -> None:
+    (sharded,), (whole,) = (pool.run(oracles, ranks)[0] for ranks in (4, 1))
+    for name, gradient in whole.items():
+        torch.testing.assert_close(sharded[name], gradient, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,32 @@
+"""The proof before a comparison: right strategies are not refused for what the workload does, wrong ones are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from commands import paceline
+from paceline.records.experiment import read_experiment
+
+QUICK = ("--ranks", "2", "--batch", "16", "--steps", "6", "--repeats", "1", "--max-repeats", "1", "--no-doctor")
+
+
+def events(out: Path, workload: str, strategies: str, kind: str) -> list[dict[str, Any]]:
+    paceline("compare", workload, "--strategies", strategies, *QUICK, "--out", str(out))
+    return [dict(event) for event in read_experiment(out).events_of(kind)]
+
+
+def test_strategies_are_proven_on_data_and_weights_that_differ_each_time(tmp_path: Path) -> None:
+    proofs = events(tmp_path / "out", "proof_cases:workers", "ddp,allreduce", "parity")
+    assert [(proof["candidate"], proof["error"] < 1e-6, proof["steps"]) for proof in proofs] == [
+        ("ddp", True, 3),
+        ("allreduce", True, 3),
+    ]
+
+
+def test_on_a_workload_that_does_not_repeat_itself_they_are_measured_unproven(tmp_path: Path) -> None:
+    (found,) = events(tmp_path / "out", "proof_cases:unseeded", "ddp,allreduce", "unproven")
+    assert found["candidates"] == ["ddp", "allreduce"]
+    assert found["reason"].startswith("ddp, allreduce are measured unproven: one process does not compute the same")
+    assert found["reason"].endswith("seed all that is random in the model, the loss or the step.")
+    assert not read_experiment(tmp_path / "out").events_of("parity")

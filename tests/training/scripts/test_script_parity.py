@@ -1,0 +1,115 @@
+"""The proof of parity for scripts: the user's optimiser stays, its step keeps gradients, the mean is exact."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR
+
+from paceline.comm import Comm
+from paceline.config import RunConfig, Script
+from paceline.records import RunFolder
+from paceline.strategies.base.strategy import AfterBackward
+from paceline.training.scripts.script_parity import OracleCheckTask, OracleTask, ParityTask
+from paceline.training.scripts.script_task import ScriptFinished, ScriptTask
+from ranks import Pool
+
+
+def probe(
+    comm: Comm,
+    folder: str,
+    kind: type[ScriptTask],
+    strategy: str,
+    dtype: torch.dtype,
+    offset: float,
+    max_norm: float = 100.0,
+) -> Tensor:
+    """Three steps of gradients that depend on the rank, under a schedule; returns the weights after them."""
+    torch.manual_seed(0)
+    config = RunConfig(strategy=strategy, steps=40)
+    assignment = kind(
+        script=Script(path="train.py"), config=config, folder=RunFolder(Path(folder)), oracle=f"{folder}/gradients.pt"
+    )
+    model = nn.Linear(3, 2).to(dtype)
+    with assignment.attach(
+        model, lambda p: torch.optim.SGD([w for _, w in p], lr=1.0), assignment.make_strategy(), comm, "broadcast"
+    ) as sync:
+        schedule = ExponentialLR(sync.optimizer, 0.5)
+        try:
+            for step in range(10):
+                x = torch.full((4, 3), comm.rank + step + offset, dtype=dtype)
+                sync.model(x).square().mean().backward()
+                sync.step(max_norm=max_norm)
+                schedule.step()
+        except ScriptFinished:
+            assert schedule.get_last_lr() == [0.25], "two steps before the last"
+    assert sync.finished
+    return model.weight.detach().clone()
+
+
+def proven(
+    pool: Pool, folder: Path, kind: type[ScriptTask], strategy: str = "ddp", offset: float = 1.0
+) -> dict[str, float]:
+    pool.run(probe, 2, str(folder), kind, strategy, torch.float64, offset)
+    found: dict[str, float] = json.loads((folder / "parity.json").read_text())
+    return found
+
+
+def test_strategies_against_the_oracle(pool: Pool, tmp_path: Path) -> None:
+    weights = pool.run(probe, 2, str(tmp_path), OracleTask, "ddp", torch.float64, 1.0)
+    torch.manual_seed(0)
+    fresh = nn.Linear(3, 2).to(torch.float64).weight
+    assert all(torch.equal(weight, fresh) for weight in weights), "a probe changes nothing"
+    for strategy in ("ddp", "allreduce", "gather_scatter"):
+        assert proven(pool, tmp_path, ParityTask, strategy)["error"] < 1e-14
+    assert proven(pool, tmp_path, ParityTask, "none")["error"] > 0.1
+    assert proven(pool, tmp_path, OracleCheckTask)["error"] == 0
+    assert proven(pool, tmp_path, OracleCheckTask, offset=1.5)["error"] > 0.1
+
+
+def test_the_tolerance_is_that_of_the_gradients(pool: Pool, tmp_path: Path) -> None:
+    found = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for kind in (OracleTask, ParityTask):
+            pool.run(probe, 2, str(tmp_path), kind, "allreduce", dtype, 1.0)
+        parity = json.loads((tmp_path / "parity.json").read_text())
+        assert parity["error"] < parity["tolerance"]
+        found.append(parity["tolerance"])
+    assert found == [1e-10, 1e-5, 2e-2]
+
+
+class Sum(AfterBackward):
+    """Forgets to divide; clipping would hide it."""
+
+    name: ClassVar[str] = "sum"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        for gradient in gradients:
+            dist.all_reduce(gradient, group=self.comm.group)
+
+
+class Broken(Sum):
+    """Gives no number on one rank."""
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        super().agree(gradients)
+        for gradient in gradients:
+            gradient /= self.comm.world_size if self.comm.rank == 0 else math.nan
+
+
+def test_neither_clipping_nor_a_nan_hides_a_mistake(pool: Pool, tmp_path: Path) -> None:
+    pool.run(probe, 2, str(tmp_path), OracleTask, "ddp", torch.float64, 1.0, 1e-3)
+    for strategy, error in (("ddp", 0.0), (f"{__name__}:Sum", 1.0), (f"{__name__}:Broken", None)):
+        pool.run(probe, 2, str(tmp_path), ParityTask, strategy, torch.float64, 1.0, 1e-3)
+        found = json.loads((tmp_path / "parity.json").read_text())
+        assert found["error"] == (error if error is None else pytest.approx(error, abs=1e-12))
+    first, _, last = torch.load(tmp_path / "gradients.pt")
+    assert first["weight"].norm() > 1e-3 > last["weight"].norm(), "one step is clipped"

@@ -1,0 +1,114 @@
+"""The strategies on a GPU: two ranks that share one through Gloo, against one process. Run with `pytest -m gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cli.test_train import losses, train
+from paceline.analysis.steps.split import PARTS, split_of, split_steps
+from paceline.records import RunRecord, read_run
+from paceline.records.timeline import Purpose
+from paceline.strategies.registry import ENTRIES, create
+
+pytestmark = pytest.mark.gpu
+
+LOSSLESS = [name for name in ENTRIES if name != "single" and create(name).lossless] + ["ddp:overlap=false"]
+
+
+def run(out: Path, *options: str) -> RunRecord:
+    train("cnn", "--device", "cuda", "--batch", "31", "--steps", "10", "--lr", "0.02", "--out", str(out), *options)
+    return read_run(out)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    return losses(run(out, "--strategy", "single", "--precision", "fp64", "--deterministic"))
+
+
+@pytest.mark.parametrize("strategy", LOSSLESS)
+def test_losses_are_those_of_one_process(tmp_path: Path, alone: list[float], strategy: str) -> None:
+    options = ("--strategy", strategy, "--ranks", "2", "--backend", "gloo", "--precision", "fp64", "--deterministic")
+    record = run(tmp_path / "run", *options)
+    assert losses(record) == pytest.approx(alone, rel=1e-9)
+    assert record.summary is not None
+    assert record.summary["weight_divergence"] == 0
+
+
+def test_one_rank_speaks_nccl(tmp_path: Path) -> None:
+    record = run(tmp_path / "run", "--strategy", "ddp", "--ranks", "1", "--precision", "bf16", "--channels-last")
+    assert record.topology["backend"] == "nccl"
+    assert all(phase > 0 for phase in record.steps[0]["backward_s"])
+
+
+# Where a step goes, by the events of the GPU's streams.
+
+BUCKETED = "ddp:bucket_mb=1"
+STEPS = 16
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, str], RunRecord]:
+    """Runs of a model with enough to compute and to send, each made once: strategy, ranks, backend."""
+
+    @cache
+    def make(strategy: str, ranks: int, backend: str) -> RunRecord:
+        out = tmp_path_factory.mktemp("timed") / "run"
+        options = ("--strategy", strategy, "--ranks", str(ranks), "--backend", backend, "--steps", str(STEPS))
+        train("vgg11", "--data", "synthetic", "--device", "cuda", "--batch", "64", "--out", str(out), *options)
+        record = read_run(out)
+        assert record.topology["backend"] == backend
+        assert sorted(record.timelines) == list(range(ranks))
+        return record
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "backend"),
+    [("allreduce", 2, "gloo"), (BUCKETED, 2, "gloo"), ("allreduce", 1, "nccl"), (BUCKETED, 1, "nccl")],
+)
+def test_the_parts_of_a_step_add_up(
+    timed: Callable[[str, int, str], RunRecord], strategy: str, ranks: int, backend: str
+) -> None:
+    record = timed(strategy, ranks, backend)
+    for rank, timeline in record.timelines.items():
+        found = split_steps(timeline)
+        assert [step.step for step in found] == list(range(STEPS))
+        for step in found:
+            parts_s = sum(getattr(step.split, f"{part}_s") for part in PARTS)
+            assert parts_s == pytest.approx(record.steps[rank].total_s[step.step], rel=0.01)
+            assert step.split.descheduled_s is None, "the host's processor time says nothing about the GPU's"
+        mean = split_of(timeline)
+        assert mean is not None
+        assert mean.computing_s > 0.05 * mean.step_s
+
+
+def test_what_comes_after_backward_overlaps_nothing(timed: Callable[[str, int, str], RunRecord]) -> None:
+    for timeline in timed("allreduce", 2, "gloo").timelines.values():
+        split = split_of(timeline)
+        assert split is not None
+        assert split.exposed_s > 0
+        assert split.overlap is not None
+        assert split.overlap < 0.05
+
+
+def test_buckets_overlap_with_backward(timed: Callable[[str, int, str], RunRecord]) -> None:
+    for timeline in timed(BUCKETED, 2, "gloo").timelines.values():
+        operations = timeline.operations
+        gradients = operations[(operations["purpose"] == Purpose.GRADIENTS) & (operations["step"] == STEPS - 1)]
+        assert len(gradients) > 3, "several buckets"
+        split = split_of(timeline)
+        assert split is not None
+        assert split.overlap is not None
+        assert split.overlap > 0
+
+
+def test_buckets_are_seen_under_nccl(timed: Callable[[str, int, str], RunRecord]) -> None:
+    (timeline,) = timed(BUCKETED, 1, "nccl").timelines.values()
+    steps = timeline.operations["step"]
+    assert all((steps == step).sum() > 3 for step in range(5, STEPS))

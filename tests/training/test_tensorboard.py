@@ -1,0 +1,60 @@
+"""What TensorBoard gets where a run has less to tell than it might."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from paceline.analysis.steps.split import Split
+from paceline.measure.clock import HostClock
+from paceline.records import RunFolder
+from paceline.training.tensorboard import TensorBoardWriter
+
+WINDOW = {"epoch": 0, "samples": 32, "correct": None, "wall_s": 0.5}
+
+
+def scalars_after(folder: Path, rank: int, *events: tuple[str, dict[str, Any]]) -> dict[str, dict[int, float]]:
+    """What is drawn of some events, without a timeline."""
+    scalars = TensorBoardWriter(RunFolder(folder), rank, HostClock(), torch.device("cpu"))
+    for event, values in events:
+        scalars.hear(event, **values)
+    scalars.add_split(9, Split(1.0, 0.25, 0.5, 0.125, 0.125, 0.0, None))
+    scalars.close()
+    scalars.close()
+    accumulator = EventAccumulator(str(folder / "tensorboard" / f"rank-{rank}"))
+    accumulator.Reload()
+    return {tag: {e.step: e.value for e in accumulator.TensorBoardWriter(tag)} for tag in accumulator.Tags()["scalars"]}
+
+
+def test_what_is_not_known_has_no_point(tmp_path: Path) -> None:
+    found = scalars_after(
+        tmp_path,
+        0,
+        ("start", {"steps": 7}),
+        ("log", WINDOW | {"step": 4, "losses": [2.5, 1.5, math.nan, math.inf]}),
+        ("log", WINDOW | {"step": 7, "losses": [0.5] * 3, "correct": 8, "profiled": True}),
+        ("evaluation", {"test": {"loss": 0.75, "accuracy": None}}),
+    )
+    assert found["loss/train"] == {1: 2.5, 2: 1.5, 5: 0.5, 6: 0.5, 7: 0.5}
+    assert found["speed/samples_per_s"] == {4: 64}, "the speed of profiled steps is not one"
+    assert found["accuracy/train"] == {7: 0.25}
+    assert found["loss/test"] == {7: 0.75}
+    assert "accuracy/test" not in found
+    assert found["resources/resident_mb"].keys() == {4, 7}
+    assert found["split/overlapped_s"] == {9: 0.5}
+
+
+@pytest.mark.parametrize("rank", [1, 10])
+def test_other_ranks_tell_of_themselves_only(tmp_path: Path, rank: int) -> None:
+    found = scalars_after(
+        tmp_path,
+        rank,
+        ("log", WINDOW | {"step": 1, "losses": [2.5]}),
+        ("evaluation", {"test": {"loss": 0.75, "accuracy": 0.5}}),
+    )
+    assert {tag.partition("/")[0] for tag in found} == {"resources", "split"}
