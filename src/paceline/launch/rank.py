@@ -82,7 +82,7 @@ def work(job: Job, place: JobProgress) -> None:
     examining: dict[str, Callable[..., None]] = {"examine": examine_run, "examine_machines": examine_machines}
     task = (examining | {"train": run, "prove": prove_run})[job.task]
     meet = check_reach if job.task in examining else None
-    world = join_world(timeout_s=job.timeout, iface=job.iface, meet=meet)
+    world = join_world(timeout_s=job.timeout, iface=job.iface, before_connect=meet)
     _enter_host()
     for number, (config, folder) in enumerate(job.runs):
         place.run = number

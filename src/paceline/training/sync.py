@@ -121,7 +121,7 @@ class Sync:
     def agreed(self) -> Iterator[nn.Module]:
         """The model with the weights and buffers that the run would ship, on every rank."""
         if self.payload is not None:
-            self.payload.disturb()
+            self.payload.discard_window()
         with self.strategy.agreed() as model, self.buffers.shipped():
             yield model
 
@@ -157,7 +157,7 @@ class Sync:
         def make(parameters: NamedParameters) -> torch.optim.Optimizer:
             optimizer = make_optimizer(parameters)
             if self.comm.is_timed and isinstance(optimizer, torch.optim.Optimizer):
-                hook = optimizer.register_step_pre_hook(lambda *_: self.comm.agreed())
+                hook = optimizer.register_step_pre_hook(lambda *_: self.comm.mark_agreed())
                 self._undo.callback(hook.remove)
             return optimizer
 

@@ -147,13 +147,13 @@ def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
     assert isinstance(strategy.optimizer, ProbeOptimizer)
     seen = strategy.optimizer.seen.steps
     strategy.close()
-    send_json_message({str(step): gradients for step, gradients in enumerate(seen)}, 0, comm.everyone)
+    send_json_message({str(step): gradients for step, gradients in enumerate(seen)}, 0, comm.full_group)
 
 
 def _with_servers(seen: list[Gradients], comm: Comm) -> list[Gradients]:
     """On rank 0, also what servers on ranks of their own have stepped."""
     for server in range(comm.servers if comm.rank == 0 else 0):
-        told = receive_json_message(comm.world_size + server, comm.everyone)
+        told = receive_json_message(comm.world_size + server, comm.full_group)
         seen = [own | told.get(str(step), {}) for step, own in enumerate(seen)]
     return seen
 
