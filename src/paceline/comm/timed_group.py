@@ -299,7 +299,7 @@ def timed_group(
     timing = _Timing(inner, log, range(len(ranks)) if members is None else members)
     group = new_group(list(ranks), backend=BACKEND, timeout=timeout, pg_options=timing)
     if isinstance(group, TimedGroup):
-        # Code that asks for the backend of the group, including torch's own, gets that of the inner group.
+        # `get_backend` must return the backend of the inner group: torch itself depends on it.
         groups = distributed_c10d._world.pg_map
         groups[group] = (groups[inner][0], groups[group][1])
     return group

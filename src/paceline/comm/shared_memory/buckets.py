@@ -161,7 +161,7 @@ class SharedBuckets:
             self._log.end(operation)
 
     def _reduce_all(self, thread: ProgressThread) -> None:
-        """Reduce this rank's shards in a thread of its own, if the strategy asks for one."""
+        """Run the reduction thread, which replaces the compute thread if the strategy uses one."""
         own = self._progress.own_counter(READY)
         while True:
             self._progress.wait(own, self._reduced + 1, thread)

@@ -51,7 +51,7 @@ class FutexWords:
     def __init__(self, memory: mmap.mmap, offset: int, count: int) -> None:
         whole = memoryview(memory)
         self._words = whole[offset : offset + count * WORD_BYTES].cast("I")
-        # Only the address is kept: the ctypes object that it comes from would keep the memory from being unmapped.
+        # Only the address is kept: a reference to the ctypes object would prevent unmapping the memory.
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory, offset))
         whole.release()
         self._call = _system_call()

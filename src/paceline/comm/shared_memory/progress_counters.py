@@ -1,6 +1,6 @@
 """Progress counters of the ranks of a host, in shared memory, and waiting until they reach a value.
 
-A waiting thread first spins for a short time if its rank has a core of its own. It then sleeps, and wakes up regularly
+A waiting thread first spins for a short time if each rank has its own core. It then sleeps, and wakes up regularly
 to check whether the rank that it waits for is still running.
 """
 
