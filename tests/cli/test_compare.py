@@ -283,7 +283,7 @@ def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_waited_for(tm
     assert split["descheduled_s"] < 0.5 * (split["compute_s"] + split["overlapped_s"])
     (reason,) = [r for r in result["why"] if r["candidate"] == "slow_rank=1:4" and r["limit"] == "slow_rank"]
     assert "for rank 1, which was made 4× as slow" in reason["text"]
-    assert "slow_rank=1:4: rank 1 was made 4× as slow on purpose (--slow-rank)." in result["warnings"]
+    assert "slow_rank=1:4: rank 1 was slowed down 4× on purpose (--slow-rank)." in result["warnings"]
 
 
 def test_runs_end_at_equal_time_whatever_they_have_trained_by_then(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from paceline.config import CompareConfig, RunConfig
-from paceline.config.slow_ranks import NOBODY, check_slow_ranks
+from paceline.config.slow_ranks import NO_RANK, check_slow_ranks
 from paceline.config.specs import convert, split_list
 from paceline.errors import UsageError, unknown_name
 from paceline.experiments.checks import check_strategy
@@ -159,7 +159,7 @@ def role_of(strategy: Strategy, ranks: int) -> CandidateRole:
 
 
 def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value) or NOBODY
+    return str(value).lower() if isinstance(value, bool) else str(value) or NO_RANK
 
 
 def shared_settings(settings: Mapping[str, Any], candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
