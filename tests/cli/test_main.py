@@ -60,7 +60,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
         (["train", "--data", "digits:size=3"], "error: digits takes no options, but size=3 was given.", None),
         (["train", "--bn", "sinc"], "error: --bn cannot be 'sinc'.", "did you mean 'sync'?"),
         (["train", "--lr", "-1"], "error: --lr is -1.0.", "0 or more"),
-        (["train", "--trace", "--no-events"], "error: --trace was given with --no-events.", "consists of the recorded events"),
+        (
+            ["train", "--trace", "--no-events"],
+            "error: --trace was given with --no-events.",
+            "consists of the recorded events",
+        ),
         (
             ["train", "--batch", "3", "--batch-per-rank", "3"],
             "error: --batch and --batch-per-rank were both given.",
