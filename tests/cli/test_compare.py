@@ -237,7 +237,7 @@ def _has_ended(out: Path) -> bool:
 
 def test_too_few_steps_are_refused(tmp_path: Path) -> None:
     done = paceline("compare", "workloads:plain", "--steps", "5", "--out", str(tmp_path / "out"), expect=2)
-    assert "leaves nothing to measure" in done.stderr
+    assert "leaves no step to measure" in done.stderr
 
 
 def test_the_report_can_be_made_again_without_torch(usual: dict[str, Any], tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_sentences_name_those_that_are_slower() -> None:
     ("command", "found"),
     [
         ("train cnn --ranks 2 --slow-rank 2:3", "there are ranks 0 to 1"),
-        ("train cnn --strategy single --ranks 2 --slow-rank 1:3", "computes nothing under single"),
+        ("train cnn --strategy single --ranks 2 --slow-rank 1:3", "does not train under single"),
         ("compare cnn --ranks 2 --slow-rank 2:3", "there are ranks 0 to 1"),
         ("compare cnn --ranks 2 --vary slow_rank=none,5:2", "names rank 5"),
         ("scale cnn --ranks 1,2 --slow-rank 2:3", "there are ranks 0 to 1"),
