@@ -75,7 +75,7 @@ def test_a_rank_that_only_serves_cannot_be_slowed() -> None:
     check_strategy(slowed, create("single"), ranks=3)
     with pytest.raises(UsageError, match="rank 2, which does not train under parameter_server") as caught:
         check_strategy(slowed, serving, ranks=3)
-    assert caught.value.hint == "ranks that do: 0, 1"
+    assert caught.value.hint == "ranks that train: 0, 1"
 
 
 def test_a_script_has_no_tickets() -> None:

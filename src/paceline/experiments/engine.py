@@ -103,7 +103,7 @@ class Experiment(ABC):
         """Show the results after a repeat; return whether no further repeat is needed."""
 
     def to_prove(self) -> list[CandidateConfig]:
-        """Return the candidates to prove; asynchronous strategies have no single gradient per step, so none to prove."""
+        """Return the candidates to prove: all but asynchronous ones, which have no common gradient per step."""
         return [one for one in self._still_in() if create(one.config.strategy).lockstep]
 
     def threads_of(self, run: ScheduledRun) -> int | None:  # noqa: ARG002
@@ -168,7 +168,8 @@ class Experiment(ABC):
             if found["lossless"]:
                 replace(parity, strategy=run.name).check()
         for reason_text, names in unproven.items():
-            message = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} measured without a parity proof: {reason_text}"
+            verb = "is" if len(names) == 1 else "are"
+            message = f"{', '.join(names)} {verb} measured without a parity proof: {reason_text}"
             self.events.write("unproven", candidates=names, reason=message)
             self.display.unproven(message)
 

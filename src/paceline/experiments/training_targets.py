@@ -133,7 +133,7 @@ class ScriptRules:
     """Rules for scripts: what may vary between runs, and which strategies `attach` supports."""
 
     fixed: Mapping[str, str] = {
-        field.name: f"set it in the script's own arguments, after `--`; for a script, vary {' or '.join(VARIED_IN_SCRIPTS)}"
+        field.name: f"set it in the script's arguments, after `--`; scripts can vary {' or '.join(VARIED_IN_SCRIPTS)}"
         for field in dataclasses.fields(RunConfig)
         if field.name not in VARIED_IN_SCRIPTS
     } | {"strategy": "name strategies with --strategies a,b"}
@@ -150,7 +150,7 @@ class ScriptRules:
         if not strategy.lockstep:
             raise UsageError(
                 f"{config.strategy} hands out the data in tickets, and a script divides its data itself.",
-                hint="leave it out of --strategies, or compare it on a workload: `paceline compare my_module:make_workload`",
+                hint="leave it out of --strategies, or compare it on a workload, my_module:make_workload",
             )
 
 
@@ -210,7 +210,7 @@ class ScriptTarget:
                 gradients.unlink(missing_ok=True)  # As large as the model, and no longer needed.
 
     def _prove_oracle(self, run: ScheduledRun, folder: Path, launcher: RankLauncher, gradients: Path) -> None:
-        """Run the script's oracle twice; raise `Unproven` if it differs from itself, since then no strategy is at fault."""
+        """Run the oracle again; raise `Unproven` if the two differ, since then no strategy is at fault."""
         launcher.launch(
             "prove_oracle",
             "proof",
@@ -221,8 +221,8 @@ class ScriptTarget:
         found = read_parity(folder)
         if found is not None and math.isinf(found.error):
             raise Unproven(
-                f"{self.script.name} has gradients that are not finite, or different ones each time, so parity cannot be "
-                "proven: debug it on one rank."
+                f"{self.script.name} has gradients that are not finite, or different ones each time, so parity cannot "
+                "be proven: debug it on one rank."
             )
         if found is not None and not found.holds:
             raise Unproven(

@@ -343,7 +343,7 @@ def test_a_right_strategy_is_not_refused(pool: Pool, case: str, settings: dict[s
 @pytest.mark.parametrize(
     ("case", "bn", "why"),
     [
-        ("unseeded", "broadcast", "computes different gradients in two runs"),
+        ("unseeded", "broadcast", "does not compute the same twice"),
         ("no_number", "broadcast", "not finite"),
         ("not_a_mean", "sync", "prove it with --bn broadcast"),
         ("bn_functional_dropout", "sync", "prove it with --bn broadcast"),
