@@ -34,7 +34,7 @@ from workloads.data.published import Server
 PAYLOAD = 1448 / 1514
 """What is left of a rate for data: Ethernet, IP and TCP take the rest."""
 CGROUPS = _parent(SELF_CGROUP, CGROUP_ROOT)
-RUN = ("workloads:plain", "--ranks-per-host", "1", "--batch", "16")
+RUN = ("user_workloads:plain", "--ranks-per-host", "1", "--batch", "16")
 
 
 @pytest.fixture(scope="module")
