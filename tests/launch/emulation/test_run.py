@@ -235,6 +235,37 @@ def test_the_exit_code_is_that_of_host_0(hosts: Sequence[EmulatedHost], monkeypa
     assert on_each(hosts, monkeypatch, "exit 7", "echo the same; exit 7")[:2] == (7, [])
 
 
+class Told:
+    """A process that remembers what it was sent."""
+
+    returncode = None
+
+    def __init__(self) -> None:
+        self.signals: list[signal.Signals] = []
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.signals.append(number)
+
+
+@pytest.mark.parametrize(
+    ("came", "passed_on"),
+    [
+        ([signal.SIGINT] * 3, [signal.SIGINT] * 3),
+        ([signal.SIGTERM] * 2, [signal.SIGTERM, signal.SIGKILL]),
+        ([signal.SIGINT, signal.SIGTERM], [signal.SIGINT, signal.SIGKILL]),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "both"],
+)
+def test_hosts_may_report_however_often_ctrl_c_is_pressed(
+    came: list[signal.Signals], passed_on: list[signal.Signals]
+) -> None:
+    host = Told()
+    running = emulate._Running([emulate._Process(None, host, None)], frozenset(came))  # type: ignore[arg-type]
+    for number in came:
+        running._interrupt(number)
+    assert host.signals == passed_on
+
+
 def test_a_host_that_fails_unexplained_is_heard(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
     code, said, took_s = on_each(hosts, monkeypatch, "exec sleep 60", "exit 0", "echo no room >&2; exit 5")
     assert code == 128 + signal.SIGTERM  # It waited for a host that had gone.
