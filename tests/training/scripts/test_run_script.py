@@ -14,6 +14,8 @@ from paceline.cli.main import run
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
 
+pytestmark = pytest.mark.takes(20)
+
 SCRIPTS = HERE / "scripts"
 STEPS = 12
 ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS), "--no-doctor")
