@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from commands import paceline
 from paceline.records.experiment import read_experiment
+
+pytestmark = pytest.mark.takes(10)
 
 QUICK = ("--ranks", "2", "--batch", "16", "--steps", "6", "--repeats", "1", "--max-repeats", "1", "--no-doctor")
 
