@@ -23,6 +23,8 @@ from paceline.report.terminal.comparison import to_json
 from paceline.strategies.registry import ENTRIES
 from ranks import Pool
 
+pytestmark = pytest.mark.takes(25)
+
 MIB_ITEMS = 2**18
 """Items of four bytes in a MiB."""
 WHOLE = {"all_reduce", "broadcast", "reduce", "reduce_scatter", "all_to_all"}
