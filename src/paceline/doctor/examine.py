@@ -26,9 +26,9 @@ from paceline.training.run import run
 
 STEPS = 4
 """Of the workload: after two all that training keeps is there, the optimiser's state and DDP's buckets included."""
-PART_S = 1.0
+SUBGROUP_S = 1.0
 """For all-reduces over a part of the ranks."""
-MOST_PARTS_WITHIN = 4
+MAX_SUBGROUPS_WITHIN_HOSTS = 4
 WORKLOAD_FOLDER = "workload"
 
 OpenComm = Callable[[Sequence[int]], Comm | None]
@@ -47,21 +47,21 @@ def examine_run(
 ) -> None:
     """Examines, and leaves what was found on rank 0's disk; what is known before the workload fails is there then."""
     began = time.perf_counter()
-    stages = ExaminationProgress(folder, world.rank)
-    found = _examine_machines(config, world, folder.path, threads, command, stages)
+    progress = ExaminationProgress(folder, world.rank)
+    found = _examine_machines(config, world, folder.path, threads, command, progress)
     if with_workload:
-        stages.enter("workload")
+        progress.enter("workload")
         short = RunConfig(**{name: getattr(config, name) for name in EXAMINED_SETTINGS}, steps=STEPS, evaluate=False)
         needs = _try_workload(short, world, folder.path / WORKLOAD_FOLDER, threads, number, command)
         found = replace(found, workload=needs)
         if world.rank == 0:
             write_examination(folder.path, found)
-        stages.enter("cost")
+        progress.enter("cost")
         found = replace(found, measuring_cost=measure_cost(short, world, threads=threads, number=number))
     if world.rank == 0:
         write_examination(folder.path, replace(found, measured_s=time.perf_counter() - began))
         folder.mark_finished()
-    stages.close()
+    progress.close()
 
 
 examine_machines = functools.partial(examine_run, with_workload=False)
@@ -74,10 +74,10 @@ class ExaminationProgress:
     def __init__(self, folder: RunFolder, rank: int) -> None:
         self._events = EventWriter(folder) if rank == 0 else None
 
-    def enter(self, setup: str) -> None:
+    def enter(self, stage: str) -> None:
         """The next part begins."""
         if self._events is not None:
-            self._events.write("stage", setup=setup)
+            self._events.write("stage", stage=stage)
 
     def close(self) -> None:
         """It is done."""
@@ -87,10 +87,15 @@ class ExaminationProgress:
 
 
 def _examine_machines(
-    config: RunConfig, world: World, folder: Path, threads: int | None, command: str | None, stages: ExaminationProgress
+    config: RunConfig,
+    world: World,
+    folder: Path,
+    threads: int | None,
+    command: str | None,
+    progress: ExaminationProgress,
 ) -> Examination:
     """All but the workload, written down before anything of the user's own is run."""
-    stages.enter("machines")
+    progress.enter("machines")
     placement = Placement.choose(config, world, [Role.WORKER] * world.size, threads)
     placement.apply(config)
     open_groups = functools.partial(
@@ -101,8 +106,8 @@ def _examine_machines(
     rank_info = gather_rank_info(world, placement, comm, folder)
     link = contention = None
     if world.size > 1:
-        link = _measure_link(comm, [rank.host for rank in rank_info], open_groups, stages)
-        stages.enter("contention")
+        link = _measure_link(comm, [rank.host for rank in rank_info], open_groups, progress)
+        progress.enter("contention")
         contention = measure_contention(comm, link.all_reduces[0].points)
     found = Examination(
         provenance=provenance(command), ranks=rank_info, link=link, contention=contention, workload=None
@@ -115,20 +120,20 @@ def _examine_machines(
 
 
 def _measure_link(
-    comm: Comm, hosts: Sequence[int], open_groups: OpenComm, stages: ExaminationProgress
+    comm: Comm, hosts: Sequence[int], open_groups: OpenComm, progress: ExaminationProgress
 ) -> MeasuredLinks:
     """Between pairs, over all ranks, and on several hosts within one and between them."""
-    stages.enter("link")
+    progress.enter("link")
     pairs = measure_pairs(comm, hosts)
-    stages.enter("all-reduce")
+    progress.enter("all-reduce")
     everyone = AllReduceTimes(ranks=[*range(len(hosts))], hosts=sorted(set(hosts)), points=measure_all_reduce(comm))
     own = []
-    for ranks in parts_to_measure(hosts):
+    for ranks in subgroups_to_measure(hosts):
         comm.smallest(0)  # One part at a time.
         part = open_groups(ranks)
         if part is None:
             continue
-        points = measure_all_reduce(part, PART_S)
+        points = measure_all_reduce(part, SUBGROUP_S)
         close_comm(part)
         if part.rank == 0:
             own.append(AllReduceTimes(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
@@ -137,13 +142,13 @@ def _measure_link(
     return MeasuredLinks(pairs, [everyone, *sorted(parts, key=lambda part: not part.within_host)])
 
 
-def parts_to_measure(hosts: Sequence[int]) -> list[list[int]]:
+def subgroups_to_measure(hosts: Sequence[int]) -> list[list[int]]:
     """The ranks of each host, then one of each host; nothing that is the same as all ranks."""
     members = [[rank for rank, host in enumerate(hosts) if host == own] for own in sorted(set(hosts))]
     if len(members) == 1:
         return []
     within = [ranks for ranks in members if len(ranks) > 1]
-    return within[:MOST_PARTS_WITHIN] + ([[ranks[0] for ranks in members]] if within else [])
+    return within[:MAX_SUBGROUPS_WITHIN_HOSTS] + ([[ranks[0] for ranks in members]] if within else [])
 
 
 def _try_workload(
