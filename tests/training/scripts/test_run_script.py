@@ -14,7 +14,7 @@ from paceline.cli.main import run
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "user_code" / "scripts"
 STEPS = 12
 ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS), "--no-doctor")
 
@@ -89,7 +89,7 @@ def test_lossless_strategies_are_proven_and_train_alike(compared: tuple[Experime
     assert not list(experiment.path.rglob("gradients.pt")), "they are as large as the model"
     losses = {row["name"]: row["train_loss"]["value"] for row in printed["rows"]}
     assert losses["allreduce"] == pytest.approx(losses["ddp"], rel=1e-5)
-    assert {loss_difference["candidate"] for loss_difference in printed["partings"]} == {"allreduce"}, (
+    assert {loss_difference["candidate"] for loss_difference in printed["loss_differences"]} == {"allreduce"}, (
         "one process may train otherwise"
     )
 
