@@ -12,7 +12,7 @@ from paceline.comm.texts import gather_json
 from paceline.doctor.contention import measure_contention
 from paceline.doctor.link import (
     ALL_REDUCE_BYTES,
-    LEAST_SIZES,
+    MIN_SIZES,
     PAIR_BYTES,
     measure_all_reduce,
     measure_pairs,
@@ -59,7 +59,7 @@ def test_a_pair_on_one_host(pool: Pool) -> None:
     assert LOOPBACK[0] < pair.bytes_per_s < LOOPBACK[1]
     assert pair.bytes_per_s == pytest.approx(1 / pair.beta_s_per_byte)
     assert [point.bytes for point in pair.points] == list(PAIR_BYTES[: len(pair.points)])
-    assert len(pair.points) >= LEAST_SIZES
+    assert len(pair.points) >= MIN_SIZES
     assert pair.points[-1].one_way_s > pair.alpha_s
     assert all(point.repeats >= 1 for point in pair.points)
 
@@ -93,7 +93,7 @@ def test_busbw_of_three_ranks_has_its_factor(pool: Pool) -> None:
 
 def test_a_budget_of_nothing_still_gives_a_few_sizes(pool: Pool) -> None:
     points, took_s = pool.run(all_reduce, 2, 0.0)[0]
-    assert len(points) >= LEAST_SIZES
+    assert len(points) >= MIN_SIZES
     assert {point.repeats for point in points} == {1}
     assert took_s < 5
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.comm import Comm
 from paceline.errors import WorkloadError
 from paceline.strategies.registry import create
-from paceline.training.batchnorm import LiveBuffers, SyncedBatchNorm, synced
+from paceline.training.batchnorm import SyncedBatchNorm, UpdatedBuffers, sync_batchnorm
 from paceline.training.sync import Sync
 from paceline.workloads.sampler import split
 from ranks import Pool
@@ -76,7 +76,7 @@ def test_broadcast_brings_ranks_closer_than_local(pool: Pool) -> None:
 
 def live_names(comm: Comm) -> list[list[bool]]:
     model = make_model()
-    buffers = LiveBuffers(model, comm)
+    buffers = UpdatedBuffers(model, comm)
     before = len(buffers._tensors())
     if comm.rank == 1:  # A change on one rank alone counts for all.
         model.get_buffer("mask").add_(1)
@@ -94,7 +94,7 @@ def synced_layer(comm: Comm, kind: str, shape: tuple[int, ...], momentum: float 
     layer, x, target = layer_and_batch(kind, shape, momentum)
     own = split(len(x), comm.world_size)[comm.rank]
     mine = x[own.start : own.stop].clone().requires_grad_()
-    with synced(layer, comm):
+    with sync_batchnorm(layer, comm):
         for _ in range(2):
             out = layer(mine)
     (out * target[own.start : own.stop]).sum().backward()
@@ -143,7 +143,7 @@ def evaluates_like_plain(comm: Comm, track: bool) -> bool:
     layer = nn.BatchNorm2d(3, track_running_stats=track).double()
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     plain = copy.deepcopy(layer).eval()
-    with synced(layer, comm):
+    with sync_batchnorm(layer, comm):
         assert type(layer) is SyncedBatchNorm
         return torch.equal(layer.eval()(x), plain(x))
 
@@ -157,7 +157,7 @@ def without_bias(comm: Comm) -> tuple[Tensor, None]:
     torch.manual_seed(comm.rank)
     layer = nn.BatchNorm2d(3)
     layer.bias = None
-    with synced(layer, comm):
+    with sync_batchnorm(layer, comm):
         layer(torch.randn(4, 3, 5, 5)).square().sum().backward()
     return layer.weight.grad, layer.bias
 
@@ -182,11 +182,11 @@ class Different(nn.BatchNorm2d):
 
 def kinds_under_sync(comm: Comm) -> tuple[bool, str]:
     renamed = Renamed(3)
-    with synced(renamed, comm):
+    with sync_batchnorm(renamed, comm):
         taken = type(renamed) is SyncedBatchNorm
     assert type(renamed) is Renamed
     try:
-        with synced(Different(3), comm):
+        with sync_batchnorm(Different(3), comm):
             return taken, "no error"
     except WorkloadError as error:
         return taken, error.message
@@ -202,7 +202,7 @@ def half_precision(comm: Comm) -> tuple[torch.dtype, float]:
     torch.manual_seed(comm.rank)
     layer = nn.BatchNorm2d(3)
     x = torch.randn(4, 3, 5, 5)
-    with synced(layer, comm), torch.autocast("cpu", torch.bfloat16):
+    with sync_batchnorm(layer, comm), torch.autocast("cpu", torch.bfloat16):
         out = layer(x.bfloat16())
     (out.float() ** 2).sum().backward()
     return out.dtype, float(layer.running_mean.abs().sum())

@@ -36,7 +36,7 @@ from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
 from training import cases
 
-HERE = "training.test_time_split"
+HERE = "training.test_loop"
 CPU = torch.device("cpu")
 WARM_UP = 5
 LATE_S = 0.1
@@ -251,13 +251,13 @@ def test_a_late_rank_is_exposed_communication_on_the_others(pool: Pool, tmp_path
 def measured_script(comm: Comm, folder: str, agrees: bool) -> None:
     """The loop of a user's own, of which rank 1 is late; ranks may agree on a figure before they train."""
     config = RunConfig(strategy="ddp", steps=8)
-    assignment = TimingTask(script=Script(path="there/train.py"), config=config, folder=RunFolder(Path(folder)))
-    stopwatch = assignment.stopwatch(CPU)
+    task = TimingTask(script=Script(path="there/train.py"), config=config, folder=RunFolder(Path(folder)))
+    stopwatch = task.stopwatch(CPU)
     ours = open_comm(range(2), device=CPU, backend="gloo", timeout_s=30, stopwatch=stopwatch)
     if ours is None:
         return
     model = nn.Linear(64, 64)
-    with assignment.attach(model, lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), ours, "local") as sync:
+    with task.attach(model, lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), ours, "local") as sync:
         try:
             while True:
                 if comm.rank == 1:

@@ -60,7 +60,7 @@ def test_a_built_in_model_fits_its_data() -> None:
     assert isinstance(workload.test, ImageSet)
     assert (len(workload.train), len(workload.test)) == (40, 12)
     batch = workload.train.batch(torch.arange(5), seed=0, epoch=None)
-    outcome = workload.evaluate(workload.model, batch)
+    outcome = workload.forward(workload.model, batch)
     assert outcome.output.shape == (5, 3)
     assert outcome.loss.shape == ()
     counted = workload.count_correct(outcome)
@@ -223,7 +223,7 @@ def test_a_workload_that_cannot_be(change: dict[str, object], message: str) -> N
 
 def test_a_step_has_no_notion_of_right() -> None:
     workload = Workload(model=nn.Linear(1, 1), train=torch.ones(3, 1), step=lambda model, batch: model(batch).sum())
-    outcome = workload.evaluate(workload.model, torch.ones(2, 1))
+    outcome = workload.forward(workload.model, torch.ones(2, 1))
     assert outcome.loss == workload.model(torch.ones(2, 1)).sum()
     assert workload.count_correct(outcome) is None
 
@@ -243,7 +243,7 @@ def test_right_answers_of_an_output_that_is_not_a_tensor() -> None:
         correct=lambda output, target: count_top1(output["logits"], target),
     )
     logits = torch.tensor([[0.0, 1.0]], requires_grad=True)
-    outcome = workload.evaluate(workload.model, ({"logits": logits}, torch.tensor([1])))
+    outcome = workload.forward(workload.model, ({"logits": logits}, torch.tensor([1])))
     right = workload.count_correct(outcome)
     assert right is not None
     assert int(right) == 1

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.group import Comm
-from paceline.doctor.link import finish
+from paceline.doctor.link import wait_for_gpu
 from paceline.records.examination import AllReducePoint, Contention
 
 CONTENTION_S = 1.2
 ROUNDS = 3
-MOST_BYTES = 4 * 1024**2
-SIDE = {"cpu": 384, "cuda": 4096}
+MAX_BYTES = 4 * 1024**2
+MATRIX_SIZE = {"cpu": 384, "cuda": 4096}
 """Of the square matrices that are multiplied, with the threads that torch is set to: some milliseconds' work."""
 
 
@@ -32,22 +32,22 @@ def measure_contention(comm: Comm, points: Sequence[AllReducePoint], budget_s: f
     `points` tell how long all-reduces take on this link; the largest that is not too long for the budget is taken.
     """
     part_s = budget_s / (3 * ROUNDS)
-    suitable = [point for point in points if point.bytes <= MOST_BYTES and point.time_s <= part_s / 2]
+    suitable = [point for point in points if point.bytes <= MAX_BYTES and point.time_s <= part_s / 2]
     point = max(suitable, key=lambda point: point.bytes, default=points[0])
     repeats = math.ceil(part_s / point.time_s)
     buffer = torch.zeros(point.bytes // 4, device=comm.device)
     product = Product.on(comm)
-    product.repeat(comm, 0)
+    product.time_products(comm, 0)
     rounds = [_round(comm, product, buffer, repeats, part_s) for _ in range(ROUNDS)]
     columns = [statistics.median(column) for column in zip(*rounds, strict=True)]
-    alone_s, messages_alone_s, beside_s, messages_beside_s = columns
+    product_alone_s, all_reduce_alone_s, product_beside_s, all_reduce_beside_s = columns
     return Contention(
         flop=product.flop,
-        product_alone_s=alone_s,
-        product_beside_s=beside_s,
+        product_alone_s=product_alone_s,
+        product_beside_s=product_beside_s,
         bytes=point.bytes,
-        all_reduce_alone_s=messages_alone_s,
-        all_reduce_beside_s=messages_beside_s,
+        all_reduce_alone_s=all_reduce_alone_s,
+        all_reduce_beside_s=all_reduce_beside_s,
     )
 
 
@@ -62,7 +62,7 @@ class Product:
     @classmethod
     def on(cls, comm: Comm) -> Product:
         """One of a size that suits the device."""
-        side = SIDE[comm.device.type]
+        side = MATRIX_SIZE[comm.device.type]
         return cls(*[torch.full((side, side), 1 / side, device=comm.device) for _ in range(3)])
 
     @property
@@ -70,16 +70,16 @@ class Product:
         """Multiplications and additions."""
         return 2 * self.left.shape[0] ** 3
 
-    def once(self, comm: Comm) -> None:
+    def multiply(self, comm: Comm) -> None:
         """One product, to its end."""
         torch.mm(self.left, self.right, out=self.out)
-        finish(comm)
+        wait_for_gpu(comm)
 
-    def repeat(self, comm: Comm, seconds: float) -> float:
+    def time_products(self, comm: Comm, seconds: float) -> float:
         """Seconds per product, over this time and one product at least."""
         began, count = time.perf_counter(), 0
         while count == 0 or time.perf_counter() - began < seconds:
-            self.once(comm)
+            self.multiply(comm)
             count += 1
         return (time.perf_counter() - began) / count
 
@@ -87,12 +87,12 @@ class Product:
 def _round(comm: Comm, product: Product, buffer: Tensor, repeats: int, part_s: float) -> list[float]:
     """Seconds per product alone, per all-reduce alone, per product and per all-reduce together; the slowest rank's."""
     comm.smallest(0)
-    alone_s = product.repeat(comm, part_s)
+    product_alone_s = product.time_products(comm, part_s)
     comm.smallest(0)
-    messages_alone_s = _all_reduces(comm, buffer, repeats)
+    all_reduce_alone_s = _time_all_reduces(comm, buffer, repeats)
     comm.smallest(0)
     together = _together(comm, product, buffer, repeats)
-    times = torch.tensor([alone_s, messages_alone_s, *together], dtype=torch.float64)
+    times = torch.tensor([product_alone_s, all_reduce_alone_s, *together], dtype=torch.float64)
     slowest: list[float] = torch.stack(comm.gather(times)).amax(dim=0).tolist()
     return slowest
 
@@ -101,21 +101,21 @@ def _together(comm: Comm, product: Product, buffer: Tensor, repeats: int) -> tup
     """Computes for as long as all-reduces go on in another thread: their number is fixed, as ranks have to agree."""
     with ThreadPoolExecutor(1) as thread:
         began, count = time.perf_counter(), 0
-        messages = thread.submit(_all_reduces, comm, buffer, repeats)
-        while count == 0 or not messages.done():
-            product.once(comm)
+        all_reduces = thread.submit(_time_all_reduces, comm, buffer, repeats)
+        while count == 0 or not all_reduces.done():
+            product.multiply(comm)
             count += 1
-        beside_s = (time.perf_counter() - began) / count
-        return beside_s, messages.result()
+        product_beside_s = (time.perf_counter() - began) / count
+        return product_beside_s, all_reduces.result()
 
 
-def _all_reduces(comm: Comm, buffer: Tensor, repeats: int) -> float:
+def _time_all_reduces(comm: Comm, buffer: Tensor, repeats: int) -> float:
     """Seconds per all-reduce, one after the other."""
     with _own_stream(comm):
         began = time.perf_counter()
         for _ in range(repeats):
             dist.all_reduce(buffer, group=comm.group)
-            finish(comm)
+            wait_for_gpu(comm)
         return (time.perf_counter() - began) / repeats
 
 

@@ -36,12 +36,12 @@ ALL_REDUCE_S = 1.8
 LATENCY_SHARE = 0.15
 """Of a pair's time."""
 WARM_UP = 5
-LEAST_REPEATS, MOST_REPEATS, BATCH = 3, 200, 8
-LEAST_SIZES = 3
-PAIR_TIMEOUT_S = 1.0
+MIN_REPEATS, MAX_REPEATS, BATCH = 3, 200, 8
+MIN_SIZES = 3
+MIN_BUDGET_PER_SIZE_S = 1.0
 """A slow link gets larger messages too, as long as two of them are not longer than this: small ones flatter it."""
-MOST_PAIRS_PER_HOST = 7
-MOST_PAIRS_BETWEEN = 12
+MAX_PAIRS_PER_HOST = 7
+MAX_PAIRS_BETWEEN = 12
 
 
 def measure_pairs(comm: Comm, hosts: Sequence[int], pair_s: float = PAIR_S) -> list[PairLink]:
@@ -52,7 +52,7 @@ def measure_pairs(comm: Comm, hosts: Sequence[int], pair_s: float = PAIR_S) -> l
         if comm.rank == one:
             own.append(_measure_pair(comm, other, hosts, pair_s))
         elif comm.rank == other:
-            _follow_orders(comm, one)
+            _echo_messages(comm, one)
     found = gather_json([asdict(pair) for pair in own], comm)
     pairs = [build(PairLink, pair) for rank in found for pair in rank]
     return sorted(pairs, key=lambda pair: not pair.within_host)
@@ -63,10 +63,10 @@ def pairs_to_measure(hosts: Sequence[int]) -> list[tuple[int, int]]:
     members: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
         members.setdefault(host, []).append(rank)
-    within = [(ranks[0], other) for ranks in members.values() for other in ranks[1 : 1 + MOST_PAIRS_PER_HOST]]
+    within = [(ranks[0], other) for ranks in members.values() for other in ranks[1 : 1 + MAX_PAIRS_PER_HOST]]
     firsts = [ranks[0] for ranks in members.values()]
     between = list(itertools.combinations(firsts, 2))
-    if len(between) > MOST_PAIRS_BETWEEN:  # Then every host in two of them, as in a ring.
+    if len(between) > MAX_PAIRS_BETWEEN:  # Then every host in two of them, as in a ring.
         between = [*itertools.pairwise(firsts), (firsts[0], firsts[-1])]
     return within + between
 
@@ -78,10 +78,10 @@ def measure_all_reduce(comm: Comm, budget_s: float = ALL_REDUCE_S) -> list[AllRe
     time_all_reduces(comm, torch.zeros(1, device=comm.device), WARM_UP)  # Connections are made by the first.
     left_s = budget_s
     for index, size in enumerate(ALL_REDUCE_BYTES):
-        if len(points) >= LEAST_SIZES and 2 * GROWTH * points[-1].time_s > max(left_s, PAIR_TIMEOUT_S):
+        if len(points) >= MIN_SIZES and 2 * GROWTH * points[-1].time_s > max(left_s, MIN_BUDGET_PER_SIZE_S):
             break
         run = functools.partial(time_all_reduces, comm, torch.zeros(size // 4, device=comm.device))
-        first_s, times = _repeated(run, left_s / (len(ALL_REDUCE_BYTES) - index))
+        first_s, times = _time_repeats(run, left_s / (len(ALL_REDUCE_BYTES) - index))
         left_s -= first_s + sum(times)
         time_s = statistics.median(times)
         points.append(AllReducePoint(size, time_s, size / time_s, factor * size / time_s, len(times)))
@@ -94,14 +94,14 @@ def time_all_reduces(comm: Comm, buffer: Tensor, repeats: int) -> list[float]:
     for _ in range(repeats):
         began = time.perf_counter()
         dist.all_reduce(buffer, group=comm.group)
-        finish(comm)
+        wait_for_gpu(comm)
         times.append(time.perf_counter() - began)
     everyone = torch.stack(comm.gather(torch.tensor(times, dtype=torch.float64)))
     slowest: list[float] = everyone.amax(dim=0).tolist()
     return slowest
 
 
-def finish(comm: Comm) -> None:
+def wait_for_gpu(comm: Comm) -> None:
     """Waits for a GPU, which works on long after the call has returned."""
     if comm.device.type == "cuda":
         torch.cuda.current_stream(comm.device).synchronize()
@@ -118,18 +118,18 @@ def slope(sizes: Sequence[float], times_s: Sequence[float]) -> float:
 def _measure_pair(comm: Comm, peer: int, hosts: Sequence[int], budget_s: float) -> PairLink:
     """The side that keeps time; the other one follows its orders."""
     _round_trips(comm, peer, TINY_BYTES, WARM_UP)  # Connections are made by the first.
-    _, times = _repeated(functools.partial(_round_trips, comm, peer, TINY_BYTES), LATENCY_SHARE * budget_s)
+    _, times = _time_repeats(functools.partial(_round_trips, comm, peer, TINY_BYTES), LATENCY_SHARE * budget_s)
     alpha_s = statistics.median(times) / 2
     points: list[PairPoint] = []
     left_s = (1 - LATENCY_SHARE) * budget_s
     for index, size in enumerate(PAIR_BYTES):
-        if len(points) >= LEAST_SIZES and 4 * GROWTH * points[-1].one_way_s > max(left_s, PAIR_TIMEOUT_S):
+        if len(points) >= MIN_SIZES and 4 * GROWTH * points[-1].one_way_s > max(left_s, MIN_BUDGET_PER_SIZE_S):
             break
         run = functools.partial(_round_trips, comm, peer, size)
-        first_s, times = _repeated(run, left_s / (len(PAIR_BYTES) - index))
+        first_s, times = _time_repeats(run, left_s / (len(PAIR_BYTES) - index))
         left_s -= first_s + sum(times)
         points.append(PairPoint(size, statistics.median(times) / 2, len(times)))
-    _order(comm, peer, 0, 0)
+    _request_echoes(comm, peer, 0, 0)
     return PairLink(
         ranks=[comm.rank, peer],
         hosts=[hosts[comm.rank], hosts[peer]],
@@ -139,7 +139,7 @@ def _measure_pair(comm: Comm, peer: int, hosts: Sequence[int], budget_s: float) 
     )
 
 
-def _repeated(run: Callable[[int], list[float]], budget_s: float) -> tuple[float, list[float]]:
+def _time_repeats(run: Callable[[int], list[float]], budget_s: float) -> tuple[float, list[float]]:
     """The seconds of one that warms up, and of as many more as the budget allows, a few at a time.
 
     How long they take may change on the way: the first bytes on a link that is shaped are often free.
@@ -149,7 +149,7 @@ def _repeated(run: Callable[[int], list[float]], budget_s: float) -> tuple[float
         return first_s, run(1)
     times: list[float] = []
     left_s, each_s = budget_s - first_s, first_s
-    while len(times) < LEAST_REPEATS or (left_s > each_s and len(times) < MOST_REPEATS):
+    while len(times) < MIN_REPEATS or (left_s > each_s and len(times) < MAX_REPEATS):
         some = run(max(1, min(BATCH, int(left_s / each_s))))
         times += some
         left_s, each_s = left_s - sum(some), max(some)
@@ -158,29 +158,29 @@ def _repeated(run: Callable[[int], list[float]], budget_s: float) -> tuple[float
 
 def _round_trips(comm: Comm, peer: int, size: int, repeats: int) -> list[float]:
     """Seconds of each: there, and back again."""
-    _order(comm, peer, size, repeats)
+    _request_echoes(comm, peer, size, repeats)
     buffer = torch.zeros(size // 4, device=comm.device)
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
         isend(buffer, peer, comm).wait()
         irecv(buffer, peer, comm).wait()
-        finish(comm)
+        wait_for_gpu(comm)
         times.append(time.perf_counter() - began)
     return times
 
 
-def _order(comm: Comm, peer: int, size: int, repeats: int) -> None:
+def _request_echoes(comm: Comm, peer: int, size: int, repeats: int) -> None:
     dist.send(torch.tensor([size, repeats]), group_dst=peer, group=comm.control)
 
 
-def _follow_orders(comm: Comm, peer: int) -> None:
-    """The other side: sends back what it gets, until an order of no message at all."""
+def _echo_messages(comm: Comm, peer: int) -> None:
+    """The other side: sends back what it gets, until an request of no message at all."""
     buffer = torch.zeros(0, device=comm.device)
-    order = torch.zeros(2, dtype=torch.int64)
+    request = torch.zeros(2, dtype=torch.int64)
     while True:
-        dist.recv(order, group_src=peer, group=comm.control)
-        size, repeats = order.tolist()
+        dist.recv(request, group_src=peer, group=comm.control)
+        size, repeats = request.tolist()
         if repeats == 0:
             return
         if buffer.numel() != size // 4:

@@ -31,19 +31,19 @@ from paceline.strategies.registry import create
 from paceline.training.loop import TrainingLoop
 from paceline.training.rank_setup import RankSetup, set_up_rank
 from paceline.training.run import optimizer_factory
-from paceline.training.run_recorder import silent
+from paceline.training.run_recorder import discard_event
 from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 from paceline.training.windows import Windows
-from paceline.workloads.batches import Piece
+from paceline.workloads.batches import MicroBatch
 
 BUDGET_S = 5.0
 BLOCK_S = 0.05
 """A block is about this long: enough for a clock, and short, so that the machine is in the same mood for both."""
 WARM_UP_STEPS = 4
 """Reducers build their buckets in the second, allocators and caches fill."""
-FEWEST_PAIRS = 6
-MOST_BUDGETS = 4
+MIN_PAIRS = 6
+MAX_BUDGETS = 4
 """Workloads whose steps are so long that the fewest pairs take more than this many budgets are not measured: there,
 events cost nothing that could be seen."""
 
@@ -57,16 +57,16 @@ def measure_cost(
     """
     if Role.SERVER in create(config.strategy).roles(world.size):  # A rank cannot serve two trainings at once.
         return None
-    room = torch.tensor(int(_has_room(world.local_size)))
-    dist.all_reduce(room, dist.ReduceOp.MIN)
-    if not room:
+    has_memory = torch.tensor(int(_has_memory(world.local_size)))
+    dist.all_reduce(has_memory, dist.ReduceOp.MIN)
+    if not has_memory:
         return None
-    stages = [set_up_rank(replace(config, events=events), world, threads, timed=True) for events in (True, False)]
+    setups = [set_up_rank(replace(config, events=events), world, threads, timed=True) for events in (True, False)]
     done = f"cost-{number}"
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder, ExitStack() as stack:
         sides = [
             stack.enter_context(TimedTraining(setup, Path(folder) / name))
-            for setup, name in zip(stages, ("with", "without"), strict=True)
+            for setup, name in zip(setups, ("with", "without"), strict=True)
             if setup is not None
         ]
         if not sides:
@@ -78,7 +78,7 @@ def measure_cost(
     return found
 
 
-def _has_room(local_ranks: int) -> bool:
+def _has_memory(local_ranks: int) -> bool:
     """Whether there is memory for two trainings at once on every rank of the host, as far as the last run tells."""
     host = torch.device("cpu")
     grown = max(0, (peak_bytes(host) or 0) - psutil.Process().memory_info().rss)
@@ -92,7 +92,7 @@ def _has_room(local_ranks: int) -> bool:
 
 
 class TimedTraining:
-    """One rank's training of the workload, with events or without, a few steps at a time."""
+    """One rank's training of the workload, with events or without_events, a few steps at a time."""
 
     def __init__(self, setup: RankSetup, folder: Path) -> None:
         config, self.comm, self._stopwatch = setup.config, setup.comm, setup.stopwatch
@@ -102,16 +102,23 @@ class TimedTraining:
         self.can_start_again = self._source.peek(1) is not None
         """Data that can be gone through only once cannot be shared by two sides."""
         self._sync = Sync(setup.model, optimizer_factory(config, setup.workload), setup.strategy, self.comm, config.bn)
-        place = RunFolder.create(folder)
-        self._steps = StepWriter(place, self.comm.rank)
-        self._timeline = TimelineWriter(place.path, self.comm.rank) if config.events else None
-        self._ledger = StepRecorder(self._stopwatch, self._steps, self._timeline)
-        windows = Windows(self._sync, self._ledger, config.log_every, silent)
+        run_folder = RunFolder.create(folder)
+        self._steps = StepWriter(run_folder, self.comm.rank)
+        self._timeline = TimelineWriter(run_folder.path, self.comm.rank) if config.events else None
+        self._step_recorder = StepRecorder(self._stopwatch, self._steps, self._timeline)
+        windows = Windows(self._sync, self._step_recorder, config.log_every, discard_event)
         self._loop = TrainingLoop(
-            config, setup.workload, self._sync, self._source, self._stopwatch, self._ledger, windows, silent
+            config,
+            setup.workload,
+            self._sync,
+            self._source,
+            self._stopwatch,
+            self._step_recorder,
+            windows,
+            discard_event,
         )
         self._epoch = -1
-        self._batches: Iterator[list[Piece]] = iter(())
+        self._batches: Iterator[list[MicroBatch]] = iter(())
 
     def train(self, steps: int) -> TimedSteps:
         """Trains some steps, and writes them down; ranks begin together."""
@@ -124,7 +131,7 @@ class TimedTraining:
         if self.comm.device.type == "cuda":
             torch.cuda.synchronize(self.comm.device)
             self._stopwatch.clock.anchor()
-        self._ledger.settle()
+        self._step_recorder.flush()
         return TimedSteps(time.process_time() - cpu_before_s, time.perf_counter() - before_s)
 
     def _train_step(self) -> None:
@@ -154,27 +161,27 @@ class TimedSteps:
     wall_s: float
 
 
-def _compare(with_it: TimedTraining, without: TimedTraining, budget_s: float) -> MeasuringCost | None:
-    comm = with_it.comm
-    if not comm.smallest(with_it.can_start_again):
+def _compare(with_events: TimedTraining, without_events: TimedTraining, budget_s: float) -> MeasuringCost | None:
+    comm = with_events.comm
+    if not comm.smallest(with_events.can_start_again):
         return None
-    for side in (with_it, without):
+    for side in (with_events, without_events):
         side.train(WARM_UP_STEPS)
-    step_s = comm.largest(without.train(WARM_UP_STEPS).wall_s / WARM_UP_STEPS)
+    step_s = comm.largest(without_events.train(WARM_UP_STEPS).wall_s / WARM_UP_STEPS)
     steps = max(1, round(BLOCK_S / step_s))
     pair_s = 2 * steps * step_s
-    if FEWEST_PAIRS * pair_s > MOST_BUDGETS * budget_s:
+    if MIN_PAIRS * pair_s > MAX_BUDGETS * budget_s:
         return None
-    pairs = max(FEWEST_PAIRS, round(budget_s / pair_s))
-    on, off = _cpu_of_pairs(with_it, without, steps, pairs, comm)
+    pairs = max(MIN_PAIRS, round(budget_s / pair_s))
+    on, off = _cpu_of_pairs(with_events, without_events, steps, pairs, comm)
     share = extra_share(on, off)
     assert share is not None
     assert share.low is not None
     assert share.high is not None
     step_cpu_s = sorted(off)[pairs // 2] / steps / comm.world_size
     return MeasuringCost(
-        workload=with_it.name,
-        strategy=with_it.strategy,
+        workload=with_events.name,
+        strategy=with_events.strategy,
         share=share.value,
         low=share.low,
         high=share.high,
@@ -185,10 +192,10 @@ def _compare(with_it: TimedTraining, without: TimedTraining, budget_s: float) ->
 
 
 def _cpu_of_pairs(
-    with_it: TimedTraining, without: TimedTraining, steps: int, pairs: int, comm: Comm
+    with_events: TimedTraining, without_events: TimedTraining, steps: int, pairs: int, comm: Comm
 ) -> tuple[list[float], list[float]]:
     """Processor time of blocks over all ranks, in the order ABBA, so that what changes slowly favours neither."""
-    sides, blocks = (with_it, without), torch.empty(pairs, 2, dtype=torch.float64)
+    sides, blocks = (with_events, without_events), torch.empty(pairs, 2, dtype=torch.float64)
     for pair in range(pairs):
         for turn in (0, 1) if pair % 2 == 0 else (1, 0):
             blocks[pair, turn] = sides[turn].train(steps).cpu_s

@@ -24,7 +24,7 @@ from paceline.records.decode import build
 from paceline.records.examination import RankInfo
 from paceline.training.placement import Placement
 
-REST_S = 0.3
+IDLE_SAMPLE_S = 0.3
 
 
 def gather_rank_info(
@@ -33,11 +33,11 @@ def gather_rank_info(
     """The facts of every rank, on every rank, with their clocks compared."""
     own = {"network": network_id(), **own_rank_info(world, placement, folder)}
     comm.smallest(0)  # All ranks are at rest while they look at what others do.
-    everyone = gather_json(own | {"busy_cores": busy_cores()}, comm)
+    all_info = gather_json(own | {"busy_cores": busy_cores()}, comm)
     offsets = measure_offsets(comm, now)
-    networks = list(dict.fromkeys(rank_info["network"] for rank_info in everyone))
+    networks = list(dict.fromkeys(rank_info["network"] for rank_info in all_info))
     found = []
-    for rank, (rank_info, offset) in enumerate(zip(everyone, offsets, strict=True)):
+    for rank, (rank_info, offset) in enumerate(zip(all_info, offsets, strict=True)):
         host = networks.index(rank_info.pop("network"))
         clock = {"clock_offset_s": offset.offset_s, "clock_error_s": offset.error_s}
         found.append(build(RankInfo, rank_info | clock | {"rank": rank, "host": host}))
@@ -46,7 +46,7 @@ def gather_rank_info(
 
 def busy_cores() -> float:
     """Cores' worth of time that is taken while this process sleeps."""
-    return psutil.cpu_percent(REST_S) / 100 * (psutil.cpu_count() or 1)
+    return psutil.cpu_percent(IDLE_SAMPLE_S) / 100 * (psutil.cpu_count() or 1)
 
 
 def own_rank_info(world: World, placement: Placement, folder: Path) -> dict[str, Any]:

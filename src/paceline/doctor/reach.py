@@ -41,29 +41,29 @@ def check_reach(store: Store, rank: int, size: int, interface: str, *, network: 
         for other, place in enumerate(everyone):
             firsts.setdefault(place["network"], other)
         others = [peer for peer in firsts.values() if peer != rank] if rank in firsts.values() else []
-        failures = [failure for peer in others if (failure := _try(everyone[rank], everyone[peer]))]
+        failures = [failure for peer in others if (failure := _connection_error(everyone[rank], everyone[peer]))]
         # Nobody closes before everybody has tried; and all leave with the same reason.
         found = [failure for failures in _exchange(store, "found", rank, size, failures) for failure in failures]
     if found:
-        raise LaunchError(found[0]["what"], hint=found[0]["fix"])
+        raise LaunchError(found[0]["message"], hint=found[0]["hint"])
 
 
-def _exchange(store: Store, what: str, rank: int, size: int, value: Any) -> list[Any]:
+def _exchange(store: Store, key: str, rank: int, size: int, value: Any) -> list[Any]:
     """Every rank's value, by way of the store."""
-    store.set(f"{what}-{rank}", json.dumps(value))
-    return [json.loads(store.get(f"{what}-{other}")) for other in range(size)]
+    store.set(f"{key}-{rank}", json.dumps(value))
+    return [json.loads(store.get(f"{key}-{other}")) for other in range(size)]
 
 
-def _try(own: dict[str, Any], peer: dict[str, Any]) -> dict[str, str] | None:
+def _connection_error(own: dict[str, Any], peer: dict[str, Any]) -> dict[str, str] | None:
     """What is wrong with the way to a peer; None where nothing is."""
     address, port = peer["at"]
     try:
         with socket.create_connection((address, port), timeout=CONNECT_S):
             return None
     except OSError as error:
-        what = f"{own['host']} cannot reach {peer['host']} at {address}:{port}: {error.strerror or error}."
+        message = f"{own['host']} cannot reach {peer['host']} at {address}:{port}: {error.strerror or error}."
         if is_loopback(address):
-            fix = f"{address} leads nowhere but to its own host: name the interface of {peer['host']} with --iface"
+            hint = f"{address} leads nowhere but to its own host: name the interface of {peer['host']} with --iface"
         else:
-            fix = "open the ports between the hosts in their firewalls, or name another interface with --iface"
-        return {"what": what, "fix": fix}
+            hint = "open the ports between the hosts in their firewalls, or name another interface with --iface"
+        return {"message": message, "hint": hint}

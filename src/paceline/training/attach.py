@@ -41,14 +41,14 @@ def attach(
 
     Without a strategy it is `ddp`; under `paceline compare --script` the one whose turn it is.
     """
-    assignment = script_task()
-    if assignment is None:
+    task = script_task()
+    if task is None:
         spec = Spec.parse(strategy or DEFAULT_STRATEGY)
         spec = Spec(spec.name, spec.options | {key: str(value) for key, value in options.items()})
         chosen = create(str(spec))
     else:
-        assignment.refuse_own_choice(strategy, options)
-        chosen, timeout = assignment.make_strategy(), assignment.config.timeout
+        task.check_attach_arguments(strategy, options)
+        chosen, timeout = task.make_strategy(), task.config.timeout
     chosen.allow_unused = allow_unused
     joined_here = not dist.is_initialized()
     if joined_here:
@@ -67,10 +67,10 @@ def attach(
         device=device,
         backend=_backend_for(device),
         timeout_s=timeout,
-        stopwatch=None if assignment is None else assignment.stopwatch(device),
+        stopwatch=None if task is None else task.stopwatch(device),
     )
     assert comm is not None
-    open_sync = Sync if assignment is None else assignment.attach
+    open_sync = Sync if task is None else task.attach
     sync = open_sync(model, make_optimizer, chosen, comm, bn)
     if joined_here:
         sync.on_close(leave_world)

@@ -26,7 +26,7 @@ from paceline.records.timeline import Purpose
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class LiveBuffers:
+class UpdatedBuffers:
     """The floating-point buffers that training changes: running statistics, and whatever else a model updates.
 
     Constant ones (masks, position tables) are never sent. Which ones live is found out by comparing values after the
@@ -42,15 +42,15 @@ class LiveBuffers:
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.is_floating_point()
         ]
-        self._looked = False
+        self._searched = False
 
     @property
-    def possible(self) -> bool:
+    def may_exist(self) -> bool:
         """Whether the model has any buffer that could change."""
         return bool(self._slots)
 
     @property
-    def sizes(self) -> list[int]:
+    def message_bytes(self) -> list[int]:
         """The bytes of the messages in which those that are known to change are sent: one per type."""
         by_type = Counter[torch.dtype]()
         for tensor in self._tensors():
@@ -59,17 +59,17 @@ class LiveBuffers:
 
     def broadcast(self) -> None:
         """Gives every rank rank 0's."""
-        if not self._looked:
-            self._look()
+        if not self._searched:
+            self._find_updated()
         tensors = self._tensors()
         if tensors and self._comm.world_size > 1:
             with self._comm.carrying(Purpose.BUFFERS):
                 broadcast_from_rank_0(tensors, self._comm)
 
     @contextmanager
-    def shipped(self) -> Iterator[None]:
+    def agreed(self) -> Iterator[None]:
         """Lends every rank rank 0's for an evaluation: those are what the run ships."""
-        self._look()
+        self._find_updated()
         if self._comm.world_size == 1:
             yield
             return
@@ -78,16 +78,16 @@ class LiveBuffers:
 
     def divergence(self) -> float | None:
         """How far apart the ranks' are: the largest distance from rank 0's, relative to their norm."""
-        self._look()
+        self._find_updated()
         tensors = self._tensors()
-        return spread(tensors, self._comm) if tensors else None
+        return relative_divergence(tensors, self._comm) if tensors else None
 
     def _tensors(self) -> list[Tensor]:
         return [slot.tensor.detach() for slot in self._slots if slot.before is None]
 
-    def _look(self) -> None:
+    def _find_updated(self) -> None:
         """Finds the buffers that changed on any rank."""
-        self._looked = True
+        self._searched = True
         still = [slot for slot in self._slots if slot.before is not None]
         if not still:
             return
@@ -113,7 +113,7 @@ class _Slot:
         return tensor
 
 
-def spread(tensors: Sequence[Tensor], comm: Comm) -> float:
+def relative_divergence(tensors: Sequence[Tensor], comm: Comm) -> float:
     """The largest distance of any rank's tensors from rank 0's, relative to their norm; 0 only if all are identical."""
     own = torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
     first = own.clone()
@@ -123,7 +123,7 @@ def spread(tensors: Sequence[Tensor], comm: Comm) -> float:
 
 
 @contextmanager
-def synced(model: nn.Module, comm: Comm) -> Iterator[None]:
+def sync_batchnorm(model: nn.Module, comm: Comm) -> Iterator[None]:
     """Makes the model's BatchNorm layers normalise over all ranks; the layers keep their identity and get it back."""
     layers: list[Any] = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
     own = [type(layer).__name__ for layer in layers if type(layer).forward is not nn.BatchNorm2d.forward]

@@ -11,7 +11,7 @@ from paceline.comm import Comm
 from paceline.comm.clocks import clock_offsets
 
 
-def start_together(comm: Comm) -> None:
+def start_clocks(comm: Comm) -> None:
     """Begins the run, on every rank's stopwatch, at the same moment of rank 0's clock."""
     assert comm.stopwatch is not None
     offset_s = clock_offsets(comm, time.perf_counter)[comm.rank]
@@ -19,7 +19,7 @@ def start_together(comm: Comm) -> None:
     comm.stopwatch.clock.start(moment_s + offset_s)
 
 
-def drift(comm: Comm) -> dict[str, Any]:
+def measure_drift(comm: Comm) -> dict[str, Any]:
     """How far the ranks' clocks have come apart since, for the record: readers set their times right by it."""
     assert comm.stopwatch is not None
     now = comm.stopwatch.clock.now

@@ -36,13 +36,13 @@ def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunCo
     loss = samples = correct = 0.0
     counted = workload.correct is not None
     with torch.no_grad(), autocast(config.precision, source.share.device):
-        for pieces in source.epoch(None):
-            for piece in pieces:
-                outcome = workload.evaluate(model, source.fetch(piece))
+        for micro_batches in source.epoch(None):
+            for micro_batch in micro_batches:
+                outcome = workload.forward(model, source.fetch(micro_batch))
                 right = workload.count_correct(outcome)
-                loss += float(outcome.loss) * piece.samples
+                loss += float(outcome.loss) * micro_batch.samples
                 correct += 0 if right is None else int(right)
-                samples += piece.samples
+                samples += micro_batch.samples
     for module, training in modes:  # Each its own: a fine-tuned model may keep parts in evaluation mode.
         module.training = training
     totals = torch.tensor([loss, samples, correct], dtype=torch.float64)

@@ -30,7 +30,7 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
             if batch is None:
                 return
             with autocast(config.precision, device):
-                outcome = workload.evaluate(model, batch)
+                outcome = workload.forward(model, batch)
             _check_loss(outcome.loss)
             workload.count_correct(outcome)
             outcome.loss.backward()

@@ -62,23 +62,23 @@ def _choose_backend(config: RunConfig, device: torch.device) -> str:
     """
     if config.device == "cpu" or not dist.is_nccl_available():
         return "gloo"
-    return "nccl" if one_gpu_each(gather_marks(_mark_of(device))) else "gloo"
+    return "nccl" if one_gpu_each(gather_gpu_ids(_gpu_id(device))) else "gloo"
 
 
-def _mark_of(device: torch.device) -> bytes:
+def _gpu_id(device: torch.device) -> bytes:
     """What tells a GPU from all others, whatever it is called here; nothing for a slice of one, which NCCL refuses."""
     if device.type != "cuda" or " MIG " in torch.cuda.get_device_name(device):
         return NO_GPU
     return hashlib.sha256(str(torch.cuda.get_device_properties(device).uuid).encode()).digest()[: len(NO_GPU)]
 
 
-def gather_marks(own: bytes) -> list[bytes]:
+def gather_gpu_ids(own: bytes) -> list[bytes]:
     """Every rank's mark, on every rank."""
     everyone = [torch.empty(len(own), dtype=torch.uint8) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, torch.frombuffer(bytearray(own), dtype=torch.uint8))
-    return [bytes(mark.tolist()) for mark in everyone]
+    return [bytes(gpu_id.tolist()) for gpu_id in everyone]
 
 
-def one_gpu_each(marks: Sequence[bytes]) -> bool:
+def one_gpu_each(gpu_ids: Sequence[bytes]) -> bool:
     """Whether all ranks have a GPU, and no two the same."""
-    return NO_GPU not in marks and len(set(marks)) == len(marks)
+    return NO_GPU not in gpu_ids and len(set(gpu_ids)) == len(gpu_ids)

@@ -63,14 +63,14 @@ def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: 
     placement = Placement.choose(config, world, roles, threads)
     placement.apply(config)
     workers, servers = ([n for n, own in enumerate(roles) if own is role] for role in (Role.WORKER, Role.SERVER))
-    pace = {"factor": config.slowed.get(world.rank, 1.0), "core_share": placement.core_share}
+    speed = {"factor": config.slowed.get(world.rank, 1.0), "core_share": placement.core_share}
     comm = open_comm(
         workers,
         servers=servers,
         device=placement.device,
         backend=placement.backend,
         timeout_s=config.timeout,
-        stopwatch=stopwatch_for(placement.device, events=config.events, **pace) if timed else None,
+        stopwatch=stopwatch_for(placement.device, events=config.events, **speed) if timed else None,
     )
     if comm is None:
         return None

@@ -18,8 +18,8 @@ from paceline.records.reader import read_steps
 from paceline.records.resources import read_resources
 from paceline.records.schema import resources_file, steps_file
 from paceline.records.timeline import read_timeline, timeline_file
-from paceline.training.batchnorm import spread
-from paceline.training.clock_sync import drift
+from paceline.training.batchnorm import relative_divergence
+from paceline.training.clock_sync import measure_drift
 from paceline.training.evaluate import evaluate
 from paceline.training.sync import Sync
 from paceline.training.traffic import planned_traffic
@@ -39,20 +39,20 @@ class HeldOut:
     whole: Source
 
 
-def held_out(config: RunConfig, workload: Workload, share: Share) -> HeldOut | None:
+def make_held_out(config: RunConfig, workload: Workload, share: Share) -> HeldOut | None:
     """The test data; None where there is nothing to test. Made before training, so that a mistake in it shows then."""
     if workload.test is None or not config.evaluate:
         return None
     # Twice a training micro-batch needs less memory than training it, since nothing is kept for backward.
     each = min(LARGEST_TEST_BATCH, 2 * config.global_batch(share.workers) // (share.workers * config.accumulate))
-    shared = dataclasses.replace(share, micro_batches=1)
+    shared = dataclasses.replace(share, micro_batches_per_step=1)
     alone = dataclasses.replace(shared, rank=0, workers=1)
     return HeldOut(
         *[make_source(workload.test, s, batch=each * s.workers, seed=config.seed, train=False) for s in (shared, alone)]
     )
 
 
-def evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: HeldOut) -> dict[str, Any]:
+def run_evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: HeldOut) -> dict[str, Any]:
     """Tests the agreed weights, shared among the ranks, and every rank's own replica where asked for."""
     with sync.agreed() as model:
         agreed = evaluate(model, workload, sources.shared, config, sync.comm).to_dict()
@@ -97,9 +97,9 @@ def summarise(
         "traffic": planned_traffic(strategy, sync),
         "sockets": None if sync.payload is None else sync.payload.result(),
         "untracked": sync.untracked(),
-        "clock": drift(sync.comm),
+        "clock": measure_drift(sync.comm),
         "buffer_divergence": sync.buffers.divergence(),
-        "weight_divergence": spread(list(sync.strategy.model.parameters()), sync.comm),
+        "weight_divergence": relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
         **sync.strategy.figures(),
     }
 
@@ -117,7 +117,7 @@ def _nested(rank: dict[str, Any]) -> dict[str, Any]:
     return rank | ({"split": split} if split else {})
 
 
-def whole_epochs(config: RunConfig, source: Source, step_s: float | None) -> dict[str, Any]:
+def estimate_epochs(config: RunConfig, source: Source, step_s: float | None) -> dict[str, Any]:
     """What the steps trained say of whole epochs: how long those asked for would take, what each leaves out."""
     per_epoch = source.expected_steps
     estimate = None

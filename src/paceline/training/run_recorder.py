@@ -13,14 +13,14 @@ WriteEvent = Callable[..., None]
 """Where an account of the run goes: `report(event, **values)`."""
 
 
-def silent(event: str, **values: Any) -> None:
+def discard_event(event: str, **values: Any) -> None:
     """A listener that does not."""
 
 
 class RecordListener(Protocol):
     """Somebody who writes down what happens in another way."""
 
-    def hear(self, event: str, **values: Any) -> None:
+    def on_event(self, event: str, **values: Any) -> None:
         """Something has happened."""
 
     def close(self) -> None:
@@ -30,11 +30,13 @@ class RecordListener(Protocol):
 class RunRecorder:
     """What one rank writes of a run."""
 
-    def __init__(self, folder: RunFolder, rank: int, now: Callable[[], float], listen: WriteEvent = silent) -> None:
+    def __init__(
+        self, folder: RunFolder, rank: int, now: Callable[[], float], on_event: WriteEvent = discard_event
+    ) -> None:
         self.folder = folder
         self._rank = rank
         self._events = EventWriter(folder, now) if rank == 0 else None
-        self._listen = listen
+        self._on_event = on_event
         self._listeners: list[RecordListener] = []
 
     @cached_property
@@ -47,37 +49,37 @@ class RunRecorder:
         """When this rank did what."""
         return TimelineWriter(self.folder.path, self._rank)
 
-    def report(self, event: str, **values: Any) -> None:
+    def write_event(self, event: str, **values: Any) -> None:
         """Tells what happens: rank 0 to the record's events, every rank to its own listener."""
         if self._events is not None:
             self._events.write(event, **values)
-        self._listen(event, **values)
+        self._on_event(event, **values)
         for listener in self._listeners:
-            listener.hear(event, **values)
+            listener.on_event(event, **values)
 
-    def tell(self, listener: RecordListener) -> None:
+    def add_listener(self, listener: RecordListener) -> None:
         """Has somebody else on this rank hear what happens, until the account is closed."""
         self._listeners.append(listener)
 
-    def describe(self, config: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
+    def write_description(self, config: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
         """What is known before the first step; `command` is what the user typed."""
         self.folder.write_run(config=config, topology=topology, provenance=provenance(command))
-        self.report("config", **topology)
+        self.write_event("config", **topology)
 
-    def summarise(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
         """The figures of the whole run."""
         if self._events is not None:
             self.folder.write_summary(summary)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The figures, and that the run did all it set out to do."""
-        self.summarise(summary)
+        self.write_summary(summary)
         if self._events is not None:
-            self.report("end")
+            self.write_event("end")
             self.folder.mark_finished()
 
     def close(self) -> None:
-        """Closes the files, and those of all who listen."""
+        """Closes the files, and those of all who on_event."""
         for listener in self._listeners:
             listener.close()
         self.steps.close()

@@ -18,12 +18,12 @@ from paceline.measure.steps import Laps, Stopwatch, TimelineRow
 from paceline.records import StepRow, StepWriter
 from paceline.records.timeline import TimelineWriter
 
-SETTLE_EVERY_S = 0.5
+FLUSH_EVERY_S = 0.5
 NOT_COUNTED = -1
 
 
 @dataclass
-class _OpenStep:
+class _PendingStep:
     """A step whose figures are still on the device."""
 
     epoch: int
@@ -32,7 +32,7 @@ class _OpenStep:
     losses: list[tuple[float, Tensor | float]]
     """With the weight of each, as a rule its samples."""
     correct: list[Tensor | int]
-    at: int | None
+    global_step: int | None
     """Its number as all ranks count steps, where they do not step together."""
 
 
@@ -58,59 +58,62 @@ class StepRecorder:
         self._writer = writer
         self._timeline = timeline
         self._spans: list[TimelineRow] = []
-        self._open: list[_OpenStep] = []
+        self._pending: list[_PendingStep] = []
         self._samples = 0
         self._losses: list[tuple[float, Tensor | float]] = []
         self._correct: list[Tensor | int] = []
         self._window: list[tuple[int, StepRow]] = []
         """With the number of each as all ranks count steps."""
-        self._settled_s = time.perf_counter()
+        self._flushed_s = time.perf_counter()
         self.step = 0
         """The next step's number."""
 
-    def add(self, samples: int, loss: Tensor, correct: Tensor | None) -> None:
+    def add_micro_batch(self, samples: int, loss: Tensor, correct: Tensor | None) -> None:
         """Notes one micro-batch."""
-        self.count(samples)
-        self.note(loss, samples, correct)
+        self.add_samples(samples)
+        self.add_figures(loss, samples, correct)
 
-    def count(self, samples: int) -> None:
+    def add_samples(self, samples: int) -> None:
         """Notes samples that are trained in this step."""
         self._samples += samples
 
-    def note(self, loss: Tensor | float | None, weight: float, correct: Tensor | int | None) -> None:
+    def add_figures(self, loss: Tensor | float | None, weight: float, correct: Tensor | int | None) -> None:
         """Notes the loss, and how many were right, of a part of the step; None where nobody knows."""
         if loss is not None:
             self._losses.append((weight, loss.detach() if isinstance(loss, Tensor) else loss))
         if correct is not None:
             self._correct.append(correct)
 
-    def end_step(self, epoch: int, laps: Laps, at: int | None = None) -> None:
+    def end_step(self, epoch: int, laps: Laps, global_step: int | None = None) -> None:
         """Closes a step of what was noted since the last one; `at` is its number where ranks count another way."""
-        self._open.append(_OpenStep(epoch, self._samples, laps, self._losses, self._correct, at))
+        self._pending.append(_PendingStep(epoch, self._samples, laps, self._losses, self._correct, global_step))
         self._samples, self._losses, self._correct = 0, [], []
-        if time.perf_counter() - self._settled_s > SETTLE_EVERY_S:
-            self.settle()
+        if time.perf_counter() - self._flushed_s > FLUSH_EVERY_S:
+            self.flush()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Reads what is still on the device and writes it to the record."""
-        rows = [self._row(number, step) for number, step in enumerate(self._open, start=self.step)]
+        rows = [self._row(number, step) for number, step in enumerate(self._pending, start=self.step)]
         self._writer.write(rows)
         self._write_timeline()
-        self._window += [(row.step if o.at is None else o.at, row) for row, o in zip(rows, self._open, strict=True)]
-        self.step += len(self._open)
-        self._open = []
-        self._settled_s = time.perf_counter()
+        self._window += [
+            (row.step if step.global_step is None else step.global_step, row)
+            for row, step in zip(rows, self._pending, strict=True)
+        ]
+        self.step += len(self._pending)
+        self._pending = []
+        self._flushed_s = time.perf_counter()
 
     def close_window(self, wall_s: float, comm: Comm, start: int, end: int) -> WindowFigures:
         """Adds up, over the ranks, the steps from one to another; every rank calls it when it has trained its share.
 
         Where the data has ended before, the window ends there.
         """
-        self.settle()
+        self.flush()
         rows, self._window = self._window, []
         own = torch.zeros(end - start, len(StepShare._fields), dtype=torch.float64)
         if rows:  # A rank may have trained none of these steps, or several shares of one.
-            shares = torch.tensor([_shares(row) for _, row in rows], dtype=torch.float64)
+            shares = torch.tensor([_step_share(row) for _, row in rows], dtype=torch.float64)
             own.index_add_(0, torch.tensor([at - start for at, _ in rows]), shares)
         whole = comm.sum(own)
         filled = whole[:, StepShare._fields.index("samples")].nonzero()
@@ -124,7 +127,7 @@ class StepRecorder:
             wall_s=comm.largest(wall_s),
         )
 
-    def _row(self, number: int, step: _OpenStep) -> StepRow:
+    def _row(self, number: int, step: _PendingStep) -> StepRow:
         weight = sum(weight for weight, _ in step.losses)
         loss = sum(weight * float(loss) for weight, loss in step.losses) / weight if weight else None
         correct = sum(int(count) for count in step.correct) if step.correct else NOT_COUNTED
@@ -154,7 +157,7 @@ class StepShare(NamedTuple):
     """1: a rank may train none of a step's shares, or several."""
 
 
-def _shares(row: StepRow) -> StepShare:
+def _step_share(row: StepRow) -> StepShare:
     known = 0 if row.loss is None else row.samples
     uncounted = row.correct == NOT_COUNTED
     correct = 0 if uncounted else row.correct

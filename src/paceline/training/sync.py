@@ -15,7 +15,7 @@ from paceline.comm.untracked_traffic import UntrackedTraffic
 from paceline.config import BatchNormMode
 from paceline.errors import UsageError
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
-from paceline.training.batchnorm import LiveBuffers, synced
+from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
 
 
 class Sync:
@@ -35,25 +35,25 @@ class Sync:
         self.strategy = strategy
         self.comm = comm
         self._undo = ExitStack()
-        self._at_the_end = ExitStack()
+        self._on_close = ExitStack()
         if bn == "sync" and not strategy.lockstep:
-            raise not_together(strategy)
-        self.normalises_together = bn == "sync" and comm.world_size > 1
+            raise sync_batchnorm_unsupported(strategy)
+        self.uses_sync_batchnorm = bn == "sync" and comm.world_size > 1
         """Whether BatchNorm layers send messages of their own."""
-        if self.normalises_together:
-            self._undo.enter_context(synced(model, comm))
+        if self.uses_sync_batchnorm:
+            self._undo.enter_context(sync_batchnorm(model, comm))
         self._untracked = UntrackedTraffic()
         self.payload = PayloadCount(comm) if comm.is_timed else None
         """What the sockets carry, by the kernel's count; None where nothing is noted."""
-        self.model: nn.Module = strategy.attach(model, self._noting_its_start(make_optimizer), comm)
+        self.model: nn.Module = strategy.attach(model, self._with_step_mark(make_optimizer), comm)
         """The module to call."""
         if comm.stopwatch is not None:
             self._undo.callback(comm.stopwatch.watch_gradients(p for p in model.parameters() if p.requires_grad))
-        self.buffers = LiveBuffers(model, comm)
-        self._buffers_are_old = False
+        self.buffers = UpdatedBuffers(model, comm)
+        self._buffers_outdated = False
         self._broadcasts_buffers = False
         waits = strategy.exchanges and strategy.lockstep and comm.world_size > 1
-        if bn == "broadcast" and waits and self.buffers.possible:
+        if bn == "broadcast" and waits and self.buffers.may_exist:
             self._broadcasts_buffers = True
             self._undo.callback(model.register_forward_pre_hook(self._refresh_buffers).remove)
 
@@ -73,9 +73,9 @@ class Sync:
         return self.strategy.optimizer
 
     @property
-    def broadcast_sizes(self) -> list[int]:
+    def broadcast_bytes(self) -> list[int]:
         """The bytes of each message that rank 0 broadcasts before a step: buffers that training changes, as known."""
-        return self.buffers.sizes if self._broadcasts_buffers else []
+        return self.buffers.message_bytes if self._broadcasts_buffers else []
 
     def untracked(self) -> dict[str, int] | None:
         """How much passed by the groups that are timed; None where none are. Every rank calls it."""
@@ -92,7 +92,7 @@ class Sync:
     def step(self, max_norm: float | None = None) -> None:
         """Agrees on gradients, clips, steps the optimiser, clears the gradients."""
         self.strategy.step(max_norm)
-        self._buffers_are_old = True
+        self._buffers_outdated = True
 
     def note(
         self,
@@ -122,7 +122,7 @@ class Sync:
         """The model with the weights and buffers that the run would ship, on every rank."""
         if self.payload is not None:
             self.payload.disturb()
-        with self.strategy.agreed() as model, self.buffers.shipped():
+        with self.strategy.agreed() as model, self.buffers.agreed():
             yield model
 
     def detach(self) -> None:
@@ -132,13 +132,13 @@ class Sync:
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Has something done at the very end of `close`."""
-        self._at_the_end.callback(call)
+        self._on_close.callback(call)
 
     def close(self) -> None:
         """Detaches, and ends the groups."""
         self.detach()
         close_comm(self.comm)
-        self._at_the_end.close()
+        self._on_close.close()
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +151,7 @@ class Sync:
             self._undo.close()
             self.strategy.abandon()
 
-    def _noting_its_start(self, make_optimizer: MakeOptimizer) -> MakeOptimizer:
+    def _with_step_mark(self, make_optimizer: MakeOptimizer) -> MakeOptimizer:
         """Has the optimiser itself say when it starts: a strategy with a `step` of its own need not."""
 
         def make(parameters: NamedParameters) -> torch.optim.Optimizer:
@@ -164,12 +164,12 @@ class Sync:
         return make
 
     def _refresh_buffers(self, module: nn.Module, _: Any) -> None:
-        if self._buffers_are_old and module.training:
+        if self._buffers_outdated and module.training:
             self.buffers.broadcast()
-            self._buffers_are_old = False
+            self._buffers_outdated = False
 
 
-def not_together(strategy: Strategy) -> UsageError:
+def sync_batchnorm_unsupported(strategy: Strategy) -> UsageError:
     """The error for BatchNorm over all ranks where these do not step together."""
     return UsageError(
         f"--bn sync has ranks wait for each other in every layer, and under {strategy.name} none waits for another.",

@@ -20,7 +20,7 @@ from paceline.records.timeline import HEADER, ROW, Timeline, timeline_file
 
 FLUSH_S = 5
 """What is older than this is on disk, where TensorBoard sees it."""
-MOST_STEPS_SPLIT = 20
+MAX_STEPS_SPLIT = 20
 """Of a window, the last ones: enough for a mean, and they take no time that the next window would wait for."""
 
 
@@ -48,7 +48,7 @@ class TensorBoardWriter:
         self._timeline = TimelineTail(folder.path / timeline_file(rank))
         self._step = 0
 
-    def hear(self, event: str, **values: Any) -> None:
+    def on_event(self, event: str, **values: Any) -> None:
         """Takes from the account what there is a curve for."""
         if event == "log":
             self._on_log(**values)
@@ -83,7 +83,7 @@ class TensorBoardWriter:
             if not profiled:
                 self._add("speed/samples_per_s", samples / wall_s, step)
         self._add_resources(step)
-        split = mean_split([found.split for found in split_steps(self._timeline.new_steps())[-MOST_STEPS_SPLIT:]])
+        split = mean_split([found.split for found in split_steps(self._timeline.new_steps())[-MAX_STEPS_SPLIT:]])
         if split is not None and not profiled:
             self.add_split(step, split)
 

@@ -22,7 +22,7 @@ def describe_strategy(text: str, strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def describe_place(placement: Placement, *, interface: str) -> dict[str, Any]:
+def describe_placement(placement: Placement, *, interface: str) -> dict[str, Any]:
     """Where a rank computes, and who moves its bytes."""
     return {
         "device": placement.device_name,

@@ -17,11 +17,11 @@ def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
 
     That is a strategy of the user's own, which has no plan, and BatchNorm's own messages under `--bn sync`.
     """
-    if Spec.parse(strategy).name not in ENTRIES or sync.normalises_together:
+    if Spec.parse(strategy).name not in ENTRIES or sync.uses_sync_batchnorm:
         return None
     gradients = [Gradient(name, p.numel(), p.element_size()) for name, p in sync.strategy.parameters]
     plan = plan_of(strategy)(gradients, sync.ranks, hosts=sync.comm.hosts, **dataclasses.asdict(sync.strategy.options))
-    whole = plan + Plan(tuple(broadcast(size, sync.ranks) for size in sync.broadcast_sizes))
+    whole = plan + Plan(tuple(broadcast(size, sync.ranks) for size in sync.broadcast_bytes))
     # Which parameters are used may differ from step to step, and what ranks tell each other about it comes on top.
     # And where ranks do not step together, some send more often than others.
     exact = not sync.strategy.allow_unused and sync.strategy.lockstep
@@ -31,5 +31,5 @@ def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
         "sent_bytes": [whole.sent_bytes(rank) for rank in everyone],
         "received_bytes": [whole.received_bytes(rank) for rank in everyone],
         "operations": len(whole.operations),
-        "buffer_bytes": sum(sync.broadcast_sizes),
+        "buffer_bytes": sum(sync.broadcast_bytes),
     }

@@ -16,17 +16,17 @@ from paceline.errors import PacelineError, WorkloadError, unknown_name
 from paceline.user_code import check_module, import_module
 from paceline.workloads import data
 from paceline.workloads.models import MODELS
-from paceline.workloads.names import MODEL_NAMES, is_own
+from paceline.workloads.names import MODEL_NAMES, is_user_workload
 from paceline.workloads.workload import Workload, count_top1
 
 
 def load_workload(config: RunConfig) -> Workload:
     """The workload of a run, with weights that depend on the seed alone."""
     torch.manual_seed(config.seed)
-    return _own(config) if is_own(config.workload) else _built_in(config)
+    return _load_user(config) if is_user_workload(config.workload) else _load_built_in(config)
 
 
-def _built_in(config: RunConfig) -> Workload:
+def _load_built_in(config: RunConfig) -> Workload:
     if config.workload not in MODELS:
         raise unknown_name("workload", config.workload, MODEL_NAMES)
     train, test = data.load(config.data, data_dir=data.data_dir(config.data_dir), svhn_extra=config.svhn_extra)
@@ -44,7 +44,7 @@ def _built_in(config: RunConfig) -> Workload:
     )
 
 
-def _own(config: RunConfig) -> Workload:
+def _load_user(config: RunConfig) -> Workload:
     module_name, _, function_name = config.workload.partition(":")
     check_module(module_name)
     module = import_module(module_name)

@@ -53,7 +53,7 @@ class Workload:
                 hint="give a data set, tensors, a DataLoader or an iterable of batches",
             )
 
-    def evaluate(self, model: nn.Module, batch: Any) -> ForwardResult:
+    def forward(self, model: nn.Module, batch: Any) -> ForwardResult:
         """One forward pass."""
         if self.step is not None:
             return ForwardResult(self.step(model, batch))

@@ -21,7 +21,7 @@ from paceline.config import RunConfig
 from paceline.errors import ParityError
 from paceline.strategies.base.strategy import AfterBackward
 from paceline.strategies.registry import ENTRIES, create
-from paceline.training.batchnorm import spread
+from paceline.training.batchnorm import relative_divergence
 from paceline.training.parity.oracle import Gradients, Shards, oracle
 from paceline.training.parity.proof import Parity, prove, take_shards
 from paceline.training.sync import Sync
@@ -53,7 +53,7 @@ LARGE = ["vgg11"]
 STEPS = 3
 
 _known: dict[tuple[str, int, RunConfig], tuple[Shards, list[Gradients] | None]] = {}
-"""A rank's: see `_other_side`."""
+"""A rank's: see `_shards_and_oracle`."""
 _trained: dict[tuple[str, int, RunConfig], Tensor] = {}
 """Rank 0's: the weights of one process after ten steps."""
 
@@ -64,18 +64,18 @@ def proof(comm: Comm, strategy: str, case: str, settings: dict[str, Any]) -> Par
     share = Share(comm.rank, comm.world_size, config.accumulate, comm.device, torch.float64)
     chosen = WRONG[strategy]() if strategy in WRONG else create(strategy, allow_unused=config.allow_unused)
     workload = OWN[case]() if case in OWN else cases.make(case)
-    other_side = () if case in OWN else _other_side(workload, case, share, config, comm)
+    other_side = () if case in OWN else _shards_and_oracle(workload, case, share, config, comm)
     return prove(chosen, workload, share, config, comm, STEPS, *other_side)
 
 
-def _other_side(
+def _shards_and_oracle(
     workload: Workload, case: str, share: Share, config: RunConfig, comm: Comm
 ) -> tuple[Shards, list[Gradients] | None]:
     """What all train on and, on rank 0, what one process makes of it: the same for all strategies, so made once."""
     key = case, comm.world_size, config
     if key not in _known:
         shards = take_shards(workload, share, config, comm, STEPS)
-        right = oracle(workload, shards.everyones, share, config) if comm.rank == 0 else None
+        right = oracle(workload, shards.all_ranks, share, config) if comm.rank == 0 else None
         if case in LARGE:  # Half a gigabyte: one is kept at a time.
             for other in [other for other in _known if other[0] in LARGE]:
                 del _known[other]
@@ -373,10 +373,10 @@ def ten_steps(comm: Comm, strategy: str, case: str, bn: str) -> tuple[Tensor, Te
     source = make_source(workload.train, share, batch=config.global_batch(comm.world_size), seed=0)
     steps = [(epoch, pieces) for epoch in range(20) for pieces in source.epoch(epoch)][:10]
     for _, (piece,) in steps:
-        loss = workload.evaluate(sync.model, source.fetch(piece)).loss
+        loss = workload.forward(sync.model, source.fetch(piece)).loss
         (loss * piece.weight).backward()
         sync.step()
-    apart = spread(list(workload.model.parameters()), comm)
+    apart = relative_divergence(list(workload.model.parameters()), comm)
     sync.close()
     key = case, comm.world_size, config
     if comm.rank == 0 and key not in _trained:
@@ -401,7 +401,7 @@ def train_alone(model: torch.nn.Module, workload: Any, share: Share, config: Run
     for step in range(10):
         for source, steps in zip(sources, shards, strict=True):
             for piece in steps[step]:
-                loss = workload.evaluate(model, source.fetch(piece)).loss
+                loss = workload.forward(model, source.fetch(piece)).loss
                 (loss * piece.weight / workers).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -439,7 +439,7 @@ def oracles(comm: Comm) -> list[dict[str, Tensor]]:
     config = RunConfig(batch=13, precision="fp64", augment=False)
     share = Share(comm.rank, comm.world_size, 1, comm.device, torch.float64)
     shards = take_shards(workload, share, config, comm, 1)
-    return oracle(workload, shards.everyones, share, config) if comm.rank == 0 else []
+    return oracle(workload, shards.all_ranks, share, config) if comm.rank == 0 else []
 
 
 def test_the_oracle_is_the_undivided_batch_without_batchnorm(pool: Pool) -> None:

@@ -35,12 +35,12 @@ def probe(
     """Three steps of gradients that depend on the rank, under a schedule; returns the weights after them."""
     torch.manual_seed(0)
     config = RunConfig(strategy=strategy, steps=40)
-    assignment = kind(
+    task = kind(
         script=Script(path="train.py"), config=config, folder=RunFolder(Path(folder)), oracle=f"{folder}/gradients.pt"
     )
     model = nn.Linear(3, 2).to(dtype)
-    with assignment.attach(
-        model, lambda p: torch.optim.SGD([w for _, w in p], lr=1.0), assignment.make_strategy(), comm, "broadcast"
+    with task.attach(
+        model, lambda p: torch.optim.SGD([w for _, w in p], lr=1.0), task.make_strategy(), comm, "broadcast"
     ) as sync:
         schedule = ExponentialLR(sync.optimizer, 0.5)
         try:

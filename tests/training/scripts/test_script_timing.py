@@ -37,9 +37,9 @@ def measuring(folder: str, **settings: Any) -> TimingTask:
 
 def attached(comm: Comm, folder: str, **settings: Any) -> TimedSync:
     torch.manual_seed(0)
-    assignment = measuring(folder, **settings)
-    comm = replace(comm, stopwatch=assignment.stopwatch(comm.device))
-    sync = assignment.attach(nn.Linear(4, 3), lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), comm, "broadcast")
+    task = measuring(folder, **settings)
+    comm = replace(comm, stopwatch=task.stopwatch(comm.device))
+    sync = task.attach(nn.Linear(4, 3), lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), comm, "broadcast")
     assert isinstance(sync, TimedSync)
     return sync
 
@@ -172,11 +172,11 @@ def test_a_step_without_samples_is_told_so(pool: Pool, tmp_path: Path) -> None:
 
 
 def attaches_twice(comm: Comm, folder: str) -> str:
-    assignment = measuring(folder)
-    comm = replace(comm, stopwatch=assignment.stopwatch(comm.device))
-    with assignment.attach(nn.Linear(2, 1), torch.optim.SGD, create("none"), comm, "local"):
+    task = measuring(folder)
+    comm = replace(comm, stopwatch=task.stopwatch(comm.device))
+    with task.attach(nn.Linear(2, 1), torch.optim.SGD, create("none"), comm, "local"):
         with pytest.raises(UsageError) as refused:
-            assignment.refuse_own_choice(None, {})
+            task.check_attach_arguments(None, {})
         return str(refused.value)
 
 
@@ -186,7 +186,7 @@ def test_a_second_attach_is_refused(pool: Pool, tmp_path: Path) -> None:
 
 def test_options_without_a_name_are_a_choice_too(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="gives bucket_mb to attach"):
-        measuring(str(tmp_path)).refuse_own_choice(None, {"bucket_mb": 1})
+        measuring(str(tmp_path)).check_attach_arguments(None, {"bucket_mb": 1})
 
 
 @pytest.mark.parametrize(

@@ -28,24 +28,24 @@ from paceline.config import RunConfig
 from paceline.errors import WorkloadError
 from paceline.strategies.base.strategy import NamedParameters
 from paceline.training.precision import autocast
-from paceline.workloads.batches import Piece, Share, Source
+from paceline.workloads.batches import MicroBatch, Share, Source
 from paceline.workloads.workload import Workload
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """How far a lossless strategy may be off, relative to the norm of the gradient."""
 
 Gradients = dict[str, Tensor]
-ShardStep = list[list[Piece]]
-"""Each rank's pieces of one step; what they hold is the batch itself."""
+ShardStep = list[list[MicroBatch]]
+"""Each rank's micro_batches of one step; what they hold is the batch itself."""
 
 
 @dataclass(frozen=True)
 class Shards:
     """What a proof trains on."""
 
-    own: list[list[Piece]]
-    """This rank's pieces of each step."""
-    everyones: list[ShardStep]
+    own: list[list[MicroBatch]]
+    """This rank's micro_batches of each step."""
+    all_ranks: list[ShardStep]
     """All ranks', on rank 0; nothing elsewhere."""
 
 
@@ -57,22 +57,26 @@ def draw_shards(source: Source, comm: Comm, steps: int) -> Shards:
     own = list(itertools.islice(itertools.cycle(drawn), steps))
     gathered: list[Any] | None = [None] * comm.world_size if comm.rank == 0 else None
     dist.gather_object(drawn, gathered, group_dst=0, group=comm.control)
-    everyones = [list(step) for step in zip(*(gathered or []), strict=True)]
-    return Shards(own, list(itertools.islice(itertools.cycle(everyones), steps)))
+    all_ranks = [list(step) for step in zip(*(gathered or []), strict=True)]
+    return Shards(own, list(itertools.islice(itertools.cycle(all_ranks), steps)))
 
 
-def _batches(source: Source, comm: Comm) -> Iterator[list[Piece]]:
+def _batches(source: Source, comm: Comm) -> Iterator[list[MicroBatch]]:
     """Epoch after epoch, each as long as the data lasts on all ranks, until one has nothing."""
     host = replace(source.share, device=torch.device("cpu"))
     for epoch in itertools.count():
         trained = False
         steps = source.epoch(epoch)
-        while comm.smallest(int((pieces := next(steps, None)) is not None)):
-            assert pieces is not None
+        while comm.smallest(int((micro_batches := next(steps, None)) is not None)):
+            assert micro_batches is not None
             trained = True
             # Copies: a slice would bring the whole global batch along.
             yield [
-                replace(piece, content=_joined([host.place(source.fetch(piece))], [piece.samples])) for piece in pieces
+                replace(
+                    micro_batch,
+                    content=_concatenate([host.to_device(source.fetch(micro_batch))], [micro_batch.samples]),
+                )
+                for micro_batch in micro_batches
             ]
         if not trained:
             return
@@ -80,14 +84,14 @@ def _batches(source: Source, comm: Comm) -> Iterator[list[Piece]]:
 
 def oracle(workload: Workload, shards: Sequence[ShardStep], share: Share, config: RunConfig) -> list[Gradients]:
     """The mean gradient of each step."""
-    if trains_jointly(workload.model, config, share.workers):
-        together = _all_together(shards)
-        if together is not None:
-            return _gradients(workload, together, share, config)
+    if normalises_over_ranks(workload.model, config, share.workers):
+        merged = _merge_ranks(shards)
+        if merged is not None:
+            return _gradients(workload, merged, share, config)
     return _gradients(workload, shards, share, config)
 
 
-def doubts(
+def inconclusive_reason(
     workload: Workload, shards: Sequence[ShardStep], share: Share, config: RunConfig, expected: Sequence[Gradients]
 ) -> str:
     """Why the oracle says nothing about strategies on this workload; empty where it does."""
@@ -98,14 +102,14 @@ def doubts(
         return (
             "one process does not compute the same twice: seed all that is random in the model, the loss or the step."
         )
-    if not trains_jointly(workload.model, config, share.workers):
+    if not normalises_over_ranks(workload.model, config, share.workers):
         return ""
     # With BatchNorm out of the way it must not matter whether shards are trained together.
     model = without_dropout(copy.deepcopy(workload.model))
-    still = replace(workload, model=_evaluating(model, nn.modules.batchnorm._BatchNorm))
-    together = _all_together(shards)
+    still = replace(workload, model=_set_eval(model, nn.modules.batchnorm._BatchNorm))
+    merged = _merge_ranks(shards)
     one_by_one = _gradients(still, shards, share, config)
-    if together is None or not difference(_gradients(still, together, share, config), one_by_one) < tolerance:
+    if merged is None or not difference(_gradients(still, merged, share, config), one_by_one) < tolerance:
         return (
             "under --bn sync its proof puts the shards of all ranks into one batch, and on that this model or loss "
             "computes something else than on each (dropout by a function, a loss that is no mean over samples, batches "
@@ -114,7 +118,7 @@ def doubts(
     return ""
 
 
-def trains_jointly(model: nn.Module, config: RunConfig, workers: int) -> bool:
+def normalises_over_ranks(model: nn.Module, config: RunConfig, workers: int) -> bool:
     """Whether ranks normalise over all of them, so that no shard can be trained by itself."""
     layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     return config.bn == "sync" and workers > 1 and any(layer.training for layer in layers)
@@ -122,7 +126,7 @@ def trains_jointly(model: nn.Module, config: RunConfig, workers: int) -> bool:
 
 def without_dropout(model: nn.Module) -> nn.Module:
     """Switches dropout off: for a batch of all ranks it would draw other masks than for each of theirs."""
-    return _evaluating(model, nn.modules.dropout._DropoutNd)
+    return _set_eval(model, nn.modules.dropout._DropoutNd)
 
 
 def clip_norm_of(step: int, steps: int, clip_norm: float | None) -> float | None:
@@ -131,17 +135,17 @@ def clip_norm_of(step: int, steps: int, clip_norm: float | None) -> float | None
 
 
 def backward(
-    model: nn.Module, workload: Workload, share: Share, config: RunConfig, piece: Piece, place: Sequence[int]
+    model: nn.Module, workload: Workload, share: Share, config: RunConfig, micro_batch: MicroBatch, place: Sequence[int]
 ) -> None:
-    """Forward and backward of one piece; what is random depends on its place alone: (step, rank, micro-batch)."""
+    """Forward and backward of one micro_batch; what is random depends on its place alone: (step, rank, micro-batch)."""
     seed = hash(tuple(place)) % 2**31
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
-    batch = share.place(copy.deepcopy(piece.content))  # A model may change its input.
+    batch = share.to_device(copy.deepcopy(micro_batch.content))  # A model may change its input.
     with autocast(config.precision, share.device):
-        loss = workload.evaluate(model, batch).loss
-    (loss * piece.weight).backward()
+        loss = workload.forward(model, batch).loss
+    (loss * micro_batch.weight).backward()
 
 
 def difference(found: Sequence[Gradients], expected: Sequence[Gradients]) -> float:
@@ -149,12 +153,12 @@ def difference(found: Sequence[Gradients], expected: Sequence[Gradients]) -> flo
     errors = []
     for one, other in zip(found, expected, strict=True):
         parameters = [(name, other.get(name, one.get(name))) for name in {**one, **other}]
-        right = flat(other, parameters)
-        errors.append(relative(flat(one, parameters) - right, right))
+        right = flatten(other, parameters)
+        errors.append(relative_error(flatten(one, parameters) - right, right))
     return max(errors)
 
 
-def relative(off: Tensor, right: Tensor) -> float:
+def relative_error(off: Tensor, right: Tensor) -> float:
     """‖off‖ ÷ ‖right‖; infinite where that is no number, but 0 where both are."""
     if not off.norm():
         return 0.0
@@ -162,7 +166,7 @@ def relative(off: Tensor, right: Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def flat(gradients: Gradients, parameters: NamedParameters | Sequence[tuple[str, Any]]) -> Tensor:
+def flatten(gradients: Gradients, parameters: NamedParameters | Sequence[tuple[str, Any]]) -> Tensor:
     """All gradients in one vector, zeros for those that are not there."""
     return torch.cat(
         [gradients.get(name, torch.zeros_like(p)).detach().double().cpu().reshape(-1) for name, p in parameters]
@@ -171,7 +175,7 @@ def flat(gradients: Gradients, parameters: NamedParameters | Sequence[tuple[str,
 
 def _gradients(workload: Workload, shards: Sequence[ShardStep], share: Share, config: RunConfig) -> list[Gradients]:
     first = copy.deepcopy(workload.model)
-    if trains_jointly(workload.model, config, share.workers):
+    if normalises_over_ranks(workload.model, config, share.workers):
         without_dropout(first)
     weights: dict[int, Any] = {id(parameter): parameter for parameter in first.parameters()}
     replicas = [first, *(copy.deepcopy(first, dict(weights)) for _ in shards[0][1:])]
@@ -179,9 +183,9 @@ def _gradients(workload: Workload, shards: Sequence[ShardStep], share: Share, co
     for step, ranks in enumerate(shards):
         if config.bn == "broadcast":
             _share_buffers(replicas)
-        for rank, (replica, pieces) in enumerate(zip(replicas, ranks, strict=True)):
-            for number, piece in enumerate(pieces):
-                scaled = replace(piece, weight=piece.weight / share.workers)
+        for rank, (replica, micro_batches) in enumerate(zip(replicas, ranks, strict=True)):
+            for number, micro_batch in enumerate(micro_batches):
+                scaled = replace(micro_batch, weight=micro_batch.weight / share.workers)
                 backward(replica, workload, share, config, scaled, (step, rank, number))
         max_norm = clip_norm_of(step, len(shards), config.clip_norm)
         if max_norm is not None:
@@ -200,7 +204,7 @@ def _share_buffers(replicas: Sequence[nn.Module]) -> None:
                 buffer.detach().copy_(first[name].detach())
 
 
-def _evaluating(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
+def _set_eval(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
     """Puts the model's layers of a kind into evaluation mode."""
     for module in model.modules():
         if isinstance(module, kind):
@@ -208,29 +212,29 @@ def _evaluating(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
     return model
 
 
-def _all_together(shards: Sequence[ShardStep]) -> list[ShardStep] | None:
-    """One rank's pieces instead of all ranks': micro-batch m is that of all of them; None where it cannot be made."""
+def _merge_ranks(shards: Sequence[ShardStep]) -> list[ShardStep] | None:
+    """One rank's micro_batches instead of all ranks': micro-batch m is that of all of them; None where it cannot be made."""
     try:
-        return [[[_as_one(parts) for parts in zip(*step, strict=True)]] for step in shards]
+        return [[[_merge_micro_batches(parts) for parts in zip(*step, strict=True)]] for step in shards]
     except (KeyError, RuntimeError, TypeError, ValueError):  # Shards padded to other lengths, say.
         return None
 
 
-def _as_one(parts: Sequence[Piece]) -> Piece:
+def _merge_micro_batches(parts: Sequence[MicroBatch]) -> MicroBatch:
     sizes = [part.samples for part in parts]
-    content = _joined([part.content for part in parts], sizes)
+    content = _concatenate([part.content for part in parts], sizes)
     return replace(parts[0], samples=sum(sizes), weight=sum(part.weight for part in parts), content=content)
 
 
-def _joined(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
+def _concatenate(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Batches one after the other in one batch; what does not have a row for each sample is the first one's."""
     first = parts[0]
     if isinstance(first, Tensor):
         by_sample = all(part.dim() and len(part) == size for part, size in zip(parts, sizes, strict=True))
         return torch.cat(list(parts)) if by_sample else first.clone()
     if isinstance(first, Mapping):
-        return {key: _joined([part[key] for part in parts], sizes) for key in first}
+        return {key: _concatenate([part[key] for part in parts], sizes) for key in first}
     if isinstance(first, list | tuple):
-        members = [_joined(member, sizes) for member in zip(*parts, strict=True)]
+        members = [_concatenate(member, sizes) for member in zip(*parts, strict=True)]
         return type(first)(*members) if hasattr(first, "_fields") else type(first)(members)
     return first

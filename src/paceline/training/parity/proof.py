@@ -27,12 +27,12 @@ from paceline.training.parity.oracle import (
     Shards,
     backward,
     clip_norm_of,
-    doubts,
     draw_shards,
-    flat,
+    flatten,
+    inconclusive_reason,
+    normalises_over_ranks,
     oracle,
-    relative,
-    trains_jointly,
+    relative_error,
     without_dropout,
 )
 from paceline.training.sync import Sync
@@ -84,7 +84,7 @@ class ProbeOptimizer(torch.optim.Optimizer):
 
     def __init__(self, parameters: NamedParameters, strategy: Strategy) -> None:
         super().__init__(list(parameters), {})
-        self.seen = SeenSteps(strategy)
+        self.seen = CapturedGradients(strategy)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Keeps the gradients of this step, or of a part of it."""
@@ -94,7 +94,7 @@ class ProbeOptimizer(torch.optim.Optimizer):
         self.seen.add({name: p.grad.detach().clone() for name, p in pairs if p.grad is not None})
 
 
-class SeenSteps:
+class CapturedGradients:
     """The gradients of each step, put together where a strategy has its optimiser step part by part."""
 
     def __init__(self, strategy: Strategy) -> None:
@@ -127,17 +127,17 @@ def prove(
     the strategy, but not the groups.
     """
     shards = shards or take_shards(workload, share, config, comm, steps)
-    seen = _with_servers(_under(strategy, workload, share, config, comm, shards), comm)
+    seen = _with_servers(_train_under(strategy, workload, share, config, comm, shards), comm)
     if comm.rank == 0 and expected is None:
-        expected = oracle(workload, shards.everyones, share, config)
+        expected = oracle(workload, shards.all_ranks, share, config)
     right = seen if expected is None else expected
     found = worst(compare_gradients(one, other, workload.model, comm) for one, other in zip(seen, right, strict=True))
     parity = Parity(strategy.name, comm.world_size, *found, TOLERANCE[share.dtype])
     if parity.holds or not strategy.lossless:
         return parity
-    doubt = [doubts(workload, shards.everyones, share, config, right) if comm.rank == 0 else ""]
-    dist.broadcast_object_list(doubt, group_src=0, group=comm.control)
-    return replace(parity, unproven=doubt[0])
+    reason = [inconclusive_reason(workload, shards.all_ranks, share, config, right) if comm.rank == 0 else ""]
+    dist.broadcast_object_list(reason, group_src=0, group=comm.control)
+    return replace(parity, unproven=reason[0])
 
 
 def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
@@ -153,8 +153,8 @@ def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
 def _with_servers(seen: list[Gradients], comm: Comm) -> list[Gradients]:
     """On rank 0, also what servers on ranks of their own have stepped."""
     for server in range(comm.servers if comm.rank == 0 else 0):
-        told = receive_json_message(comm.world_size + server, comm.everyone)
-        seen = [own | told.get(str(step), {}) for step, own in enumerate(seen)]
+        received = receive_json_message(comm.world_size + server, comm.everyone)
+        seen = [own | received.get(str(step), {}) for step, own in enumerate(seen)]
     return seen
 
 
@@ -165,18 +165,18 @@ def take_shards(workload: Workload, share: Share, config: RunConfig, comm: Comm,
     return draw_shards(source, comm, steps)
 
 
-def _under(
+def _train_under(
     strategy: Strategy, workload: Workload, share: Share, config: RunConfig, comm: Comm, shards: Shards
 ) -> list[Gradients]:
     """Each step's gradients, as this rank would have stepped them."""
     model = copy.deepcopy(workload.model)
-    if trains_jointly(model, config, comm.world_size):
+    if normalises_over_ranks(model, config, comm.world_size):
         without_dropout(model)
     sync = Sync(model, lambda parameters: ProbeOptimizer(parameters, strategy), strategy, comm, config.bn)
-    for step, pieces in enumerate(shards.own):
-        for number, piece in enumerate(pieces):
-            with sync.microbatch(last=number == len(pieces) - 1):
-                backward(sync.model, workload, share, config, piece, (step, comm.rank, number))
+    for step, micro_batches in enumerate(shards.own):
+        for number, micro_batch in enumerate(micro_batches):
+            with sync.microbatch(last=number == len(micro_batches) - 1):
+                backward(sync.model, workload, share, config, micro_batch, (step, comm.rank, number))
         sync.step(clip_norm_of(step, len(shards.own), config.clip_norm))
     sync.strategy.finish()
     assert isinstance(sync.optimizer, ProbeOptimizer)
@@ -193,12 +193,12 @@ def compare_gradients(found: Gradients, expected: Gradients, model: nn.Module, c
     """
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     own = torch.tensor([name in found for name, _ in parameters])
-    right = flat(expected, parameters)
+    right = flatten(expected, parameters)
     dist.broadcast(right, group_src=0, group=comm.control)
     mask = torch.cat([kept.expand(p.numel()) for kept, (_, p) in zip(own, parameters, strict=True)])
-    off = (flat(found, parameters) - right)[mask]
+    off = (flatten(found, parameters) - right)[mask]
     share = right[mask]
-    error = relative(off, right)
+    error = relative_error(off, right)
     factor = 1 + float(off @ share / (share @ share))
     if not math.isfinite(factor):  # Nothing of it is this rank's, or all of that is zero, or the gradient is broken.
         factor = 1.0

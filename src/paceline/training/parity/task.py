@@ -42,7 +42,7 @@ def prove_run(
     command: str | None = None,  # noqa: ARG001  (every task takes the same)
 ) -> None:
     """Compares the strategy's gradients with one process's and leaves the error; idle ranks wait."""
-    setup = set_up_rank(small(config, world.size), world, threads)
+    setup = set_up_rank(proof_config(config, world.size), world, threads)
     if setup is None:
         world.wait_for(f"proof-{number}")
         return
@@ -54,7 +54,7 @@ def prove_run(
     with exact_kernels():
         # On a copy: after a forward pass some models (those under an old `spectral_norm`) cannot be copied any more.
         check_gradients(copy.deepcopy(setup.model), setup.workload, setup.source(), setup.config, setup.comm.rank)
-        shards, expected = _other_side(setup)
+        shards, expected = _shards_and_oracle(setup)
         parity = prove(setup.strategy, setup.workload, setup.share, setup.config, setup.comm, STEPS, shards, expected)
     close_comm(setup.comm)
     if setup.comm.rank == 0:
@@ -81,7 +81,7 @@ def exact_kernels() -> Iterator[None]:
         torch.set_float32_matmul_precision(before[2])
 
 
-def small(config: RunConfig, ranks: int) -> RunConfig:
+def proof_config(config: RunConfig, ranks: int) -> RunConfig:
     """The configuration to prove a run's strategy with: fewer samples a step, and without autocast's rounding."""
     workers = create(config.strategy).roles(ranks).count(Role.WORKER)
     batch = min(config.global_batch(workers), SAMPLES_PER_MICRO_BATCH * workers * config.accumulate)
@@ -91,7 +91,7 @@ def small(config: RunConfig, ranks: int) -> RunConfig:
     return replace(config, precision=precision, batch=batch, batch_per_rank=None, slow_rank="")
 
 
-def _other_side(setup: RankSetup) -> tuple[Shards, list[Gradients] | None]:
+def _shards_and_oracle(setup: RankSetup) -> tuple[Shards, list[Gradients] | None]:
     """What all train on, and on rank 0 the right gradients."""
     workload, share, config, comm = setup.workload, setup.share, setup.config, setup.comm
     # The same roles: then the same ranks have drawn before, and they agree on whether to draw again.
@@ -104,7 +104,7 @@ def _other_side(setup: RankSetup) -> tuple[Shards, list[Gradients] | None]:
         return shards, None
     alike = key, _fingerprint(setup.model)
     if alike not in _oracles:
-        _oracles[alike] = oracle(workload, shards.everyones, share, config)
+        _oracles[alike] = oracle(workload, shards.all_ranks, share, config)
     return shards, _oracles[alike]
 
 

@@ -1,4 +1,4 @@
-"""Runs a training script of the user's own in this process, as python would, with an assignment for its `attach`."""
+"""Runs a training script of the user's own in this process, as python would, with an task for its `attach`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.training.scripts.script_parity import OracleCheckTask, OracleTask,
 from paceline.training.scripts.script_task import ScriptFinished, ScriptTask, set_script_task
 from paceline.training.scripts.script_timing import TimingTask
 
-ASSIGNMENTS: dict[str, type[ScriptTask]] = {
+SCRIPT_TASKS: dict[str, type[ScriptTask]] = {
     "train": TimingTask,
     "prove": ParityTask,
     "oracle": OracleTask,
@@ -28,25 +28,25 @@ ASSIGNMENTS: dict[str, type[ScriptTask]] = {
 LINES_TO_SHOW = 12
 
 
-def run_script(assignment: ScriptTask, iface: str | None) -> None:
+def run_script(task: ScriptTask, iface: str | None) -> None:
     """Runs the script until it has done what is asked; raises where it ends before that."""
-    script, rank = assignment.script, int(os.environ["RANK"])
-    set_script_task(assignment)
+    script, rank = task.script, int(os.environ["RANK"])
+    set_script_task(task)
     _choose_interface(iface)
-    _seed(assignment.config.seed, rank)
+    _seed(task.config.seed, rank)
     sys.argv = [script.path, *script.args]
     sys.path.insert(0, str(Path(script.path).resolve().parent))
     try:
-        with exact_kernels() if assignment.exact else nullcontext():
+        with exact_kernels() if task.exact_kernels else nullcontext():
             runpy.run_path(script.path, run_name="__main__")
     except ScriptFinished:
         return
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise WorkloadError(
-                f"{script.name} left with exit code {leaving.code}.", detail=_last_lines(assignment, rank)
+                f"{script.name} left with exit code {leaving.code}.", detail=_last_lines(task, rank)
             ) from None
-    assignment.check_done()
+    task.check_finished()
 
 
 def _choose_interface(iface: str | None) -> None:
@@ -64,9 +64,9 @@ def _seed(seed: int, rank: int) -> None:
     np.random.seed(own % 2**32)
 
 
-def _last_lines(assignment: ScriptTask, rank: int) -> str:
+def _last_lines(task: ScriptTask, rank: int) -> str:
     """The end of what the script printed: why argparse refused its arguments, for example."""
     sys.stdout.flush()
     sys.stderr.flush()
-    log = assignment.folder.log_file(rank)
+    log = task.folder.log_file(rank)
     return "\n".join(log.read_text(errors="replace").splitlines()[-LINES_TO_SHOW:]) if log.exists() else ""

@@ -20,7 +20,7 @@ from paceline.comm import Comm
 from paceline.config import BatchNormMode
 from paceline.strategies.base.strategy import AfterBackward, MakeOptimizer, NamedParameters, Strategy
 from paceline.training.parity.oracle import TOLERANCE, clip_norm_of
-from paceline.training.parity.proof import Parity, SeenSteps, compare_gradients, worst
+from paceline.training.parity.proof import CapturedGradients, Parity, compare_gradients, worst
 from paceline.training.parity.task import STEPS
 from paceline.training.scripts.script_task import ScriptTask, TaskSync
 
@@ -43,40 +43,40 @@ class ProbeSync(TaskSync):
 
     def __init__(
         self,
-        conclude: Callable[[ProbeSync], None],
+        write_result: Callable[[ProbeSync], None],
         model: nn.Module,
         make_optimizer: MakeOptimizer,
         strategy: Strategy,
         comm: Comm,
         bn: BatchNormMode,
     ) -> None:
-        seen = SeenSteps(strategy)
+        seen = CapturedGradients(strategy)
         self.seen = seen.steps
-        super().__init__(STEPS, model, _probed(make_optimizer, seen), strategy, comm, bn)
-        self._conclude = conclude
+        super().__init__(STEPS, model, _with_probe_step(make_optimizer, seen), strategy, comm, bn)
+        self._write_result = write_result
 
     def step(self, max_norm: float | None = None) -> None:
         super().step(clip_norm_of(self.steps_done, STEPS, max_norm))
         self.count_step()
 
-    def conclude(self) -> None:
+    def write_result(self) -> None:
         self.strategy.finish()
-        self._conclude(self)
+        self._write_result(self)
 
 
 class ProbeTask(ScriptTask):
     """Asks for a few steps' gradients; subclasses say what becomes of them."""
 
     steps = STEPS
-    exact = True
+    exact_kernels = True
 
     def make_sync(
         self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode
     ) -> TaskSync:
-        return ProbeSync(self.conclude, model, make_optimizer, strategy, comm, bn)
+        return ProbeSync(self.write_result, model, make_optimizer, strategy, comm, bn)
 
     @abstractmethod
-    def conclude(self, sync: ProbeSync) -> None:
+    def write_result(self, sync: ProbeSync) -> None:
         """What becomes of the gradients; called on every rank."""
 
 
@@ -86,7 +86,7 @@ class OracleTask(ProbeTask):
     def make_strategy(self) -> Strategy:
         return ExactMean()
 
-    def conclude(self, sync: ProbeSync) -> None:
+    def write_result(self, sync: ProbeSync) -> None:
         if sync.rank == 0:
             torch.save(sync.seen, self.oracle)
             self.folder.mark_finished()
@@ -95,7 +95,7 @@ class OracleTask(ProbeTask):
 class ParityTask(ProbeTask):
     """Compares the strategy's gradients with those in the file."""
 
-    def conclude(self, sync: ProbeSync) -> None:
+    def write_result(self, sync: ProbeSync) -> None:
         # Only rank 0's side of the comparison counts.
         expected = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else sync.seen
         model, comm = sync.strategy.model, sync.comm
@@ -114,7 +114,7 @@ class OracleCheckTask(ParityTask):
         return ExactMean()
 
 
-def _probed(make_optimizer: MakeOptimizer, seen: SeenSteps) -> MakeOptimizer:
+def _with_probe_step(make_optimizer: MakeOptimizer, seen: CapturedGradients) -> MakeOptimizer:
     """Makes the user's optimiser, and takes its `step`; a method, since that is what schedulers wrap."""
 
     def make(parameters: NamedParameters) -> torch.optim.Optimizer:

@@ -1,6 +1,6 @@
 """What a launcher asks of a script that calls `paceline.attach`: under which strategy to train, and what to find out.
 
-Such a script owns its process, so the launcher can hand it nothing. It leaves an assignment, which `attach` finds.
+Such a script owns its process, so the launcher can hand it nothing. It leaves an task, which `attach` finds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.strategies.base.strategy import MakeOptimizer, Strategy
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 
-_assignments: list[ScriptTask] = []
+_current_task: list[ScriptTask] = []
 
 
 class ScriptFinished(SystemExit):
@@ -33,7 +33,7 @@ class ScriptFinished(SystemExit):
 
 
 class TaskSync(Sync, ABC):
-    """What `attach` returns under an assignment: it counts steps, and leaves the script after the last."""
+    """What `attach` returns under an task: it counts steps, and leaves the script after the last."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class TaskSync(Sync, ABC):
         """Ends a step; the last one ends the script."""
         self.steps_done += 1
         if self.finished:
-            self.conclude()
+            self.write_result()
             raise ScriptFinished
 
     @abstractmethod
-    def conclude(self) -> None:
+    def write_result(self) -> None:
         """Writes down what was found out."""
 
 
@@ -83,7 +83,7 @@ class ScriptTask(ABC):
     """The file of the gradients that proofs compare with."""
     sync: TaskSync | None = field(default=None, init=False)
     """What the script attached."""
-    exact: ClassVar[bool] = False
+    exact_kernels: ClassVar[bool] = False
     """Whether rounding matters more than speed."""
 
     @property
@@ -105,7 +105,7 @@ class ScriptTask(ABC):
         """The strategy to train under."""
         return create(self.config.strategy)
 
-    def refuse_own_choice(self, strategy: str | None, options: Mapping[str, Any]) -> None:
+    def check_attach_arguments(self, strategy: str | None, options: Mapping[str, Any]) -> None:
         """Refuses a script that leaves nothing to choose, or that attaches twice."""
         if strategy is not None or options:
             named = repr(strategy) if strategy is not None else ", ".join(options)
@@ -134,7 +134,7 @@ class ScriptTask(ABC):
         self.sync = self.make_sync(model, make_optimizer, strategy, comm, bn)
         return self.sync
 
-    def check_done(self) -> None:
+    def check_finished(self) -> None:
         """Refuses a script that came to its end without doing what was asked."""
         if self.sync is None:
             raise WorkloadError(
@@ -148,11 +148,11 @@ class ScriptTask(ABC):
             )
 
 
-def set_script_task(assignment: ScriptTask) -> None:
+def set_script_task(task: ScriptTask) -> None:
     """Leaves it for the script that this process will run."""
-    _assignments[:] = [assignment]
+    _current_task[:] = [task]
 
 
 def script_task() -> ScriptTask | None:
     """What the launcher left, if a launcher of ours runs this script."""
-    return _assignments[0] if _assignments else None
+    return _current_task[0] if _current_task else None

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from paceline.errors import DataError
 
-MEMORY_NAME = ".verified.json"
+CACHE_NAME = ".verified.json"
 
 
 def is_intact(path: Path, md5: str) -> bool:
     """Whether the file is there; raises when it is but is not the one published."""
     try:
         stamp = _stamp(path, md5)  # before the file is read: what changes meanwhile is checked again next time
-        if _remembered(path.parent).get(path.name) == stamp:
+        if _read_cache(path.parent).get(path.name) == stamp:
             return True
         with path.open("rb") as file:
             found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -36,7 +36,7 @@ def is_intact(path: Path, md5: str) -> bool:
         ) from error
     if found != md5:
         raise wrong_checksum(path, expected=md5, found=found, hint="delete it to download it again")
-    _remember(path, stamp)
+    _add_to_cache(path, stamp)
     return True
 
 
@@ -60,7 +60,7 @@ def write_checked(path: Path, chunks: Iterable[bytes], md5: str, *, hint: str) -
     except BaseException:  # Ctrl-C too
         unfinished.unlink(missing_ok=True)
         raise
-    _remember(path, _stamp(path, md5))
+    _add_to_cache(path, _stamp(path, md5))
 
 
 def wrong_checksum(path: Path, *, expected: str, found: str, hint: str) -> DataError:
@@ -73,23 +73,23 @@ def _stamp(path: Path, md5: str) -> dict[str, object]:
     return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "md5": md5}
 
 
-def _remembered(folder: Path) -> dict[str, object]:
+def _read_cache(folder: Path) -> dict[str, object]:
     try:
-        memory = json.loads((folder / MEMORY_NAME).read_text())
+        cache = json.loads((folder / CACHE_NAME).read_text())
     except (OSError, ValueError):
         return {}
-    return memory if isinstance(memory, dict) else {}
+    return cache if isinstance(cache, dict) else {}
 
 
-def _remember(path: Path, stamp: dict[str, object]) -> None:
+def _add_to_cache(path: Path, stamp: dict[str, object]) -> None:
     """Adds one file to the memory; a folder that cannot be written to costs the next start its time, nothing else."""
-    memory = _remembered(path.parent) | {path.name: stamp}
+    cache = _read_cache(path.parent) | {path.name: stamp}
     with contextlib.suppress(OSError):
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=MEMORY_NAME)
+        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=CACHE_NAME)
         try:
             with os.fdopen(handle, "w") as file:
-                json.dump(memory, file, indent=1)
-            Path(unfinished).replace(path.parent / MEMORY_NAME)
+                json.dump(cache, file, indent=1)
+            Path(unfinished).replace(path.parent / CACHE_NAME)
         except BaseException:
             Path(unfinished).unlink(missing_ok=True)
             raise

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.errors import DataError
 from paceline.workloads.data.archive import ArchiveMember, extract
 from paceline.workloads.data.checksums import is_intact
-from paceline.workloads.data.download import Remote, fetch_once, missing_hint, provide
+from paceline.workloads.data.download import Remote, fetch_missing, fetch_once, missing_hint
 
 if TYPE_CHECKING:
     from paceline.workloads.data.images import ImageSet
@@ -52,7 +52,7 @@ class Cifar10:
             if downloaded:  # one that the user put there stays
                 archive.unlink()
 
-        provide(missing, fetch, data_dir, progress=progress)
+        fetch_missing(missing, fetch, data_dir, progress=progress)
 
     def load(self, data_dir: Path) -> tuple[ImageSet, ImageSet]:
         """Reads the six files."""

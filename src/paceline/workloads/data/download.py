@@ -44,7 +44,7 @@ class Remote:
         return self.url.rpartition("/")[2]
 
 
-def provide(
+def fetch_missing(
     missing: Callable[[], Sequence[Missing]],
     fetch: Callable[[Sequence[Missing]], None],
     data_dir: Path,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.workloads.data.checksums import is_intact
-from paceline.workloads.data.download import Remote, fetch_once, missing_hint, provide
+from paceline.workloads.data.download import Remote, fetch_missing, fetch_once, missing_hint
 
 if TYPE_CHECKING:
     from paceline.workloads.data.images import ImageSet
@@ -41,7 +41,7 @@ class Svhn:
             for remote in remotes:
                 fetch_once(remote, folder / remote.name, progress=progress)
 
-        provide(missing, fetch, data_dir, progress=progress)
+        fetch_missing(missing, fetch, data_dir, progress=progress)
 
     def load(self, data_dir: Path) -> tuple[ImageSet, ImageSet]:
         """Reads the two or three files."""
