@@ -1,4 +1,4 @@
-"""What a rank does for the doctor: tells of its machine, measures the link with the others, tries the workload."""
+"""Examination on each rank: gather rank information, measure the link, train a few steps of the workload."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from paceline.training.placement import Placement
 from paceline.training.run import run
 
 STEPS = 4
-"""Of the workload: after two all that training keeps is there, the optimiser's state and DDP's buckets included."""
+"""Steps of the workload. After two, all memory that training needs is allocated (optimiser state, DDP's buckets)."""
 SUBGROUP_S = 1.0
-"""For all-reduces over a part of the ranks."""
+"""Time budget for all-reduces within a subgroup of the ranks."""
 MAX_SUBGROUPS_WITHIN_HOSTS = 4
 WORKLOAD_FOLDER = "workload"
 
 OpenComm = Callable[[Sequence[int]], Comm | None]
-"""Makes groups among some ranks, as training would have them; called on all ranks."""
+"""Function that opens process groups among the given ranks, as training does; called on all ranks."""
 
 
 def examine_run(
@@ -45,7 +45,10 @@ def examine_run(
     command: str | None = None,
     with_workload: bool = True,
 ) -> None:
-    """Examines, and leaves what was found on rank 0's disk; what is known before the workload fails is there then."""
+    """Examine machines, link and workload, and write the result to rank 0's disk.
+
+    The result is written before the workload runs, so that it is kept if the workload fails.
+    """
     began = time.perf_counter()
     progress = ExaminationProgress(folder, world.rank)
     found = _examine_machines(config, world, folder.path, threads, command, progress)
@@ -65,22 +68,22 @@ def examine_run(
 
 
 examine_machines = functools.partial(examine_run, with_workload=False)
-"""The same without a workload: for a script of the user's own, which owns its process."""
+"""The same without a workload: used for a user's script, which must own its process."""
 
 
 class ExaminationProgress:
-    """Rank 0's account of how far the examination is, for whoever waits for it."""
+    """Writer of the examination's stages to rank 0's events, for the live display."""
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
         self._events = EventWriter(folder) if rank == 0 else None
 
     def enter(self, stage: str) -> None:
-        """The next part begins."""
+        """Record that the next stage begins."""
         if self._events is not None:
             self._events.write("stage", stage=stage)
 
     def close(self) -> None:
-        """It is done."""
+        """Record the end and close the file."""
         if self._events is not None:
             self._events.write("end")
             self._events.close()
@@ -94,7 +97,7 @@ def _examine_machines(
     command: str | None,
     progress: ExaminationProgress,
 ) -> Examination:
-    """All but the workload, written down before anything of the user's own is run."""
+    """Run everything except the workload, and write the result before any code of the user's runs."""
     progress.enter("machines")
     placement = Placement.choose(config, world, [Role.WORKER] * world.size, threads)
     placement.apply(config)
@@ -114,7 +117,7 @@ def _examine_machines(
     )
     if world.rank == 0:
         write_examination(folder, found)
-    comm.smallest(0)  # No rank goes on, and perhaps fails, before that is safe.
+    comm.smallest(0)  # A barrier: no rank may continue, and perhaps fail, before the result is on disk.
     close_comm(comm)
     return found
 
@@ -122,14 +125,14 @@ def _examine_machines(
 def _measure_link(
     comm: Comm, hosts: Sequence[int], open_groups: OpenComm, progress: ExaminationProgress
 ) -> MeasuredLinks:
-    """Between pairs, over all ranks, and on several hosts within one and between them."""
+    """Measure pairs, all ranks together and, on several hosts, subgroups within a host and between hosts."""
     progress.enter("link")
     pairs = measure_pairs(comm, hosts)
     progress.enter("all-reduce")
     everyone = AllReduceTimes(ranks=[*range(len(hosts))], hosts=sorted(set(hosts)), points=measure_all_reduce(comm))
     own = []
     for ranks in subgroups_to_measure(hosts):
-        comm.smallest(0)  # One part at a time.
+        comm.smallest(0)  # A barrier: one subgroup is measured at a time.
         part = open_groups(ranks)
         if part is None:
             continue
@@ -143,7 +146,7 @@ def _measure_link(
 
 
 def subgroups_to_measure(hosts: Sequence[int]) -> list[list[int]]:
-    """The ranks of each host, then one of each host; nothing that is the same as all ranks."""
+    """Return the ranks of each host, then the first rank of each host; leaves out what equals all ranks."""
     members = [[rank for rank, host in enumerate(hosts) if host == own] for own in sorted(set(hosts))]
     if len(members) == 1:
         return []
@@ -154,7 +157,7 @@ def subgroups_to_measure(hosts: Sequence[int]) -> list[list[int]]:
 def _try_workload(
     config: RunConfig, world: World, folder: Path, threads: int | None, number: int, command: str | None
 ) -> WorkloadNeeds | None:
-    """Trains a few steps as a run of its own; what it needed, on rank 0."""
+    """Train a few steps as a separate run; return the resources that it needed on rank 0, None elsewhere."""
     folder.mkdir(parents=True, exist_ok=True)
     run(config, world, RunFolder(folder), threads=threads, number=number, command=command)
     if world.rank != 0:
@@ -164,7 +167,7 @@ def _try_workload(
     trained = record.summary["ranks"]
     times = [rank["median_step_s"] for rank in trained if rank["median_step_s"] is not None]
     if not times:
-        raise WorkloadError("the training data gave fewer than two batches.", hint="use a smaller --batch")
+        raise WorkloadError("the training data has fewer than two batches.", hint="use a smaller --batch")
     roles = create(config.strategy).roles(world.size)
     workers = [rank for rank, role in enumerate(roles) if role is Role.WORKER]
     peaks = {rank: summary["peak_bytes"] for rank, summary in zip(workers, trained, strict=True)}

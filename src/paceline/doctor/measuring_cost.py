@@ -1,7 +1,7 @@
-"""What collecting events costs a step, measured: the same workload with it and without it, in turn, on the same data.
+"""Measure the cost of collecting events: the same workload with and without them, in turn, on the same data.
 
-Processor time of all threads, since wall time on a busy machine says more about the machine. What samples resources
-goes on beside both sides alike, and is not part of it: it keeps an account of its own.
+The cost is CPU time of all threads: wall time on a busy machine depends more on other programs. The resource sampler
+runs during both, so its cost is not included; it is measured separately.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 from paceline.training.windows import Windows
 from paceline.workloads.batches import MicroBatch
+from paceline.workloads.tickets import ONE_SHOT_HINT
 
 BUDGET_S = 5.0
 BLOCK_S = 0.05
-"""A block is about this long: enough for a clock, and short, so that the machine is in the same mood for both."""
+"""Length of a block: long enough for the clock, and short enough for equal conditions with and without events."""
 WARM_UP_STEPS = 4
-"""Reducers build their buckets in the second, allocators and caches fill."""
+"""In the first steps reducers build their buckets, and allocators and caches fill."""
 MIN_PAIRS = 6
 MAX_BUDGETS = 4
-"""Workloads whose steps are so long that the fewest pairs take more than this many budgets are not measured: there,
-events cost nothing that could be seen."""
+"""Workloads whose steps are so long that `MIN_PAIRS` would take more than this many budgets are not measured: the cost
+of events in such long steps is too small to measure."""
 
 
 def measure_cost(
     config: RunConfig, world: World, *, threads: int | None, number: int = 0, budget_s: float = BUDGET_S
 ) -> MeasuringCost | None:
-    """Measures it, after a run of the same workload; called on all ranks.
+    """Measure the cost of events; called on all ranks, after a run of the same workload.
 
-    None on ranks that stay idle, and on all of them where it cannot be measured.
+    Return None on idle ranks, and on all ranks if the cost cannot be measured.
     """
     if Role.SERVER in create(config.strategy).roles(world.size):  # A rank cannot serve two trainings at once.
         return None
@@ -79,7 +80,7 @@ def measure_cost(
 
 
 def _has_memory(local_ranks: int) -> bool:
-    """Whether there is memory for two trainings at once on every rank of the host, as far as the last run tells."""
+    """Whether every rank of the host has memory for two trainings at once, judged by the peak of the last run."""
     host = torch.device("cpu")
     grown = max(0, (peak_bytes(host) or 0) - psutil.Process().memory_info().rss)
     free = available_memory_bytes(memory_limits(), psutil.virtual_memory().available)
@@ -92,7 +93,7 @@ def _has_memory(local_ranks: int) -> bool:
 
 
 class TimedTraining:
-    """One rank's training of the workload, with events or without_events, a few steps at a time."""
+    """Training of the workload on one rank, with or without events, a few steps at a time."""
 
     def __init__(self, setup: RankSetup, folder: Path) -> None:
         config, self.comm, self._stopwatch = setup.config, setup.comm, setup.stopwatch
@@ -100,7 +101,7 @@ class TimedTraining:
         self.strategy = config.strategy
         self._source = setup.source()
         self.can_start_again = self._source.peek(1) is not None
-        """Data that can be gone through only once cannot be shared by two sides."""
+        """False for data that can be iterated only once: two trainings cannot share it."""
         self._sync = Sync(setup.model, optimizer_factory(config, setup.workload), setup.strategy, self.comm, config.bn)
         run_folder = RunFolder.create(folder)
         self._steps = StepWriter(run_folder, self.comm.rank)
@@ -121,8 +122,8 @@ class TimedTraining:
         self._batches: Iterator[list[MicroBatch]] = iter(())
 
     def train(self, steps: int) -> TimedSteps:
-        """Trains some steps, and writes them down; ranks begin together."""
-        self._stopwatch.next_step = 0  # In a long run fewer steps are kept, and cost less.
+        """Train and record the given number of steps; the ranks start together."""
+        self._stopwatch.next_step = 0  # A long run records fewer steps, which would hide the cost.
         self.comm.smallest(0)
         before_s, cpu_before_s = time.perf_counter(), time.process_time()
         for _ in range(steps):
@@ -140,7 +141,7 @@ class TimedTraining:
         self._epoch += 1
         self._batches = self._source.epoch(self._epoch)
         if not self._loop.train_step(self._epoch, self._batches):
-            raise WorkloadError(f"the training data gave no batch in epoch {self._epoch + 1}.")
+            raise WorkloadError(f"the training data has no batch in epoch {self._epoch + 1}.", hint=ONE_SHOT_HINT)
 
     def __enter__(self) -> TimedTraining:
         return self
@@ -155,13 +156,14 @@ class TimedTraining:
 
 @dataclass(frozen=True)
 class TimedSteps:
-    """What some steps took on one rank."""
+    """Time that some steps took on one rank."""
 
     cpu_s: float
     wall_s: float
 
 
 def _compare(with_events: TimedTraining, without_events: TimedTraining, budget_s: float) -> MeasuringCost | None:
+    """Train with and without events in turn; None if the data or the budget does not allow it."""
     comm = with_events.comm
     if not comm.smallest(with_events.can_start_again):
         return None
@@ -194,7 +196,7 @@ def _compare(with_events: TimedTraining, without_events: TimedTraining, budget_s
 def _cpu_of_pairs(
     with_events: TimedTraining, without_events: TimedTraining, steps: int, pairs: int, comm: Comm
 ) -> tuple[list[float], list[float]]:
-    """Processor time of blocks over all ranks, in the order ABBA, so that what changes slowly favours neither."""
+    """Return the CPU time of each block, summed over the ranks; the order ABBA cancels slow changes."""
     sides, blocks = (with_events, without_events), torch.empty(pairs, 2, dtype=torch.float64)
     for pair in range(pairs):
         for turn in (0, 1) if pair % 2 == 0 else (1, 0):

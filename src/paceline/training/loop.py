@@ -1,4 +1,4 @@
-"""The training loop: from the first batch to the summary, on one rank."""
+"""The training loop on one rank, from the first batch to the last step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.workloads.workload import Workload
 
 @dataclass
 class TrainingLoop:
-    """Trains a workload through a `Sync`."""
+    """Training of a workload through a `Sync`."""
 
     config: RunConfig
     workload: Workload
@@ -33,7 +33,7 @@ class TrainingLoop:
     write_event: WriteEvent
 
     def train(self) -> None:
-        """Trains for the epochs or steps asked for."""
+        """Train for the configured epochs, steps or seconds."""
         total = self.total_steps()
         self.write_event("start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped)
         if self.sync.strategy.lockstep:
@@ -42,7 +42,7 @@ class TrainingLoop:
             self._train_by_tickets(total)
 
     def _train_in_lockstep(self, total: int | None) -> None:
-        """Every rank trains its share of every step."""
+        """Train this rank's share of every step; all ranks step together."""
         step = 0
         for epoch in itertools.count():
             before, end, ended = step, self._epoch_end(step, total), False
@@ -58,18 +58,18 @@ class TrainingLoop:
                     self.windows.close(step)
             self._report_epoch(epoch, step)
             if step == before:
-                raise WorkloadError(f"the training data gave no batch in epoch {epoch + 1}.", hint=ONE_SHOT_HINT)
+                raise WorkloadError(f"the training data has no batch in epoch {epoch + 1}.", hint=ONE_SHOT_HINT)
             if step == total or self.windows.time_is_up or (total is None and epoch + 1 == self.config.most_epochs):
                 return
         raise AssertionError("the loop ends by its steps or its epochs")
 
     def _train_by_tickets(self, total: int | None) -> None:
-        """Every rank trains what its tickets stand for; they wait for each other at the end of a window alone."""
+        """Train the shares that this rank's tickets name; ranks wait for each other only at the end of a window."""
         tickets, workers = Tickets(self.source, self.config.most_epochs, total), self.sync.ranks
         step, epoch = 0, 0
         while not self.windows.time_is_up and not self._ended_on_all_ranks(tickets):
             end = self.windows.next_end(step)
-            if total is not None and total - end < (end - step) / 2:  # A short one at the end would mostly be waiting.
+            if total is not None and total - end < (end - step) / 2:  # In a short last window ranks would mostly wait.
                 end = total
             self.windows.open()
             while (ticket := self.sync.strategy.ticket) < end * workers:
@@ -89,20 +89,20 @@ class TrainingLoop:
         self.write_event("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
 
     def _ended_on_all_ranks(self, tickets: Tickets) -> bool:
-        """Whether no rank has anything left to train."""
+        """Whether every rank has trained all its data."""
         return self.sync.comm.smallest(int(tickets.find(self.sync.strategy.ticket) is None)) == 1
 
     def _train_steps(self, epoch: int, steps: Iterator[list[MicroBatch]], count: int) -> int:
-        """Trains `count` steps, or as many as the data has; returns how many."""
+        """Train `count` steps, or fewer if the data ends; return the number of steps trained."""
         for trained in range(count):
             if not self.train_step(epoch, steps):
                 return trained
         return count
 
     def train_step(self, epoch: int, steps: Iterator[list[MicroBatch]]) -> bool:
-        """One step: this rank's micro-batches forward and backward, then agreement and the optimiser.
+        """Train one step: forward and backward of this rank's micro-batches, then synchronisation and optimiser.
 
-        Returns False, having done nothing, when the data has ended on any rank.
+        Return False, without training, if the data has ended on any rank.
         """
         self.stopwatch.begin()
         micro_batches = next(steps, None)
@@ -114,7 +114,7 @@ class TrainingLoop:
         return True
 
     def _train_micro_batches(self, epoch: int, micro_batches: list[MicroBatch], global_step: int | None = None) -> None:
-        """Goes on with a step that has begun; `at` is its number where ranks do not step together."""
+        """Train a step that the stopwatch has begun; `global_step` is its number if ranks do not step together."""
         stopwatch, source, model = self.stopwatch, self.source, self.sync.model
         for number, micro_batch in enumerate(micro_batches, start=1):
             batch = source.fetch(micro_batch)
@@ -135,7 +135,7 @@ class TrainingLoop:
         self.step_recorder.end_step(epoch, stopwatch.end(), global_step)
 
     def total_steps(self) -> int | None:
-        """Steps of the whole run, or None where only going through the data tells."""
+        """Return the steps of the whole run; None if the length of the data is unknown."""
         if self.config.steps is not None:
             return self.config.steps
         if self.config.most_epochs == ENDLESS:
@@ -144,7 +144,7 @@ class TrainingLoop:
         return None if per_epoch is None else self.sync.comm.smallest(per_epoch) * self.config.most_epochs
 
     def _epoch_end(self, step: int, total: int | None) -> int | None:
-        """The step at which an epoch (or the run) ends, agreed on by the ranks; None where only the data tells."""
+        """Return the step at which the epoch or the run ends, the same on all ranks; None if the length is unknown."""
         per_epoch = self.source.steps_per_epoch()
         if per_epoch is None:
             return total
@@ -152,10 +152,10 @@ class TrainingLoop:
         return end if total is None else min(end, total)
 
     def _ended(self, micro_batches: list[MicroBatch] | None) -> bool:
-        """Whether the data has ended on any rank. Data of unknown length costs one small message a step for this."""
+        """Whether the data has ended on any rank. If its length is unknown, this costs one small message per step."""
         if self.source.steps_per_epoch() is not None:
             return micro_batches is None
-        self.stopwatch.lap(DATA)  # Waiting for a rank whose data is late is not getting one's own.
+        self.stopwatch.lap(DATA)  # The wait for a rank with slow data is not counted as loading this rank's data.
         ended = self.sync.comm.smallest(int(micro_batches is not None)) == 0
         self.stopwatch.lap(AGREE)
         return ended

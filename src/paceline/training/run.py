@@ -1,4 +1,4 @@
-"""One run on one rank, from a configuration to a record."""
+"""One run on one rank, from the configuration to the record."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def run(
     on_event: WriteEvent = discard_event,
     command: str | None = None,
 ) -> None:
-    """Trains, tests, and leaves a record; servers serve, and idle ranks wait, until the others are done.
+    """Train, evaluate and write the record. Servers serve, and idle ranks wait, until the workers have finished.
 
-    `number` tells the runs of one job apart, `command` is what the user typed. `on_event` hears, on every rank, what
-    rank 0 writes to the record's events.
+    `number` is the index of the run in its job, `command` the command line of the user. `on_event` is called on every
+    rank with each event that rank 0 writes to the record.
     """
     setup = set_up_rank(config, world, threads, timed=True)
     if setup is None:
@@ -68,7 +68,7 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
     stopwatch = setup.stopwatch
     start_clocks(comm)
     recorder = RunRecorder(folder, comm.rank, stopwatch.clock.now, on_event)
-    # Rank 0 describes the run; so does the first rank of a host that does not see rank 0's disk.
+    # Rank 0 writes the description; so does the first rank of a host that does not share rank 0's disk.
     if comm.rank == 0 or (setup.world.local_rank == 0 and not folder.is_described):
         recorder.write_description(dataclasses.asdict(config), _topology(setup, source.batch), command)
     sync = Sync(model, optimizer_factory(config, workload), setup.strategy, comm, config.bn)
@@ -84,10 +84,10 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
         loop.train()
         windows.finish()
         monitor.sampler.sample()
-        peak = peak_bytes(setup.placement.device) if peak_is_ours else None  # Of training: testing comes after it.
+        peak = peak_bytes(setup.placement.device) if peak_is_ours else None  # Before evaluation, so of training alone.
         summary = results.summarise(config.strategy, sync, folder, windows.times, peak)
         summary |= results.estimate_epochs(config, source, summary["step_s"])
-        recorder.write_summary(summary)  # Already now: a test that fails must not cost the figures of the training.
+        recorder.write_summary(summary)  # Before evaluation, so that its failure does not lose the training's figures.
         if held_out is not None:
             with monitor.marks.span("evaluation"):
                 tests = results.run_evaluations(config, workload, sync, held_out)
@@ -100,10 +100,10 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
 
 
 def optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
-    """The workload's own, or SGD as the configuration has it."""
+    """Return the workload's optimiser factory, or one for SGD with the configured settings."""
     if workload.optimizer is not None:
         return workload.optimizer
-    # Fused: one pass over each parameter instead of four; a third of the time of the default on a CPU.
+    # Fused makes one pass over each parameter instead of four: a third of the default's time on a CPU.
     return lambda parameters: torch.optim.SGD(
         parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
     )

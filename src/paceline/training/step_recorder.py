@@ -1,6 +1,6 @@
-"""Keeps the books of a run on one rank: each step's times, loss and right answers, without making the step wait.
+"""Record each step of a run on one rank: times, loss, correct predictions; never blocks the step.
 
-Losses and outputs stay on the device until `settle`, which runs between steps, every half second or at the end of a
+Losses and counts stay on the device until `flush`, which runs between steps, every half second and at the end of a
 window, and writes them to the record.
 """
 
@@ -24,34 +24,34 @@ NOT_COUNTED = -1
 
 @dataclass
 class _PendingStep:
-    """A step whose figures are still on the device."""
+    """Step whose loss and counts are still on the device."""
 
     epoch: int
     samples: int
     laps: Laps
     losses: list[tuple[float, Tensor | float]]
-    """With the weight of each, as a rule its samples."""
+    """(weight, loss) of each part; the weight is usually the number of samples."""
     correct: list[Tensor | int]
     global_step: int | None
-    """Its number as all ranks count steps, where they do not step together."""
+    """Step number shared by all ranks, set only if ranks do not step together."""
 
 
 @dataclass(frozen=True)
 class WindowFigures:
-    """The global figures of a few steps."""
+    """Figures of a window's steps over all ranks."""
 
     losses: list[float]
-    """The global mean loss of each step; not a number where no rank knows it."""
+    """Global mean loss of each step; NaN if no rank knows it."""
     epochs: list[int]
-    """The epoch of each."""
+    """Epoch of each step."""
     samples: int
     correct: int | None
     wall_s: float
-    """The time it took the slowest rank, the same number on all of them."""
+    """Wall time of the slowest rank; the same on all ranks."""
 
 
 class StepRecorder:
-    """The steps of one rank."""
+    """Recorder of the steps of one rank."""
 
     def __init__(self, stopwatch: Stopwatch, writer: StepWriter, timeline: TimelineWriter | None) -> None:
         self._stopwatch = stopwatch
@@ -63,36 +63,39 @@ class StepRecorder:
         self._losses: list[tuple[float, Tensor | float]] = []
         self._correct: list[Tensor | int] = []
         self._window: list[tuple[int, StepRow]] = []
-        """With the number of each as all ranks count steps."""
+        """(global step number, row) of each step in the open window."""
         self._flushed_s = time.perf_counter()
         self.step = 0
-        """The next step's number."""
+        """Number of the next step."""
 
     def add_micro_batch(self, samples: int, loss: Tensor, correct: Tensor | None) -> None:
-        """Notes one micro-batch."""
+        """Record one micro-batch."""
         self.add_samples(samples)
         self.add_figures(loss, samples, correct)
 
     def add_samples(self, samples: int) -> None:
-        """Notes samples that are trained in this step."""
+        """Add to the samples of the current step."""
         self._samples += samples
 
     def add_figures(self, loss: Tensor | float | None, weight: float, correct: Tensor | int | None) -> None:
-        """Notes the loss, and how many were right, of a part of the step; None where nobody knows."""
+        """Record the loss and the correct predictions of a part of the step; None if unknown."""
         if loss is not None:
             self._losses.append((weight, loss.detach() if isinstance(loss, Tensor) else loss))
         if correct is not None:
             self._correct.append(correct)
 
     def end_step(self, epoch: int, laps: Laps, global_step: int | None = None) -> None:
-        """Closes a step of what was noted since the last one; `at` is its number where ranks count another way."""
+        """End the step, which contains all that was recorded since the last one.
+
+        `global_step` is its number over all ranks, given if they do not step together.
+        """
         self._pending.append(_PendingStep(epoch, self._samples, laps, self._losses, self._correct, global_step))
         self._samples, self._losses, self._correct = 0, [], []
         if time.perf_counter() - self._flushed_s > FLUSH_EVERY_S:
             self.flush()
 
     def flush(self) -> None:
-        """Reads what is still on the device and writes it to the record."""
+        """Read losses and counts from the device and write them to the record."""
         rows = [self._row(number, step) for number, step in enumerate(self._pending, start=self.step)]
         self._writer.write(rows)
         self._write_timeline()
@@ -105,9 +108,9 @@ class StepRecorder:
         self._flushed_s = time.perf_counter()
 
     def close_window(self, wall_s: float, comm: Comm, start: int, end: int) -> WindowFigures:
-        """Adds up, over the ranks, the steps from one to another; every rank calls it when it has trained its share.
+        """Sum the steps from `start` to `end` over the ranks; every rank calls it after training its share.
 
-        Where the data has ended before, the window ends there.
+        If the data has ended before `end`, the window ends there.
         """
         self.flush()
         rows, self._window = self._window, []
@@ -142,19 +145,19 @@ class StepRecorder:
 
 
 class StepShare(NamedTuple):
-    """What a rank adds to a step's sums."""
+    """One rank's contribution to the sums of a step."""
 
     loss: float
-    """The sum over its samples."""
+    """Sum of the losses of its samples."""
     known: float
-    """The samples that it is known of."""
+    """Samples with a known loss."""
     samples: float
     correct: float
     uncounted: float
-    """Not 0 where nobody counts right ones."""
+    """Nonzero if correct predictions are not counted."""
     epoch: float
     trained: float
-    """1: a rank may train none of a step's shares, or several."""
+    """Always 1; the sum is the number of shares, since a rank may train none or several of a step's shares."""
 
 
 def _step_share(row: StepRow) -> StepShare:

@@ -1,4 +1,4 @@
-"""Cuts a run into windows: after which step one ends, how long it took, what was trained in it."""
+"""Windows of a run: consecutive steps that are timed and logged together."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 
 WARM_UP_STEPS = 5
-"""The first window: reducers build their buckets, allocators and caches fill. Its time never counts."""
+"""Length of the first window, which is never timed: reducers build their buckets, allocators and caches fill."""
 WINDOW_S = 0.5
-"""Ranks exchange their losses this often, not more: a message every few short steps would cost more than all else."""
+"""Target length of a window: ranks exchange losses once per window, and doing so more often would slow short steps."""
 MAX_LOGS_PER_WINDOW = 50
 LONG_WINDOW_S, MIN_STEPS = 10.0, 100
-"""Where ranks do not step together, they wait for each other at the end of a window alone, by up to a step of the
-slowest: these make that a small part of it."""
+"""Minimum length if ranks do not step together. They wait for each other only at the end of a window, up to one step of
+the slowest; in windows of this length that wait is a small part."""
 
 
 class Windows:
-    """The windows of one run; every rank opens and closes them at the same steps."""
+    """Windows of one run; every rank opens and closes them at the same steps."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class Windows:
         seconds: float | None = None,
     ) -> None:
         self.times: list[WindowTime] = []
-        """What was timed so far."""
+        """Times of the closed windows."""
         self.epoch_ends: list[int] = []
-        """The steps at which epochs have ended, once a step of the next one is in a window."""
+        """Steps at which epochs have ended, known once a step of the next epoch is in a window."""
         self._sync = sync
         self._step_recorder = step_recorder
         self._log_every = log_every
@@ -49,17 +49,17 @@ class Windows:
         self._seconds = seconds
         self._logs_per_window = 1
         self._step = 0
-        """Steps done before the window that is open."""
+        """Steps before the open window."""
         self.open()
 
     def next_end(self, step: int) -> int:
-        """Where the window from this step on ends: after whole periods, and late enough for closing to cost nothing."""
+        """Return the end of the window that starts at `step`: whole periods, long enough to make closing cheap."""
         end = min(self._end_by_periods(step), self._end_by_time(step))
         return end if self._profiler is None else self._profiler.cut(step, end)
 
     @property
     def time_is_up(self) -> bool:
-        """Whether the time of the run is over, as far as whole steps can tell; the same on all ranks."""
+        """Whether the run's time is up, to the nearest step; the same on all ranks."""
         return bool(self.times) and self._left_s < self._last_step_s / 2
 
     @property
@@ -71,7 +71,7 @@ class Windows:
         return self.times[-1].wall_s / self.times[-1].steps
 
     def _end_by_time(self, step: int) -> int:
-        """The step at which the time of the run is over, going by the last window."""
+        """Return the step at which the run's time is up, estimated from the last window."""
         if not self.times or self._seconds is None:
             return sys.maxsize
         period = self._sync.strategy.period
@@ -88,20 +88,20 @@ class Windows:
 
     @property
     def _warm_up(self) -> int:
-        """The steps of the first window."""
+        """Number of steps in the first window."""
         period = self._sync.strategy.period
         return -(-WARM_UP_STEPS // period) * period
 
     def open(self) -> None:
-        """The clock starts."""
+        """Start the clock."""
         if self._profiler is not None:
             self._profiler.before(self._step)
         self._began_s = time.perf_counter()
 
     def close(self, step: int) -> int:
-        """The clock stops when nothing is in flight any more; only then do ranks exchange what they trained.
+        """Wait for operations in flight, stop the clock, then sum the window's figures over the ranks.
 
-        Returns the steps trained so far: fewer than asked for where the data has ended.
+        Return the number of steps trained so far, which is less than `step` if the data has ended.
         """
         self._sync.strategy.finish()
         device = self._sync.comm.device
@@ -140,12 +140,12 @@ class Windows:
                 self.epoch_ends.append(step)
 
     def finish(self) -> None:
-        """The run ends after the last window."""
+        """End the profile, if one is open, after the last window."""
         if self._profiler is not None:
             self._profiler.close(self._step)
 
     def _close_profile(self, step: int) -> bool:
-        """Ends profiling where that is due; whether the window that ends here has a time that says nothing."""
+        """End profiling if it is due; return whether profiling makes the time of the closing window unusable."""
         start, self._step = self._step, step
         if self._profiler is None:
             return False

@@ -1,7 +1,7 @@
-"""Turns whatever the user trains on into this rank's micro-batches of each global batch.
+"""Sources of batches: split any kind of training data into this rank's micro-batches of each global batch.
 
-A *piece* is one micro-batch of one rank: it knows its number of samples and its weight, the factor that makes the plain
-mean over ranks of the losses' gradients the mean over all samples of the global batch, however uneven the shares.
+A micro-batch has a weight. The gradient of its mean loss times the weight, averaged over the ranks, is the mean over
+all samples of the global batch, even if the ranks have different numbers of samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.workloads.sampler import Sampler, epoch_key, split
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of a global batch is this rank's, and how it comes to the device."""
+    """This rank's share of a global batch, and the device and format that it is moved to."""
 
     rank: int
     workers: int
@@ -32,12 +32,12 @@ class Share:
     channels_last: bool = False
 
     def ranges(self, total: int, rank: int | None = None) -> list[range]:
-        """The positions, in a global batch of `total`, of each of this rank's (or another's) micro-batches."""
+        """Return the positions of each micro-batch of this rank (or of `rank`) in a global batch of `total` samples."""
         own = split(total, self.workers)[self.rank if rank is None else rank]
         return [own[part.start : part.stop] for part in split(len(own), self.micro_batches_per_step)]
 
     def to_device(self, batch: Any) -> Any:
-        """Moves a batch to the device, in the precision of the run."""
+        """Move a batch to the device, in the dtype and memory format of the run."""
         return _map_tensors(batch, self._tensor_to_device)
 
     def _tensor_to_device(self, tensor: Tensor) -> Tensor:
@@ -53,19 +53,19 @@ class MicroBatch:
 
     samples: int
     weight: float
-    """Its samples × workers ÷ samples of the global batch."""
+    """Samples × workers ÷ samples of the global batch."""
     epoch: int | None
-    """None in evaluation: nothing is augmented."""
+    """None in evaluation, where nothing is augmented."""
     content: Any
     """Indices into a data set, or the batch itself."""
 
 
 MicroBatchesOfRank = Callable[[int], list[MicroBatch]]
-"""Gives the pieces of a step that are a rank's."""
+"""Function from a rank to its micro-batches in one step."""
 
 
 class Source(ABC):
-    """Gives this rank its pieces of every step."""
+    """Source of this rank's micro-batches of every step."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
@@ -73,50 +73,53 @@ class Source(ABC):
 
     @abstractmethod
     def steps_per_epoch(self) -> int | None:
-        """Steps in an epoch, or None where only going through it tells."""
+        """Return the steps in an epoch; None if the length of the data is unknown."""
 
     @property
     def expected_steps(self) -> int | None:
-        """As `steps`, where a good guess will do: for showing progress."""
+        """Steps in an epoch, if only estimated: used to show progress."""
         return self.steps_per_epoch()
 
     @property
     def dropped(self) -> int:
-        """Samples that an epoch leaves out, as far as known beforehand."""
+        """Samples that an epoch drops, as far as known in advance."""
         return 0
 
     @property
     def batch(self) -> int | None:
-        """Samples in a global batch, or None where the data decides."""
+        """Samples in a global batch; None if the data determines it."""
         return None
 
     @property
     def samples(self) -> int | None:
-        """Samples in all, or None where only going through it tells."""
+        """Total number of samples; None if the length of the data is unknown."""
         return None
 
     @abstractmethod
     def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:
-        """For each step of an epoch, what gives the pieces of it that are any rank's."""
+        """Yield, for each step of an epoch, a function that returns any rank's micro-batches of it."""
 
     def epoch(self, epoch: int | None) -> Iterator[list[MicroBatch]]:
-        """This rank's pieces of each step of an epoch."""
+        """Yield this rank's micro-batches of each step of an epoch."""
         for micro_batches_of in self.global_steps(epoch):
             yield micro_batches_of(self.share.rank)
 
     @abstractmethod
     def fetch(self, micro_batch: MicroBatch) -> Any:
-        """The batch itself, on the device."""
+        """Return the batch itself, on the device."""
 
     @abstractmethod
     def peek(self, samples: int) -> Any | None:
-        """A batch of a few samples to try a model out on; None where taking it would use it up."""
+        """Return a batch of a few samples for a test of the model; None if fetching would consume the data."""
 
     def _split_batch(self, total: int, epoch: int | None, take: Callable[[range], Any]) -> MicroBatchesOfRank:
-        """What gives a rank's pieces of a global batch of `total`; `take` gives what is at some positions of it."""
+        """Return a function that splits a global batch of `total` samples.
+
+        `take` returns the samples at the given positions of the batch.
+        """
 
         def micro_batches_of(rank: int) -> list[MicroBatch]:
-            if (total, rank) not in self._splits:  # Nearly every batch has the same size.
+            if (total, rank) not in self._splits:  # Cached, since nearly every batch has the same size.
                 parts = [part for part in self.share.ranges(total, rank) if len(part)]
                 weighted = [(part, len(part), len(part) * self.share.workers / total) for part in parts]
                 self._splits[total, rank] = weighted
@@ -128,7 +131,7 @@ class Source(ABC):
 
 
 class IndexedSource(Source):
-    """A data set with a length and an index."""
+    """Source for a data set with a length and an index."""
 
     def __init__(
         self,
@@ -169,7 +172,7 @@ class IndexedSource(Source):
 
 
 class LoaderSource(IndexedSource):
-    """A DataLoader with worker processes: it fetches, collates and pins as it was told, on our indices."""
+    """Source for a DataLoader with worker processes, which fetch, collate and pin as configured, at our indices."""
 
     def __init__(self, loader: DataLoader[Any], sampler: Sampler, share: Share) -> None:
         super().__init__(_make_fetch(loader, share, sampler.seed), sampler, share)
@@ -185,12 +188,12 @@ class LoaderSource(IndexedSource):
             multiprocessing_context=loader.multiprocessing_context,
             generator=loader.generator,
             prefetch_factor=loader.prefetch_factor,
-            persistent_workers=True,  # Starting them anew each epoch would be part of a step's time.
+            persistent_workers=True,  # Restarting them in each epoch would count as part of a step's time.
         )
 
     def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:  # noqa: ARG002
         raise UsageError(
-            "a DataLoader with workers loads ahead, but who trains what is only known in the last moment here.",
+            "a DataLoader with workers loads ahead, but under this strategy ranks receive their samples step by step.",
             hint="use num_workers=0, or a strategy under which ranks step together",
         )
 
@@ -206,7 +209,7 @@ class LoaderSource(IndexedSource):
 
 
 class _PresetBatchSampler:
-    """A batch sampler whose batches are put in before each epoch."""
+    """Batch sampler whose batches are set before each epoch."""
 
     def __init__(self, batches: list[list[int]]) -> None:
         self._batches = batches
@@ -219,7 +222,7 @@ class _PresetBatchSampler:
 
 
 class StreamSource(Source):
-    """An iterable of global batches: every rank goes through it and takes its share of each."""
+    """Source for an iterable of global batches: every rank iterates over it and takes its share of each batch."""
 
     def __init__(self, batches: Iterable[Any], share: Share, seed: int) -> None:
         super().__init__(share)
@@ -253,7 +256,7 @@ class StreamSource(Source):
 
 
 def _iterate_with_rng(batches: Iterable[Any], key: int) -> Iterator[Any]:
-    """Goes through batches with random numbers of their own, so that one that shuffles does so alike on all ranks."""
+    """Iterate with a separate random state, so that an iterable that shuffles does so equally on all ranks."""
     state, end = torch.Generator().manual_seed(key).get_state(), object()
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(state)
@@ -272,17 +275,18 @@ def _iterate_with_rng(batches: Iterable[Any], key: int) -> Iterator[Any]:
 def make_source(
     data: Any, share: Share, *, batch: int, seed: int, reshuffle: bool = True, train: bool = True
 ) -> Source:
-    """The source for a data set, tensors, a DataLoader or an iterable of global batches."""
+    """Return the source for a data set, tensors, a DataLoader or an iterable of global batches."""
     smallest = share.workers * share.micro_batches_per_step if train else 1
     if not _is_indexable(data):
         return StreamSource(data, share, seed)
     size = _dataset_size(data)
     if size < smallest:
         raise UsageError(
-            f"{size} training samples are too few for {share.workers} ranks × {share.micro_batches_per_step} micro-batches."
+            f"{size} training samples are too few for {share.workers} ranks × "
+            f"{share.micro_batches_per_step} micro-batches."
             if train
             else "the test data is empty.",
-            hint="use fewer ranks" if train else "give some, or test=None",
+            hint="use fewer ranks or more samples" if train else "provide test samples, or set test=None",
         )
     sampler = Sampler(size, batch, seed, shuffle=train, reshuffle=reshuffle, smallest=smallest)
     if isinstance(data, DataLoader) and data.num_workers > 0:
@@ -293,7 +297,7 @@ def make_source(
 
 
 def _make_fetch(data: Any, share: Share, seed: int) -> Callable[[Tensor, int | None], Any]:
-    """How to get the samples of given indices, on the device."""
+    """Return a function that fetches the samples of given indices to the device."""
     if isinstance(data, ImageSet):
         images = data.to(share.device)
         return lambda indices, epoch: images.batch(
@@ -301,7 +305,7 @@ def _make_fetch(data: Any, share: Share, seed: int) -> Callable[[Tensor, int | N
         )
     if isinstance(data, Tensor):
         return lambda indices, _: share.to_device(data[indices])
-    if type(data) is TensorDataset:  # Not a subclass, which may have an index of its own.
+    if type(data) is TensorDataset:  # Not a subclass, which may define its own index.
         data = data.tensors
     if isinstance(data, tuple):
         return lambda indices, _: share.to_device(tuple(tensor[indices] for tensor in data))
@@ -312,14 +316,14 @@ def _make_fetch(data: Any, share: Share, seed: int) -> Callable[[Tensor, int | N
 
 
 def _is_indexable(data: Any) -> bool:
-    """Whether this is a data set of samples; a list is an iterable of batches, a tuple holds tensors of samples."""
-    if isinstance(data, DataLoader):  # What it loads are samples, in a list too, unless it says otherwise.
+    """Whether `data` is a data set of samples. A list is an iterable of batches, a tuple holds tensors of samples."""
+    if isinstance(data, DataLoader):  # Its data set holds samples, even a list, unless it is iterable only.
         return hasattr(data.dataset, "__len__") and not isinstance(data.dataset, IterableDataset)
     if isinstance(data, tuple):
         return all(isinstance(member, Tensor) for member in data)
     if isinstance(data, ImageSet):
         return True
-    if isinstance(data, IterableDataset):  # It may have a length, and inherits an index that only raises.
+    if isinstance(data, IterableDataset):  # It may have a length, but its inherited index only raises.
         return False
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list)
 
@@ -351,8 +355,8 @@ def _batch_size(batch: Any) -> int:
     tensors = _tensors_in(batch)
     if not tensors or tensors[0].dim() == 0:
         raise WorkloadError(
-            f"a batch of type {type(batch).__name__} holds no tensor to count samples by.",
-            hint="batches are tensors, or tuples, lists or dicts of tensors, samples along the first dimension",
+            f"a batch of type {type(batch).__name__} has no tensor to count its samples by.",
+            hint="use tensors, or tuples, lists or dicts of tensors, with the samples along the first dimension",
         )
     return len(tensors[0])
 

@@ -1,4 +1,4 @@
-"""Finds a workload by its name: a built-in model on a data set, or a function in the user's own module."""
+"""Load a workload by its name: a built-in model on a data set, or a function in a user's module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.workloads.workload import Workload, count_top1
 
 
 def load_workload(config: RunConfig) -> Workload:
-    """The workload of a run, with weights that depend on the seed alone."""
+    """Return the workload of a run; its initial weights depend only on the seed."""
     torch.manual_seed(config.seed)
     return _load_user(config) if is_user_workload(config.workload) else _load_built_in(config)
 
@@ -66,9 +66,14 @@ def _load_user(config: RunConfig) -> Workload:
 
 
 def _takes_config(make: Callable[..., Any]) -> bool:
+    """Whether the function has a positional parameter, for the run's configuration."""
     kinds = [parameter.kind for parameter in inspect.signature(make).parameters.values()]
     return any(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
 
 
 def _failed(what: str, error: Exception) -> WorkloadError:
-    return WorkloadError(f"{what} failed: {type(error).__name__}: {error}", detail=traceback.format_exc().rstrip())
+    return WorkloadError(
+        f"{what} failed: {type(error).__name__}: {error}",
+        hint="correct the function; the traceback above shows where it failed",
+        detail=traceback.format_exc().rstrip(),
+    )

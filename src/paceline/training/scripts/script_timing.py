@@ -1,4 +1,4 @@
-"""Measures the loop of a script: the same record as of a run of ours, from the calls that the script makes anyway."""
+"""Timing of a script's training loop: writes the record of an ordinary run, from the calls that the script makes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from paceline.training.topology import describe_model, describe_placement, descr
 from paceline.training.windows import Windows
 
 EPOCH = 0
-"""Which epoch a script is in is its own affair."""
+"""Epoch of all steps: the epochs of a script are not known."""
 
 
 class TimingTask(ScriptTask):
-    """Asks for a record of so many steps."""
+    """Task that records a given number of steps."""
 
     @property
     def steps(self) -> int:
-        assert self.config.steps is not None, "compare gives scripts a number of steps"
+        assert self.config.steps is not None, "compare sets the number of steps for scripts"
         return self.config.steps
 
     def stopwatch(self, device: torch.device) -> Stopwatch:
@@ -56,7 +56,7 @@ class TimingTask(ScriptTask):
 
 @dataclass(frozen=True)
 class StepNote:
-    """What a script tells of a step, or of a micro-batch of it."""
+    """Values that a script reports for a step or one of its micro-batches."""
 
     loss: Tensor | float | None
     samples: int | None
@@ -64,11 +64,11 @@ class StepNote:
 
 
 class TimedSync(TaskSync):
-    """A `Sync` that times the script's steps and keeps their figures.
+    """`Sync` that times and records the script's steps.
 
-    A step lasts from the end of the one before to the end of `step()`. What comes before its first forward pass is
-    data, what lies between the passes of `sync.model` is backward, the loss included. Passes without gradients are not
-    part of training.
+    A step lasts from the end of the previous one to the end of `step()`. The time before its first forward pass is
+    data. The time between forward passes of `sync.model`, the loss included, is backward. Forward passes without
+    gradients are not part of training.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class TimedSync(TaskSync):
     def mean(self, value: float, samples: int = 1) -> float:
         if self._in_backward:
             return super().mean(value, samples)
-        self._stopwatch.lap(DATA)  # Waiting for a rank that is late is not getting data.
+        self._stopwatch.lap(DATA)  # The wait for other ranks is not counted as data loading.
         mean = super().mean(value, samples)
         self._stopwatch.lap(AGREE)
         return mean
@@ -149,7 +149,7 @@ class TimedSync(TaskSync):
         self._monitor.sampler.sample()
         folder, windows = self._recorder.folder, self._windows.times
         self._recorder.finish(results.summarise(self._strategy_text, self, folder, windows, peak))
-        self._recorder.close()  # A script may leave without closing anything.
+        self._recorder.close()  # A script may end without closing anything.
 
     def _begin_step(self) -> None:
         self._samples = 0
@@ -171,12 +171,12 @@ class TimedSync(TaskSync):
                 self._stopwatch.watch_backward(root)
 
     def _record_notes(self) -> None:
-        """What the script told goes before what its calls of the model showed."""
+        """Record samples, loss and correct predictions; reported samples have priority over those counted in calls."""
         noted_samples = sum(note.samples or 0 for note in self._notes)
         if not noted_samples and not self._samples:
             raise WorkloadError(
-                "sync.step() was called, but no samples went through sync.model.",
-                hint="call sync.model(x) instead of the model, or tell sync.note(samples=…)",
+                "sync.step() was called, but sync.model has processed no samples.",
+                hint="call sync.model(x) instead of the model, or report the samples with sync.note(samples=…)",
             )
         self._step_recorder.add_samples(noted_samples or self._samples)
         for note in self._notes:
@@ -184,17 +184,17 @@ class TimedSync(TaskSync):
 
 
 def _is_training() -> bool:
-    # torch.compile would compile the clock; a script that does it tells its samples by note().
+    # torch.compile would trace the stopwatch; a compiled script reports its samples by note().
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def leading_dimension(inputs: Any) -> int | None:
-    """The length of the first tensor in what a model was given, however nested; None where there is none."""
+    """Return the length of the first tensor in nested inputs of a model; None without one."""
     return next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), None)
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
-    """The tensors in what a model was given or gives, however nested."""
+    """Yield the tensors in nested inputs or outputs of a model."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, Mapping):
@@ -205,7 +205,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def _topology(task: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm) -> dict[str, Any]:
-    """As a run of ours has it; the batch is the script's secret."""
+    """Return the topology of an ordinary run; the batch size of a script is unknown."""
     placement = Placement(comm.device, comm.backend, torch.get_num_threads())
     return {
         "workload": task.script.name,
