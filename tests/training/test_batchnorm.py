@@ -195,7 +195,7 @@ def kinds_under_sync(comm: Comm) -> tuple[bool, str]:
 def test_sync_takes_subclasses_or_refuses_them_by_name(pool: Pool) -> None:
     for taken, message in pool.run(kinds_under_sync, 2):
         assert taken
-        assert "cannot take the place of Different" in message
+        assert "cannot replace Different" in message
 
 
 def half_precision(comm: Comm) -> tuple[torch.dtype, float]:

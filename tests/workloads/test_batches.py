@@ -273,7 +273,7 @@ def test_a_stream_keeps_named_tuples() -> None:
 @pytest.mark.parametrize("batch", ["text", {"a": 1}, torch.tensor(1.0)])
 def test_a_batch_without_samples_is_the_workloads_mistake(batch: Any) -> None:
     (source,) = sources([batch], 1)
-    with pytest.raises(WorkloadError, match="holds no tensor to count samples by"):
+    with pytest.raises(WorkloadError, match="has no tensor to count its samples by"):
         list(source.epoch(0))
 
 

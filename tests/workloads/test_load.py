@@ -121,7 +121,7 @@ def test_an_unknown_data_set_offers_the_nearest() -> None:
 
 
 def test_images_too_small_for_the_model_are_refused() -> None:
-    with pytest.raises(UsageError, match="vgg11 cannot take images of 12×10"):
+    with pytest.raises(UsageError, match="vgg11 cannot process images of 12×10"):
         load("vgg11", data=SMALL)
 
 

@@ -343,10 +343,10 @@ def test_a_right_strategy_is_not_refused(pool: Pool, case: str, settings: dict[s
 @pytest.mark.parametrize(
     ("case", "bn", "why"),
     [
-        ("unseeded", "broadcast", "does not compute the same twice"),
+        ("unseeded", "broadcast", "computes different gradients when it repeats"),
         ("no_number", "broadcast", "not finite"),
-        ("not_a_mean", "sync", "prove it with --bn broadcast"),
-        ("bn_functional_dropout", "sync", "prove it with --bn broadcast"),
+        ("not_a_mean", "sync", "use --bn broadcast to prove"),
+        ("bn_functional_dropout", "sync", "use --bn broadcast to prove"),
     ],
 )
 def test_a_workload_that_says_nothing_about_a_strategy_is_unproven(pool: Pool, case: str, bn: str, why: str) -> None:
@@ -359,7 +359,7 @@ def test_a_workload_that_says_nothing_about_a_strategy_is_unproven(pool: Pool, c
 
 
 def test_data_without_a_batch_is_named(pool: Pool) -> None:
-    with pytest.raises(RankFailed, match="WorkloadError: the training data gave no batch"):
+    with pytest.raises(RankFailed, match="WorkloadError: the training data has no batch"):
         pool.run(proof, 2, "allreduce", "nothing", {})
 
 

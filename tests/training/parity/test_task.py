@@ -27,6 +27,6 @@ def test_strategies_are_proven_on_data_and_weights_that_differ_each_time(tmp_pat
 def test_on_a_workload_that_does_not_repeat_itself_they_are_measured_unproven(tmp_path: Path) -> None:
     (found,) = events(tmp_path / "out", "proof_cases:unseeded", "ddp,allreduce", "unproven")
     assert found["candidates"] == ["ddp", "allreduce"]
-    assert found["reason"].startswith("ddp, allreduce are measured unproven: one process does not compute the same")
-    assert found["reason"].endswith("seed all that is random in the model, the loss or the step.")
+    assert found["reason"].startswith("ddp, allreduce are measured unproven: one process computes different gradients")
+    assert found["reason"].endswith("seed every random number in the model, the loss and the step.")
     assert not read_experiment(tmp_path / "out").events_of("parity")

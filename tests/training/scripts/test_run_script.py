@@ -125,13 +125,13 @@ def test_a_script_that_is_not_reproducible_is_measured_all_the_same(tmp_path: Pa
 
 def test_a_script_that_names_its_strategy(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", args=("--mistake", "names its strategy"), expect=2)
-    assert "train.py gives 'ddp' to attach(), which leaves nothing to compare." in done.stderr
-    assert "hint: leave the strategy and its options out of attach()" in done.stderr
+    assert "train.py passes 'ddp' to attach(), so compare cannot choose the strategy." in done.stderr
+    assert "hint: omit the strategy and its options in attach()" in done.stderr
 
 
 def test_a_script_that_never_attaches(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", args=("--mistake", "never attaches"), expect=4)
-    assert "train.py ended without a call of paceline.attach()." in done.stderr
+    assert "train.py ended without calling paceline.attach()." in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -144,7 +144,7 @@ def test_a_script_that_ends_early(tmp_path: Path) -> None:
 def test_a_script_that_refuses_its_arguments(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", args=("--mistkae", "none"), expect=4)
     assert "unrecognized arguments: --mistkae none" in done.stderr
-    assert "error: train.py left with exit code 2." in done.stderr
+    assert "error: train.py ended with exit code 2." in done.stderr
 
 
 def test_a_strategy_under_which_the_script_fails_is_left_out(tmp_path: Path) -> None:

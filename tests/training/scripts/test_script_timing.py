@@ -185,7 +185,7 @@ def test_a_second_attach_is_refused(pool: Pool, tmp_path: Path) -> None:
 
 
 def test_options_without_a_name_are_a_choice_too(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="gives bucket_mb to attach"):
+    with pytest.raises(UsageError, match="passes bucket_mb to attach"):
         measuring(str(tmp_path)).check_attach_arguments(None, {"bucket_mb": 1})
 
 

@@ -100,7 +100,7 @@ def test_a_connection_that_ends_early_leaves_nothing(
 def test_a_silent_server_is_given_up(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "TIMEOUT_S", 0.2)
     server.stop_after, server.stay_silent = 1000, True
-    with pytest.raises(DataError, match=r"the connection broke after .* bytes \(timed out\)"):
+    with pytest.raises(DataError, match=r"the connection failed after .* bytes \(timed out\)"):
         data.prepare("cifar10", data_dir=tmp_path, progress=False)
 
 
@@ -128,7 +128,7 @@ def test_offline_says_what_to_fetch_and_how_to_go_on(tmp_path: Path, monkeypatch
     small = SmallCifar(monkeypatch, url)
     with pytest.raises(DataError, match=r"cifar-10-binary\.tar\.gz is not in .* Connection refused") as caught:
         data.prepare("cifar10", data_dir=tmp_path, progress=False)
-    assert caught.value.hint == f"fetch {url} and put it into {tmp_path}, or go on without a download: --data digits"
+    assert caught.value.hint == f"download {url} to {tmp_path}, or use data that needs no download: --data digits"
 
     small.write_files(tmp_path)
     data.prepare("cifar10", data_dir=tmp_path, progress=False)
@@ -171,7 +171,10 @@ def test_a_read_only_folder_with_all_files_will_do(open_dir: Path, server: Serve
 
 @pytest.mark.usefixtures("small_cifar")
 def test_a_read_only_folder_without_files_is_named(open_dir: Path, server: Server) -> None:
-    with read_only(open_dir), pytest.raises(DataError, match=f"data are missing and {open_dir}.* cannot be written"):
+    with (
+        read_only(open_dir),
+        pytest.raises(DataError, match=f"files of the data set are missing and {open_dir}.* cannot be written"),
+    ):
         data.prepare("cifar10", data_dir=open_dir, progress=False)
     assert server.requests == []
 

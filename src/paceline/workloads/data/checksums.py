@@ -65,7 +65,7 @@ def write_checked(path: Path, chunks: Iterable[bytes], md5: str, *, hint: str) -
 
 def wrong_checksum(path: Path, *, expected: str, found: str, hint: str) -> DataError:
     """Return the error for a file that differs from the published one."""
-    return DataError(f"{path} has the md5 {found}, but {expected} was published.", hint=hint)
+    return DataError(f"{path} has the md5 {found}, not {expected} as published.", hint=hint)
 
 
 def _stamp(path: Path, md5: str) -> dict[str, object]:
