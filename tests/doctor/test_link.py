@@ -1,4 +1,4 @@
-"""What is measured of a link adds up, on real ranks; which pairs are measured; slopes with known answers."""
+"""Tests of link measurements on real ranks: consistency of times, choice of pairs, slopes of known lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.records.examination import AllReducePoint, Contention, PairLink
 from ranks import Pool
 
 LOOPBACK = (2e7, 5e10)
-"""Bytes per second that main memory may give, on a machine that does other things too."""
+"""Upper bound of main memory's bytes per second, on a machine that runs other programs too."""
 
 
 def pairs(comm: Comm, hosts: list[int], pair_s: float) -> list[PairLink]:
@@ -104,7 +104,7 @@ def test_contention(pool: Pool) -> None:
     assert one.bytes == ALL_REDUCE_BYTES[5]
     assert one.flop == 2 * 384**3
     assert 1e8 < one.flop / one.product_alone_s < 1e13
-    # Beside other work nothing gets faster, but for noise; and it gets not slower than taking turns would make it.
+    # Beside other work nothing gets faster, except by noise, and nothing gets slower than alternating would be.
     assert 0.7 < one.compute_factor < 50
     assert 0.5 < one.communication_factor < 50
 

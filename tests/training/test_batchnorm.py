@@ -1,4 +1,4 @@
-"""BatchNorm over ranks: buffers are kept together or measured apart, and `sync` is BatchNorm on the whole batch."""
+"""Tests of BatchNorm over ranks: buffers are broadcast or their divergence measured; `sync` equals the whole batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train_three_steps(comm: Comm, bn: Any) -> dict[str, Any]:
     with sync.agreed() as shipped:
         agreed = shipped[1].running_mean.clone()
     after = model[1].running_mean.clone()
-    # Before the next forward pass, `broadcast` brings the buffers together again.
+    # Before the next forward pass, `broadcast` makes the buffers equal again.
     sync.model(torch.zeros(2, 3, 8, 8, dtype=torch.float64))
     then = model[1].running_mean.clone()
     sync.close()
@@ -78,7 +78,7 @@ def live_names(comm: Comm) -> list[list[bool]]:
     model = make_model()
     buffers = UpdatedBuffers(model, comm)
     before = len(buffers._tensors())
-    if comm.rank == 1:  # A change on one rank alone counts for all.
+    if comm.rank == 1:  # A change on one rank is enough.
         model.get_buffer("mask").add_(1)
     model(torch.randn(4, 3, 8, 8, dtype=torch.float64))
     buffers.broadcast()
@@ -90,7 +90,7 @@ def test_only_buffers_that_change_are_sent(pool: Pool) -> None:
 
 
 def synced_layer(comm: Comm, kind: str, shape: tuple[int, ...], momentum: float | None) -> dict[str, Tensor]:
-    """One layer under `synced`, on an uneven share of a batch of 7."""
+    """Run one layer under `sync_batchnorm`, on an uneven share of a batch of 7."""
     layer, x, target = layer_and_batch(kind, shape, momentum)
     own = split(len(x), comm.world_size)[comm.rank]
     mine = x[own.start : own.stop].clone().requires_grad_()
@@ -138,7 +138,7 @@ def test_sync_is_batchnorm_on_the_whole_batch(
 
 
 def evaluates_like_plain(comm: Comm, track: bool) -> bool:
-    if not track and comm.rank == 1:  # In evaluation ranks may have unlike numbers of batches: nobody may wait.
+    if not track and comm.rank == 1:  # In evaluation ranks may have different numbers of batches, so none may wait.
         return True
     layer = nn.BatchNorm2d(3, track_running_stats=track).double()
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
@@ -169,14 +169,14 @@ def test_sync_without_a_bias(pool: Pool) -> None:
 
 
 class Renamed(nn.BatchNorm2d):
-    """A layer that is a BatchNorm by another name."""
+    """BatchNorm subclass with the same forward pass."""
 
 
 class Different(nn.BatchNorm2d):
-    """A layer that normalises in a way of its own."""
+    """BatchNorm subclass with another forward pass."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Twice the usual."""
+        """Return twice the usual output."""
         return 2 * super().forward(input)
 
 

@@ -1,4 +1,4 @@
-"""Who moves the bytes, from the GPUs that ranks have."""
+"""Tests of the choice of the backend from the GPUs of the ranks."""
 
 from __future__ import annotations
 

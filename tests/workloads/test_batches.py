@@ -1,4 +1,4 @@
-"""Every rank's pieces of every batch: together they are the global batch, and their weights make a plain mean right."""
+"""Tests of micro-batches: those of all ranks are the global batch, and their weights make a plain mean exact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAIRS = (NUMBERS.double().view(-1, 1), NUMBERS)
 
 
 class Items(Dataset[tuple[Tensor, int]]):
-    """Samples one by one."""
+    """Data set with an index for single samples."""
 
     def __len__(self) -> int:
         return SIZE
@@ -35,7 +35,7 @@ class Items(Dataset[tuple[Tensor, int]]):
 
 
 class ItemsAtOnce(Items):
-    """Samples by the batch, as PyTorch's fetchers use where they can."""
+    """Data set with `__getitems__`, which PyTorch's fetchers prefer."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         raise AssertionError("one by one")
@@ -45,7 +45,7 @@ class ItemsAtOnce(Items):
 
 
 class Forgetful(IterableDataset[tuple[Tensor, Tensor]]):
-    """Global batches from a data set that only goes forward, with a length, as many write it."""
+    """Iterable of global batches with a length."""
 
     def __len__(self) -> int:
         return 4
@@ -55,7 +55,7 @@ class Forgetful(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 class Factory:
-    """A fresh generator each time, told the epoch."""
+    """Iterable that creates a new generator each time and receives the epoch by `set_epoch`."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
@@ -68,12 +68,12 @@ class Factory:
 
 
 def global_batches() -> list[tuple[Tensor, Tensor]]:
-    """Batches of 12, 12, 12 and 11."""
+    """Yield batches of 12, 12, 12 and 11 samples."""
     return [(PAIRS[0][start : start + BATCH], NUMBERS[start : start + BATCH]) for start in range(0, SIZE, BATCH)]
 
 
 def keep_list(samples: list[tuple[Tensor, int]]) -> dict[str, Any]:
-    """A collate function of one's own: a dict in place of a tuple."""
+    """Collate into a dict instead of a tuple."""
     inputs, target = default_collate(samples)
     return {"inputs": inputs, "target": target}
 
@@ -98,7 +98,7 @@ def target_of(batch: Any) -> Tensor:
 
 
 def walk(ranks: list[Source], epoch: int | None) -> list[list[int]]:
-    """The samples of each step, over the ranks in turn, after checking sizes and weights."""
+    """Yield the samples of each step, rank by rank, after checking sizes and weights."""
     steps: list[list[int]] = []
     for everyone in zip(*[source.epoch(epoch) for source in ranks], strict=True):
         pieces = [piece for own in everyone for piece in own]
@@ -349,7 +349,7 @@ def test_images_are_augmented_in_training_and_not_in_evaluation() -> None:
 
 
 def test_the_weighted_mean_over_ranks_is_the_mean_over_samples() -> None:
-    """What the weights are for: 11 samples on 3 ranks × 2 micro-batches, shares of 4, 4 and 3."""
+    """Weights make the mean exact for 11 samples on 3 ranks × 2 micro-batches, with shares of 4, 4 and 3."""
     values = torch.randn(11, dtype=torch.float64)
     total = 0.0
     for source in sources(values, 3, micro_batches=2, batch=11):
@@ -361,7 +361,7 @@ def test_the_weighted_mean_over_ranks_is_the_mean_over_samples() -> None:
 
 
 class Transformed(TensorDataset):
-    """A data set of tensors with an index of its own."""
+    """Data set of tensors with its own index."""
 
     def __getitem__(self, index: int) -> Any:
         return tuple(1000 + tensor for tensor in super().__getitem__(index))

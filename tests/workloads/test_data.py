@@ -1,4 +1,4 @@
-"""Names, options, and where the files go."""
+"""Tests of data sets' names, options and folders."""
 
 import dataclasses
 import subprocess

@@ -1,4 +1,4 @@
-"""Finding a workload: the built-in models, and the user's own with every way it can go wrong."""
+"""Tests of loading workloads: built-in models, and a user's with every way in which it can fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Own = Callable[[str], str]
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Own]:
-    """Writes a module of the user's into the current folder, under a name that no other test has."""
+    """Return a function that writes a user's module into the current folder, under a unique name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     name = "own_" + "".join(c if c.isalnum() else "_" for c in request.node.name)

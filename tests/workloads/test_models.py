@@ -1,4 +1,4 @@
-"""The built-in models: as large as they say, for images of many shapes."""
+"""Tests of the built-in models: their sizes, and images of many shapes."""
 
 from __future__ import annotations
 

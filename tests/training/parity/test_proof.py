@@ -1,4 +1,4 @@
-"""Every lossless strategy computes the mean gradient, and trains to the weights, of one process on the same shards."""
+"""Tests of the proof: every lossless strategy has the gradients and the weights of one process on the same shards."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ LOSSLESS = [
 ]
 BATCHNORMS = ["broadcast", "local", "sync"]
 VARIANTS = {"ddp:overlap=false": 2, "ddp:bucket_mb=0.01,bucket_view=true": 4, "parameter_server:servers=2": 3}
-"""Other ways of strategies that are proven on two, three and four ranks: on so many each."""
+"""Variants of strategies that are proven on two, three or four ranks, each on the given number."""
 IN_FULL_SIZE = ["ddp", "shared_memory"]
 LARGE = ["vgg11"]
 STEPS = 3
 
 _known: dict[tuple[str, int, RunConfig], tuple[Shards, list[Gradients] | None]] = {}
-"""A rank's: see `_shards_and_oracle`."""
+"""Cache of each rank: see `_shards_and_oracle`."""
 _trained: dict[tuple[str, int, RunConfig], Tensor] = {}
-"""Rank 0's: the weights of one process after ten steps."""
+"""Cache of rank 0: the weights of one process after ten steps."""
 
 
 def proof(comm: Comm, strategy: str, case: str, settings: dict[str, Any]) -> Parity:
-    """The verdict, which every rank comes to."""
+    """Return the verdict, the same on every rank."""
     config = RunConfig(**{"batch": 12, "precision": "fp64", "augment": False} | settings)
     share = Share(comm.rank, comm.world_size, config.accumulate, comm.device, torch.float64)
     chosen = WRONG[strategy]() if strategy in WRONG else create(strategy, allow_unused=config.allow_unused)
@@ -71,12 +71,12 @@ def proof(comm: Comm, strategy: str, case: str, settings: dict[str, Any]) -> Par
 def _shards_and_oracle(
     workload: Workload, case: str, share: Share, config: RunConfig, comm: Comm
 ) -> tuple[Shards, list[Gradients] | None]:
-    """What all train on and, on rank 0, what one process makes of it: the same for all strategies, so made once."""
+    """Return the shards and, on rank 0, the oracle's gradients; cached, since all strategies use the same."""
     key = case, comm.world_size, config
     if key not in _known:
         shards = take_shards(workload, share, config, comm, STEPS)
         right = oracle(workload, shards.all_ranks, share, config) if comm.rank == 0 else None
-        if case in LARGE:  # Half a gigabyte: one is kept at a time.
+        if case in LARGE:  # Half a gigabyte, so only one is kept.
             for other in [other for other in _known if other[0] in LARGE]:
                 del _known[other]
         _known[key] = shards, right
@@ -94,7 +94,7 @@ def check(pool: Pool, ranks: int, strategy: str, case: str, **settings: Any) -> 
     ("strategy", "ranks"), [(s, ranks) for s in LOSSLESS for ranks in (2, 3, 4) if ranks == VARIANTS.get(s, ranks)]
 )
 class TestGradients:
-    """Parity of gradients, in double precision."""
+    """Parity of gradients in double precision."""
 
     @pytest.mark.parametrize("case", ["cnn", "tied", "frozen", "dropout"])
     def test_of_models(self, pool: Pool, strategy: str, ranks: int, case: str) -> None:
@@ -116,20 +116,20 @@ class TestGradients:
     sorted(((s, BATCHNORMS[n % 3], 2 + n % 2) for n, s in enumerate(LOSSLESS)), key=lambda one: one[1:]),
 )
 def test_gradients_of_vgg11(pool: Pool, strategy: str, bn: str, ranks: int) -> None:
-    """Every strategy and every BatchNorm, though not every pair of them; in full size, where a proof takes seconds,
-    DDP's own buckets and those that lie in shared memory, with as many bytes as their defaults are made for."""
+    """Cover every strategy and every BatchNorm mode, but not every pair. In full size, where a proof takes seconds,
+    cover DDP's buckets and those in shared memory, with the sizes that their defaults are made for."""
     case = "vgg11" if strategy in IN_FULL_SIZE else "slim_vgg11"
     check(pool, ranks, strategy, case, bn=bn, batch=ranks + 1)
 
 
 def test_every_lossless_strategy_is_proven() -> None:
-    """On two, three and four ranks."""
+    """Lossless strategies are proven on two, three and four ranks."""
     proven = {text.partition(":")[0] for text in LOSSLESS if text not in VARIANTS}
     assert {name for name in ENTRIES if create(name).lossless} - {"single"} == proven
 
 
 class Summing(AfterBackward):
-    """The mistake that people make: the sum, not the mean."""
+    """Common mistake: the sum instead of the mean."""
 
     name: ClassVar[str] = "summing"
 
@@ -139,7 +139,7 @@ class Summing(AfterBackward):
 
 
 class Breaking(AfterBackward):
-    """A division by zero, on one rank and in one step: max() passes a nan over."""
+    """Division by zero on one rank in one step: `max` would skip the NaN."""
 
     name: ClassVar[str] = "breaking"
     calls = 0
@@ -152,7 +152,7 @@ class Breaking(AfterBackward):
 
 
 class NotClipping(AfterBackward):
-    """The mean, never clipped."""
+    """Mean without clipping."""
 
     name: ClassVar[str] = "not_clipping"
 
@@ -215,7 +215,7 @@ def classifier(model: nn.Module, train: Any, loss: Callable[[Any, Any], Tensor] 
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    """Other noise each time a sample is taken, as random crops are, whatever is seeded."""
+    """Data set with different noise each time a sample is read, like random crops, whatever is seeded."""
 
     def __init__(self) -> None:
         self.x, self.y = samples()
@@ -229,14 +229,14 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 
 
 class FunctionalDropout(nn.Module):
-    """Dropout that no layer stands for."""
+    """Dropout by a function instead of a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.dropout(x, 0.5, self.training)
 
 
 class Annealed(nn.Module):
-    """A state that is no buffer: the third pass is not like the first."""
+    """Model with state outside its buffers: the third forward pass differs from the first."""
 
     passes = 0
 
@@ -246,7 +246,7 @@ class Annealed(nn.Module):
 
 
 class Running(nn.Module):
-    """A buffer that depends on the shards so far, and that the output depends on."""
+    """Model with a buffer that depends on all previous shards, and that its output depends on."""
 
     seen: Tensor
 
@@ -260,7 +260,7 @@ class Running(nn.Module):
 
 
 def generator() -> Workload:
-    """Batches that can be had once, the last ones too few for three steps."""
+    """Return batches that can be iterated once; the last ones are too small for three steps."""
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         x, y = samples()
@@ -271,7 +271,7 @@ def generator() -> Workload:
 
 
 def unseeded() -> Workload:
-    """A loss that draws from a source of its own: it does not repeat itself."""
+    """Return a loss with its own random numbers, which does not repeat."""
     numbers = np.random.default_rng()
     return classifier(
         perceptron(), samples(), lambda output, target: F.cross_entropy(output, target) * numbers.random()
@@ -279,7 +279,7 @@ def unseeded() -> Workload:
 
 
 def not_a_mean() -> Workload:
-    """Classes of unequal weight: the loss of two shards is not the mean of their losses."""
+    """Return a loss with class weights: that of two shards is not the mean of their losses."""
     weight = torch.tensor([1.0, 5.0, 25.0], dtype=torch.float64)
     return classifier(
         perceptron(nn.BatchNorm1d(8)), samples(), lambda output, target: F.cross_entropy(output, target, weight)
@@ -287,7 +287,7 @@ def not_a_mean() -> Workload:
 
 
 def spectral(norm: Callable[[nn.Module], nn.Module]) -> Workload:
-    """Buffers that the forward pass of training depends on."""
+    """Return a model whose forward pass in training depends on buffers."""
     return classifier(perceptron(norm(nn.Linear(8, 8))), samples())
 
 
@@ -364,7 +364,7 @@ def test_data_without_a_batch_is_named(pool: Pool) -> None:
 
 
 def ten_steps(comm: Comm, strategy: str, case: str, bn: str) -> tuple[Tensor, Tensor | None, float]:
-    """The weights after ten steps: this rank's, on rank 0 those of one process, and how far the ranks' are apart."""
+    """Return the weights after ten steps: this rank's, one process's on rank 0, and the distance between ranks."""
     config = RunConfig(batch=3 * comm.world_size + 1, precision="fp64", augment=False, bn=bn)  # type: ignore[arg-type]
     share = Share(comm.rank, comm.world_size, 1, comm.device, torch.float64)
     workload = cases.make(case)
@@ -385,7 +385,7 @@ def ten_steps(comm: Comm, strategy: str, case: str, bn: str) -> tuple[Tensor, Te
 
 
 def train_alone(model: torch.nn.Module, workload: Any, share: Share, config: RunConfig) -> Tensor:
-    """Ten steps of one process on the same shards."""
+    """Return the weights of one process after ten steps on the same shards."""
     workers = 1 if config.bn == "sync" else share.workers
     sources = [
         make_source(
@@ -434,7 +434,7 @@ def test_p2p_is_gather_scatter_to_the_last_bit(pool: Pool) -> None:
 
 
 def oracles(comm: Comm) -> list[dict[str, Tensor]]:
-    """The right gradients of the first step, as these ranks have it shared out; rank 0's."""
+    """Return the oracle's gradients of the first step, for the split over these ranks; on rank 0 only."""
     workload = cases.make("cnn")
     config = RunConfig(batch=13, precision="fp64", augment=False)
     share = Share(comm.rank, comm.world_size, 1, comm.device, torch.float64)

@@ -1,4 +1,4 @@
-"""The proof before a comparison: right strategies are not refused for what the workload does, wrong ones are."""
+"""Tests of the proof before a comparison: a workload that does not repeat is reported, not blamed on the strategy."""
 
 from __future__ import annotations
 

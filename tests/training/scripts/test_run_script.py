@@ -1,4 +1,4 @@
-"""`paceline compare --script` as a user runs it: real scripts, real ranks, the mistakes that people make."""
+"""Tests of `paceline compare --script` with real scripts and ranks, and with common mistakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS), "--no-doc
 def compare(
     out: Path, *arguments: str, args: tuple[str, ...] = (), expect: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Compares strategies in the script, once, on two ranks."""
+    """Compare strategies in the script, once, on two ranks."""
     options = ("--script", "train.py", "--ranks", "2", *ONCE, "--json", "--out", str(out), *arguments, "--", *args)
     return paceline("compare", *options, expect=expect, cwd=SCRIPTS)
 
@@ -37,7 +37,7 @@ def rows_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExperimentRecord, dict[str, Any]]:
-    """A comparison that goes well: its record, and what it printed."""
+    """Return the record and the JSON output of a successful comparison."""
     out = tmp_path_factory.mktemp("compared") / "experiment"
     done = compare(out, "--strategies", "allreduce,ddp,none,single", "--doctor")
     return read_experiment(out), json.loads(done.stdout)

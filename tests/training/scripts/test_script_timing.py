@@ -1,4 +1,4 @@
-"""A script's own loop, measured: what a step is, what its notes mean, how it is left."""
+"""Tests of the timing of a script's loop: the limits of a step, the meaning of notes, the end of the script."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def attached(comm: Comm, folder: str, **settings: Any) -> TimedSync:
 
 
 def train(comm: Comm, folder: str, notes: str) -> int:
-    """Trains on two unlike micro-batches and tests in between; returns how often the loop had to be left."""
+    """Train on two different micro-batches and evaluate in between; return how often `ScriptFinished` was raised."""
     x, y = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
     left = 0
     with attached(comm, folder) as sync:
@@ -83,7 +83,7 @@ def test_samples_losses_and_windows(pool: Pool, tmp_path: Path) -> None:
 
 
 def counted(comm: Comm, folder: str, ask_at: int) -> None:
-    """A script that has a look at the agreed weights before some step."""
+    """Train in a script that reads the agreed weights before a step."""
     with attached(comm, folder) as sync, suppress(ScriptFinished):
         for step in range(STEPS):
             if step == ask_at and comm.rank == 1:
@@ -121,7 +121,7 @@ def test_one_rank_may_tell_for_all(pool: Pool, tmp_path: Path) -> None:
 
 
 def trains_watched(comm: Comm, folder: str) -> None:
-    """A script that leaves without closing anything."""
+    """Train in a script that ends without closing anything."""
     x, y = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
     sync = attached(comm, folder, profile="6-7", tensorboard=True)
 

@@ -1,4 +1,4 @@
-"""Archives that mean harm, and archives that are broken."""
+"""Tests of malicious and damaged archives."""
 
 import io
 import tarfile

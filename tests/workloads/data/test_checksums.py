@@ -1,4 +1,4 @@
-"""Files with a published md5."""
+"""Tests of files with a published md5."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from workloads.data.published import md5
 
 @pytest.fixture
 def digests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that were read to be hashed."""
+    """Return the files that were read to compute an md5."""
     names: list[str] = []
     real = hashlib.file_digest
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""CIFAR-10's binary files: read, checked, taken out of the archive."""
+"""Tests of CIFAR-10's binary files: reading, checks, extraction from the archive."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""SVHN's MATLAB files: read, checked, downloaded."""
+"""Tests of SVHN's MATLAB files: reading, checks, download."""
 
 import io
 from pathlib import Path
@@ -33,7 +33,7 @@ COUNTS = {"TRAIN": 12, "TEST": 5, "EXTRA": 7}
 
 @pytest.fixture
 def small_svhn(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    """A small SVHN on the local server."""
+    """Return a small SVHN on the local server."""
     for part, count in COUNTS.items():
         name = f"{part.lower()}_32x32.mat"
         server.files[name] = mat(pixels_of(count), labels_of(count))
