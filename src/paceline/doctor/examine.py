@@ -51,18 +51,18 @@ def examine_run(
     """
     began = time.perf_counter()
     progress = ExaminationProgress(folder, world.rank)
-    found = _examine_machines(config, world, folder.path, threads, command, progress)
+    examination = _examine_machines(config, world, folder.path, threads, command, progress)
     if with_workload:
         progress.enter("workload")
         short = RunConfig(**{name: getattr(config, name) for name in EXAMINED_SETTINGS}, steps=STEPS, evaluate=False)
         needs = _try_workload(short, world, folder.path / WORKLOAD_FOLDER, threads, number, command)
-        found = replace(found, workload=needs)
+        examination = replace(examination, workload=needs)
         if world.rank == 0:
-            write_examination(folder.path, found)
+            write_examination(folder.path, examination)
         progress.enter("cost")
-        found = replace(found, measuring_cost=measure_cost(short, world, threads=threads, number=number))
+        examination = replace(examination, measuring_cost=measure_cost(short, world, threads=threads, number=number))
     if world.rank == 0:
-        write_examination(folder.path, replace(found, measured_s=time.perf_counter() - began))
+        write_examination(folder.path, replace(examination, measured_s=time.perf_counter() - began))
         folder.mark_finished()
     progress.close()
 
@@ -112,14 +112,14 @@ def _examine_machines(
         link = _measure_link(comm, [rank.host for rank in rank_info], open_groups, progress)
         progress.enter("contention")
         contention = measure_contention(comm, link.all_reduces[0].points)
-    found = Examination(
+    examination = Examination(
         provenance=provenance(command), ranks=rank_info, link=link, contention=contention, workload=None
     )
     if world.rank == 0:
-        write_examination(folder, found)
+        write_examination(folder, examination)
     comm.smallest(0)  # A barrier: no rank may continue, and perhaps fail, before the result is on disk.
     close_comm(comm)
-    return found
+    return examination
 
 
 def _measure_link(
@@ -129,20 +129,22 @@ def _measure_link(
     progress.enter("link")
     pairs = measure_pairs(comm, hosts)
     progress.enter("all-reduce")
-    everyone = AllReduceTimes(ranks=[*range(len(hosts))], hosts=sorted(set(hosts)), points=measure_all_reduce(comm))
-    own = []
+    over_all_ranks = AllReduceTimes(
+        ranks=[*range(len(hosts))], hosts=sorted(set(hosts)), points=measure_all_reduce(comm)
+    )
+    measured = []
     for ranks in subgroups_to_measure(hosts):
         comm.smallest(0)  # A barrier: one subgroup is measured at a time.
-        part = open_groups(ranks)
-        if part is None:
+        subgroup = open_groups(ranks)
+        if subgroup is None:
             continue
-        points = measure_all_reduce(part, SUBGROUP_S)
-        close_comm(part)
-        if part.rank == 0:
-            own.append(AllReduceTimes(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
-    found = gather_json([asdict(part) for part in own], comm)
-    parts = [build(AllReduceTimes, part) for rank in found for part in rank]
-    return MeasuredLinks(pairs, [everyone, *sorted(parts, key=lambda part: not part.within_host)])
+        points = measure_all_reduce(subgroup, SUBGROUP_S)
+        close_comm(subgroup)
+        if subgroup.rank == 0:
+            measured.append(AllReduceTimes(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
+    gathered = gather_json([asdict(times) for times in measured], comm)
+    parts = [build(AllReduceTimes, part) for rank in gathered for part in rank]
+    return MeasuredLinks(pairs, [over_all_ranks, *sorted(parts, key=lambda part: not part.within_host)])
 
 
 def subgroups_to_measure(hosts: Sequence[int]) -> list[list[int]]:

@@ -50,15 +50,15 @@ def measure_pairs(comm: Comm, hosts: Sequence[int], pair_s: float = PAIR_S) -> l
 
     `hosts` has the host of each rank.
     """
-    own: list[PairLink] = []
+    measured: list[PairLink] = []
     for one, other in pairs_to_measure(hosts):
         comm.smallest(0)  # A barrier: links may share a wire, so one pair is measured at a time.
         if comm.rank == one:
-            own.append(_measure_pair(comm, other, hosts, pair_s))
+            measured.append(_measure_pair(comm, other, hosts, pair_s))
         elif comm.rank == other:
             _echo_messages(comm, one)
-    found = gather_json([asdict(pair) for pair in own], comm)
-    pairs = [build(PairLink, pair) for rank in found for pair in rank]
+    gathered = gather_json([asdict(pair) for pair in measured], comm)
+    pairs = [build(PairLink, pair) for rank in gathered for pair in rank]
     return sorted(pairs, key=lambda pair: not pair.within_host)
 
 
@@ -68,10 +68,10 @@ def pairs_to_measure(hosts: Sequence[int]) -> list[tuple[int, int]]:
     for rank, host in enumerate(hosts):
         members.setdefault(host, []).append(rank)
     within = [(ranks[0], other) for ranks in members.values() for other in ranks[1 : 1 + MAX_PAIRS_PER_HOST]]
-    firsts = [ranks[0] for ranks in members.values()]
-    between = list(itertools.combinations(firsts, 2))
+    first_ranks = [ranks[0] for ranks in members.values()]
+    between = list(itertools.combinations(first_ranks, 2))
     if len(between) > MAX_PAIRS_BETWEEN:  # Too many: measure each host with two others, as in a ring.
-        between = [*itertools.pairwise(firsts), (firsts[0], firsts[-1])]
+        between = [*itertools.pairwise(first_ranks), (first_ranks[0], first_ranks[-1])]
     return within + between
 
 
@@ -100,8 +100,8 @@ def time_all_reduces(comm: Comm, buffer: Tensor, repeats: int) -> list[float]:
         dist.all_reduce(buffer, group=comm.group)
         wait_for_gpu(comm)
         times.append(time.perf_counter() - began)
-    everyone = torch.stack(comm.gather(torch.tensor(times, dtype=torch.float64)))
-    slowest: list[float] = everyone.amax(dim=0).tolist()
+    all_times = torch.stack(comm.gather(torch.tensor(times, dtype=torch.float64)))
+    slowest: list[float] = all_times.amax(dim=0).tolist()
     return slowest
 
 

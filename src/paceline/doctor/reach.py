@@ -36,12 +36,12 @@ def check_reach(store: Store, rank: int, size: int, interface: str, *, network: 
             "network": network or network_id(),
             "at": [address, listener.getsockname()[1]],
         }
-        everyone = _exchange(store, "place", rank, size, own)
-        firsts: dict[str, int] = {}
-        for other, place in enumerate(everyone):
-            firsts.setdefault(place["network"], other)
-        others = [peer for peer in firsts.values() if peer != rank] if rank in firsts.values() else []
-        failures = [failure for peer in others if (failure := _connection_error(everyone[rank], everyone[peer]))]
+        endpoints = _exchange(store, "endpoint", rank, size, own)
+        first_ranks: dict[str, int] = {}
+        for other, endpoint in enumerate(endpoints):
+            first_ranks.setdefault(endpoint["network"], other)
+        peers = [peer for peer in first_ranks.values() if peer != rank] if rank in first_ranks.values() else []
+        failures = [failure for peer in peers if (failure := _connection_error(endpoints[rank], endpoints[peer]))]
         # A barrier too: no rank closes its socket before all have tried, and all raise the same error.
         found = [failure for failures in _exchange(store, "found", rank, size, failures) for failure in failures]
     if found:

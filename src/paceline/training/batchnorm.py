@@ -89,12 +89,12 @@ class UpdatedBuffers:
     def _find_updated(self) -> None:
         """Find the buffers that have changed on any rank."""
         self._searched = True
-        still = [slot for slot in self._slots if slot.before is not None]
-        if not still:
+        candidates = [slot for slot in self._slots if slot.before is not None]
+        if not candidates:
             return
-        changed = torch.tensor([not torch.equal(slot.tensor, slot.before) for slot in still], dtype=torch.int32)
-        for slot, somewhere in zip(still, self._comm.sum(changed).tolist(), strict=True):
-            if somewhere:
+        changed = torch.tensor([not torch.equal(slot.tensor, slot.before) for slot in candidates], dtype=torch.int32)
+        for slot, ranks_changed in zip(candidates, self._comm.sum(changed).tolist(), strict=True):
+            if ranks_changed:
                 slot.before = None
 
 

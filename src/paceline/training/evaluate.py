@@ -39,9 +39,9 @@ def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunCo
         for micro_batches in source.epoch(None):
             for micro_batch in micro_batches:
                 outcome = workload.forward(model, source.fetch(micro_batch))
-                right = workload.count_correct(outcome)
+                batch_correct = workload.count_correct(outcome)
                 loss += float(outcome.loss) * micro_batch.samples
-                correct += 0 if right is None else int(right)
+                correct += 0 if batch_correct is None else int(batch_correct)
                 samples += micro_batch.samples
     for module, training in modes:  # Restore each module: a fine-tuned model may keep some in evaluation mode.
         module.training = training

@@ -37,9 +37,9 @@ class Placement:
         backend = _choose_backend(config, device) if config.backend == "auto" else config.backend
         first = world.rank - world.local_rank
         busy = sum(role is not Role.IDLE for role in roles[first : first + world.local_size])
-        together = max(1, min(busy, world.sharing))
-        threads = threads or threads_per_rank(together)
-        return cls(device, backend, threads, core_share(together, threads))
+        ranks_sharing = max(1, min(busy, world.sharing))
+        threads = threads or threads_per_rank(ranks_sharing)
+        return cls(device, backend, threads, core_share(ranks_sharing, threads))
 
     @property
     def device_name(self) -> str:
@@ -75,9 +75,9 @@ def _gpu_id(device: torch.device) -> bytes:
 
 def gather_gpu_ids(own: bytes) -> list[bytes]:
     """Return the GPU id of every rank, on every rank."""
-    everyone = [torch.empty(len(own), dtype=torch.uint8) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, torch.frombuffer(bytearray(own), dtype=torch.uint8))
-    return [bytes(gpu_id.tolist()) for gpu_id in everyone]
+    gathered = [torch.empty(len(own), dtype=torch.uint8) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    return [bytes(gpu_id.tolist()) for gpu_id in gathered]
 
 
 def one_gpu_each(gpu_ids: Sequence[bytes]) -> bool:

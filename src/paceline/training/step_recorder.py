@@ -118,10 +118,10 @@ class StepRecorder:
         if rows:  # A rank may have trained none of these steps, or several shares of one.
             shares = torch.tensor([_step_share(row) for _, row in rows], dtype=torch.float64)
             own.index_add_(0, torch.tensor([at - start for at, _ in rows]), shares)
-        whole = comm.sum(own)
-        filled = whole[:, StepShare._fields.index("samples")].nonzero()
-        whole = whole[: int(filled.max()) + 1 if len(filled) else 0]
-        losses, known, samples, correct, uncounted, epochs, trained = whole.unbind(1)
+        totals = comm.sum(own)
+        filled = totals[:, StepShare._fields.index("samples")].nonzero()
+        totals = totals[: int(filled.max()) + 1 if len(filled) else 0]
+        losses, known, samples, correct, uncounted, epochs, trained = totals.unbind(1)
         return WindowFigures(
             losses=(losses / known).tolist(),
             epochs=(epochs / trained).int().tolist(),

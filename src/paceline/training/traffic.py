@@ -21,15 +21,15 @@ def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
         return None
     gradients = [Gradient(name, p.numel(), p.element_size()) for name, p in sync.strategy.parameters]
     plan = plan_of(strategy)(gradients, sync.ranks, hosts=sync.comm.hosts, **dataclasses.asdict(sync.strategy.options))
-    whole = plan + Plan(tuple(broadcast(size, sync.ranks) for size in sync.broadcast_bytes))
+    step_plan = plan + Plan(tuple(broadcast(size, sync.ranks) for size in sync.broadcast_bytes))
     # If parameters may be unused, each step may use others, and ranks exchange which ones in extra messages.
     # If ranks do not step together, some send more often than others.
     exact = not sync.strategy.allow_unused and sync.strategy.lockstep
-    everyone = range(sync.ranks + sync.comm.servers)
+    all_ranks = range(sync.ranks + sync.comm.servers)
     return {
-        **({"links": [dataclasses.asdict(link) for link in whole.links()]} if exact else {}),
-        "sent_bytes": [whole.sent_bytes(rank) for rank in everyone],
-        "received_bytes": [whole.received_bytes(rank) for rank in everyone],
-        "operations": len(whole.operations),
+        **({"links": [dataclasses.asdict(link) for link in step_plan.links()]} if exact else {}),
+        "sent_bytes": [step_plan.sent_bytes(rank) for rank in all_ranks],
+        "received_bytes": [step_plan.received_bytes(rank) for rank in all_ranks],
+        "operations": len(step_plan.operations),
         "buffer_bytes": sum(sync.broadcast_bytes),
     }

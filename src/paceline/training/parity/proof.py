@@ -87,14 +87,14 @@ class ProbeOptimizer(torch.optim.Optimizer):
 
     def __init__(self, parameters: NamedParameters, strategy: Strategy) -> None:
         super().__init__(list(parameters), {})
-        self.seen = CapturedGradients(strategy)
+        self.captured = CapturedGradients(strategy)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Store the gradients of this step, or of a part of it."""
         pairs = [
             pair for group in self.param_groups for pair in zip(group["param_names"], group["params"], strict=True)
         ]
-        self.seen.add({name: p.grad.detach().clone() for name, p in pairs if p.grad is not None})
+        self.captured.add({name: p.grad.detach().clone() for name, p in pairs if p.grad is not None})
 
 
 class CapturedGradients:
@@ -130,11 +130,13 @@ def prove(
     closed; the process groups stay open.
     """
     shards = shards or take_shards(workload, share, config, comm, steps)
-    seen = _with_servers(_train_under(strategy, workload, share, config, comm, shards), comm)
+    gradients = _with_servers(_train_under(strategy, workload, share, config, comm, shards), comm)
     if comm.rank == 0 and expected is None:
         expected = oracle(workload, shards.all_ranks, share, config)
-    right = seen if expected is None else expected
-    found = worst(compare_gradients(one, other, workload.model, comm) for one, other in zip(seen, right, strict=True))
+    right = gradients if expected is None else expected
+    found = worst(
+        compare_gradients(one, other, workload.model, comm) for one, other in zip(gradients, right, strict=True)
+    )
     parity = Parity(strategy.name, comm.world_size, *found, TOLERANCE[share.dtype])
     if parity.holds or not strategy.lossless:
         return parity
@@ -148,17 +150,17 @@ def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
     strategy.attach(copy.deepcopy(workload.model), lambda parameters: ProbeOptimizer(parameters, strategy), comm)
     strategy.serve()
     assert isinstance(strategy.optimizer, ProbeOptimizer)
-    seen = strategy.optimizer.seen.steps
+    gradients = strategy.optimizer.captured.steps
     strategy.close()
-    send_json_message({str(step): gradients for step, gradients in enumerate(seen)}, 0, comm.everyone)
+    send_json_message({str(step): step_gradients for step, step_gradients in enumerate(gradients)}, 0, comm.everyone)
 
 
-def _with_servers(seen: list[Gradients], comm: Comm) -> list[Gradients]:
+def _with_servers(gradients: list[Gradients], comm: Comm) -> list[Gradients]:
     """Return the gradients, on rank 0 together with those of servers on separate ranks."""
     for server in range(comm.servers if comm.rank == 0 else 0):
         received = receive_json_message(comm.world_size + server, comm.everyone)
-        seen = [own | received.get(str(step), {}) for step, own in enumerate(seen)]
-    return seen
+        gradients = [own | received.get(str(step), {}) for step, own in enumerate(gradients)]
+    return gradients
 
 
 def take_shards(workload: Workload, share: Share, config: RunConfig, comm: Comm, steps: int) -> Shards:
@@ -183,9 +185,9 @@ def _train_under(
         sync.step(clip_norm_of(step, len(shards.own), config.clip_norm))
     sync.strategy.finish()
     assert isinstance(sync.optimizer, ProbeOptimizer)
-    seen = sync.optimizer.seen.steps
+    gradients = sync.optimizer.captured.steps
     sync.detach()
-    return seen
+    return gradients
 
 
 def compare_gradients(found: Gradients, expected: Gradients, model: nn.Module, comm: Comm) -> tuple[float, float]:

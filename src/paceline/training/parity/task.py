@@ -102,15 +102,15 @@ def _shards_and_oracle(setup: RankSetup) -> tuple[Shards, list[Gradients] | None
     shards = _shards[key]
     if comm.rank != 0:
         return shards, None
-    alike = key, _fingerprint(setup.model)
-    if alike not in _oracles:
-        _oracles[alike] = oracle(workload, shards.all_ranks, share, config)
-    return shards, _oracles[alike]
+    oracle_key = key, _fingerprint(setup.model)
+    if oracle_key not in _oracles:
+        _oracles[oracle_key] = oracle(workload, shards.all_ranks, share, config)
+    return shards, _oracles[oracle_key]
 
 
 def _fingerprint(model: nn.Module) -> int:
     """Return a checksum of the weights: a workload may initialise them differently each time it is loaded."""
-    found = 0
+    checksum = 0
     for tensor in (*model.parameters(), *model.buffers()):
-        found = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), found)
-    return found
+        checksum = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), checksum)
+    return checksum

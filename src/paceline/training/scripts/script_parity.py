@@ -50,9 +50,9 @@ class ProbeSync(TaskSync):
         comm: Comm,
         bn: BatchNormMode,
     ) -> None:
-        seen = CapturedGradients(strategy)
-        self.seen = seen.steps
-        super().__init__(STEPS, model, _with_probe_step(make_optimizer, seen), strategy, comm, bn)
+        captured = CapturedGradients(strategy)
+        self.gradients = captured.steps
+        super().__init__(STEPS, model, _with_probe_step(make_optimizer, captured), strategy, comm, bn)
         self._write_result = write_result
 
     def step(self, max_norm: float | None = None) -> None:
@@ -88,7 +88,7 @@ class OracleTask(ProbeTask):
 
     def write_result(self, sync: ProbeSync) -> None:
         if sync.rank == 0:
-            torch.save(sync.seen, self.oracle)
+            torch.save(sync.gradients, self.oracle)
             self.folder.mark_finished()
 
 
@@ -97,9 +97,9 @@ class ParityTask(ProbeTask):
 
     def write_result(self, sync: ProbeSync) -> None:
         # Only rank 0's expected gradients are used.
-        expected = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else sync.seen
+        expected = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else sync.gradients
         model, comm = sync.strategy.model, sync.comm
-        pairs = zip(sync.seen, expected, strict=True)
+        pairs = zip(sync.gradients, expected, strict=True)
         found = worst(compare_gradients(one, other, model, comm) for one, other in pairs)
         parity = Parity(sync.strategy.name, comm.world_size, *found, _tolerance(sync.strategy.parameters))
         if sync.rank == 0:
@@ -114,12 +114,12 @@ class OracleCheckTask(ParityTask):
         return ExactMean()
 
 
-def _with_probe_step(make_optimizer: MakeOptimizer, seen: CapturedGradients) -> MakeOptimizer:
+def _with_probe_step(make_optimizer: MakeOptimizer, captured: CapturedGradients) -> MakeOptimizer:
     """Create the user's optimiser and replace its `step`, by a bound method, since schedulers wrap that."""
 
     def make(parameters: NamedParameters) -> torch.optim.Optimizer:
         def keep(_: torch.optim.Optimizer, closure: Any = None) -> None:  # noqa: ARG001  (as optimisers have it)
-            seen.add({name: p.grad.detach().clone() for name, p in parameters if p.grad is not None})
+            captured.add({name: p.grad.detach().clone() for name, p in parameters if p.grad is not None})
 
         optimizer = make_optimizer(parameters)
         optimizer.step = types.MethodType(keep, optimizer)  # type: ignore[method-assign]
