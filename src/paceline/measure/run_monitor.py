@@ -25,7 +25,7 @@ class RunMonitor:
         self.sampler.start()
         self._is_open = True
 
-    def hear(self, event: str, **values: Any) -> None:
+    def on_event(self, event: str, **values: Any) -> None:
         """Handle an event of the run recorder: record the end of an epoch."""
         if event == "epoch":
             self.marks.add_now("epoch", str(values["epoch"]))
