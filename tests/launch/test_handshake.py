@@ -85,11 +85,11 @@ def test_missing_hosts_are_named(channel: StoreChannel) -> None:
 
 def test_a_waiting_leader_shows_the_missing_hosts(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.launch.handshake.NOTIFY_AFTER_S", 0.0)
-    said: list[str] = []
+    messages: list[str] = []
     launcher = LauncherProcess(launchers=3)
     with pytest.raises(LaunchError, match="hosts 1, 2 of 3 did not connect"):
-        run_handshake(channel, launcher, own_launcher_info(launcher, "127.0.0.1", {}), 0.2, said.append)
-    assert said == [f"waiting at {channel.endpoint} for hosts 1, 2 of 3 …"]
+        run_handshake(channel, launcher, own_launcher_info(launcher, "127.0.0.1", {}), 0.2, messages.append)
+    assert messages == [f"waiting at {channel.endpoint} for hosts 1, 2 of 3 …"]
 
 
 def test_files_are_sent_whole_and_nothing_is_overwritten(channel: StoreChannel, tmp_path: Path) -> None:
@@ -122,21 +122,21 @@ def test_a_host_cannot_write_outside_of_the_record(channel: StoreChannel, tmp_pa
 
 def test_a_master_whose_name_is_loopback_listens_on_a_reachable_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's /etc/hosts maps the host's own name to 127.0.1.1."""
-    said: list[str] = []
+    messages: list[str] = []
     monkeypatch.setattr(control_store, "addresses_of_name", lambda name: ["127.0.1.1"] if name == "n1" else [name])
     monkeypatch.setattr(control_store, "reachable_addresses", lambda: ["198.18.0.7"])
-    assert control_store.leader_address("n1", said.append) == "198.18.0.7"
-    assert said == [
+    assert control_store.leader_address("n1", messages.append) == "198.18.0.7"
+    assert messages == [
         "n1 resolves to 127.0.1.1, a loopback address that other hosts cannot reach; listening on 198.18.0.7 instead"
     ]
-    assert control_store.leader_address("127.0.0.1", said.append) == "127.0.0.1", (
+    assert control_store.leader_address("127.0.0.1", messages.append) == "127.0.0.1", (
         "a loopback address that the user gives is used"
     )
     monkeypatch.setattr(control_store, "reachable_addresses", lambda: ["198.18.0.7", "198.19.0.7"])
     with pytest.raises(
         LaunchError, match=r"n1 resolves to 127.0.1.1, a loopback address that other hosts cannot reach"
     ) as refused:
-        control_store.leader_address("n1", said.append)
+        control_store.leader_address("n1", messages.append)
     assert refused.value.hint == "use an address in --master: one of 198.18.0.7, 198.19.0.7"
 
 
@@ -152,8 +152,8 @@ def test_a_host_that_failed_can_join_again_with_its_node_rank(channel: StoreChan
 
 def test_an_info_with_other_fields_is_refused_for_its_version() -> None:
     own = own_launcher_info(LauncherProcess(), "127.0.0.1", {"batch": 8})
-    said = {"launcher": 1, "node": 1, "host": "n2", "versions": own.versions | {"Paceline": "9"}, "gpus": 8}
-    error = find_mismatch([own, read_launcher_info(said)])
+    message = {"launcher": 1, "node": 1, "host": "n2", "versions": own.versions | {"Paceline": "9"}, "gpus": 8}
+    error = find_mismatch([own, read_launcher_info(message)])
     assert error is not None
     assert error.message.startswith("host 1 (n2) runs Paceline 9, but host 0")
 

@@ -103,9 +103,9 @@ def test_a_follower_names_the_leader_and_leaves_no_files(compared: Compared) -> 
 def test_a_rank_that_fails_on_a_follower_is_the_root_cause_on_all_hosts(tmp_path: Path) -> None:
     arguments = ("compare", "workloads:fails_on_rank_1", "--strategies", "ddp", "--steps", "10", *QUICK)
     failed = Compared(tmp_path, *arguments, expect=6)
-    for said in (failed.leader.stderr, failed.error):
-        assert "RuntimeError: sample 17 is damaged" in said
-        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in said
+    for output in (failed.leader.stderr, failed.error):
+        assert "RuntimeError: sample 17 is damaged" in output
+        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in output
     log = next(tmp_path.rglob("logs/rank-1.log"))
     assert "sample 17 is damaged" in log.read_text()
 
@@ -126,8 +126,8 @@ def test_hosts_with_different_settings_are_refused(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as hosts:
         other = hosts.submit(paceline, *options, "--node-rank", "1", "--lr", "0.5", expect=5)
         leader = paceline(*options, "--node-rank", "0", expect=5)
-    for said in (leader.stderr, other.result().stderr):
-        assert "was started with --lr 0.5, but host 0" in said
+    for output in (leader.stderr, other.result().stderr):
+        assert "was started with --lr 0.5, but host 0" in output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -179,8 +179,8 @@ def test_a_host_that_dies_is_named_and_no_strategy_counts_as_failed(tmp_path: Pa
 
 def test_a_busy_rank_is_stopped_after_a_failure_on_another_host(tmp_path: Path) -> None:
     options = ("workloads:fails_while_rank_0_is_busy", "--batch", "16", "--out", str(tmp_path / "run"))
-    for said in on_two_hosts("train", *options, expect=6):
-        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in said.stderr
+    for output in on_two_hosts("train", *options, expect=6):
+        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in output.stderr
 
 
 def test_ctrl_c_on_the_leader_ends_followers_whose_ranks_hang(tmp_path: Path) -> None:
@@ -250,6 +250,6 @@ def test_a_master_name_that_is_loopback_on_host_0_works(tmp_path: Path) -> None:
                     text=True,
                 )
             )
-        said = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
+        output = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], output
     assert read_run(tmp_path / "run").topology["interface"] == "eth0"

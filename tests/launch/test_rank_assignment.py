@@ -68,11 +68,11 @@ def test_the_position_from_torchruns_variables() -> None:
     assert find_launcher_process(LaunchConfig(ranks=4), TORCHRUN) == launcher
 
 
-@pytest.mark.parametrize("asked", [{"ranks": 2}, {"ranks_per_host": 4}, {"hosts": 2, "master": "127.0.0.1:1"}])
-def test_options_that_differ_from_torchruns_are_refused(asked: dict[str, object]) -> None:
-    name = next(iter(asked)).replace("_", "-")
+@pytest.mark.parametrize("options", [{"ranks": 2}, {"ranks_per_host": 4}, {"hosts": 2, "master": "127.0.0.1:1"}])
+def test_options_that_differ_from_torchruns_are_refused(options: dict[str, object]) -> None:
+    name = next(iter(options)).replace("_", "-")
     with pytest.raises(UsageError, match=f"--{name} .* was given, but torchrun started 4 ranks, 2 on this host"):
-        find_launcher_process(LaunchConfig(**asked), TORCHRUN)  # type: ignore[arg-type]
+        find_launcher_process(LaunchConfig(**options), TORCHRUN)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,9 @@ def test_stale_cgroups_are_removed_and_others_kept(tmp_path: Path) -> None:
     living = tmp_path / f"paceline-{namespace}-{pid}-{start}-0-host0"
     elsewhere = tmp_path / f"paceline-{int(namespace) + 1}-{dead.pid}-{start}-0-host0"
     other = tmp_path / "paceline-notes-host0"
-    gone = tmp_path / f"paceline-{namespace}-{dead.pid}-{start}-0-host0"
+    ended = tmp_path / f"paceline-{namespace}-{dead.pid}-{start}-0-host0"
     reused = tmp_path / f"paceline-{namespace}-{pid}-{int(start) - 1}-0-host3"
-    for folder in (living, elsewhere, other, gone, reused):
+    for folder in (living, elsewhere, other, ended, reused):
         folder.mkdir()
     remove_stale(tmp_path)
     assert {folder.name for folder in tmp_path.iterdir()} == {living.name, elsewhere.name, other.name}

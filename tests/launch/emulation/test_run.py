@@ -151,10 +151,10 @@ def test_four_hosts_with_rates_and_cpu_limits(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ("--emulate", "2@1gbit,2@200mbit", "--host-cpus", "0.5", "--steps", "12", "--out", str(out), "--json")
     with start("train", *RUN, *options) as process:
-        said, _ = process.communicate(timeout=150)
-    assert process.returncode == 0, said
+        output, _ = process.communicate(timeout=150)
+    assert process.returncode == 0, output
     words = "4 emulated hosts: 2 at 1 Gbit/s each way; 2 at 200 Mbit/s each way, 0.5 cores each, 198.18.0.1–4"
-    assert words in said
+    assert words in output
     record = read_run(out)
     assert record.finished
     assert record.topology["emulated"] == {"spec": "2@1gbit,2@200mbit", "host_cpus": 0.5}
@@ -174,10 +174,10 @@ def test_two_hosts_from_a_config_file_end_cleanly_on_ctrl_c(tmp_path: Path) -> N
     assert len(shares) == len(inside) == 2  # Only ranks, not the launchers.
     assert set(inside) < {child.pid for child in running}
     os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert f"interrupted; what was done is in {out}" in said
-    assert "warning: 2 hosts × 1.5 cores need 3, but this machine has" in said
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert f"interrupted; what was done is in {out}" in output
+    assert "warning: 2 hosts × 1.5 cores need 3, but this machine has" in output
     assert not [child for child in running if child.is_running()]
     assert not cgroups_of(process.pid)
 
@@ -226,10 +226,12 @@ def on_each(
     monkeypatch.setattr(emulate, "LEADER_EXIT_S", 0.5)
     monkeypatch.setattr(emulate, "FOLLOWERS_EXIT_S", 0.5)
     cases = " ".join(f"*'\"host\": {number}'*) {script} ;;" for number, script in enumerate(scripts))
-    said: list[str] = []
+    messages: list[str] = []
     begin_s = time.monotonic()
-    code = run_on_all(hosts[: len(scripts)], ["sh", "-c", f"case ${EMULATION_VARIABLE} in {cases} esac"], said.append)
-    return code, said, time.monotonic() - begin_s
+    code = run_on_all(
+        hosts[: len(scripts)], ["sh", "-c", f"case ${EMULATION_VARIABLE} in {cases} esac"], messages.append
+    )
+    return code, messages, time.monotonic() - begin_s
 
 
 def test_the_exit_code_is_that_of_host_0(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,17 +242,17 @@ def test_the_exit_code_is_that_of_host_0(hosts: Sequence[EmulatedHost], monkeypa
 def test_the_output_of_a_host_that_fails_unexplained_is_shown(
     hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, said, took_s = on_each(hosts, monkeypatch, "exec sleep 60", "exit 0", "echo no room >&2; exit 5")
+    code, messages, took_s = on_each(hosts, monkeypatch, "exec sleep 60", "exit 0", "echo no room >&2; exit 5")
     assert code == 128 + signal.SIGTERM  # Host 0 waited for a host that had ended.
-    assert said == ["host2 ended with exit code 5:", "  host2: no room"]
+    assert messages == ["host2 ended with exit code 5:", "  host2: no room"]
     assert took_s < 10
 
 
 def test_hosts_that_outlive_host_0_are_terminated(
     hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, said, took_s = on_each(hosts, monkeypatch, "exit 0", "exec sleep 60")
-    assert (code, said) == (0, [])
+    code, messages, took_s = on_each(hosts, monkeypatch, "exit 0", "exec sleep 60")
+    assert (code, messages) == (0, [])
     assert took_s < 10
 
 

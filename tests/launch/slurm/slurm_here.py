@@ -157,9 +157,9 @@ class Slurm:
         assert callable(holds)
         deadline = time.monotonic() + START_S
         while not holds():
-            gone = [daemon.args for daemon in self.daemons if daemon.poll() is not None]
-            if gone or time.monotonic() > deadline:
-                raise RuntimeError(f"no {what} within {START_S:g} s; ended: {gone}\n{self._logs()}")
+            ended = [daemon.args for daemon in self.daemons if daemon.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                raise RuntimeError(f"no {what} within {START_S:g} s; ended: {ended}\n{self._logs()}")
             time.sleep(0.05)
 
     def _logs(self) -> str:

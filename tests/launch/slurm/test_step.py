@@ -137,20 +137,20 @@ def test_uneven_tasks_are_refused(slurm: Slurm) -> None:
     )
 
 
-def refusal(first: Environment, others: Sequence[Environment], **asked: object) -> UsageError:
+def refusal(first: Environment, others: Sequence[Environment], **options: object) -> UsageError:
     """Return the error that refuses a step: the first task raises it, and the others exit with its code."""
     for environment in others:
         with pytest.raises(SystemExit) as left:
-            launcher(environment, **asked)
+            launcher(environment, **options)
         assert left.value.code == UsageError.exit_code
     with pytest.raises(UsageError) as refused:
-        launcher(first, **asked)
+        launcher(first, **options)
     assert refused.value.hint
     return refused.value
 
 
 @pytest.mark.parametrize(
-    ("asked", "found", "fix"),
+    ("options", "found", "fix"),
     [
         (
             {"ranks_per_host": 2},
@@ -160,8 +160,8 @@ def refusal(first: Environment, others: Sequence[Environment], **asked: object) 
         ({"ranks": 3}, "3 ranks were requested, but Slurm started 1 task (SLURM_NTASKS=1).", "--ntasks-per-node=3"),
     ],
 )
-def test_one_task_is_one_rank(one_task: Environment, asked: dict[str, int], found: str, fix: str) -> None:
-    refused = refusal(one_task, [], **asked)
+def test_one_task_is_one_rank(one_task: Environment, options: dict[str, int], found: str, fix: str) -> None:
+    refused = refusal(one_task, [], **options)
     assert refused.message == found
     assert fix in (refused.hint or "")
     alone = launcher(one_task)
@@ -170,7 +170,7 @@ def test_one_task_is_one_rank(one_task: Environment, asked: dict[str, int], foun
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("options", "found"),
     [
         (
             {"ranks_per_host": 4},
@@ -187,9 +187,9 @@ def test_one_task_is_one_rank(one_task: Environment, asked: dict[str, int], foun
     ],
 )
 def test_options_that_differ_from_slurms_are_refused(
-    four_tasks: list[Environment], asked: dict[str, object], found: str
+    four_tasks: list[Environment], options: dict[str, object], found: str
 ) -> None:
-    assert refusal(four_tasks[0], four_tasks[1:], **asked).message == found
+    assert refusal(four_tasks[0], four_tasks[1:], **options).message == found
 
 
 def test_a_manual_launch_overrides_slurm(four_tasks: list[Environment], one_task: Environment) -> None:
