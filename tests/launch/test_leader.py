@@ -66,7 +66,7 @@ class Compared:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
-    arguments = ("compare", "workloads:plain", "--strategies", "ddp,gather_scatter", "--steps", "10", *QUICK)
+    arguments = ("compare", "user_workloads:plain", "--strategies", "ddp,gather_scatter", "--steps", "10", *QUICK)
     return Compared(tmp_path_factory.mktemp("compared"), *arguments, expect=0)
 
 
@@ -101,7 +101,7 @@ def test_a_follower_names_the_leader_and_leaves_no_files(compared: Compared) -> 
 
 
 def test_a_rank_that_fails_on_a_follower_is_the_root_cause_on_all_hosts(tmp_path: Path) -> None:
-    arguments = ("compare", "workloads:fails_on_rank_1", "--strategies", "ddp", "--steps", "10", *QUICK)
+    arguments = ("compare", "user_workloads:fails_on_rank_1", "--strategies", "ddp", "--steps", "10", *QUICK)
     failed = Compared(tmp_path, *arguments, expect=6)
     for output in (failed.leader.stderr, failed.error):
         assert "RuntimeError: sample 17 is damaged" in output
@@ -113,7 +113,7 @@ def test_a_rank_that_fails_on_a_follower_is_the_root_cause_on_all_hosts(tmp_path
 def test_hosts_with_different_settings_are_refused(tmp_path: Path) -> None:
     options = (
         "train",
-        "workloads:plain",
+        "user_workloads:plain",
         "--hosts",
         "2",
         "--ranks",
@@ -133,7 +133,7 @@ def test_hosts_with_different_settings_are_refused(tmp_path: Path) -> None:
 
 def test_one_run_on_two_hosts(tmp_path: Path) -> None:
     leader, other = on_two_hosts(
-        "train", "workloads:plain", "--batch", "16", "--epochs", "2", "--out", str(tmp_path / "run")
+        "train", "user_workloads:plain", "--batch", "16", "--epochs", "2", "--out", str(tmp_path / "run")
     )
     record = read_run(tmp_path / "run")
     assert record.summary is not None
@@ -144,14 +144,14 @@ def test_one_run_on_two_hosts(tmp_path: Path) -> None:
 
 def test_a_follower_without_a_leader_fails_after_the_timeout(tmp_path: Path) -> None:
     options = ("--hosts", "2", "--ranks", "2", "--master", "127.0.0.1:9", "--timeout", "1", "--node-rank", "1")
-    done = paceline("train", "workloads:plain", *options, "--out", str(tmp_path / "run"), expect=5)
+    done = paceline("train", "user_workloads:plain", *options, "--out", str(tmp_path / "run"), expect=5)
     assert "host 1 cannot reach host 0 at 127.0.0.1:9" in done.stderr
     assert "start the same command on all 2 hosts" in done.stderr
     assert "frame #" not in done.stderr
 
 
 @contextmanager
-def two_hosts_comparing(out: Path, workload: str = "workloads:slow") -> Iterator[list[Forked]]:
+def two_hosts_comparing(out: Path, workload: str = "user_workloads:slow") -> Iterator[list[Forked]]:
     """Start a comparison on two hosts that would take days; yield once both ranks train."""
     options = (workload, "--strategies", "ddp,allreduce", "--steps", "1000000", *QUICK, "--out", str(out))
     launch = ("--hosts", "2", "--ranks", "2", "--master", free_master())
@@ -178,13 +178,13 @@ def test_a_host_that_dies_is_named_and_no_strategy_counts_as_failed(tmp_path: Pa
 
 
 def test_a_busy_rank_is_stopped_after_a_failure_on_another_host(tmp_path: Path) -> None:
-    options = ("workloads:fails_while_rank_0_is_busy", "--batch", "16", "--out", str(tmp_path / "run"))
+    options = ("user_workloads:fails_while_rank_0_is_busy", "--batch", "16", "--out", str(tmp_path / "run"))
     for output in on_two_hosts("train", *options, expect=6):
         assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in output.stderr
 
 
 def test_ctrl_c_on_the_leader_ends_followers_whose_ranks_hang(tmp_path: Path) -> None:
-    with two_hosts_comparing(tmp_path / "compared", "workloads:hangs_on_rank_1") as hosts:
+    with two_hosts_comparing(tmp_path / "compared", "user_workloads:hangs_on_rank_1") as hosts:
         os.kill(hosts[0].pid, signal.SIGINT)
         assert [host.wait().returncode for host in hosts] == [130, 130]
 
@@ -202,7 +202,7 @@ def test_compare_under_torchrun(tmp_path: Path) -> None:
     ]
     arguments = [
         "compare",
-        "workloads:plain",
+        "user_workloads:plain",
         "--strategies",
         "single,ddp",
         "--steps",
@@ -230,7 +230,7 @@ def test_a_master_name_that_is_loopback_on_host_0_works(tmp_path: Path) -> None:
             own.write_text(f"127.0.0.1 localhost\n{address} n0\n")
             arguments = (
                 "train",
-                "workloads:plain",
+                "user_workloads:plain",
                 "--batch",
                 "16",
                 "--hosts",

@@ -34,7 +34,7 @@ from workloads.data.published import Server
 PAYLOAD = 1448 / 1514
 """Fraction of the rate for payload; the rest is headers of Ethernet, IP and TCP."""
 CGROUPS = find_parent_cgroup(SELF_CGROUP, CGROUP_ROOT)
-RUN = ("workloads:plain", "--ranks-per-host", "1", "--batch", "16")
+RUN = ("user_workloads:plain", "--ranks-per-host", "1", "--batch", "16")
 
 
 @pytest.fixture(scope="module")

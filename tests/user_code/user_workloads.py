@@ -1,4 +1,4 @@
-"""A user's workloads, working or failing in common ways; tests run `paceline train workloads:NAME` in this folder."""
+"""A user's workloads that work, or fail in common ways; tests run `paceline train user_workloads:NAME` here."""
 
 from __future__ import annotations
 
