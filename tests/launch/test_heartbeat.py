@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
+from commands import wait_until
 from paceline.launch import heartbeat, rendezvous
-from paceline.launch.heartbeat import HeartbeatMonitor, send_heartbeats
+from paceline.launch.heartbeat import LOST_AFTER_S, HeartbeatMonitor, send_heartbeats
 from paceline.launch.store_channel import StoreChannel
 
 
@@ -20,38 +21,57 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> StoreChannel:
     return StoreChannel(rendezvous.open_store("127.0.0.1", port, listener, timedelta(seconds=10)), f"127.0.0.1:{port}")
 
 
-def lost_within(monitor: HeartbeatMonitor, limit_s: float) -> set[int]:
-    deadline = time.monotonic() + limit_s
-    while not monitor.lost() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return monitor.lost()
+class FakeClockMonitor:
+    """Heartbeat monitor with a clock that only advances on request, so that a busy machine has no effect."""
+
+    def __init__(self, channel: StoreChannel, launchers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._channel, self._now_s = channel, 100.0
+        monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: self._now_s))
+        self._monitor = HeartbeatMonitor(channel, launchers)
+
+    def lost_after(self, seconds: float) -> set[int]:
+        """Advance the clock; return the launchers that are lost then."""
+        self._now_s += seconds
+        return self._monitor.lost()
+
+    def wait_for_heartbeat(self, launcher: int) -> None:
+        """Wait until the next heartbeat of a launcher arrives."""
+        before = self._heartbeats(launcher)
+        wait_until(lambda: self._heartbeats(launcher) > before, f"a heartbeat of launcher {launcher}")
+
+    def _heartbeats(self, launcher: int) -> int:
+        return self._channel.add(heartbeat._heartbeat_key(launcher), 0)
 
 
 def test_a_host_with_heartbeats_is_not_lost(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "LOST_AFTER_S", 0.5)
+    monitor = FakeClockMonitor(channel, [1], monkeypatch)
     with send_heartbeats(channel, 1):
-        assert lost_within(HeartbeatMonitor(channel, [1]), 1.0) == set()
+        for _ in range(3):
+            monitor.wait_for_heartbeat(1)
+            assert monitor.lost_after(0.9 * LOST_AFTER_S) == set()
 
 
 def test_a_host_without_heartbeats_is_lost_after_the_limit(
     channel: StoreChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "LOST_AFTER_S", 0.3)
-    monitor = HeartbeatMonitor(channel, [1, 2])
+    monitor = FakeClockMonitor(channel, [1, 2], monkeypatch)
     with send_heartbeats(channel, 2):
-        assert lost_within(monitor, 0.1) == set(), "not at once"
-        assert lost_within(monitor, 2.0) == {1}
+        monitor.wait_for_heartbeat(2)
+        assert monitor.lost_after(0.9 * LOST_AFTER_S) == set(), "not at once"
+        monitor.wait_for_heartbeat(2)
+        assert monitor.lost_after(0.2 * LOST_AFTER_S) == {1}
 
 
-def test_a_host_that_aborts_is_lost_at_once(channel: StoreChannel) -> None:
-    monitor = HeartbeatMonitor(channel, [1, 2])
+def test_a_host_that_aborts_is_lost_at_once(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeClockMonitor(channel, [1, 2], monkeypatch)
     with pytest.raises(KeyboardInterrupt), send_heartbeats(channel, 2):
         raise KeyboardInterrupt
-    assert lost_within(monitor, 1.0) == {2}
+    monitor.lost_after(0.1)  # A last heartbeat may have arrived, which is read first.
+    assert monitor.lost_after(0.1) == {2}
 
 
-def test_a_host_that_finished_is_not_lost(channel: StoreChannel) -> None:
-    monitor = HeartbeatMonitor(channel, [1])
+def test_a_host_that_finished_is_not_lost(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeClockMonitor(channel, [1], monkeypatch)
     with send_heartbeats(channel, 1):
         pass
-    assert lost_within(monitor, 0.3) == set()
+    assert [monitor.lost_after(0.3 * LOST_AFTER_S) for _ in range(3)] == [set()] * 3

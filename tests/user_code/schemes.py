@@ -51,13 +51,13 @@ class Breaks(Mean):
 
 
 class Slow(Mean):
-    """Correct, and 30 ms slower per step."""
+    """Correct, and 100 ms slower per step."""
 
     name: ClassVar[str] = "slow"
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
         """Sleep before the all-reduce."""
-        time.sleep(0.03)
+        time.sleep(0.1)
         super().agree(gradients)
 
 

@@ -30,8 +30,12 @@ from paceline.measure.cores import threads_per_rank
 STOP_GRACE_S = 3.0
 """Seconds in which ranks can detect by themselves that ranks on other hosts failed, and report an error."""
 POLL_S = 0.2
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that stop torch's launcher, except those that this process was started to ignore, as by nohup."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that stop torch's launcher, except those that this process was started to ignore, as by nohup.
+
+Ctrl-C is not one of them: the command handles it. Its KeyboardInterrupt passes through torch's launcher, which then
+stops the ranks.
+"""
 
 
 def start_ranks(
@@ -77,6 +81,9 @@ def start_ranks(
             elastic_launch(elastic, sys.executable)("-m", MODULE, str(job.file))
     except ChildFailedError as error:
         return {rank_range.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
+    except KeyboardInterrupt:
+        _kill_ranks(job)
+        raise
     except SignalException:
         raise KeyboardInterrupt from None
     except (RuntimeError, ConnectionError) as error:
@@ -85,6 +92,14 @@ def start_ranks(
             hint="see the output of the same command on the other hosts" if rank_range.group_world_size > 1 else None,
         ) from error
     return {}
+
+
+def _kill_ranks(job: Job) -> None:
+    """Kill ranks that torch's launcher does not track because it was interrupted while starting them."""
+    for process in psutil.Process().children():
+        with suppress(psutil.Error):
+            if str(job.file) in process.cmdline():
+                process.kill()
 
 
 def _silence_elastic() -> None:
@@ -119,7 +134,7 @@ def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]
 
 @contextmanager
 def _restored_signal_handlers() -> Iterator[None]:
-    """Restore on exit the signal handlers that torch's launcher replaces, so that Ctrl-C works again."""
+    """Restore on exit the signal handlers that torch's launcher replaces."""
     before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
     try:
         yield

@@ -159,10 +159,14 @@ class _HostProcesses:
         return [process for process in self.processes if process.process.returncode is None]
 
     def _interrupt(self, number: signal.Signals) -> None:
-        """Forward a stop signal the first time, so that hosts can clean up; kill them the second time."""
+        """Forward a stop signal, so that hosts can clean up; kill the hosts on the second one, unless it is Ctrl-C.
+
+        Ctrl-C is forwarded each time: users press it repeatedly, and host 0 must still report what was measured.
+        """
         self.interrupts += 1
+        kill = self.interrupts > 1 and number != signal.SIGINT
         for process in self._alive():
-            process.process.send_signal(number if self.interrupts == 1 else signal.SIGKILL)
+            process.process.send_signal(signal.SIGKILL if kill else number)
 
     def _stop_orphans(self, now: float) -> None:
         """Terminate, and later kill, processes that still wait for a host that has ended."""
