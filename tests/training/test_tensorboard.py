@@ -28,7 +28,7 @@ def scalars_after(folder: Path, rank: int, *events: tuple[str, dict[str, Any]]) 
     scalars.close()
     accumulator = EventAccumulator(str(folder / "tensorboard" / f"rank-{rank}"))
     accumulator.Reload()
-    return {tag: {e.step: e.value for e in accumulator.TensorBoardWriter(tag)} for tag in accumulator.Tags()["scalars"]}
+    return {tag: {e.step: e.value for e in accumulator.Scalars(tag)} for tag in accumulator.Tags()["scalars"]}
 
 
 def test_what_is_not_known_has_no_point(tmp_path: Path) -> None:

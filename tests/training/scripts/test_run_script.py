@@ -91,7 +91,7 @@ def test_lossless_strategies_are_proven_and_train_alike(compared: tuple[Experime
     assert not list(experiment.path.rglob("gradients.pt")), "they are as large as the model"
     losses = {row["name"]: row["train_loss"]["value"] for row in printed["rows"]}
     assert losses["allreduce"] == pytest.approx(losses["ddp"], rel=1e-5)
-    assert {loss_difference["candidate"] for loss_difference in printed["partings"]} == {"allreduce"}, (
+    assert {loss_difference["candidate"] for loss_difference in printed["loss_differences"]} == {"allreduce"}, (
         "one process may train otherwise"
     )
 
@@ -118,7 +118,7 @@ def test_a_script_that_is_not_reproducible_is_measured_all_the_same(tmp_path: Pa
     out = tmp_path / "out"
     done = compare(out, "--strategies", "allreduce", args=("--mistake", "is not reproducible"))
     assert "train.py computes different gradients in two runs" in done.stderr
-    assert "seed all that is random" in done.stderr
+    assert "seed everything random" in done.stderr
     printed = json.loads(done.stdout)
     assert printed["proofs"] == []
     assert any("cannot be proven" in warning for warning in printed["warnings"])
@@ -174,7 +174,7 @@ def test_a_strategy_under_which_the_script_fails_is_left_out(tmp_path: Path) -> 
         (["--vary", "lr=1,2"], "--vary cannot vary lr.", "vary bn or allow_unused"),
         (["--vary", "strategy=ddp,none"], "--vary cannot vary strategy.", "--strategies"),
         (["--strategies", "dpd"], "there is no strategy 'dpd'.", "did you mean 'ddp'?"),
-        (["--script", "gone.py"], "there is no script gone.py in ", "the path of a python file"),
+        (["--script", "gone.py"], "there is no script gone.py in ", "the path of a Python file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
