@@ -33,7 +33,7 @@ NOT_OPTIONS = {
     "command": "command",
     "workload": "workload",
     "script_args": "script's arguments",
-    "own_code": "user's code with digests",
+    "user_code": "user's code with digests",
 }
 """Names, in messages, of the settings that are not options."""
 
