@@ -93,12 +93,12 @@ def run_job(job: Job, progress: JobProgress) -> None:
 def run_script_job(job: Job) -> None:
     """Run the user's script, whose call of `attach` connects to the other ranks."""
     _import_torch()
-    from paceline.training.scripts.run_script import ASSIGNMENTS, run_script
+    from paceline.training.scripts.run_script import SCRIPT_TASKS, run_script
 
     assert job.script is not None
     _enter_host_cgroup()
     ((config, folder),) = job.runs
-    kind = ASSIGNMENTS[job.task]
+    kind = SCRIPT_TASKS[job.task]
     run_script(kind(script=job.script, config=config, folder=folder, command=job.command, oracle=job.oracle), job.iface)
 
 

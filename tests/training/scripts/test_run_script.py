@@ -1,4 +1,4 @@
-"""`paceline compare --script` as a user runs it: real scripts, real ranks, the mistakes that people make."""
+"""Tests of `paceline compare --script` with real scripts and ranks, and with common mistakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS), "--no-doc
 def compare(
     out: Path, *arguments: str, args: tuple[str, ...] = (), expect: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Compares strategies in the script, once, on two ranks."""
+    """Compare strategies in the script, once, on two ranks."""
     options = ("--script", "train.py", "--ranks", "2", *ONCE, "--json", "--out", str(out), *arguments, "--", *args)
     return paceline("compare", *options, expect=expect, cwd=SCRIPTS)
 
@@ -39,7 +39,7 @@ def rows_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExperimentRecord, dict[str, Any]]:
-    """A comparison that goes well: its record, and what it printed."""
+    """Return the record and the JSON output of a successful comparison."""
     out = tmp_path_factory.mktemp("compared") / "experiment"
     done = compare(out, "--strategies", "allreduce,ddp,none,single", "--doctor")
     return read_experiment(out), json.loads(done.stdout)
@@ -127,13 +127,13 @@ def test_a_script_that_is_not_reproducible_is_measured_all_the_same(tmp_path: Pa
 
 def test_a_script_that_names_its_strategy(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", args=("--mistake", "names its strategy"), expect=2)
-    assert "train.py gives 'ddp' to attach(), which leaves nothing to compare." in done.stderr
-    assert "hint: leave the strategy and its options out of attach()" in done.stderr
+    assert "train.py passes 'ddp' to attach(), so compare cannot choose the strategy." in done.stderr
+    assert "hint: omit the strategy and its options in attach()" in done.stderr
 
 
 def test_a_script_that_never_attaches(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", args=("--mistake", "never attaches"), expect=4)
-    assert "train.py ended without a call of paceline.attach()." in done.stderr
+    assert "train.py ended without calling paceline.attach()." in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -146,7 +146,7 @@ def test_a_script_that_ends_early(tmp_path: Path) -> None:
 def test_a_script_that_refuses_its_arguments(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", args=("--mistkae", "none"), expect=4)
     assert "unrecognized arguments: --mistkae none" in done.stderr
-    assert "error: train.py left with exit code 2." in done.stderr
+    assert "error: train.py ended with exit code 2." in done.stderr
 
 
 def test_a_strategy_under_which_the_script_fails_is_left_out(tmp_path: Path) -> None:
