@@ -18,7 +18,7 @@ from paceline.launch.launcher_process import Shape
 from paceline.records.experiment import Candidate
 from paceline.records.experiment import CandidateRole as CandidateRole
 from paceline.strategies.base.strategy import Strategy
-from paceline.strategies.registry import create, in_a_set, parse_list
+from paceline.strategies.registry import create, parse_list, selected_by_set
 
 FIXED = {
     "strategy": "name strategies with --strategies a,b",
@@ -90,7 +90,7 @@ def make_candidates(
         try:
             rules.check_fit(config, strategy, ranks)
         except UsageError:
-            if in_a_set(text, strategy_text):
+            if selected_by_set(text, strategy_text):
                 continue
             raise
         words = [strategy_text] if several else []
@@ -155,7 +155,7 @@ def role_of(strategy: Strategy, ranks: int) -> CandidateRole:
     """What a strategy can be in an experiment."""
     if not strategy.exchanges:
         return "bound"
-    return "baseline" if strategy.is_alone(ranks) else "candidate"
+    return "baseline" if strategy.uses_one_rank(ranks) else "candidate"
 
 
 def _shown(value: Any) -> str:

@@ -100,7 +100,7 @@ def summarise(
         "clock": drift(sync.comm),
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": spread(list(sync.strategy.model.parameters()), sync.comm),
-        **sync.strategy.figures(),
+        **sync.strategy.metrics(),
     }
 
 

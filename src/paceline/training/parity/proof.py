@@ -104,7 +104,7 @@ class SeenSteps:
 
     def add(self, gradients: Gradients) -> None:
         """What the optimiser was just given."""
-        step = self._strategy.updating
+        step = self._strategy.partial_update_step
         if step is None or step != self._last:
             self.steps.append({})
         self.steps[-1] |= gradients
