@@ -61,7 +61,7 @@ class Priority(Overlapped):
         network is always busy, a step takes as long as the longer of computing and sending. The slices of the first
         layers remain exposed: they are ready only at the end of backward, and the next forward needs them at once. Each
         block of layers (about a quarter of a slice, or one large layer) costs one call of the optimiser, about ten
-        microseconds. Each slice costs at least half a millisecond of CPU time, so smaller slices cost more than they save.
+        microseconds. Each slice costs at least half a millisecond of CPU time: smaller slices cost more than they save.
 
     When to use it
         On slow links between hosts, where `ddp` leaves much communication exposed, above all for models that have most
