@@ -41,8 +41,8 @@ class SharedMemory(Overlapped):
         steps. Here, every rank copies its gradients into memory that the others can read. One copy is needed because
         autograd allocates gradients elsewhere. Then each rank sums one shard of them over all ranks. The optimisers of
         all ranks read the same sum in place, so no copy out is needed, and gradients cannot differ between ranks.
-        Between two layers of backward, a rank sums the buckets that all ranks have filled by then. It has to wait only
-        for the last bucket.
+        Between two layers of backward, a rank sums the buckets that all ranks have filled by then. It waits only for
+        the last bucket.
 
     Who sends what to whom (two ranks of one host)
         rank 0   writes [bucket 0][bucket 1]            rank 1   writes [bucket 0][bucket 1]

@@ -63,7 +63,7 @@ class Strategy(ABC):
     exchanges: ClassVar[bool] = True
     """Whether ranks exchange data during training."""
     travel: ClassVar[Literal["singly", "packed", "overlapped"]] = "singly"
-    """How gradients are sent: each on its own, packed into few large messages, or packed and during backward."""
+    """Way of sending gradients: each on its own, packed into few large messages, or packed and during backward."""
     supports: frozenset[str] = frozenset({"clip", "accumulate"})
     """Supported features, out of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""
     Options: ClassVar[type] = NoOptions
@@ -91,7 +91,7 @@ class Strategy(ABC):
         """Raise a UsageError if the strategy cannot run with this number of ranks."""
 
     def uses_one_rank(self, world_size: int) -> bool:
-        """Whether only one rank trains and all others are idle, for any world size."""
+        """Return whether only one rank trains and all others are idle, for any world size."""
         return self.roles(max(2, world_size)).count(Role.IDLE) == max(2, world_size) - 1
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:

@@ -34,7 +34,7 @@ from paceline.strategies.parameter_server.staleness import StalenessBound
 POLL_S = 0.2
 """Seconds between two checks whether all workers have left."""
 GRACE_S = 5.0
-"""Seconds that workers have to learn of a server's failure before its process ends."""
+"""Seconds in which workers can still receive a server's failure before its process ends."""
 
 
 class ServerRequest(enum.IntEnum):
