@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -107,20 +108,20 @@ def test_the_same_strategy_twice_has_no_winner(tmp_path: Path) -> None:
 
 
 def test_a_clear_winner_ends_it_before_the_limit(tmp_path: Path) -> None:
-    strategies = ("workloads:plain", "--strategies", "allreduce,schemes:Slow")
+    strategies = ("user_workloads:plain", "--strategies", "allreduce,schemes:Slow")
     arguments = (*strategies, *QUICK, "--no-proof", "--steps", "20", "--max-repeats", "9")
     result = compare(*arguments, out=tmp_path / "out")
     assert result["decision"]["outcome"] == "winner"
     assert result["decision"]["first"] == "allreduce"
     assert rows(result)["allreduce"]["repeats"] < 9
     assert result["verdict"][0].startswith("Pick allreduce")
-    assert result["next"] == "paceline train workloads:plain --batch 16 --epochs 3 --strategy allreduce --ranks 2"
+    assert result["next"] == "paceline train user_workloads:plain --batch 16 --epochs 3 --strategy allreduce --ranks 2"
 
 
 def test_a_strategy_that_sums_is_stopped_with_its_factor(tmp_path: Path) -> None:
     arguments = (
         "compare",
-        "workloads:plain",
+        "user_workloads:plain",
         "--strategies",
         "allreduce,schemes:Sum",
         *QUICK,
@@ -137,7 +138,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A comparison in which one fails while it trains, and another when it is done."""
     out = tmp_path_factory.mktemp("failing") / "out"
     strategies = "schemes:BadClose,allreduce,schemes:Breaks,ddp"
-    return compare("workloads:plain", "--strategies", strategies, *QUICK, out=out) | {"out": out}
+    return compare("user_workloads:plain", "--strategies", strategies, *QUICK, out=out) | {"out": out}
 
 
 def test_a_strategy_that_fails_is_left_out_and_the_rest_goes_on(failing: dict[str, Any]) -> None:
@@ -159,13 +160,21 @@ def test_a_failure_after_the_last_step_is_not_charged_to_the_next(failing: dict[
 
 
 def test_when_all_fail_the_first_reason_is_the_error(tmp_path: Path) -> None:
-    arguments = ("compare", "workloads:plain", "--strategies", "schemes:Breaks", *ONCE, "--out", str(tmp_path / "out"))
+    arguments = (
+        "compare",
+        "user_workloads:plain",
+        "--strategies",
+        "schemes:Breaks",
+        *ONCE,
+        "--out",
+        str(tmp_path / "out"),
+    )
     done = paceline(*arguments, expect=6)
     assert "error: rank 1 failed: RuntimeError: the seventh message was one too many" in done.stderr
 
 
 def test_a_workload_that_cannot_be_trained_is_found_out_before_any_rank_starts(tmp_path: Path) -> None:
-    done = paceline("compare", "workloads:unused", *QUICK, "--out", str(tmp_path / "out"), expect=4)
+    done = paceline("compare", "user_workloads:unused", *QUICK, "--out", str(tmp_path / "out"), expect=4)
     assert "got no gradient" in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -174,7 +183,7 @@ def test_settings_are_compared_like_strategies(tmp_path: Path) -> None:
     """Also those that say how long a run is."""
     settings = ("--vary", "reshuffle=true,false", "--vary", "epochs=2,4", "--batch", "4", "--ranks", "2")
     once = ("--repeats", "1", "--max-repeats", "1", "--no-proof", "--no-doctor")
-    result = compare("workloads:plain", *settings, *once, out=tmp_path / "out")
+    result = compare("user_workloads:plain", *settings, *once, out=tmp_path / "out")
     runs = {m.candidate.name: m.run for m in read_experiment(tmp_path / "out").runs}
     assert set(rows(result)) == set(runs)
     assert {name: (run.config["reshuffle"], len(run.steps[0])) for name, run in runs.items()} == {
@@ -196,7 +205,7 @@ def test_batches_are_compared_by_the_time_per_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize("when", ["proof", "repeat-2"])
 def test_ctrl_c_keeps_what_was_measured_and_still_reports(tmp_path: Path, when: str) -> None:
     out = tmp_path / "out"
-    what = ("workloads:plain", "--strategies", "allreduce,ddp", "--batch", "16", "--ranks", "2", "--steps", "20")
+    what = ("user_workloads:plain", "--strategies", "allreduce,ddp", "--batch", "16", "--ranks", "2", "--steps", "20")
     how = ("--repeats", "9", "--max-repeats", "9", "--no-doctor", *(["--no-proof"] if when != "proof" else []))
     process = start("compare", *what, *how, "--out", str(out))
     wait_until(lambda: (out / when / "job.json").exists(), f"{when} has begun")
@@ -219,24 +228,32 @@ def test_ctrl_c_keeps_what_was_measured_and_still_reports(tmp_path: Path, when: 
 
 
 def test_ctrl_c_while_the_report_is_written_waits_for_it(tmp_path: Path) -> None:
+    """The page goes into a pipe that is not read before Ctrl-C was pressed, so it is always being written then."""
     out = tmp_path / "out"
-    process = start("compare", "workloads:plain", "--strategies", "allreduce,ddp", *ONCE, "--out", str(out))
-    wait_until(lambda: _has_ended(out), "all runs are done")
-    os.killpg(process.pid, signal.SIGINT)
+    out.mkdir()
+    in_a_pipe = ["sh", "-c", 'mkfifo "$0/.report.html.$$" && exec "$@"', str(out)]
+    what = ("user_workloads:plain", "--strategies", "allreduce,ddp", *ONCE)
+    process = start("compare", *what, "--out", str(out), by=in_a_pipe)
+    wait_until(lambda: list(out.glob(".report.html.*")), "the pipe is there")
+    pipe = os.open(out / f".report.html.{process.pid}", os.O_RDWR | os.O_NONBLOCK)
+    wait_until(lambda: select.select([pipe], [], [], 0)[0] or process.poll() is not None, "the page is being written")
+    for _ in range(3):
+        os.killpg(process.pid, signal.SIGINT)
+    page = b""
+    while process.poll() is None or select.select([pipe], [], [], 0)[0]:
+        if select.select([pipe], [], [], 0.1)[0]:
+            page += os.read(pipe, 1 << 20)
+    os.close(pipe)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "Traceback" not in output
-    assert (out / "report.html").is_file()
+    assert page.rstrip().endswith(b"</html>")
+    assert (out / "report.html").exists()
     assert "report: " in output
 
 
-def _has_ended(out: Path) -> bool:
-    events = out / "events.jsonl"
-    return events.exists() and '"event": "end"' in events.read_text()
-
-
 def test_too_few_steps_are_refused(tmp_path: Path) -> None:
-    done = paceline("compare", "workloads:plain", "--steps", "5", "--out", str(tmp_path / "out"), expect=2)
+    done = paceline("compare", "user_workloads:plain", "--steps", "5", "--out", str(tmp_path / "out"), expect=2)
     assert "leaves nothing to measure" in done.stderr
 
 

@@ -112,7 +112,7 @@ def test_what_measuring_costs_is_measured(examined: Examined) -> None:
 
 
 def test_a_workload_that_fails_is_a_problem_found_and_the_rest_is_kept(tmp_path: Path) -> None:
-    arguments = ("doctor", "workloads:unused", "--ranks", "1", "--threads", "1", "--batch", "8")
+    arguments = ("doctor", "user_workloads:unused", "--ranks", "1", "--threads", "1", "--batch", "8")
     done = paceline(*arguments, "--out", str(tmp_path / "out"), expect=9)
     assert "The workload could not be trained" in done.stdout
     assert "fix: " in done.stdout

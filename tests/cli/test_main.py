@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -292,7 +293,7 @@ def test_an_interruption(
 ) -> None:
     failing(monkeypatch, error)
     assert run(["train"]) == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_an_interrupted_run_says_where_its_record_is(
@@ -321,9 +322,22 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
 
 def test_main_leaves_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["paceline", "strategies", "dpd"])
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as left:
         main()
+    assert signal.signal(signal.SIGINT, before) is signal.SIG_DFL  # Python's exit shows no traceback of Ctrl-C.
     assert left.value.code == 2
+
+
+def test_an_interruption_before_there_is_a_command() -> None:
+    hook = "class Broken:\n def find_spec(self, name, *_):\n  if name == 'paceline.cli.main': raise KeyboardInterrupt\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hook}\nimport sys; sys.meta_path.insert(0, Broken()); import paceline.cli"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def paceline(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -78,7 +78,7 @@ def test_the_page_and_what_will_be_done_are_told(scaled: dict[str, Any], tmp_pat
 def test_hosts_on_one_machine_share_its_cores(tmp_path: Path) -> None:
     """Two hosts on the loopback address, and one core for both; on one rank the second has nothing to do."""
     core = str(min(os.sched_getaffinity(0)))
-    what = ("scale", "workloads:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
+    what = ("scale", "user_workloads:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
     how = ("--batch", "16", "--no-doctor", "--no-proof", "--hosts", "2", "--master", free_master())
     line = ["taskset", "--cpu-list", core, *command(*what, *how, "--out", str(tmp_path / "out"), "--json")]
     hosts = [
@@ -103,7 +103,7 @@ def test_hosts_on_one_machine_share_its_cores(tmp_path: Path) -> None:
 
 
 def test_emulated_hosts_with_shares_are_claimed_from(tmp_path: Path) -> None:
-    what = ("scale", "workloads:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
+    what = ("scale", "user_workloads:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
     how = ("--batch", "16", "--no-doctor", "--no-proof", "--emulate", "2", "--host-cpus", "0.25")
     with start(*what, *how, "--out", str(tmp_path / "out")) as process:
         said, _ = process.communicate(timeout=LIMIT_S)
@@ -133,7 +133,7 @@ def test_ctrl_c_reports_what_was_measured_and_failing_points_are_left_out(tmp_pa
     strategies = "schemes:Breaks,allreduce"
     process = start(
         "scale",
-        "workloads:plain",
+        "user_workloads:plain",
         "--strategies",
         strategies,
         "--ranks",

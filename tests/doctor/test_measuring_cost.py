@@ -21,7 +21,7 @@ from paceline.records.examination import MeasuringCost
 from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
 
-HERE = "training.test_cost"
+HERE = __name__
 CPU = torch.device("cpu")
 BURNT_S = 0.002
 

@@ -98,7 +98,14 @@ def test_samples_per_second_are_samples_of_a_window_by_its_wall_time(
 def test_a_failed_server_is_named(tmp_path: Path) -> None:
     size = ["--ranks", "3", "--steps", "50", "--batch", "8"]
     done = paceline(
-        "train", "workloads:server_fails", "--strategy", ASYNCHRONOUS, *size, "--out", str(tmp_path / "run"), expect=6
+        "train",
+        "user_workloads:server_fails",
+        "--strategy",
+        ASYNCHRONOUS,
+        *size,
+        "--out",
+        str(tmp_path / "run"),
+        expect=6,
     )
     assert "ValueError: the optimiser is out of order" in done.stderr
     assert "rank 2" in done.stderr

@@ -36,7 +36,7 @@ from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
 from training import cases
 
-HERE = "training.test_time_split"
+HERE = __name__
 CPU = torch.device("cpu")
 WARM_UP = 5
 LATE_S = 0.1

@@ -34,7 +34,7 @@ from workloads.data.published import Server
 PAYLOAD = 1448 / 1514
 """What is left of a rate for data: Ethernet, IP and TCP take the rest."""
 CGROUPS = _parent(SELF_CGROUP, CGROUP_ROOT)
-RUN = ("workloads:plain", "--ranks-per-host", "1", "--batch", "16")
+RUN = ("user_workloads:plain", "--ranks-per-host", "1", "--batch", "16")
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +233,37 @@ def on_each(
 def test_the_exit_code_is_that_of_host_0(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_each(hosts, monkeypatch, "exit 7", "exit 0")[:2] == (7, [])
     assert on_each(hosts, monkeypatch, "exit 7", "echo the same; exit 7")[:2] == (7, [])
+
+
+class Told:
+    """A process that remembers what it was sent."""
+
+    returncode = None
+
+    def __init__(self) -> None:
+        self.signals: list[signal.Signals] = []
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.signals.append(number)
+
+
+@pytest.mark.parametrize(
+    ("came", "passed_on"),
+    [
+        ([signal.SIGINT] * 3, [signal.SIGINT] * 3),
+        ([signal.SIGTERM] * 2, [signal.SIGTERM, signal.SIGKILL]),
+        ([signal.SIGINT, signal.SIGTERM], [signal.SIGINT, signal.SIGKILL]),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "both"],
+)
+def test_hosts_may_report_however_often_ctrl_c_is_pressed(
+    came: list[signal.Signals], passed_on: list[signal.Signals]
+) -> None:
+    host = Told()
+    running = emulate._Running([emulate._Process(None, host, None)], frozenset(came))  # type: ignore[arg-type]
+    for number in came:
+        running._interrupt(number)
+    assert host.signals == passed_on
 
 
 def test_a_host_that_fails_unexplained_is_heard(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:

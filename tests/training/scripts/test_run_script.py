@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from commands import paceline
+from commands import HERE, paceline
 from paceline.cli.main import run
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = HERE / "scripts"
 STEPS = 12
 ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS), "--no-doctor")
 

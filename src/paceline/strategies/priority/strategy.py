@@ -301,7 +301,7 @@ class Priority(Overlapped):
     # The order of slices.
 
     def _measure_last_step(self) -> list[float]:
-        """Return, for the last step, the seconds from the first full block to each block, then the seconds of sending."""
+        """Return, for the last step, seconds from the first full block to each block, then seconds of sending."""
         first_s = min(parts[0].full_s for parts in self._block_slices)
         busy_s, until_s = 0.0, 0.0
         for one in self._send_order:
