@@ -462,7 +462,7 @@ def attach_with_synchronised_batchnorm(comm: Comm) -> str:
 
 
 def test_synchronised_batchnorm_is_refused(pool: Pool) -> None:
-    assert "none waits for another" in pool.run(attach_with_synchronised_batchnorm, 2)[0]
+    assert "ranks do not wait for each other" in pool.run(attach_with_synchronised_batchnorm, 2)[0]
 
 
 def ticket_of(comm: Comm, text: str) -> int | str:
