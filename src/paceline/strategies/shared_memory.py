@@ -111,7 +111,7 @@ class SharedMemory(Overlapped):
         self._copy_gradients(bucket)
         if not self._in_place:
             shared.rows[bucket.number].copy_(bucket.flat)
-        shared.ready(bucket.number)
+        shared.mark_ready(bucket.number)
         shared.progress()
 
     def wait(self, bucket: Bucket) -> None:
@@ -133,9 +133,9 @@ class SharedMemory(Overlapped):
         elif not self._only_reads:
             self._update_and_check()
         else:
-            before = self._shared.writes
+            before = self._shared.write_count
             super().update(None)
-            if self._shared.writes != before:
+            if self._shared.write_count != before:
                 raise WorkloadError(
                     "the optimiser wrote into gradients that all ranks share, which it did not do in its first step.",
                     hint="pass it copies of the gradients: shared_memory:copy=true",
@@ -156,7 +156,7 @@ class SharedMemory(Overlapped):
         if views:
             torch._foreach_copy_(views, gradients)
         self._uncopied[bucket.number] = ([], [])
-        if self._in_place and self._shared_buckets.keeps(bucket.number):
+        if self._in_place and self._shared_buckets.keeps_row(bucket.number):
             for slot in bucket.slots:
                 if slot.gradient is not None and slot.is_unchanged:
                     slot.parameter.grad = slot.gradient = slot.view.data

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import WorkloadError
-from paceline.plans.buckets import MIB, cut
+from paceline.plans.buckets import MIB, assign_buckets
 from paceline.strategies.base.buckets import Bucket, Slot, make_buckets
 from paceline.strategies.base.strategy import Strategy, no_gradient_error, sparse_gradient_error
 
@@ -178,7 +178,7 @@ class Overlapped(Strategy):
 
         `sizes` (in bytes) and `kinds` (data type and device) are in the order in which backward fills the buckets.
         """
-        return cut(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
+        return assign_buckets(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
 
     def allocate(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
         """Return a flat tensor for each bucket, with `items` numbers, of the type and device of `like`."""

@@ -96,7 +96,7 @@ class Strategy(ABC):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:
         """Copy rank 0's weights to every rank and prepare the model; return the module to call instead of it."""
-        if not comm.serves:  # Servers receive the weights from the strategy.
+        if not comm.is_server:  # Servers receive the weights from the strategy.
             with comm.carrying(Purpose.WEIGHTS):
                 broadcast_from_rank_0([*model.parameters(), *model.buffers()], comm)
         parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -216,7 +216,7 @@ class Strategy(ABC):
 
     def update(self, max_norm: float | None) -> None:
         """Clip the synchronised gradients, step the optimiser and clear the gradients."""
-        self.comm.agreed()
+        self.comm.mark_agreed()
         if max_norm is not None:
             nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
         self.optimizer.step()

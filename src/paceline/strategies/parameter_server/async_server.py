@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import receive_json_message, send_json_message
-from paceline.comm.packed_tensors import PackedTensors, abort_connections, receive_when_sent
+from paceline.comm.packed_tensors import PackedTensors, abort_connections, receive_without_timeout
 from paceline.comm.timed_group import TimedGroup
 from paceline.errors import RankError
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters
@@ -117,7 +117,7 @@ class AsyncServer:
         message, untimed = empty_request(weights), untimed_group(group)
         while True:
             # Untimed: the wait for a request is the worker's compute time, not communication.
-            receive_when_sent(message, rank, untimed, REQUESTS)
+            receive_without_timeout(message, rank, untimed, REQUESTS)
             self._last_request_s[rank] = time.monotonic()
             request, version, settings, used = read_request(message, weights)
             if request is ServerRequest.LEAVE:
@@ -159,10 +159,10 @@ def start_dedicated_server(
     shard: ServerShard, optimizer: torch.optim.Optimizer, comm: Comm, bound: StalenessBound
 ) -> AsyncServer:
     """Start a server on a separate rank; it steps the parameters of its own model."""
-    shard.receive_weights(0, comm.everyone)
+    shard.receive_weights(0, comm.full_group)
     named = list(zip(shard.names, shard.parameters, strict=True))
     weights = ServerWeights(named, optimizer, comm.world_size, bound, first_ticket=comm.world_size)
-    return AsyncServer(weights, range(comm.world_size), comm, comm.everyone)
+    return AsyncServer(weights, range(comm.world_size), comm, comm.full_group)
 
 
 def start_colocated_server(

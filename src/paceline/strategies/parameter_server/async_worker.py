@@ -136,7 +136,7 @@ class AsyncWorker:
             local.push(settings)
         replies = self._wait()
         self.ticket = next(reply.ticket for rank, reply in replies if rank == self._shards[0].server_rank)
-        self._comm.agreed()
+        self._comm.mark_agreed()
         for _, parameter in self._parameters:
             parameter.grad = None
         self._optimizer.step()  # It steps nothing, but learning-rate schedulers check that it is called.

@@ -141,12 +141,12 @@ class ParameterServer(Strategy):
             DEFAULT_STALENESS_PER_WORKER * comm.world_size if options.max_staleness is None else options.max_staleness
         )
         bound = StalenessBound(max_staleness, drops=options.late == "drop")
-        if comm.serves:
+        if comm.is_server:
             own = all_shards[comm.rank - first]
             serving = start_dedicated_server(own, self.optimizer, comm, bound) if options.asynchronous else None
             self._server = serving or SyncServer(own, self.optimizer, comm, self._update)
             return module
-        group = comm.everyone
+        group = comm.full_group
         if (
             not comm.servers and comm.backend != "gloo"
         ):  # NCCL supports neither main memory nor messages from several threads.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import receive_json_message
-from paceline.comm.packed_tensors import PackedTensors, PackedTransfer, receive_when_sent
-from paceline.plans.parameter_server import WORD_BYTES
+from paceline.comm.packed_tensors import PackedTensors, PackedTransfer, receive_without_timeout
+from paceline.plans.parameter_server import REQUEST_BYTES
 from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
 from paceline.strategies.parameter_server.server_shard import (
     GRADIENTS,
@@ -27,7 +27,7 @@ from paceline.strategies.parameter_server.server_shard import (
 
 STEP, SETTINGS, STATE, LOAD, LEAVE = range(5)
 """Requests of worker 0 to a server on a separate rank."""
-REQUEST_NUMBERS = WORD_BYTES // 8
+REQUEST_NUMBERS = REQUEST_BYTES // 8
 """Numbers in a request, each of 8 bytes."""
 CLIP_EPSILON = 1e-6
 """Same value as in torch's clip_grad_norm_."""
@@ -102,7 +102,7 @@ class SyncServer:
         self._shard = shard
         self._optimizer = optimizer
         self._comm = comm
-        self._group = comm.everyone
+        self._group = comm.full_group
         self._update = update
         self._settings = OptimizerSettings(optimizer)
         self._reducer = ShardReducer(shard, comm.world_size, self._group, comm.device)
@@ -157,4 +157,4 @@ class SyncServer:
             self._optimizer.state[parameter] = state[name]
 
     def _receive(self, tensor: Tensor) -> Tensor:
-        return receive_when_sent(tensor, 0, self._group, REQUESTS)
+        return receive_without_timeout(tensor, 0, self._group, REQUESTS)

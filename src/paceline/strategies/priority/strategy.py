@@ -133,7 +133,7 @@ class Priority(Overlapped):
             self._receive_gradients(self._pending)
             self.update(max_norm)
         else:
-            self.comm.agreed()
+            self.comm.mark_agreed()
             self._settings = [_settings(group) for group in self.optimizer.param_groups]
             for block, apply_update in zip(self.buckets, self._updaters, strict=True):
                 for slot in block.slots:
@@ -170,7 +170,7 @@ class Priority(Overlapped):
 
     def launch(self, bucket: Bucket) -> None:
         assert self._sender is not None
-        self._sender.fill(self._block_slices[bucket.number])
+        self._sender.mark_ready(self._block_slices[bucket.number])
 
     def wait(self, bucket: Bucket) -> None:
         assert self._sender is not None
@@ -213,7 +213,7 @@ class Priority(Overlapped):
         self.finish()
         if _is_power_of_two(self._steps):
             self._timings = self._measure_last_step()
-        self._sender.open(self._send_order, timed=_is_power_of_two(self._steps + 1))
+        self._sender.start_round(self._send_order, timed=_is_power_of_two(self._steps + 1))
         self._is_sending = True
 
     # Forward: before each layer, wait for its gradients and update it.
@@ -302,12 +302,12 @@ class Priority(Overlapped):
 
     def _measure_last_step(self) -> list[float]:
         """Return, for the last step, seconds from the first full block to each block, then seconds of sending."""
-        first_s = min(parts[0].full_s for parts in self._block_slices)
+        first_s = min(parts[0].ready_s for parts in self._block_slices)
         busy_s, until_s = 0.0, 0.0
         for one in self._send_order:
             busy_s += max(0.0, one.end_s - max(one.start_s, until_s))
             until_s = max(until_s, one.end_s)
-        return [*(parts[0].full_s - first_s for parts in self._block_slices), busy_s]
+        return [*(parts[0].ready_s - first_s for parts in self._block_slices), busy_s]
 
     def _agree_on_order(self) -> None:
         """Set the order of slices, the same on all ranks: of those ready on all, the one that forward needs first."""
