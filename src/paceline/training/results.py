@@ -100,7 +100,7 @@ def summarise(
         "clock": measure_drift(sync.comm),
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
-        **sync.strategy.figures(),
+        **sync.strategy.metrics(),
     }
 
 
