@@ -30,7 +30,7 @@ def facts(rank: int, host: int = 0, **changes: Any) -> RankInfo:
         "boot_id": f"boot{host}",
         "interface": "eth0",
         "address": f"198.18.0.{host + 1}",
-        "name_addresses": [f"198.18.0.{host + 1}"],
+        "host_name_addresses": [f"198.18.0.{host + 1}"],
         "bind_error": None,
         "device": "cpu",
         "device_index": None,
@@ -72,11 +72,11 @@ def all_reduce(ranks: list[int], hosts: list[int], rate: float = 1e9) -> AllRedu
 LINK = MeasuredLinks([pair(0, 1)], [all_reduce([0, 1], [0])])
 CONTENTION = Contention(
     flop=10**8,
-    product_alone_s=0.002,
-    product_beside_s=0.0021,
+    matmul_alone_s=0.002,
+    matmul_contended_s=0.0021,
     bytes=4 << 20,
     all_reduce_alone_s=0.004,
-    all_reduce_beside_s=0.006,
+    all_reduce_contended_s=0.006,
 )
 NEEDS = WorkloadNeeds(
     name="cnn on digits",

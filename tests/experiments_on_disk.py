@@ -17,7 +17,7 @@ from paceline.plans.operations import all_reduce
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
 from paceline.records.experiment import Candidate, ExperimentFolder, read_experiment
 from paceline.records.schema import SUMMARY_FILE
-from paceline.records.timeline import NEVER, NO_PEER, Purpose, RowKind, TimelineWriter
+from paceline.records.timeline import NO_PEER, NOT_MEASURED, Purpose, RowKind, TimelineWriter
 
 CLASSIC = (
     Candidate("single", "single", role="baseline"),
@@ -77,7 +77,7 @@ def write_experiment(
         "ranks": ranks,
         "repeats": repeats,
         "max_repeats": repeats,
-        "looks": 1,
+        "interim_analyses": 1,
         "reference": eligible[-1] if eligible else candidates[0].name,
         "proof": proof,
         "estimate_s": None,
@@ -164,7 +164,13 @@ def write_counts(path: Path, candidate: Candidate, workers: int, steps: int, *, 
     sends = candidate.role == "candidate" and workers > 1
     links = Plan((all_reduce(1000, 4, workers, 0.0),)).links() if sends else []
     sockets = [
-        {"source": link.source, "target": link.target, "sent_bytes": size, "received_bytes": size, "resent_bytes": 0}
+        {
+            "source": link.source,
+            "target": link.target,
+            "sent_bytes": size,
+            "received_bytes": size,
+            "retransmitted_bytes": 0,
+        }
         for link in links
         if (size := round((link.payload_bytes + link.framing_bytes) * steps * (1 + off)))
     ]
@@ -182,9 +188,9 @@ def _phases(candidate: Candidate, lateness: float, start_s: float, length_s: flo
     start 10% before the end of that computing, others after it. The higher a rank, the later, by up to 4%.
     """
 
-    def row(kind: RowKind, start: float, end: float, waited_from: float = NEVER) -> tuple[Any, ...]:
+    def row(kind: RowKind, start: float, end: float, waited_from: float = NOT_MEASURED) -> tuple[Any, ...]:
         sent = (Purpose.GRADIENTS, NO_PEER, 4000) if kind.is_operation else (Purpose.NOTHING, NO_PEER, 0)
-        cpu_s = NEVER if kind.is_operation or kind is RowKind.STEP else 0.9 * (end - start) * length_s
+        cpu_s = NOT_MEASURED if kind.is_operation or kind is RowKind.STEP else 0.9 * (end - start) * length_s
         moments = (start_s + moment * length_s for moment in (start, end, waited_from))
         return (kind, *sent, *moments, cpu_s)
 

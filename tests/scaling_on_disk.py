@@ -78,7 +78,7 @@ def write_scaling(
     config = RunConfig(steps=12, batch=batch)
     shared = {key: value for key, value in asdict(config).items() if key not in ("strategy", "batch")}
     about = PROVENANCE | {"command": "paceline scale --ranks 1,2,4"} | dict(provenance or {})
-    plan = {"ranks": max(h * p for h, p in shapes), "repeats": repeats, "max_repeats": repeats, "looks": 1}
+    plan = {"ranks": max(h * p for h, p in shapes), "repeats": repeats, "max_repeats": repeats, "interim_analyses": 1}
     plan |= {"reference": candidates[0].name, "proof": True, "estimate_s": None, **(design or HALF_CORES)}
     folder = ExperimentFolder.create(
         path, kind="scale", candidates=candidates, config=shared, design=plan, provenance=about

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.analysis.bottlenecks import Bottleneck, bottlenecks, crowding, rounds
+from paceline.analysis.bottlenecks import Bottleneck, bottlenecks, rounds, threads_per_core
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.candidate_split import CandidateSplit
 from paceline.analysis.steps.split import Split
@@ -92,7 +92,7 @@ def test_a_slow_link_makes_bandwidth_of_the_same_messages() -> None:
 def test_waiting_for_one_rank_is_told_from_waiting_for_each_other() -> None:
     exposed = split(compute_s=0.2, exposed_s=0.8)
     slow = main(exposed, wire(1, 1e6, waits_s=0.7, rank1=0.9, rank0=0.1), PLACE, LINK)
-    assert (slow.kind, slow.facts["rank"]) == ("slow_rank", 1)
+    assert (slow.kind, slow.facts["rank"]) == ("straggler", 1)
     assert slow.share == pytest.approx(0.7)
     assert main(exposed, wire(1, 1e6, waits_s=0.7, rank1=0.5, rank0=0.5), PLACE, LINK).kind == "uneven_ranks"
 
@@ -100,7 +100,7 @@ def test_waiting_for_one_rank_is_told_from_waiting_for_each_other() -> None:
 def test_of_two_ranks_one_is_to_blame_only_if_it_nearly_always_is() -> None:
     exposed = split(compute_s=0.2, exposed_s=0.8)
     late = main(exposed, wire(1, 1e6, waits_s=0.7, ranks=2, rank1=0.95, rank0=0.05), PLACE, LINK)
-    assert (late.kind, late.facts["rank"]) == ("slow_rank", 1)
+    assert (late.kind, late.facts["rank"]) == ("straggler", 1)
     assert main(exposed, wire(1, 1e6, waits_s=0.7, ranks=2, rank1=0.65, rank0=0.35), PLACE, LINK).kind == "uneven_ranks"
 
 
@@ -116,7 +116,7 @@ def test_computing_without_a_core_is_not_computing() -> None:
         ("cores", pytest.approx(0.6)),
         ("compute", pytest.approx(0.4)),
     ]
-    assert found[0].facts["crowding"] == 2.0
+    assert found[0].facts["threads_per_core"] == 2.0
 
 
 def test_data_is_not_counted_twice() -> None:
@@ -125,9 +125,9 @@ def test_data_is_not_counted_twice() -> None:
 
 
 def test_crowding_is_of_one_host_and_of_cpus_only() -> None:
-    assert crowding(PLACE | {"workers": 8}) == 1.0
-    assert crowding(PLACE | {"threads": 4}) == 4.0
-    assert crowding(PLACE | {"device": "NVIDIA H200"}) is None
+    assert threads_per_core(PLACE | {"workers": 8}) == 1.0
+    assert threads_per_core(PLACE | {"threads": 4}) == 4.0
+    assert threads_per_core(PLACE | {"device": "NVIDIA H200"}) is None
 
 
 @pytest.mark.parametrize(

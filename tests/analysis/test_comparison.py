@@ -16,7 +16,7 @@ from paceline.analysis.record_set import collect_records
 from paceline.records import RunRecord
 from paceline.records.experiment import Candidate, read_experiment
 from paceline.records.find import find_records
-from paceline.records.writer import strict
+from paceline.records.writer import json_safe
 from paceline.report.evidence import loss_difference_row, loss_difference_sentences
 
 STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
@@ -194,16 +194,18 @@ def test_figures_that_are_no_numbers_are_null_in_json(tmp_path: Path) -> None:
     comparison = read_comparison(path)
     parts = [*comparison.rows, *comparison.proofs, *comparison.loss_differences, comparison.decision]
     for part in parts:
-        assert json.loads(json.dumps(part.to_dict(), allow_nan=False)) == strict(part.to_dict())
+        assert json.loads(json.dumps(part.to_dict(), allow_nan=False)) == json_safe(part.to_dict())
     assert math.isinf(comparison.proofs[-1].error)
     assert comparison.proofs[-1].to_dict()["error"] is None
-    assert next(p for p in comparison.loss_differences if p.candidate == "allreduce").to_dict()["at_end"] is None
+    assert (
+        next(p for p in comparison.loss_differences if p.candidate == "allreduce").to_dict()["last_difference"] is None
+    )
 
 
 def test_an_experiment_without_runs_is_an_empty_comparison(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", repeats=0, interrupted=True))
     assert comparison.interrupted
-    assert comparison.decision.outcome == "nothing"
+    assert comparison.decision.outcome == "no_candidate"
     assert all(row.step_s is None for row in comparison.rows)
 
 
@@ -294,7 +296,7 @@ def test_a_run_that_diverged_parts_where_the_other_did_not(tmp_path: Path) -> No
 
     comparison = read_comparison(write_experiment(tmp_path / "e", losses=losses))
     loss_difference = next(p for p in comparison.loss_differences if p.candidate == "allreduce")
-    assert (loss_difference.first_step, loss_difference.at_end) == (5, math.inf)
+    assert (loss_difference.first_step, loss_difference.last_difference) == (5, math.inf)
 
 
 def test_experiments_of_two_machines_keep_apart_and_warn(tmp_path: Path) -> None:
@@ -342,8 +344,8 @@ def test_ranks_that_differ_are_flagged(tmp_path: Path) -> None:
         slower = [_with_update(line, 0.02) for line in lines[1:]]
         file.write_text("\n".join([lines[0], *slower]) + "\n")
     comparison = read_comparison(path)
-    assert comparison.row("allreduce").uneven is not None
-    assert comparison.row("ddp").uneven is None
+    assert comparison.row("allreduce").rank_step_spread is not None
+    assert comparison.row("ddp").rank_step_spread is None
     assert any("allreduce: time per iteration differs" in warning for warning in comparison.warnings)
 
 

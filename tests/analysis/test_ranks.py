@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.analysis.ranks import rank_in_the_middle
+from paceline.analysis.ranks import hub_rank
 from paceline.plans import Gradient, Plan
 from paceline.plans.classic import allreduce, gather_scatter, p2p
 from paceline.plans.operations import broadcast
@@ -32,4 +32,4 @@ BUFFERS = Plan((broadcast(40, 4),))
 )
 def test_what_all_transfers_touch_is_in_the_middle(plan: Plan, ranks: int, middle: int | None) -> None:
     moved = [[of(rank) for rank in range(ranks)] for of in (plan.sent_bytes, plan.received_bytes)]
-    assert rank_in_the_middle(*moved) == middle
+    assert hub_rank(*moved) == middle

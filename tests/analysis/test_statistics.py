@@ -11,10 +11,10 @@ from scipy import stats
 
 from paceline.analysis.statistics import (
     Estimate,
+    estimate_levels,
+    estimate_shares,
+    estimate_times,
     median_time,
-    of_levels,
-    of_shares,
-    of_times,
     paired_difference,
     paired_ratio,
     student_t_quantile,
@@ -29,7 +29,7 @@ def test_quantiles_are_those_of_student(freedom: int, probability: float) -> Non
 
 def test_the_interval_is_students_on_logarithms() -> None:
     values = [1.0, 1.2, 1.1, 1.4]
-    estimate = of_times(values)
+    estimate = estimate_times(values)
     logs = [math.log(value) for value in values]
     low, high = stats.t.interval(0.95, 3, statistics.fmean(logs), stats.sem(logs))
     assert estimate == Estimate(
@@ -39,16 +39,16 @@ def test_the_interval_is_students_on_logarithms() -> None:
 
 def test_the_median_rate_is_one_over_the_median_time() -> None:
     for times in ([0.1, 4.0], [0.3, 0.1, 0.2], [0.1, 0.9, 0.2, 7.0]):
-        rate = of_times([1 / time for time in times])
+        rate = estimate_times([1 / time for time in times])
         assert rate is not None
         assert rate.value == pytest.approx(1 / median_time(times))
     assert median_time([0.3, 0.1, 0.2]) == 0.2, "one in the middle is taken as it is"
 
 
 def test_one_repeat_has_no_interval_and_none_no_estimate() -> None:
-    assert of_times([2.0]) == Estimate(2.0, None, None, 1)
-    assert of_times([]) is None
-    assert of_levels([-1.0]) == Estimate(-1.0, None, None, 1)
+    assert estimate_times([2.0]) == Estimate(2.0, None, None, 1)
+    assert estimate_times([]) is None
+    assert estimate_levels([-1.0]) == Estimate(-1.0, None, None, 1)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
@@ -56,14 +56,14 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     trials = 2000
     held = 0
     for _ in range(trials):
-        estimate = of_times([math.exp(draw.gauss(0.0, 0.2)) for _ in range(4)])
+        estimate = estimate_times([math.exp(draw.gauss(0.0, 0.2)) for _ in range(4)])
         assert estimate is not None
         held += estimate.spans(1.0)
     assert held / trials == pytest.approx(0.95, abs=0.015)
 
 
 def test_shares_stay_between_zero_and_one() -> None:
-    estimate = of_shares([0.05, 0.4])
+    estimate = estimate_shares([0.05, 0.4])
     assert estimate is not None
     assert estimate.low == 0.0
     assert estimate.high == 1.0
@@ -73,7 +73,7 @@ def test_pairing_takes_the_noise_of_a_repeat_out() -> None:
     noise = [1.0, 3.0, 0.5, 2.0]
     one, other = {i: 2.0 * n for i, n in enumerate(noise)}, dict(enumerate(noise))
     assert paired_ratio(one, other) == Estimate(2.0, pytest.approx(2.0), pytest.approx(2.0), 4)
-    unpaired = of_times(list(one.values()))
+    unpaired = estimate_times(list(one.values()))
     assert unpaired is not None
     assert unpaired.spans(1.0)
 
@@ -95,7 +95,7 @@ def test_a_ratio_turned_around_has_its_interval_turned_around() -> None:
 
 def test_an_outlier_does_not_push_the_value_out_of_its_interval() -> None:
     values = [1.0] * 30 + [1000.0]
-    estimate = of_times(values)
+    estimate = estimate_times(values)
     assert estimate is not None
     assert estimate.spans(estimate.value)
 

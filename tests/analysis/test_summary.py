@@ -101,7 +101,7 @@ OWN = summarise_rank(0, steps_of(ROWS)).to_dict()
         ({"ranks": [OWN | {"step_s": "soon"}]}, "step_s of a rank is not a number"),
         ({"ranks": [], "train_s": 3}, "it has no samples_per_s, steps"),
         ({"ranks": [], "test": 0.5}, "test has no accuracy, available, loss, samples"),
-        ({"ranks": [], "test_ranks": [{"loss": 1}]}, "test_ranks has no accuracy"),
+        ({"ranks": [], "test_by_rank": [{"loss": 1}]}, "test_by_rank has no accuracy"),
         ({"ranks": [], "estimate": {"epochs": 2}}, "estimate has no seconds"),
     ],
 )

@@ -22,10 +22,10 @@ def operation(
     step: int = FIRST,
     peer: int = NO_PEER,
     purpose: Purpose = Purpose.GRADIENTS,
-    waited_from_s: float = math.nan,
+    wait_start_s: float = math.nan,
 ) -> tuple[Any, ...]:
     """The row of an operation."""
-    return step, kind, purpose, peer, size, start_s, end_s, waited_from_s, math.nan
+    return step, kind, purpose, peer, size, start_s, end_s, wait_start_s, math.nan
 
 
 def phase(

@@ -102,7 +102,7 @@ def test_the_same_strategy_twice_has_no_winner(tmp_path: Path) -> None:
         "--strategies", "ddp,ddp", *QUICK, "--no-proof", "--steps", "30", "--max-repeats", "3", out=tmp_path / "out"
     )
     assert [row["name"] for row in sorted(result["rows"], key=lambda row: row["name"])] == ["ddp", "ddp (2)"]
-    assert result["decision"]["outcome"] in ("open", "same")
+    assert result["decision"]["outcome"] in ("undecided", "equal")
     assert "Pick" not in " ".join(result["verdict"])
 
 
@@ -281,7 +281,7 @@ def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_waited_for(tm
     assert slowed["train_loss"]["value"] == even["train_loss"]["value"]
     split = slowed["split"]["ranks"]["1"]
     assert split["descheduled_s"] < 0.5 * (split["compute_s"] + split["overlapped_s"])
-    (reason,) = [r for r in result["why"] if r["candidate"] == "slow_rank=1:4" and r["limit"] == "slow_rank"]
+    (reason,) = [r for r in result["why"] if r["candidate"] == "slow_rank=1:4" and r["limit"] == "straggler"]
     assert "for rank 1, which was made 4× as slow" in reason["text"]
     assert "slow_rank=1:4: rank 1 was made 4× as slow on purpose (--slow-rank)." in result["warnings"]
 

@@ -170,6 +170,6 @@ def test_a_connection_without_its_other_end_is_nobodys() -> None:
     second = ["10.0.0.2:2", "10.0.0.1:1", 20, 10, 0]
     stranger = ["10.0.0.1:3", "10.9.9.9:9", 1000, 1000, 0]
     assert match_ends([[first, stranger], [second]]) == [
-        {"source": 0, "target": 1, "sent_bytes": 10, "resent_bytes": 1, "received_bytes": 10},
-        {"source": 1, "target": 0, "received_bytes": 20, "sent_bytes": 20, "resent_bytes": 0},
+        {"source": 0, "target": 1, "sent_bytes": 10, "retransmitted_bytes": 1, "received_bytes": 10},
+        {"source": 1, "target": 0, "received_bytes": 20, "sent_bytes": 20, "retransmitted_bytes": 0},
     ]

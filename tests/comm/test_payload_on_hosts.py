@@ -34,7 +34,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_pair_of_hosts_sends_what_was_planned(result: dict[str, Any], strategy: str) -> None:
     payload = result["payload"][strategy]
-    assert payload["against"] == "the plan"
+    assert payload["expected_from"] == "the plan"
     assert payload["steps"] == 10
     assert payload["deviation"] <= 0.01
     assert payload["holds"] is True

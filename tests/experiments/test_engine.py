@@ -36,7 +36,7 @@ class Board:
         yield
 
     def examined(self, found: Sequence[Finding]) -> None:
-        self.told += [finding.what for finding in found if finding.level == "problem"]
+        self.told += [finding.message for finding in found if finding.level == "problem"]
 
     def unexamined(self, reason: str) -> None:
         self.told.append(f"unexamined: {reason}")

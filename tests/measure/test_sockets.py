@@ -76,7 +76,7 @@ def test_we_read_what_ss_prints(pair: tuple[socket.socket, socket.socket]) -> No
             "who connects has the greeting acknowledged too"
         )
         assert own[local].received_bytes == counted["bytes_received"]
-        assert own[local].resent_bytes == counted.get("bytes_retrans", 0)
+        assert own[local].retransmitted_bytes == counted.get("bytes_retrans", 0)
 
 
 def test_what_is_no_connection_is_left_out(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_the_drift_of_a_clock_is_taken_out(tmp_path: Path) -> None:
     folder = write_record(tmp_path)
     for rank in (0, 1):
         write_samples(folder, rank)
-    folder.write_summary({"steps": 3, "clock": {"at_s": 10.0, "drift_s": [0.0, 1.0]}})
+    folder.write_summary({"steps": 3, "clock": {"measured_at_s": 10.0, "drift_s": [0.0, 1.0]}})
     record = read_run(tmp_path)
     assert record.resources[0]["time_s"].tolist() == [0.5, 1.0]
     assert record.resources[1]["time_s"].tolist() == pytest.approx([0.45, 0.9])

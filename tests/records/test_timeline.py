@@ -15,22 +15,22 @@ from paceline.records.timeline import (
     FORMAT,
     HEADER,
     MAGIC,
-    NEVER,
     NO_PEER,
+    NOT_MEASURED,
     ROW,
     Purpose,
     RowKind,
     TimelineWriter,
-    keeps,
+    is_recorded,
     read_timeline,
     timeline_file,
 )
 
 ROWS: list[tuple[Any, ...]] = [
-    (0, RowKind.STEP, Purpose.NOTHING, NO_PEER, 0, 1.5, 4.0, NEVER, NEVER),
-    (0, RowKind.DATA, Purpose.NOTHING, NO_PEER, 0, 1.5, 1.75, NEVER, 0.25),
-    (0, RowKind.RECV, Purpose.BUFFERS, 3, 2**40, 1.25, 3.0, 2.5, NEVER),
-    (2**32 - 1, RowKind.BARRIER, Purpose.WEIGHTS, NO_PEER, 0, 5.0, 5.0, NEVER, NEVER),
+    (0, RowKind.STEP, Purpose.NOTHING, NO_PEER, 0, 1.5, 4.0, NOT_MEASURED, NOT_MEASURED),
+    (0, RowKind.DATA, Purpose.NOTHING, NO_PEER, 0, 1.5, 1.75, NOT_MEASURED, 0.25),
+    (0, RowKind.RECV, Purpose.BUFFERS, 3, 2**40, 1.25, 3.0, 2.5, NOT_MEASURED),
+    (2**32 - 1, RowKind.BARRIER, Purpose.WEIGHTS, NO_PEER, 0, 5.0, 5.0, NOT_MEASURED, NOT_MEASURED),
 ]
 
 
@@ -116,16 +116,16 @@ def test_a_clock_that_went_too_fast_is_set_right(tmp_path: Path) -> None:
     found = read_timeline(write(tmp_path, ROWS))
     slower = found.without_drift(0.5)
     assert list(slower.rows["start_s"]) == [0.625, 0.75, 0.75, 2.5]
-    assert slower.rows["waited_from_s"][0] == 1.25
-    assert math.isnan(slower.rows["waited_from_s"][1])
+    assert slower.rows["wait_start_s"][0] == 1.25
+    assert math.isnan(slower.rows["wait_start_s"][1])
     assert list(slower.rows["bytes"]) == list(found.rows["bytes"])
     assert found.without_drift(0.0) is found
 
 
 def test_how_many_steps_are_kept() -> None:
-    assert all(keeps(step) for step in range(1000))
+    assert all(is_recorded(step) for step in range(1000))
     for decade, share in ((1_000, 10), (10_000, 100), (100_000, 1000)):
-        kept = [step for step in range(decade, 10 * decade) if keeps(step)]
+        kept = [step for step in range(decade, 10 * decade) if is_recorded(step)]
         assert len(kept) == 9 * decade // share
         assert kept[:100] == list(range(decade, decade + 100)), "in a row, so that whole periods are seen"
         for period in (2, 3, 4, 7, 10):

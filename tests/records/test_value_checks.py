@@ -30,7 +30,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     summary = json.loads(file.read_text())
     for rank in summary["ranks"]:
         rank["split"] = SPLIT | {"descheduled_s": None}
-    file.write_text(json.dumps(summary | {"clock": {"at_s": 2.0, "drift_s": [0.0, 1e-6]}}))
+    file.write_text(json.dumps(summary | {"clock": {"measured_at_s": 2.0, "drift_s": [0.0, 1e-6]}}))
     return path
 
 
@@ -75,9 +75,9 @@ def test_the_whole_one_is_read(copied: Path) -> None:
         (("clock", "drift_s"), ["a", "b"], "drift_s of its clock is not a list, each a time"),
         (("clock", "drift_s"), [0.0, 1e308], "drift_s of its clock is not a list, each a time"),
         (("clock", "drift_s"), [0.0, 2.0], "cannot drift by as much"),
-        (("clock", "at_s"), "1", "at_s of its clock is not a time"),
-        (("clock", "at_s"), 1e-300, "cannot drift by as much"),
-        (("clock", "at_s"), -1, "cannot drift by as much"),
+        (("clock", "measured_at_s"), "1", "measured_at_s of its clock is not a time"),
+        (("clock", "measured_at_s"), 1e-300, "cannot drift by as much"),
+        (("clock", "measured_at_s"), -1, "cannot drift by as much"),
         (("traffic", "sent_bytes"), ["a"], "sent_bytes of its traffic"),
         (("traffic", "links"), [[]], "links of its traffic is not a list, each a JSON object"),
         (("traffic", "links", 0, "framing_bytes"), -1, "framing_bytes of a link of its traffic is not a whole number"),
@@ -85,7 +85,11 @@ def test_the_whole_one_is_read(copied: Path) -> None:
         (("sockets",), [], "sockets of the summary is not a JSON object or null"),
         (("sockets",), {"steps": 1}, "its sockets has no interfaces, links"),
         (("sockets", "steps"), 0, "steps of its sockets is not a whole number, 1 or more"),
-        (("sockets", "links", 0), {"source": 0}, "a link of its sockets has no received_bytes, resent_bytes, sent_byt"),
+        (
+            ("sockets", "links", 0),
+            {"source": 0},
+            "a link of its sockets has no received_bytes, retransmitted_bytes, sent_byt",
+        ),
         (("sockets", "links", 0, "source"), 2, "a link of its sockets is of a rank that the run did not have"),
         (("sockets", "links", 0, "received_bytes"), 1.5, "received_bytes of a link of its sockets is not a whole"),
         (("sockets", "interfaces", 0, "name"), 1, "name of an interface of its sockets is not text"),
@@ -172,7 +176,7 @@ def as_folder(file: Path) -> None:
         (rows_with("peer", 500), "with a rank that the run did not have"),
         (rows_with("peer", 2), "with a rank that the run did not have"),
         (rows_with("peer", -9), "with a rank that the run did not have"),
-        (rows_with("waited_from_s", np.inf), "a time that cannot be"),
+        (rows_with("wait_start_s", np.inf), "a time that cannot be"),
         (rows_with("cpu_s", -np.inf), "a time that cannot be"),
         (rows_with("end_s", 1e308), "does not end after it starts"),
         (as_folder, r"timeline-1\.bin cannot be read: Is a directory"),

@@ -253,7 +253,7 @@ class CompareConfig:
         check_bounds(self, ("repeats", "max_repeats"), lambda value: value > 0, "more than 0")
 
     @property
-    def looks(self) -> int:
+    def interim_analyses(self) -> int:
         """How often the experiment may stop and ask whether there is a winner."""
         return max(1, self.max_repeats - self.repeats + 1)
 

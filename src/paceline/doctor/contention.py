@@ -43,11 +43,11 @@ def measure_contention(comm: Comm, points: Sequence[AllReducePoint], budget_s: f
     alone_s, messages_alone_s, beside_s, messages_beside_s = columns
     return Contention(
         flop=product.flop,
-        product_alone_s=alone_s,
-        product_beside_s=beside_s,
+        matmul_alone_s=alone_s,
+        matmul_contended_s=beside_s,
         bytes=point.bytes,
         all_reduce_alone_s=messages_alone_s,
-        all_reduce_beside_s=messages_beside_s,
+        all_reduce_contended_s=messages_beside_s,
     )
 
 

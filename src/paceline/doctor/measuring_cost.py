@@ -17,7 +17,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from paceline.analysis.cost import extra_share
+from paceline.analysis.statistics import overhead_share
 from paceline.comm import Comm, World
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
@@ -167,7 +167,7 @@ def _compare(with_it: TimedTraining, without: TimedTraining, budget_s: float) ->
         return None
     pairs = max(FEWEST_PAIRS, round(budget_s / pair_s))
     on, off = _cpu_of_pairs(with_it, without, steps, pairs, comm)
-    share = extra_share(on, off)
+    share = overhead_share(on, off)
     assert share is not None
     assert share.low is not None
     assert share.high is not None

@@ -106,7 +106,7 @@ def scale(
     with leader:
         place = place_settings() | {"machine_cores": cores}
         place |= {"machines": find_machines(leader.infos, emulated=place["emulated"] is not None, quota=own_quota())}
-        place |= {"bound": are_bound(leader.infos)}
+        place |= {"ranks_pinned": are_bound(leader.infos)}
         threads = choose_threads(shapes, launch, place, gpus)
         expected_s = estimate_s(candidate_configs, config, place)
         design = (
@@ -161,10 +161,10 @@ def _design(
         ),
         "threads": threads.rank or threads_per_rank(largest.ranks_per_host),
         "threads_asked": launch.threads,
-        "ranks_per_host_asked": list(config.per_host),
+        "requested_ranks_per_host": list(config.per_host),
         "repeats": config.repeats,
         "max_repeats": config.repeats,
-        "looks": 1,
+        "interim_analyses": 1,
         "reference": next(e.candidate.name for e in candidate_configs if e.candidate.role == "baseline"),
         "proof": config.proof,
     }

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.measure.clock import Clock, ClockMoment, Mark
-from paceline.records.timeline import NEVER, Purpose, RowKind, keeps
+from paceline.records.timeline import NOT_MEASURED, Purpose, RowKind, is_recorded
 
 SMALL_BYTES = 2**20
 """What takes no longer to copy than a tenth of a millisecond or so."""
@@ -61,7 +61,7 @@ class OperationLog:
 
     def begin_step(self, step: int) -> None:
         """What starts from here on is part of a step, which this thread computes."""
-        self._step, self._keeping = step, keeps(step)
+        self._step, self._keeping = step, is_recorded(step)
         self._computing_thread = threading.get_ident()
         self._of_engine_before, self._of_engine = self._of_engine, 0
 
@@ -118,7 +118,7 @@ class OperationLog:
     def start(self, kind: RowKind, size: int, peer: int, *, blocking: bool = False) -> ActiveOperation | None:
         """An operation starts, and the thread waits for its end at once or not; None where nobody wants to know."""
         step = self._said.step
-        if not (self._keeping if step is None else keeps(step)):
+        if not (self._keeping if step is None else is_recorded(step)):
             return None
         step = self._step if step is None else step
         operation = ActiveOperation(step, kind, self._said.purpose, size, peer, self._clock.mark())
@@ -184,7 +184,7 @@ class OperationLog:
 
     def _row(self, operation: ActiveOperation) -> tuple[Any, ...]:
         start_s, end_s = self._read(operation.start), self._read(operation.end)
-        waited_from_s = NEVER
+        waited_from_s = NOT_MEASURED
         if operation.waited_from is operation.start:
             waited_from_s = start_s
         elif operation.waited_from is not None:
@@ -198,7 +198,7 @@ class OperationLog:
             start_s,
             max(start_s, end_s),
             waited_from_s,
-            NEVER,
+            NOT_MEASURED,
         )
 
     def _computes_here(self) -> bool:

@@ -43,7 +43,7 @@ class Connection:
     """Addresses with ports; those of the peer's end are the same the other way round."""
     sent_bytes: int
     received_bytes: int
-    resent_bytes: int
+    retransmitted_bytes: int
     """What had to be sent again, which is not among what was sent."""
 
 

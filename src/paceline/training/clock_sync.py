@@ -23,4 +23,4 @@ def drift(comm: Comm) -> dict[str, Any]:
     """How far the ranks' clocks have come apart since, for the record: readers set their times right by it."""
     assert comm.stopwatch is not None
     now = comm.stopwatch.clock.now
-    return {"at_s": now(), "drift_s": clock_offsets(comm, now)}
+    return {"measured_at_s": now(), "drift_s": clock_offsets(comm, now)}

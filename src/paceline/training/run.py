@@ -69,7 +69,7 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, listen: WriteEvent, comm
     start_together(comm)
     recorder = RunRecorder(folder, comm.rank, stopwatch.clock.now, listen)
     # Rank 0 describes the run; so does the first rank of a host that does not see rank 0's disk.
-    if comm.rank == 0 or (setup.world.local_rank == 0 and not folder.is_described):
+    if comm.rank == 0 or (setup.world.local_rank == 0 and not folder.has_run_file):
         recorder.describe(dataclasses.asdict(config), _topology(setup, source.batch), command)
     sync = Sync(model, optimizer_factory(config, workload), setup.strategy, comm, config.bn)
     step_recorder = StepRecorder(stopwatch, recorder.steps, recorder.timeline if config.events else None)

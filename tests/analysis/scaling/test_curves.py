@@ -10,7 +10,7 @@ import pytest
 from experiments_on_disk import write_experiment
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.scaling.curves import Scaling, ScalingPoint, scaling
-from paceline.analysis.scaling.machines import crowding
+from paceline.analysis.scaling.machines import oversubscription
 from paceline.errors import RecordError
 from paceline.records.experiment import Candidate, read_experiment
 from scaling_on_disk import HALF_CORES, ONE_HOST, even, read_scaling, write_scaling
@@ -45,7 +45,7 @@ def test_strong_scaling_by_its_definition(found: Scaling) -> None:
     assert (point.batch, point.batch_per_rank) == (256, 64)
     assert point.row.step_s is not None
     assert point.row.step_s.value == pytest.approx(t_4)
-    for gain in (point.over_single, point.over_itself):
+    for gain in (point.over_single, point.over_one_rank):
         assert gain is not None
         assert gain.efficiency is not None
         assert gain.speed_up.value == pytest.approx(t_1 / t_4)
@@ -59,11 +59,11 @@ def test_weak_scaling_by_its_definition(found: Scaling) -> None:
     point = at(found, "weak", "gather_scatter", 2)
     t_1, t_2 = 0.064, 0.064 + 0.040
     assert (point.batch, point.batch_per_rank) == (128, 64)
-    assert point.over_itself is not None
-    assert point.over_itself.efficiency is not None
-    assert point.over_itself.efficiency.value == pytest.approx(t_1 / t_2)
-    assert point.over_itself.speed_up.value == pytest.approx(2 * t_1 / t_2), "twice the samples"
-    assert point.longer(point.over_itself).value == pytest.approx(t_2 / t_1)
+    assert point.over_one_rank is not None
+    assert point.over_one_rank.efficiency is not None
+    assert point.over_one_rank.efficiency.value == pytest.approx(t_1 / t_2)
+    assert point.over_one_rank.speed_up.value == pytest.approx(2 * t_1 / t_2), "twice the samples"
+    assert point.step_time_ratio(point.over_one_rank).value == pytest.approx(t_2 / t_1)
 
 
 def test_both_kinds_of_scaling_share_what_they_meet_in(found: Scaling) -> None:
@@ -80,9 +80,9 @@ def test_the_baselines_differ_where_a_strategy_costs_something_alone(tmp_path: P
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"]))
     point = at(found, "strong", "ddp", 2)
     assert point.over_single is not None
-    assert point.over_itself is not None
-    assert point.over_itself.speed_up.value == pytest.approx(1.16 * point.over_single.speed_up.value)
-    assert [(p.strategy, ratio.value) for p, ratio in found.alone("strong")] == [
+    assert point.over_one_rank is not None
+    assert point.over_one_rank.speed_up.value == pytest.approx(1.16 * point.over_single.speed_up.value)
+    assert [(p.strategy, ratio.value) for p, ratio in found.single_rank_overheads("strong")] == [
         ("ddp", pytest.approx(1.16)),
         ("gather_scatter", pytest.approx(1)),
     ]
@@ -110,10 +110,10 @@ def test_nothing_is_claimed_of_ranks_without_a_core_each(tmp_path: Path) -> None
     shapes = [(1, 1), (1, 2), (1, 4)]
     path = write_scaling(tmp_path / "e", shapes=shapes, design=ONE_HOST, cores=2.0, step_s=steady)
     found = read_scaling(path)
-    crowded, fits = at(found, "strong", "ddp", 4), at(found, "strong", "ddp", 2)
-    assert crowded.crowded == "4 ranks share 2 cores"
-    assert crowded.row.step_s is not None, "its time is told"
-    assert (crowded.over_single, crowded.over_itself) == (None, None)
+    oversubscribed, fits = at(found, "strong", "ddp", 4), at(found, "strong", "ddp", 2)
+    assert oversubscribed.oversubscribed == "4 ranks share 2 cores"
+    assert oversubscribed.row.step_s is not None, "its time is told"
+    assert (oversubscribed.over_single, oversubscribed.over_one_rank) == (None, None)
     assert fits.over_single is not None
     best = found.best("strong")
     assert best is not None
@@ -125,33 +125,33 @@ def test_nothing_is_claimed_of_ranks_without_a_core_each(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("design", "shapes", "crowded"),
+    ("design", "shapes", "oversubscribed"),
     [
         (HALF_CORES, [(1, 1), (4, 1)], ""),
         (HALF_CORES | {"host_cpus": 1.0}, [(1, 1), (4, 1)], "4 hosts of 1 core each share 2"),
         (HALF_CORES | {"host_cpus": None}, [(1, 1), (4, 1)], "4 ranks share 2 cores"),
         (APART, [(1, 1), (4, 1)], ""),
         (APART, [(1, 1), (2, 4)], "4 ranks share 2 cores"),
-        (APART | {"bound": True}, [(1, 1), (2, 4)], ""),
+        (APART | {"ranks_pinned": True}, [(1, 1), (2, 4)], ""),
         (APART | {"machines": [0, 0, 0]}, [(1, 1), (3, 1)], "3 ranks share 2 cores"),
         (APART | {"machines": [0, 0, 1, 1]}, [(1, 1), (4, 1)], ""),
         (APART | {"machines": [0, 0, 0, 1]}, [(1, 1), (4, 1)], "3 ranks share 2 cores"),
     ],
 )
 def test_what_counts_as_crowded(
-    tmp_path: Path, design: dict[str, float], shapes: list[tuple[int, int]], crowded: str
+    tmp_path: Path, design: dict[str, float], shapes: list[tuple[int, int]], oversubscribed: str
 ) -> None:
     cores = design["host_cpus"] or 2.0
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, design=design, cores=cores, repeats=1))
-    assert found.points("strong")[-1].crowded == crowded
+    assert found.points("strong")[-1].oversubscribed == oversubscribed
 
 
 @pytest.mark.parametrize(
-    ("workers", "gpus", "crowded"), [(2, 2, ""), (4, 2, "4 ranks share 2 GPUs"), (2, 1, "2 ranks share 1 GPU")]
+    ("workers", "gpus", "oversubscribed"), [(2, 2, ""), (4, 2, "4 ranks share 2 GPUs"), (2, 1, "2 ranks share 1 GPU")]
 )
-def test_gpus_are_counted_too(workers: int, gpus: int, crowded: str) -> None:
+def test_gpus_are_counted_too(workers: int, gpus: int, oversubscribed: str) -> None:
     topology = {"device": "H200", "workers": workers, "ranks_per_host": workers, "threads": 8, "cores": 8.0}
-    assert crowding(topology, {"gpus": gpus, "host_cpus": None}) == crowded
+    assert oversubscription(topology, {"gpus": gpus, "host_cpus": None}) == oversubscribed
 
 
 def test_efficiency_needs_ranks_that_have_what_the_baseline_had(tmp_path: Path) -> None:
@@ -161,10 +161,10 @@ def test_efficiency_needs_ranks_that_have_what_the_baseline_had(tmp_path: Path) 
     point = at(found, "strong", "ddp", 2)
     assert point.over_single is not None
     assert point.over_single.efficiency is None
-    assert point.over_single.unclaimed == "single had 2 cores, a rank has 1 core"
-    assert point.over_itself is not None
-    assert point.over_itself.efficiency is not None
-    assert found.alone("strong") == []
+    assert point.over_single.no_efficiency_reason == "single had 2 cores, a rank has 1 core"
+    assert point.over_one_rank is not None
+    assert point.over_one_rank.efficiency is not None
+    assert found.single_rank_overheads("strong") == []
 
 
 def test_the_same_ranks_on_fewer_hosts(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_same_ranks_on_fewer_hosts(tmp_path: Path) -> None:
 
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, step_s=step_s, modes=["strong"]))
-    spreads = {(s.fewer.strategy, s.fewer.ranks): s.ratio.value for s in found.spreads("strong")}
+    spreads = {(s.fewer.strategy, s.fewer.ranks): s.ratio.value for s in found.host_count_comparisons("strong")}
     assert spreads == {(name, ranks): pytest.approx(1.3) for name in ("ddp", "gather_scatter") for ranks in (2, 4)}
     curves = [(c.strategy, c.ranks_per_host, [p.ranks for p in c.points]) for c in found.in_mode("strong")]
     assert ("ddp", 1, [1, 2, 4]) in curves
@@ -209,7 +209,7 @@ def test_a_point_that_failed_is_named_and_the_rest_stands(tmp_path: Path) -> Non
     name = "ddp on 4 of 4, batch 256"
     found = read_scaling(write_scaling(tmp_path / "e", failures={name: "it broke"}, modes=["strong"]))
     failed = at(found, "strong", "ddp", 4)
-    assert (failed.row.failure, failed.over_single, failed.counts) == ("it broke", None, False)
+    assert (failed.row.failure, failed.over_single, failed.is_comparable) == ("it broke", None, False)
     assert next(curve for curve in found.curves if curve.strategy == "ddp").last.ranks == 2
     assert at(found, "strong", "gather_scatter", 4).over_single is not None
 
@@ -219,7 +219,7 @@ def test_without_the_baseline_strategies_are_held_against_themselves(tmp_path: P
     found = read_scaling(write_scaling(tmp_path / "e", failures=failures, modes=["strong"]))
     point = at(found, "strong", "ddp", 4)
     assert point.over_single is None
-    assert point.over_itself is not None
+    assert point.over_one_rank is not None
 
 
 def test_more_than_ideal_is_said(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_ranks_that_could_not_be_spread_are_told_of(tmp_path: Path) -> None:
     (five, six) = [note for note in read_scaling(path).warnings if "evenly" in note]
     assert five == "5 ranks cannot be put evenly on 4 hosts: all of them are on one."
     assert six == "6 ranks cannot be put evenly on 4 hosts: they are on 3."
-    asked = HALF_CORES | {"ranks_per_host_asked": [5, 2]}
+    asked = HALF_CORES | {"requested_ranks_per_host": [5, 2]}
     path = write_scaling(tmp_path / "asked", shapes=[(1, 1), (1, 5), (3, 2)], design=asked, repeats=1)
     assert not [note for note in read_scaling(path).warnings if "evenly" in note]
 

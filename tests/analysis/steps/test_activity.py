@@ -10,13 +10,23 @@ import pytest
 
 from paceline.analysis.steps.activity import WAITING, Activity, activities_in, step_activities
 from paceline.analysis.steps.split import TimedSpan, split_steps
-from paceline.records.timeline import NEVER, NO_PEER, ROW, Purpose, RowKind, Timeline
+from paceline.records.timeline import NO_PEER, NOT_MEASURED, ROW, Purpose, RowKind, Timeline
 
 
 def timeline(*rows: tuple[int, RowKind, float, float, float]) -> Timeline:
     """A timeline of (step, kind, start, end, waited from)."""
     whole = [
-        (step, kind, Purpose.GRADIENTS if kind.is_operation else Purpose.NOTHING, NO_PEER, 8, start, end, waited, NEVER)
+        (
+            step,
+            kind,
+            Purpose.GRADIENTS if kind.is_operation else Purpose.NOTHING,
+            NO_PEER,
+            8,
+            start,
+            end,
+            waited,
+            NOT_MEASURED,
+        )
         for step, kind, start, end, waited in rows
     ]
     return Timeline(np.sort(np.array(whole, dtype=ROW), order="start_s"))
@@ -24,7 +34,7 @@ def timeline(*rows: tuple[int, RowKind, float, float, float]) -> Timeline:
 
 def test_a_blocking_operation_cuts_the_phase_that_it_is_in() -> None:
     phases = [TimedSpan(RowKind.FORWARD, 0.0, 4.0), TimedSpan(RowKind.BACKWARD, 4.0, 9.0)]
-    statistics = TimedSpan(RowKind.ALL_REDUCE, 1.0, 2.0, waited_from_s=1.5)
+    statistics = TimedSpan(RowKind.ALL_REDUCE, 1.0, 2.0, wait_start_s=1.5)
     assert activities_in(0.0, 10.0, phases, [statistics]) == [
         Activity("forward", 0.0, 1.5),
         Activity(WAITING, 1.5, 2.0),
@@ -52,11 +62,11 @@ def test_an_operation_that_outlives_its_step_is_under_way_in_the_next() -> None:
     steps = list(
         step_activities(
             timeline(
-                (0, RowKind.STEP, 0.0, 5.0, NEVER),
-                (0, RowKind.FORWARD, 0.0, 5.0, NEVER),
-                (0, RowKind.ALL_REDUCE, 4.0, 6.0, NEVER),
-                (1, RowKind.STEP, 5.0, 9.0, NEVER),
-                (1, RowKind.FORWARD, 5.5, 9.0, NEVER),
+                (0, RowKind.STEP, 0.0, 5.0, NOT_MEASURED),
+                (0, RowKind.FORWARD, 0.0, 5.0, NOT_MEASURED),
+                (0, RowKind.ALL_REDUCE, 4.0, 6.0, NOT_MEASURED),
+                (1, RowKind.STEP, 5.0, 9.0, NOT_MEASURED),
+                (1, RowKind.FORWARD, 5.5, 9.0, NOT_MEASURED),
             )
         )
     )
@@ -70,12 +80,12 @@ def test_activities_do_not_overlap_and_add_up_to_the_split(seed: int) -> None:
     rows: list[tuple[int, RowKind, float, float, float]] = []
     for step in range(3):
         moments = sorted(step + draw.random() for _ in range(6))
-        rows.append((step, RowKind.STEP, moments[0], moments[5], NEVER))
+        rows.append((step, RowKind.STEP, moments[0], moments[5], NOT_MEASURED))
         for number, kind in enumerate((RowKind.DATA, RowKind.FORWARD, RowKind.BACKWARD, RowKind.OPTIMISER)):
-            rows.append((step, kind, moments[number], moments[number + 1], NEVER))
+            rows.append((step, kind, moments[number], moments[number + 1], NOT_MEASURED))
         for _ in range(draw.randrange(6)):  # After the data, as in a run: else waiting there is not told apart.
             start, end = sorted(draw.uniform(moments[1], moments[5]) for _ in range(2))
-            rows.append((step, RowKind.ALL_REDUCE, start, end, draw.choice([NEVER, draw.uniform(start, end)])))
+            rows.append((step, RowKind.ALL_REDUCE, start, end, draw.choice([NOT_MEASURED, draw.uniform(start, end)])))
     whole = timeline(*rows)
     for step, split in zip(step_activities(whole), split_steps(whole), strict=True):
         ends = [activity.end_s for activity in step.activities]

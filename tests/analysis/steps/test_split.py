@@ -37,8 +37,8 @@ def phases(*ends: float, start_s: float = 0.0, step: int = FIRST) -> list[Row]:
     return [*rows, phase(RowKind.OPTIMISER, ends[3], ends[4], step=step)] if len(ends) > 3 else rows
 
 
-def reduce_from(start_s: float, end_s: float, waited_from_s: float = math.nan, step: int = FIRST) -> Row:
-    return operation(RowKind.ALL_REDUCE, start_s, end_s, 100, waited_from_s=waited_from_s, step=step)
+def reduce_from(start_s: float, end_s: float, wait_start_s: float = math.nan, step: int = FIRST) -> Row:
+    return operation(RowKind.ALL_REDUCE, start_s, end_s, 100, wait_start_s=wait_start_s, step=step)
 
 
 ALONE = phases(1, 3, 7, 7, 8)
@@ -84,8 +84,8 @@ def test_a_late_peer_is_exposed_communication_and_not_computing() -> None:
 
 def test_a_wait_inside_forward_is_not_computing() -> None:
     """Buffers are broadcast before the first layer; statistics of the batch in the middle."""
-    buffers = operation(RowKind.BROADCAST, 1, 1.5, 10, purpose=Purpose.BUFFERS, waited_from_s=1)
-    statistics = operation(RowKind.ALL_GATHER, 2, 2.25, 10, purpose=Purpose.STATISTICS, waited_from_s=2)
+    buffers = operation(RowKind.BROADCAST, 1, 1.5, 10, purpose=Purpose.BUFFERS, wait_start_s=1)
+    statistics = operation(RowKind.ALL_GATHER, 2, 2.25, 10, purpose=Purpose.STATISTICS, wait_start_s=2)
     found = split(*ALONE, buffers, statistics)
     assert parts(found) == (6.25, 0, 0.75, 1)
     assert found.overlap == 0
@@ -98,13 +98,13 @@ def test_a_wait_inside_backward_is_not_computing() -> None:
 
 
 def test_an_operation_that_is_waited_for_later_is_hidden_until_then() -> None:
-    found = split(*ALONE, reduce_from(3, 6, waited_from_s=5))
+    found = split(*ALONE, reduce_from(3, 6, wait_start_s=5))
     assert parts(found) == (4, 2, 1, 1)
     assert found.overlap == pytest.approx(2 / 3)
 
 
 def test_waiting_for_one_operation_does_not_hide_another() -> None:
-    found = split(*ALONE, reduce_from(3, 6), operation(RowKind.RECV, 4, 5, 8, waited_from_s=4))
+    found = split(*ALONE, reduce_from(3, 6), operation(RowKind.RECV, 4, 5, 8, wait_start_s=4))
     assert parts(found) == (4, 2, 1, 1)
 
 
@@ -125,7 +125,7 @@ def test_what_goes_on_after_a_steps_end_counts_in_both() -> None:
     """A strategy that leaves work in flight: sent at the end of one step, waited for at the end of the next."""
     first = [phase(RowKind.STEP, 0, 10), phase(RowKind.FORWARD, 0, 10)]
     second = [phase(RowKind.STEP, 11, 20, step=FIRST + 1), phase(RowKind.FORWARD, 11, 20, step=FIRST + 1)]
-    one, other = split_steps(timeline(*first, *second, reduce_from(8, 14, waited_from_s=13)))
+    one, other = split_steps(timeline(*first, *second, reduce_from(8, 14, wait_start_s=13)))
     assert (one.step, other.step) == (FIRST, FIRST + 1)
     assert parts(one.split) == (8, 2, 0, 0)
     assert parts(other.split) == (6, 2, 1, 0)
@@ -140,7 +140,7 @@ def test_an_operation_longer_than_many_steps_is_seen_in_all_of_them() -> None:
 def test_waits_of_the_step_before_are_no_holes_in_this_one() -> None:
     first = [phase(RowKind.STEP, 0, 10), phase(RowKind.FORWARD, 0, 5)]
     second = [phase(RowKind.STEP, 10, 20, step=FIRST + 1), phase(RowKind.FORWARD, 10, 20, step=FIRST + 1)]
-    found = split_steps(timeline(*first, *second, reduce_from(6, 10, waited_from_s=6)))
+    found = split_steps(timeline(*first, *second, reduce_from(6, 10, wait_start_s=6)))
     assert [step.split.exposed_s for step in found] == [4, 0]
     assert found[1].split.compute_s == 10
 
@@ -153,9 +153,9 @@ def test_descheduled_time_is_wall_less_processor_time_of_computing() -> None:
         phase(RowKind.BACKWARD, 3, 7, cpu_s=3.0),
         phase(RowKind.OPTIMISER, 7, 8, cpu_s=1.0),
     ]
-    assert split(*rows, reduce_from(1, 2, waited_from_s=1)).descheduled_s == pytest.approx(1)
+    assert split(*rows, reduce_from(1, 2, wait_start_s=1)).descheduled_s == pytest.approx(1)
     busy = [row if row[1] != RowKind.BACKWARD else phase(RowKind.BACKWARD, 3, 7, cpu_s=4.001) for row in rows]
-    assert split(*busy, reduce_from(1, 2, waited_from_s=1)).descheduled_s == 0, (
+    assert split(*busy, reduce_from(1, 2, wait_start_s=1)).descheduled_s == 0, (
         "two clocks never agree to the last digit"
     )
     assert split(*ALONE).descheduled_s is None, "nobody knows on a GPU"

@@ -11,7 +11,7 @@ import pytest
 from analysis.timelines import FIRST, operation, timeline
 from experiments_on_disk import read_comparison, write_counts, write_experiment
 from paceline.analysis.caveats import unplanned_bytes
-from paceline.analysis.traffic.payload import PLAN, SEEN, PairBytes, payload_of, seen_links
+from paceline.analysis.traffic.payload import PLAN, RECORDED_OPERATIONS, PairBytes, payload_of, recorded_links
 from paceline.plans import Plan
 from paceline.plans.operations import all_reduce, broadcast
 from paceline.records import RunRecord, read_run
@@ -37,7 +37,7 @@ def change(path: Path, **values: Any) -> RunRecord:
 def test_what_was_counted_is_held_against_the_plan(experiment: Path) -> None:
     payload = payload_of(read_run(experiment / DDP))
     assert payload is not None
-    assert (payload.against, payload.steps, payload.deviation, payload.holds) == (PLAN, 12, 0.0, True)
+    assert (payload.expected_from, payload.steps, payload.deviation, payload.holds) == (PLAN, 12, 0.0, True)
     links = Plan((all_reduce(1000, 4, 3, 0.0),)).links()
     assert [(p.source, p.target, p.bytes) for p in payload.pairs] == [
         (link.source, link.target, link.payload_bytes + link.framing_bytes) for link in links
@@ -104,7 +104,9 @@ def test_records_from_before_are_read(experiment: Path) -> None:
 def test_without_a_plan_operations_that_were_seen_take_its_place(experiment: Path) -> None:
     payload = payload_of(change(experiment / DDP, traffic=None))
     assert payload is not None
-    assert (payload.against, payload.deviation) == (SEEN, 0.0), "the timelines have that all-reduce"
+    assert (payload.expected_from, payload.deviation) == (RECORDED_OPERATIONS, 0.0), (
+        "the timelines have that all-reduce"
+    )
 
 
 def test_without_both_there_is_a_matrix_and_no_proof(experiment: Path) -> None:
@@ -112,7 +114,7 @@ def test_without_both_there_is_a_matrix_and_no_proof(experiment: Path) -> None:
         file.unlink()
     payload = payload_of(change(experiment / DDP, traffic=None))
     assert payload is not None
-    assert (payload.against, payload.deviation, payload.holds, payload.furthest) == (None, None, None, None)
+    assert (payload.expected_from, payload.deviation, payload.holds, payload.furthest) == (None, None, None, None)
     assert payload.matrix[0][2] > 0
     assert payload.ranks[0].planned_sent_bytes is None
 
@@ -129,12 +131,12 @@ def seen(kind: RowKind, size: int, peer: int = NO_PEER, purpose: Purpose = Purpo
 
 def test_links_of_what_was_seen() -> None:
     common = [seen(RowKind.ALL_REDUCE, 4000), seen(RowKind.BROADCAST, 100, 0, Purpose.BUFFERS)]
-    told = seen(RowKind.ALL_REDUCE, 8, purpose=Purpose.AGREEMENT)
+    told = seen(RowKind.ALL_REDUCE, 8, purpose=Purpose.CONTROL)
     rows = [
         [*common, seen(RowKind.SEND, 600, 1), told],
         [*common, seen(RowKind.RECV, 600, 0), told],
     ]
-    found = seen_links({rank: timeline(*own) for rank, own in enumerate(rows)}, [FIRST], 2)
+    found = recorded_links({rank: timeline(*own) for rank, own in enumerate(rows)}, [FIRST], 2)
     expected = Plan((all_reduce(1000, 4, 2, 0.0), broadcast(100, 2))).links()
     assert found is not None
     assert [link.payload_bytes for link in found] == [expected[0].payload_bytes + 600, expected[1].payload_bytes]
@@ -143,8 +145,8 @@ def test_links_of_what_was_seen() -> None:
 
 def test_operations_of_some_ranks_alone_say_nothing() -> None:
     both, one = [seen(RowKind.ALL_REDUCE, 4000)] * 2, [seen(RowKind.ALL_REDUCE, 4000)]
-    assert seen_links({0: timeline(*both), 1: timeline(*one)}, [FIRST], 2) is None
-    assert seen_links({0: timeline(*both)}, [FIRST], 2) is None
+    assert recorded_links({0: timeline(*both), 1: timeline(*one)}, [FIRST], 2) is None
+    assert recorded_links({0: timeline(*both)}, [FIRST], 2) is None
 
 
 def test_a_pair_without_expectation_has_no_deviation() -> None:

@@ -91,7 +91,7 @@ def test_what_is_still_under_way_in_the_next_step_is_waited_for_there() -> None:
             phase(RowKind.BACKWARD, 0.0, 1.0),
             phase(RowKind.STEP, 1.0, 2.0, step=FIRST + 1),
             phase(RowKind.FORWARD, 1.0, 2.0, step=FIRST + 1),
-            operation(RowKind.ALL_REDUCE, start_s, 1.7, waited_from_s=max(start_s, 1.1)),
+            operation(RowKind.ALL_REDUCE, start_s, 1.7, wait_start_s=max(start_s, 1.1)),
         )
 
     steps = np.array([FIRST, FIRST + 1], dtype=np.uint32)

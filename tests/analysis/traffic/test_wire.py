@@ -30,7 +30,7 @@ def test_the_rank_that_comes_last_tells_the_transfer_and_the_others_waited_for_i
     assert wire is not None
     assert only(wire).transfer_s == pytest.approx(0.2)
     assert wire.waits_s == pytest.approx([0.8, 0.0, 0.5, 0.1])
-    assert wire.held_up_by == 1
+    assert wire.straggler == 1
     assert wire.waited_for == {1: 1.0}
     assert only(wire).algbw == pytest.approx(20 * MB)
     assert only(wire).busbw == pytest.approx(30 * MB), "2(n−1)/n = 1.5 for four ranks"

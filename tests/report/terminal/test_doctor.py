@@ -30,7 +30,7 @@ def printed(found: Examination, width: int = 150) -> str:
 def test_all_that_was_found_is_printed() -> None:
     text = " ".join(printed(on_two_hosts()).split())
     for finding in findings(on_two_hosts()):
-        assert finding.what.split(":")[0] in text
+        assert finding.message.split(":")[0] in text
     assert "host 0 to 1 0 ↔ 2 200 µs 1 ns/B 1.0 GB/s" in text
     assert "all-reduce of 4 ranks over 2 hosts" in text
     assert "all-reduce of 2 ranks within host 1" in text
@@ -52,7 +52,7 @@ def test_a_narrow_screen_folds_lines() -> None:
 
 
 def test_rows_have_problems_first() -> None:
-    ranks = [facts(rank, name_addresses=["127.0.1.1"]) for rank in range(4)]
+    ranks = [facts(rank, host_name_addresses=["127.0.1.1"]) for rank in range(4)]
     rows = finding_rows(examination(*ranks, workload=None))
     levels = [row.level for row in rows]
     assert levels == sorted(levels, key=["problem", "note", "ok"].index)
@@ -63,7 +63,7 @@ def test_rows_have_problems_first() -> None:
 
 def test_the_verdict_counts() -> None:
     assert verdict(findings(examination())) == "Nothing to mend."
-    ranks = [facts(rank, name_addresses=["127.0.1.1"]) for rank in range(4)]
+    ranks = [facts(rank, host_name_addresses=["127.0.1.1"]) for rank in range(4)]
     assert verdict(findings(examination(*ranks, workload=None))) == "1 problem to mend, 1 note."
 
 

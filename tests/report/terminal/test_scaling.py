@@ -159,7 +159,7 @@ def test_csv_has_plain_numbers(found: Scaling, tmp_path: Path) -> None:
     assert len(rows) == 2 * 7
     assert float(rows[3]["speed_up_over_single"]) == pytest.approx(2.72, abs=0.01)
     assert rows[0]["speed_up_over_single"] == ""
-    for figure in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_itself", "compute_share"):
+    for figure in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_one_rank", "compute_share"):
         low, value, high = (float(rows[3][f"{figure}{end}"]) for end in ("_low", "", "_high"))
         assert low <= value <= high, figure
 

@@ -188,7 +188,7 @@ class AsyncWorker:
 
     def figures(self) -> dict[str, Any]:
         """How old gradients were when they came to a server, over all servers."""
-        return {"staleness": self._staleness().summary() | {"bound": self._bound.max_staleness or None}}
+        return {"staleness": self._staleness().summary() | {"max_allowed": self._bound.max_staleness or None}}
 
     def _staleness(self) -> Staleness:
         total = Staleness()
