@@ -1,4 +1,4 @@
-"""A winner is named when there is one, and not by looking often enough."""
+"""A winner is named if there is one; repeated interim analyses do not produce false winners."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_a_clear_difference_has_a_winner() -> None:
     assert decision.ratio.value == pytest.approx(2.0, rel=0.05)
 
 
-def test_what_is_within_one_per_cent_is_the_same() -> None:
+def test_differences_below_one_per_cent_are_equal() -> None:
     a, b = times(*[1.0 + 1e-4 * i for i in range(10)]), times(*[1.001] * 10)
     assert decide([A, B], {"a": a, "b": b}, interim_analyses=1).outcome == "equal"
 
 
-def test_noise_leaves_it_open() -> None:
+def test_noise_leaves_the_decision_undecided() -> None:
     assert (
         decide([A, B], {"a": times(1.0, 1.4, 0.9), "b": times(1.2, 0.9, 1.3)}, interim_analyses=8).outcome
         == "undecided"
@@ -48,12 +48,12 @@ def test_one_repeat_decides_nothing() -> None:
     assert decide([A, B], {"a": times(1.0), "b": times(9.0)}, interim_analyses=1).outcome == "undecided"
 
 
-def test_a_candidate_without_figures_is_left_out() -> None:
+def test_a_candidate_without_times_is_excluded() -> None:
     decision = decide([A, B, C], {"a": {}, "b": times(1.0, 1.0), "c": times(3.0, 3.01)}, interim_analyses=1)
     assert (decision.first, decision.second) == ("b", "c")
 
 
-def test_a_candidate_that_failed_is_left_out_however_fast_it_was() -> None:
+def test_a_failed_candidate_is_excluded_however_fast_it_was() -> None:
     costs = {"a": times(0.1, 0.1), "b": times(1.0, 1.0), "c": times(3.0, 3.01)}
     decision = decide([A, B, C], costs, interim_analyses=1, failed={"a"})
     assert (decision.outcome, decision.first, decision.second) == ("winner", "b", "c")
@@ -70,16 +70,16 @@ def test_the_repeats_of_the_ratio_are_those_that_both_have() -> None:
     assert (apart.ratio.value, apart.ratio.repeats, apart.ratio.low) == (2.0, 0, None)
 
 
-def test_looking_again_and_again_at_equals_rarely_names_a_winner() -> None:
+def test_repeated_analyses_of_equals_rarely_name_a_winner() -> None:
     draw = random.Random(1)
     trials, least, most = 400, 3, 10
     wrong = 0
     for _ in range(trials):
         a = [math.exp(draw.gauss(0, 0.05)) for _ in range(most)]
         b = [math.exp(draw.gauss(0, 0.05)) for _ in range(most)]
-        interim_analyses = (
+        decisions = (
             decide([A, B], {"a": times(*a[:n]), "b": times(*b[:n])}, interim_analyses=most - least + 1)
             for n in range(least, most + 1)
         )
-        wrong += any(decision.outcome == "winner" for decision in interim_analyses)
+        wrong += any(decision.outcome == "winner" for decision in decisions)
     assert wrong / trials < 0.05

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from examinations import examination, facts
+from examinations import examination, rank_info
 from paceline.analysis.findings import Finding
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import LaunchError
@@ -69,7 +69,7 @@ def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Examinati
 
 
 def test_what_was_found_is_kept_and_problems_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = examination(*[facts(rank) for rank in range(4)], workload=None)
+    found = examination(*[rank_info(rank) for rank in range(4)], workload=None)
     told, asked = examined(tmp_path, monkeypatch, found)
     assert read_examination(tmp_path / "e") == found
     assert told[0] == "examining in doctor"
