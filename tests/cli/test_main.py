@@ -411,7 +411,7 @@ def test_report_of_a_doctors_folder_shows_what_was_found(capsys: pytest.CaptureF
     assert "no run to make" in captured.err
     write_experiment(Path("experiment"), repeats=1)
     assert run(["report", "experiment", "examined"]) == 8
-    assert "examined holds what the doctor found, and no run to compare." in capsys.readouterr().err
+    assert "examined contains an examination by `paceline doctor` and no run to compare." in capsys.readouterr().err
 
 
 def test_a_damaged_examination_in_a_doctors_folder_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

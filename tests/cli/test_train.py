@@ -120,7 +120,7 @@ def test_a_record_is_never_overwritten(estimated: tuple[Path, str]) -> None:
     out, _ = estimated
     before = (out / "run.json").read_text()
     done = train("workloads:plain", "--ranks", "1", "--out", str(out), expect=8)
-    assert "already holds a record" in done.stderr
+    assert "already contains a record" in done.stderr
     assert (out / "run.json").read_text() == before
 
 

@@ -113,7 +113,7 @@ def test_crowded_points_are_hollow_and_have_no_speed_up(tmp_path: Path) -> None:
     assert places[1][0] - places[0][0] > 0.05, "intervals of two strategies are beside each other"
     assert "4 ranks share 2 cores" in page.text
     views = figure(page, "strong-curves")["views"]
-    assert views[0]["label"] == "Against itself on 1 rank", "no efficiency is claimed against single"
+    assert views[0]["label"] == "Against itself on 1 rank", "no efficiency is reported against single"
     assert any("single had 2 cores" in note["text"] for note in views[1]["layout"]["annotations"])
 
 

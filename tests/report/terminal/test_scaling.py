@@ -126,7 +126,7 @@ def test_what_is_not_claimed_is_a_dash_with_its_reason(tmp_path: Path) -> None:
     text = printed(read_scaling(path))
     (line, _) = [line for line in text.splitlines() if line.split()[:2] == ["4", "*"]]
     assert "×" not in line
-    assert "note: 4 ranks share 2 cores, so no speed-up or efficiency is claimed there" in text
+    assert "note: 4 ranks share 2 cores, so no speed-up or efficiency is reported for them." in text
     assert text.count("One repeat gives no interval") == 1
 
 
