@@ -44,7 +44,7 @@ def caveats(
             "These runs were measured at different times, so other load on the machine may look like a difference "
             "between strategies. `paceline compare` interleaves runs to avoid that."
         )
-    over = next((entry.run.topology for entry in record_set.runs if over_subscribed(entry.run.topology)), None)
+    over = next((r.run.topology for r in record_set.runs if over_subscribed(r.run.topology)), None)
     if over and shared_cores:
         yield (
             f"{over['workers']} ranks share {over['cores']:g} cores and take turns on them: times compare strategies "
@@ -95,9 +95,9 @@ def untracked_traffic(name: str, summary: Mapping[str, Any] | None) -> str | Non
     untracked = (summary or {}).get("untracked") or {}
     groups, operations = untracked.get("groups", 0), untracked.get("operations", 0)
     if groups:
-        made = "1 process group" if groups == 1 else f"{groups} process groups"
+        created = "1 process group" if groups == 1 else f"{groups} process groups"
         return (
-            f"{name} created {made} outside Paceline, whose traffic is not in the time split. Create groups with "
+            f"{name} created {created} outside Paceline, whose traffic is not in the time split. Create groups with "
             "comm.subgroup(ranks) to include it."
         )
     if operations:
@@ -138,9 +138,9 @@ def _drifts(record_set: RecordSet) -> Iterator[str]:
     for candidate in record_set.candidates:
         if candidate.role == "candidate" and candidate.lossless:
             runs = record_set.runs_of(candidate.name).values()
-            apart = max([(run.summary or {}).get("weight_divergence") or 0.0 for run in runs], default=0.0)
-            if apart > DRIFT:
-                share = f"{100 * apart:.0f}%" if apart >= 0.01 else f"{100 * apart:.2g}%"
+            divergence = max([(run.summary or {}).get("weight_divergence") or 0.0 for run in runs], default=0.0)
+            if divergence > DRIFT:
+                share = f"{100 * divergence:.0f}%" if divergence >= 0.01 else f"{100 * divergence:.2g}%"
                 yield (
                     f"{candidate.name}: weights differ by {share} between ranks at the end of the run, although the "
                     "strategy is declared lossless. Its gradient synchronisation is probably wrong; do not trust its "

@@ -282,18 +282,18 @@ def _row(
 ) -> CandidateRow:
     recorded_runs = record_set.recorded_runs_of(candidate.name)
     runs = [recorded.run for recorded in recorded_runs]
-    own = costs[candidate.name]
-    times = [step_time(windows_of(recorded.run)) for recorded in recorded_runs if recorded.timing_key in own]
+    own_costs = costs[candidate.name]
+    times = [step_time(windows_of(recorded.run)) for recorded in recorded_runs if recorded.timing_key in own_costs]
     ranks = rank_rows(runs)
     sent = [size for run in runs for size in ((run.summary or {}).get("traffic") or {}).get("sent_bytes", [])]
     first = next(iter(runs), None)
     return CandidateRow(
         candidate=candidate,
-        repeats=len(own),
+        repeats=len(own_costs),
         step_s=estimate_times([time for time in times if time is not None]),
-        samples_per_s=estimate_times([1 / cost for cost in own.values()]),
-        ratio=paired_ratio(own, costs.get(reference or "", {})),
-        split=candidate_split(runs) if own else None,  # Without a step time there are no shares of it.
+        samples_per_s=estimate_times([1 / cost for cost in own_costs.values()]),
+        ratio=paired_ratio(own_costs, costs.get(reference or "", {})),
+        split=candidate_split(runs) if own_costs else None,  # Without a step time there are no shares of it.
         above_bound=_above_bound(candidate, record_set.candidates, costs),
         busiest_sent_bytes=max(sent, default=None),
         imbalance=imbalance(ranks),
@@ -319,8 +319,8 @@ def _above_bound(candidate: Candidate, candidates: Sequence[Candidate], costs: C
     bound = _measured_with(candidate, [other for other in candidates if other.role == "bound"], costs)
     if candidate.role != "candidate" or bound is None:
         return None
-    own, lowest = costs[candidate.name], costs[bound.name]
-    return estimate_levels([1 - lowest[key] / own[key] for key in own if key in lowest])
+    own_costs, lowest = costs[candidate.name], costs[bound.name]
+    return estimate_levels([1 - lowest[key] / own_costs[key] for key in own_costs if key in lowest])
 
 
 def _accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> Estimate | None:

@@ -23,14 +23,13 @@ def find_records(folders: Sequence[Path]) -> list[Record]:
     for folder in folders:
         if not folder.is_dir():
             raise RecordError(f"{folder} is not a folder.", hint="name the folder of a run or of an experiment")
-        here = _record_in(folder)
+        record = _record_in(folder)
         if holds_examination(folder):
             raise RecordError(
                 f"{folder} contains an examination by `paceline doctor` and no run to compare.",
                 hint=f"show it with `paceline report {folder}`, without other folders",
             )
-        inside = [_record_in(path) for path in sorted(folder.iterdir()) if path.is_dir()] if here is None else [here]
-        records = [record for record in inside if record is not None]
+        records = _records_inside(folder) if record is None else [record]
         if not records:
             raise RecordError(
                 f"{folder} contains no record.",
@@ -43,6 +42,11 @@ def find_records(folders: Sequence[Path]) -> list[Record]:
 def holds_examination(folder: Path) -> bool:
     """Return whether a folder contains only an examination, and no run or experiment."""
     return has_examination(folder) and not is_experiment(folder) and not (folder / RUN_FILE).is_file()
+
+
+def _records_inside(folder: Path) -> list[Record]:
+    records = [_record_in(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [record for record in records if record is not None]
 
 
 def _record_in(folder: Path) -> Record | None:

@@ -57,11 +57,14 @@ def step_activities(timeline: Timeline, only: Collection[int] | None = None) -> 
         if only is not None and step not in only:
             continue
         first, last = np.searchsorted(starts, [start_s - longest_s, end_s])
-        under_way = operations[first:last]
-        under_way = under_way[under_way["end_s"] > start_s]
-        own = phases[slice(*np.searchsorted(phases["step"], [step, step + 1]))]
-        spans, wire = [TimedSpan.of(phase) for phase in own], [TimedSpan.of(operation) for operation in under_way]
-        yield StepActivity(step, start_s, end_s, activities_in(start_s, end_s, spans, wire), under_way)
+        in_progress = operations[first:last]
+        in_progress = in_progress[in_progress["end_s"] > start_s]
+        step_phases = phases[slice(*np.searchsorted(phases["step"], [step, step + 1]))]
+        spans, wire = (
+            [TimedSpan.of(phase) for phase in step_phases],
+            [TimedSpan.of(operation) for operation in in_progress],
+        )
+        yield StepActivity(step, start_s, end_s, activities_in(start_s, end_s, spans, wire), in_progress)
 
 
 def activities_in(

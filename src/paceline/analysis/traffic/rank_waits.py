@@ -55,11 +55,11 @@ def rank_waits(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32])
     exposed = [_exposed(timelines[rank], and_next) for rank in range(len(timelines))]
     totals, caused, matched = [0.0] * len(by_rank), defaultdict[int, float](float), 0
     for step in sorted(counted):
-        rows = [own.get(step) for own in by_rank]
-        if any(own is None for own in rows):
+        rows = [steps_of_rank.get(step) for steps_of_rank in by_rank]
+        if any(rank_rows is None for rank_rows in rows):
             continue
-        idle = [[*own.get(step, []), *own.get(step + 1, [])] for own in exposed]
-        found = step_waits([own for own in rows if own is not None], idle)
+        idle = [[*of_rank.get(step, []), *of_rank.get(step + 1, [])] for of_rank in exposed]
+        found = step_waits([rank_rows for rank_rows in rows if rank_rows is not None], idle)
         if found is None:
             continue
         matched += 1
@@ -79,14 +79,14 @@ def rank_waits(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32])
 
 def step_waits(rows: Sequence[TimelineRows], exposed: Sequence[Sequence[Interval]]) -> list[list[RankWait]] | None:
     """Return the waits of each rank in one step, without overlap; None if the ranks' operations do not match."""
-    collectives = [own[matching(own)] for own in rows]
-    if any(own["kind"].tolist() != collectives[0]["kind"].tolist() for own in collectives):
+    collectives = [rank_rows[matching(rank_rows)] for rank_rows in rows]
+    if any(rank_rows["kind"].tolist() != collectives[0]["kind"].tolist() for rank_rows in collectives):
         return None
     pairs = [(source, target) for source in range(len(rows)) for target in range(len(rows)) if source != target]
     found: list[list[RankWait]] = [[] for _ in rows]
     for number, row in enumerate(collectives[0]):
-        starts = [float(own["start_s"][number]) for own in collectives]
-        ends = [float(own["end_s"][number]) for own in collectives]
+        starts = [float(rank_rows["start_s"][number]) for rank_rows in collectives]
+        ends = [float(rank_rows["end_s"][number]) for rank_rows in collectives]
         for rank, wait in _collective(RowKind(int(row["kind"])), int(row["peer"]), starts, ends):
             found[rank].append(wait)
     for source, target in pairs:
@@ -96,7 +96,7 @@ def step_waits(rows: Sequence[TimelineRows], exposed: Sequence[Sequence[Interval
         for one, other in zip(sent, received, strict=True):
             arrival_s = min(float(one["start_s"]), float(other["end_s"]))
             found[target].append(RankWait(float(other["start_s"]), arrival_s, source))
-    return [_exposed_parts(waits, own) for waits, own in zip(found, exposed, strict=True)]
+    return [_exposed_parts(waits, intervals) for waits, intervals in zip(found, exposed, strict=True)]
 
 
 def matching(rows: TimelineRows) -> npt.NDArray[np.intp]:

@@ -114,12 +114,12 @@ def wire_of(
     if not steps:
         return None
     operations = [timelines[rank].operations for rank in range(ranks)]
-    if not all(_has_all_peers(own, ranks) for own in operations):
+    if not all(_has_all_peers(rank_rows, ranks) for rank_rows in operations):
         return None
-    rows = [own[np.isin(own["step"], counted)] for own in operations]
+    rows = [rank_rows[np.isin(rank_rows["step"], counted)] for rank_rows in operations]
     instances = [*_collectives(rows), *_messages(rows)]
     waits = rank_waits(timelines, counted)
-    sends = any((own["purpose"] == Purpose.GRADIENTS).any() for own in rows)
+    sends = any((rank_rows["purpose"] == Purpose.GRADIENTS).any() for rank_rows in rows)
     bound = (
         all_reduce_lower_bound(gradient_bytes // item_bytes, item_bytes, ranks) if gradient_bytes and sends else None
     )
@@ -154,7 +154,7 @@ def _has_all_peers(rows: TimelineRows, ranks: int) -> bool:
 
 def _exposed_s(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) -> float:
     counted = set(steps.tolist())
-    splits = [step.split for own in timelines.values() for step in split_steps(own) if step.step in counted]
+    splits = [step.split for timeline in timelines.values() for step in split_steps(timeline) if step.step in counted]
     mean = mean_split(splits)
     return 0.0 if mean is None else mean.exposed_s
 
@@ -180,18 +180,18 @@ def _isolated(rows: TimelineRows) -> npt.NDArray[np.bool_]:
 
 def _collectives(rows: Sequence[TimelineRows]) -> list[IsolatedOperation]:
     """Return the isolated collectives; the n-th of a step and purpose is the same operation on all ranks."""
-    places = [matching(own) for own in rows]
-    own_rows = [own[order] for own, order in zip(rows, places, strict=True)]
-    own_isolated = [_isolated(own)[order] for own, order in zip(rows, places, strict=True)]
-    if len({len(own) for own in own_rows}) > 1 or not len(own_rows[0]):
+    orders = [matching(rank_rows) for rank_rows in rows]
+    matched = [rank_rows[order] for rank_rows, order in zip(rows, orders, strict=True)]
+    matched_isolated = [_isolated(rank_rows)[order] for rank_rows, order in zip(rows, orders, strict=True)]
+    if len({len(rank_rows) for rank_rows in matched}) > 1 or not len(matched[0]):
         return []  # Interrupted run: the ranks' files end with different operations.
-    what = ["step", "kind", "purpose"]
-    if any(not np.array_equal(own[what], own_rows[0][what]) for own in own_rows):
+    key = ["step", "kind", "purpose"]
+    if any(not np.array_equal(rank_rows[key], matched[0][key]) for rank_rows in matched):
         return []
-    alone = np.logical_and.reduce(own_isolated)
-    starts = np.stack([own["start_s"] for own in own_rows])[:, alone]
-    ends = np.stack([own["end_s"] for own in own_rows])[:, alone]
-    return [_collective(row, starts[:, number], ends[:, number]) for number, row in enumerate(own_rows[0][alone])]
+    alone = np.logical_and.reduce(matched_isolated)
+    starts = np.stack([rank_rows["start_s"] for rank_rows in matched])[:, alone]
+    ends = np.stack([rank_rows["end_s"] for rank_rows in matched])[:, alone]
+    return [_collective(row, starts[:, number], ends[:, number]) for number, row in enumerate(matched[0][alone])]
 
 
 def _collective(row: Any, starts: Floats, ends: Floats) -> IsolatedOperation:
@@ -215,17 +215,17 @@ def _collective(row: Any, starts: Floats, ends: Floats) -> IsolatedOperation:
 
 def _messages(rows: Sequence[TimelineRows]) -> list[IsolatedOperation]:
     """Return the isolated messages; the n-th message sent to a rank is the n-th that it receives from the sender."""
-    isolated = [_isolated(own) for own in rows]
+    isolated = [_isolated(rank_rows) for rank_rows in rows]
     found = []
-    for target, own in enumerate(rows):
+    for target, rank_rows in enumerate(rows):
         for source in range(len(rows)):
-            there = _between(own, RowKind.RECV, source)
+            received = _between(rank_rows, RowKind.RECV, source)
             sent = _between(rows[source], RowKind.SEND, target)
-            if len(there) != len(sent):
+            if len(received) != len(sent):
                 continue
-            for index, other in zip(there, sent, strict=True):
+            for index, other in zip(received, sent, strict=True):
                 if isolated[target][index] and isolated[source][other]:
-                    found.append(_message(rows[source][other], own[index]))
+                    found.append(_message(rows[source][other], rank_rows[index]))
     return found
 
 
@@ -242,9 +242,9 @@ def _message(sent: Any, received: Any) -> IsolatedOperation:
 
 def _traffic(rows: Sequence[TimelineRows], instances: Sequence[IsolatedOperation], steps: int) -> list[Traffic]:
     groups: dict[tuple[int, int], list[TimelineRows]] = defaultdict(list)
-    for own in rows:
-        for kind, purpose in {(int(row["kind"]), int(row["purpose"])) for row in own}:
-            groups[kind, purpose].append(own[(own["kind"] == kind) & (own["purpose"] == purpose)])
+    for rank_rows in rows:
+        for kind, purpose in {(int(row["kind"]), int(row["purpose"])) for row in rank_rows}:
+            groups[kind, purpose].append(rank_rows[(rank_rows["kind"] == kind) & (rank_rows["purpose"] == purpose)])
     return [
         _traffic_of(RowKind(kind), Purpose(purpose), members, instances, steps, len(rows))
         for (kind, purpose), members in sorted(groups.items())
@@ -261,7 +261,7 @@ def _traffic_of(
 ) -> Traffic:
     whole = np.concatenate(list(rows))
     alone = [one for one in instances if one.kind is kind and one.purpose is purpose]
-    most = max(len(own) for own in rows)
+    most = max(len(rank_rows) for rank_rows in rows)
     total = len(whole) if kind in MESSAGES else most  # Each message has one receiver; all ranks execute a collective.
     transfer_s = sum(max(0.0, one.transfer_s) for one in alone)
     algbw = sum(one.bytes for one in alone) / transfer_s if transfer_s > 0 else None
@@ -270,7 +270,7 @@ def _traffic_of(
         kind=kind.title,
         purpose=purpose.title,
         per_step=most / steps,
-        bytes_per_step=max(int(own["bytes"].sum()) for own in rows) / steps,
+        bytes_per_step=max(int(rank_rows["bytes"].sum()) for rank_rows in rows) / steps,
         duration_s=float((whole["end_s"] - whole["start_s"]).mean()),
         isolated=len(alone) / total,
         transfer_s=transfer_s / len(alone) if alone else None,
@@ -283,9 +283,9 @@ def _traffic_of(
 def _sent(rows: Sequence[TimelineRows], steps: int) -> dict[str, list[int]]:
     """Return the bytes that each rank sends per step, by purpose."""
     sent: dict[str, list[float]] = {}
-    for rank, own in enumerate(rows):
-        alike, counts = np.unique(own[["kind", "purpose", "peer", "bytes"]], return_counts=True)
-        for (kind, purpose, root, size), count in zip(alike.tolist(), counts.tolist(), strict=True):
+    for rank, rank_rows in enumerate(rows):
+        operations, counts = np.unique(rank_rows[["kind", "purpose", "peer", "bytes"]], return_counts=True)
+        for (kind, purpose, root, size), count in zip(operations.tolist(), counts.tolist(), strict=True):
             of_rank = sent_by_rank(RowKind(kind).title, size, len(rows), root, rank)
             sent.setdefault(Purpose(purpose).title, [0.0] * len(rows))[rank] += of_rank * count / steps
     return {purpose: [round(size) for size in sizes] for purpose, sizes in sent.items()}
