@@ -244,7 +244,7 @@ def _topology(candidate: Candidate, config: RunConfig, workers: int) -> dict[str
         "gradient_bytes": 4000,
         "batch_norm_layers": 0,
         "classes": 10,
-        "own_optimizer": False,
+        "user_optimizer": False,
         "lr": config.lr,
         "log_every": config.log_every,
     }

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -20,8 +21,9 @@ from paceline.measure.steps import make_stopwatch
 from paceline.records.examination import MeasuringCost
 from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
+from tries import eventually
 
-HERE = "training.test_cost"
+HERE = __name__
 CPU = torch.device("cpu")
 BURNT_S = 0.002
 
@@ -91,16 +93,20 @@ def cost(pool: Pool, *, slow: bool = False, **settings: Any) -> MeasuringCost:
     return found
 
 
+@pytest.mark.timing
 def test_events_cost_a_fraction_and_what_they_cost_is_seen(pool: Pool) -> None:
-    usual = cost(pool, workload=f"{HERE}:middling", strategy="ddp")
-    slow = cost(pool, workload=f"{HERE}:middling", strategy="ddp", slow=True)
-    assert (usual.workload, usual.strategy) == (f"{HERE}:middling", "ddp")
-    assert usual.pairs >= 6
-    assert usual.steps >= 1
-    assert usual.low <= usual.share <= usual.high
-    assert usual.share < 0.5
-    expected = BURNT_S / usual.step_cpu_s
-    assert 0.4 * expected < slow.share - usual.share < 3 * expected
+    def check(_: int) -> None:
+        usual = cost(pool, workload=f"{HERE}:middling", strategy="ddp")
+        slow = cost(pool, workload=f"{HERE}:middling", strategy="ddp", slow=True)
+        assert (usual.workload, usual.strategy) == (f"{HERE}:middling", "ddp")
+        assert usual.pairs >= 6
+        assert usual.steps >= 1
+        assert usual.low <= usual.share <= usual.high
+        assert usual.share < 0.5
+        expected = BURNT_S / usual.step_cpu_s
+        assert 0.4 * expected < slow.share - usual.share < 3 * expected
+
+    eventually(check)
 
 
 def test_other_strategies_and_data_of_unknown_length(pool: Pool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
@@ -35,8 +35,10 @@ from paceline.training.scripts.script_timing import TimingTask
 from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
 from training import cases
+from tries import eventually
 
-HERE = "training.test_time_split"
+pytestmark = pytest.mark.timing
+HERE = __name__
 CPU = torch.device("cpu")
 WARM_UP = 5
 LATE_S = 0.1
@@ -117,17 +119,6 @@ def steps_of(timeline: Timeline) -> list[Any]:
     """The operations of each step after the warm-up."""
     operations = timeline.operations
     return [operations[operations["step"] == step] for step in timeline.steps["step"] if step >= WARM_UP]
-
-
-def eventually(check: Callable[[int], None], tries: int = 3) -> None:
-    """What a busy machine may disturb has to hold once in a few tries."""
-    for attempt in range(tries):
-        try:
-            check(attempt)
-            return
-        except AssertionError:
-            if attempt == tries - 1:
-                raise
 
 
 # PyTorch's profiler.

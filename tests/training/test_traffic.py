@@ -18,6 +18,8 @@ from paceline.training.traffic import planned_traffic
 from paceline.workloads.models import MODELS
 from ranks import Pool
 
+pytestmark = pytest.mark.takes(18)
+
 STRATEGIES = [
     *ENTRIES,
     "ddp:bucket_mb=1",

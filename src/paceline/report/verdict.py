@@ -257,7 +257,7 @@ def next_command(comparison: Comparison) -> str | None:
 
 def _launch_settings(design: dict[str, Any]) -> dict[str, Any]:
     """What starts the same ranks on the same hosts; of real ones each is started with its own number."""
-    settings = {"ranks": design["ranks"], "threads": design.get("threads_asked")}
+    settings = {"ranks": design["ranks"], "threads": design.get("requested_threads")}
     if design.get("emulated"):
         return settings | {"emulate": design["emulated"], "host_cpus": design.get("host_cpus")}
     if (design.get("hosts") or 1) > 1:

@@ -124,7 +124,7 @@ def _topology(setup: RankSetup, batch: int | None) -> dict[str, Any]:
         **describe_place(setup.placement, interface=world.interface),
         **describe_model(workload.model),
         "classes": workload.classes,
-        "own_optimizer": workload.optimizer is not None,
+        "user_optimizer": workload.optimizer is not None,
         "lr": config.lr,
         "log_every": config.log_every,
         "slow_rank": config.slow_rank,

@@ -30,6 +30,8 @@ from paceline.workloads.workload import Workload
 from ranks import Pool, RankFailed
 from training import cases
 
+pytestmark = pytest.mark.takes(45)
+
 LOSSLESS = [
     "gather_scatter",
     "p2p",
@@ -90,25 +92,36 @@ def check(pool: Pool, ranks: int, strategy: str, case: str, **settings: Any) -> 
     assert verdicts[0].error < 1e-10
 
 
-@pytest.mark.parametrize(
-    ("strategy", "ranks"), [(s, ranks) for s in LOSSLESS for ranks in (2, 3, 4) if ranks == VARIANTS.get(s, ranks)]
-)
-class TestGradients:
-    """Parity of gradients, in double precision."""
+CASES: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
+    "cnn": ("cnn", lambda _: {}),
+    "tied": ("tied", lambda _: {}),
+    "frozen": ("frozen", lambda _: {}),
+    "dropout": ("dropout", lambda _: {}),
+    "uneven shares": ("cnn", lambda ranks: {"batch": 4 * ranks + 1}),
+    "accumulation and clipping": ("cnn", lambda _: {"batch": 11, "accumulate": 2, "clip_norm": 0.01}),
+    **{f"bn {bn}": ("small_bn", lambda ranks, bn=bn: {"bn": bn, "batch": ranks + 1}) for bn in BATCHNORMS},
+}
+"""Models, and the settings that each is trained with on so many ranks."""
 
-    @pytest.mark.parametrize("case", ["cnn", "tied", "frozen", "dropout"])
-    def test_of_models(self, pool: Pool, strategy: str, ranks: int, case: str) -> None:
-        check(pool, ranks, strategy, case)
 
-    def test_of_uneven_shares(self, pool: Pool, strategy: str, ranks: int) -> None:
-        check(pool, ranks, strategy, "cnn", batch=4 * ranks + 1)
+def pairs() -> Iterator[Any]:
+    """Every strategy with every case; of two, three and four ranks in turn, so that each meets every strategy and case.
 
-    def test_of_accumulation_and_clipping(self, pool: Pool, strategy: str, ranks: int) -> None:
-        check(pool, ranks, strategy, "cnn", batch=11, accumulate=2, clip_norm=0.01)
+    The other numbers of ranks are left to the soak.
+    """
+    for first, strategy in enumerate(LOSSLESS):
+        sizes = [VARIANTS[strategy]] if strategy in VARIANTS else [2, 3, 4]
+        for second, case in enumerate(CASES):
+            for ranks in sizes:
+                now = ranks == sizes[(first + second) % len(sizes)]
+                yield pytest.param(strategy, case, ranks, marks=() if now else pytest.mark.soak)
 
-    @pytest.mark.parametrize("bn", BATCHNORMS)
-    def test_of_batchnorm(self, pool: Pool, strategy: str, ranks: int, bn: str) -> None:
-        check(pool, ranks, strategy, "small_bn", bn=bn, batch=ranks + 1)
+
+@pytest.mark.parametrize(("strategy", "case", "ranks"), list(pairs()))
+def test_gradients(pool: Pool, strategy: str, case: str, ranks: int) -> None:
+    """Parity in double precision."""
+    model, settings = CASES[case]
+    check(pool, ranks, strategy, model, **settings(ranks))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from commands import paceline
+from commands import HERE, paceline
 from paceline.cli.main import run
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
 
-SCRIPTS = Path(__file__).parent / "scripts"
+pytestmark = pytest.mark.takes(20)
+
+SCRIPTS = HERE / "scripts"
 STEPS = 12
 ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS), "--no-doctor")
 
@@ -115,7 +117,7 @@ def test_a_strategy_that_sums_is_found_out(tmp_path: Path) -> None:
 def test_a_script_that_is_not_reproducible_is_measured_all_the_same(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = compare(out, "--strategies", "allreduce", args=("--mistake", "is not reproducible"))
-    assert "train.py does not compute the same twice" in done.stderr
+    assert "train.py computes different gradients in two runs" in done.stderr
     assert "seed all that is random" in done.stderr
     printed = json.loads(done.stdout)
     assert printed["proofs"] == []
@@ -168,7 +170,7 @@ def test_a_strategy_under_which_the_script_fails_is_left_out(tmp_path: Path) -> 
         (["resnet18"], "WORKLOAD was given together with --script.", "after `--`"),
         (["--batch", "8"], "--batch was given together with --script.", "after `--`"),
         (["--epochs", "2"], "--epochs was given together with --script.", "--steps"),
-        (["--steps", "5"], "--steps 5 leaves nothing to measure", "--steps 40"),
+        (["--steps", "5"], "--steps 5 leaves no step to measure", "--steps 40"),
         (["--vary", "lr=1,2"], "--vary cannot vary lr.", "vary bn or allow_unused"),
         (["--vary", "strategy=ddp,none"], "--vary cannot vary strategy.", "--strategies"),
         (["--strategies", "dpd"], "there is no strategy 'dpd'.", "did you mean 'ddp'?"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -50,33 +50,50 @@ class Tail:
         return whole.decode().splitlines()
 
 
-class FolderFollower(ABC):
-    """Shows what goes on in a folder, in a thread of its own, for the length of a `with`."""
+class Display:
+    """Display that is drawn by its own thread for the length of a `with`.
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    Ctrl-C interrupts the main thread only, so the drawing thread always closes what it opened. Waiting for the thread
+    can be interrupted; `close` may be called again.
+    """
+
+    def __init__(self, draw: Callable[[threading.Event], None]) -> None:
+        """`draw` returns soon after the event is set."""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-
-    @abstractmethod
-    def catch_up(self) -> None:
-        """Shows what is new."""
+        self._thread = threading.Thread(target=draw, args=(self._stop,), daemon=True, name="paceline-display")
 
     def __enter__(self) -> Self:
-        self._progress.start()
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join()
-        self.catch_up()
-        self._progress.stop()
+        self.close()
 
-    def _follow(self) -> None:
-        while not self._stop.wait(POLL_S):
+    def close(self) -> None:
+        """Returns when nothing is drawn any more."""
+        self._stop.set()
+        if self._thread.ident is not None:  # It was started.
+            self._thread.join()
+
+
+class FolderFollower(Display, ABC):
+    """Shows what goes on in a folder."""
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        super().__init__(self._follow)
+        self.folder = folder
+        self._progress = progress
+
+    @abstractmethod
+    def catch_up(self) -> None:
+        """Shows what is new."""
+
+    def _follow(self, stop: threading.Event) -> None:
+        with self._progress:
+            while not stop.wait(POLL_S):
+                self.catch_up()
             self.catch_up()
 
 
@@ -99,7 +116,7 @@ class LiveRun(FolderFollower):
             transient=True,
             disable=quiet or not console.is_terminal,
         )
-        super().__init__(progress)
+        super().__init__(folder, progress)
         self._log_every = 1
         self._total: int | None = None
         self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="")
@@ -163,7 +180,7 @@ def configuration_line(topology: dict[str, Any]) -> str:
             f"[bold]{escape(topology['workload'])}[/bold], {count(topology['parameters'])} parameters",
             " ".join([f"{escape(topology['strategy'])} on {ranks}", *beside]),
             batch,
-            "its own optimiser" if topology["own_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
+            "its own optimiser" if topology["user_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
             f"{plural(topology['threads'], 'thread')} per rank",
             f"{topology['device']}, {topology['backend']} over {topology['interface']}",
         ]

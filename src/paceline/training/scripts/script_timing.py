@@ -218,7 +218,7 @@ def _topology(assignment: ScriptTask, model: nn.Module, strategy: Strategy, comm
         **describe_place(placement, interface=os.environ.get("GLOO_SOCKET_IFNAME", "")),
         **describe_model(model),
         "classes": None,
-        "own_optimizer": True,
+        "user_optimizer": True,
         "lr": None,
         "log_every": assignment.config.log_every,
     }
