@@ -73,7 +73,7 @@ def test_what_was_found_is_kept_and_problems_are_said(tmp_path: Path, monkeypatc
     told, asked = examined(tmp_path, monkeypatch, found)
     assert read_examination(tmp_path / "e") == found
     assert told[0] == "examining in doctor"
-    assert [line.split(" on ")[0] for line in told[1:]] == ["4 ranks with 1 thread each"]
+    assert [line.split(" share ")[0] for line in told[1:]] == ["4 ranks with 1 thread each"]
     ((config, ranks, with_workload),) = asked
     assert (config.strategy, ranks, with_workload) == ("allreduce", 2, True), "one that all ranks take part in"
 

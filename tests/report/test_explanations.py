@@ -61,11 +61,11 @@ def test_too_many_ranks_are_told_from_cores_that_others_take(tmp_path: Path) -> 
     text, remedy = words("cores", case(tmp_path))
     assert "4 ranks × 1 thread on 2 cores are too many" in text
     assert "--ranks 2" in remedy
-    text, _ = words("cores", case(tmp_path / "b"), crowding=1.0)
+    text, _ = words("cores", case(tmp_path / "b"), threads_per_core=1.0)
     assert "too many" not in text
     alone = case(tmp_path / "c")
     baseline = replace(alone, row=replace(alone.row, candidate=Candidate("single", "single", role="baseline")))
-    assert "communication" not in words("cores", baseline, crowding=1.0)[1]
+    assert "communication" not in words("cores", baseline, threads_per_core=1.0)[1]
     assert "threads that move gradients" in text
 
 
@@ -98,7 +98,7 @@ def test_a_faster_link_is_offered_only_where_the_link_is_what_holds_up(tmp_path:
 
 
 def test_transfers_are_not_told_from_waiting_where_that_is_not_known(tmp_path: Path) -> None:
-    assert "or waiting for others" in words("bandwidth", case(tmp_path), waiting_known=False)[0]
+    assert "or waiting for others" in words("bandwidth", case(tmp_path), waits_known=False)[0]
 
 
 def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class FindingRow(NamedTuple):
 
     level: str
     topic: str
-    what: str
+    message: str
     fix: str
 
 
