@@ -37,7 +37,7 @@ from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
 from paceline.records.experiment import ExperimentFolder, read_experiment
 from paceline.training.windows import WARM_UP_STEPS
-from paceline.workloads.names import is_own
+from paceline.workloads.names import is_user_workload
 
 DEFAULT_STEPS = 20
 
@@ -137,7 +137,7 @@ def _check_gpus(base: RunConfig, shapes: Sequence[Shape], gpus: int, launcher: L
 
 
 def _target(base: RunConfig) -> str:
-    return base.workload if is_own(base.workload) else f"{base.workload} on {base.data}"
+    return base.workload if is_user_workload(base.workload) else f"{base.workload} on {base.data}"
 
 
 def _design(
