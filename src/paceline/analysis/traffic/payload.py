@@ -14,7 +14,7 @@ from typing import Any
 from paceline.analysis.steps.timing import profiled_steps, windows_of
 from paceline.analysis.traffic.wire import counted_steps
 from paceline.plans import Operation, PairTraffic, Plan, Transfer
-from paceline.plans.operations import as_carried_out
+from paceline.plans.operations import gloo_operation
 from paceline.records import RunRecord
 from paceline.records.timeline import Purpose, RowKind, Timeline
 from paceline.records.writer import json_safe
@@ -202,7 +202,7 @@ def recorded_links(timelines: Mapping[int, Timeline], steps: Sequence[int], rank
         return None
     found: list[Operation] = []
     for (kind, size, root), count in collectives[0].items():
-        operation = as_carried_out(kind.title, size, ranks, root)
+        operation = gloo_operation(kind.title, size, ranks, root)
         if operation is None:
             return None
         found.append(_times(operation, count))
