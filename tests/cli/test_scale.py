@@ -91,9 +91,9 @@ def test_hosts_on_one_machine_share_its_cores(tmp_path: Path) -> None:
     assert result["design"]["machines"] == [0, 0]
     found = points(result, "strong")
     assert found["ddp", 2]["hosts"] == 2
-    assert found["ddp", 2]["crowded"] == "2 ranks share 1 core"
+    assert found["ddp", 2]["oversubscribed"] == "2 ranks share 1 core"
     assert found["ddp", 2]["over_single"] is None
-    assert found["ddp", 2]["over_itself"] is None
+    assert found["ddp", 2]["over_one_rank"] is None
     assert found["ddp", 1]["over_single"] is not None
     assert {measured.run.topology["threads"] for measured in read_experiment(tmp_path / "out").runs} == {1}
 
@@ -109,7 +109,7 @@ def test_emulated_hosts_with_shares_are_claimed_from(tmp_path: Path) -> None:
     assert {measured.run.topology["cores"] for measured in experiment.runs} == {0.25}
     found = scaling(collect_records([experiment]))
     two = next(point for point in found.points("strong") if point.ranks == 2)
-    assert (two.hosts, two.crowded) == (2, "")
+    assert (two.hosts, two.oversubscribed) == (2, "")
     assert two.over_single is not None
     assert two.over_single.efficiency is not None, "each rank has what single has"
     assert "2/2" in said

@@ -17,7 +17,7 @@ import pytest
 
 import commands
 from commands import HERE, LIMIT_S, forked, paceline, wait_until
-from paceline.analysis.traffic.payload import PLAN, SEEN, payload_of
+from paceline.analysis.traffic.payload import PLAN, RECORDED_OPERATIONS, payload_of
 from paceline.config import RunConfig
 from paceline.measure.cores import threads_per_rank
 from paceline.records import RunRecord, read_run
@@ -86,7 +86,9 @@ def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
     assert together == 2 * 1437
     assert record.summary["test"]["samples"] == 360
     assert record.summary["test"]["accuracy"] > 0.6
-    assert [replica["accuracy"] for replica in record.summary["test_ranks"]] == [record.summary["test"]["accuracy"]] * 2
+    assert [replica["accuracy"] for replica in record.summary["test_by_rank"]] == [
+        record.summary["test"]["accuracy"]
+    ] * 2
     assert record.summary["weight_divergence"] == 0
     assert record.provenance["versions"]["torch"]
     assert record.provenance["command"].startswith("paceline train cnn --ranks 2")
@@ -124,7 +126,7 @@ def test_a_record_is_never_overwritten(estimated: tuple[Path, str]) -> None:
     out, _ = estimated
     before = (out / "run.json").read_text()
     done = train("user_workloads:plain", "--ranks", "1", "--out", str(out), expect=8)
-    assert "already holds a record" in done.stderr
+    assert "already contains a record" in done.stderr
     assert (out / "run.json").read_text() == before
 
 
@@ -150,11 +152,11 @@ def test_without_a_plan_the_operations_seen_are_what_the_sockets_carry(normalise
     for strategy in ("allreduce", "ddp"):
         payload = payload_of(normalised[f"{strategy} bn=sync"])  # Its statistics are not in the strategy's plan.
         assert payload is not None
-        assert (payload.against, payload.holds) == (SEEN, True)
+        assert (payload.expected_from, payload.holds) == (RECORDED_OPERATIONS, True)
         assert min(rank.sent_bytes for rank in payload.ranks) > 0
     planned = payload_of(normalised["ddp bn=local"])
     assert planned is not None
-    assert (planned.against, planned.deviation) == (PLAN, 0.0)
+    assert (planned.expected_from, planned.deviation) == (PLAN, 0.0)
 
 
 def test_idle_ranks_and_one_process_give_the_same_losses(normalised: dict[str, RunRecord], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def command(
     from paceline.cli.messages import messages, notifier
     from paceline.experiments.doctor import doctor
     from paceline.records.schema import DOCTOR_FILE
-    from paceline.records.writer import strict
+    from paceline.records.writer import json_safe
     from paceline.report.terminal.doctor import LiveExamination, print_examination, to_json
 
     console = messages()
@@ -62,7 +62,7 @@ def command(
             return 0
         examination, folder = result
         if as_json:
-            typer.echo(json.dumps(strict(to_json(examination, folder)), indent=2, allow_nan=False))
+            typer.echo(json.dumps(json_safe(to_json(examination, folder)), indent=2, allow_nan=False))
         else:
             print_examination(examination, data_console())
             typer.echo(f"record: {folder / DOCTOR_FILE}")

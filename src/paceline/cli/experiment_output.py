@@ -146,7 +146,7 @@ def _report(
     Traces were asked for: why they could not be made is returned. A page that needs what is not installed is only said.
     """
     from paceline.records.schema import REPORT_FILE
-    from paceline.records.writer import strict
+    from paceline.records.writer import json_safe
     from paceline.report.trace import where_traces_are, write_traces
 
     report: Path | None = folder / REPORT_FILE
@@ -158,12 +158,12 @@ def _report(
         show_error(error, messages)
         report = None
     try:
-        traces = write_traces(entry.run for entry in outcome.record_set.entries) if trace else []
+        traces = write_traces(entry.run for entry in outcome.record_set.runs) if trace else []
     except PacelineError as error:
         failure = error
     if as_json:
         result = outcome.to_json() | {"report": report and str(report), "traces": [str(path) for path in traces]}
-        typer.echo(json.dumps(strict(result), indent=2, allow_nan=False))
+        typer.echo(json.dumps(json_safe(result), indent=2, allow_nan=False))
         return failure
     console = data_console()
     outcome.show(console)

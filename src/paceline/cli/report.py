@@ -38,7 +38,7 @@ def command(
         return
 
     from paceline.records.schema import REPORT_FILE
-    from paceline.records.writer import strict
+    from paceline.records.writer import json_safe
     from paceline.report.trace import NOTHING_TO_TRACE, where_traces_are, write_traces
 
     report = output_of(find_records(folders))
@@ -46,7 +46,7 @@ def command(
     tables = report.write_tables(csv) if csv else []
     traces: list[Path] = []
     failure: PacelineError | None = None
-    traceable = [entry.run for entry in report.record_set.entries if trace and entry.run.timelines]
+    traceable = [entry.run for entry in report.record_set.runs if trace and entry.run.timelines]
     try:
         traces = write_traces(traceable) if traceable else []
     except PacelineError as error:
@@ -56,7 +56,7 @@ def command(
     report.write_page(page)
     if as_json:
         files = {"report": str(page), "traces": [str(path) for path in traces]}
-        typer.echo(json.dumps(strict(report.to_json() | files), indent=2, allow_nan=False))
+        typer.echo(json.dumps(json_safe(report.to_json() | files), indent=2, allow_nan=False))
     else:
         for path in [page, *tables]:
             typer.echo(f"wrote {path}")
@@ -71,13 +71,13 @@ def command(
 def _show_examinations(folders: list[Path], *, as_json: bool, more: bool) -> None:
     """What the doctor found: in the terminal, or as JSON, which is a list where there are several."""
     from paceline.records.examination import read_examination
-    from paceline.records.writer import strict
+    from paceline.records.writer import json_safe
     from paceline.report.terminal.doctor import print_examination, to_json
 
     found = {folder: read_examination(folder) for folder in folders}
     if as_json:
         contents = [to_json(examination, folder) for folder, examination in found.items()]
-        content = strict(contents[0] if len(contents) == 1 else contents)
+        content = json_safe(contents[0] if len(contents) == 1 else contents)
         typer.echo(json.dumps(content, indent=2, allow_nan=False))
     else:
         for folder, examination in found.items():
