@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from commands import HERE, LIMIT_S, Forked, command, forked, paceline, wait_until
+from commands import LIMIT_S, USER_CODE, Forked, command, forked, paceline, wait_until
 from paceline.launch.emulation.hosts import emulated_hosts
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
@@ -48,7 +48,7 @@ def without_the_disk(folder: Path, temporary: Path, *arguments: str) -> subproce
     hidden = f'mount -t tmpfs none {folder} && exec "$@"'
     return subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", hidden, "sh", *command(*arguments)],
-        cwd=HERE,
+        cwd=USER_CODE,
         env=os.environ | {"TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -173,7 +173,7 @@ def test_a_host_that_dies_is_named_by_the_others_and_no_strategy_is_blamed(
     with two_that_compare(tmp_path / "compared") as hosts:
         ranks = [rank for host in hosts for rank in psutil.Process(host.pid).children(recursive=True)]
         os.kill(hosts[killed].pid, signal.SIGKILL)
-        left = hosts[1 - killed].end()
+        left = hosts[1 - killed].wait()
         assert left.returncode == 5, left.stderr
         assert other in left.stderr
         assert "Traceback" not in left.stderr
@@ -191,7 +191,7 @@ def test_a_rank_that_is_busy_ends_with_those_that_failed_on_another_host(tmp_pat
 def test_ctrl_c_on_the_leader_lets_the_others_go_whatever_their_ranks_do(tmp_path: Path) -> None:
     with two_that_compare(tmp_path / "compared", "user_workloads:hangs_on_rank_1") as hosts:
         os.kill(hosts[0].pid, signal.SIGINT)
-        assert [host.end().returncode for host in hosts] == [130, 130]
+        assert [host.wait().returncode for host in hosts] == [130, 130]
 
 
 def test_compare_under_torchrun(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_compare_under_torchrun(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     done = subprocess.run(
-        [*launcher, *arguments], cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*launcher, *arguments], cwd=USER_CODE, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     record = read_experiment(tmp_path)
@@ -249,7 +249,7 @@ def test_a_name_that_leads_home_does_not_keep_hosts_apart(tmp_path: Path) -> Non
                 host.popen(
                     *["unshare", "--mount", "sh", "-c", hostile, "sh", *program],
                     env={name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")},
-                    cwd=HERE,
+                    cwd=USER_CODE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,

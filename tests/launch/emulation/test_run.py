@@ -184,7 +184,7 @@ def test_two_hosts_asked_for_by_a_file_end_in_order_on_ctrl_c(tmp_path: Path) ->
     os.killpg(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert f"interrupted; what was done is in {out}" in said
+    assert f"interrupted; the record so far is in {out}" in said
     assert "warning: 2 hosts × 1.5 cores are 3, but there are" in said
     assert not [child for child in running if child.is_running()]
     assert not cgroups_of(process.pid)
