@@ -37,4 +37,4 @@ def run_or_emulate(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
     messages = message_console()
     # Emulated hosts can reach only each other, so data sets must be downloaded before.
     fetch = partial(prepare_all_data, configs)
-    return run_emulated(launch, COMMAND_LINE.get(), lambda text: messages.print(text, markup=False), before=fetch)
+    return run_emulated(launch, COMMAND_LINE.get(), lambda text: messages.print(text, markup=False), prepare=fetch)

@@ -18,14 +18,14 @@ from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
 from paceline.launch.launcher_process import LauncherProcess
 from paceline.launch.slurm.sbatch import (
-    JOB,
+    JOB_ID,
     BatchJob,
     SbatchOptions,
     count_gpus,
     find_log,
-    gpus_of_host,
+    gpus_per_host,
+    option_value,
     submit_job,
-    value_of,
 )
 
 SHORT_OPTIONS = {"-A": "--account", "-c": "--cpus-per-task", "-N": "--nodes", "-n": "--ntasks", "-o": "--output"}
@@ -132,7 +132,7 @@ def command(
         options=options,
         output=output or "",
         records=str(request.own_options["out"] or _records_folder(words[0], request)),
-        names_records=not request.own_options["out"],
+        add_out_option=not request.own_options["out"],
     )
     text = job.script()
     if script is not None:
@@ -257,8 +257,8 @@ def _default_ranks(request: Request, hosts: int, options: SbatchOptions) -> int:
     run = _find_config(request, RunConfig)
     if run is not None and run.strategy.partition(":")[0] == "single":
         return 1
-    gpus = gpus_of_host(options, hosts)
-    return max(1, gpus // (count_gpus(value_of(options, "--gpus-per-task")) or 1)) if gpus else DEFAULT_CPU_RANKS
+    gpus = gpus_per_host(options, hosts)
+    return max(1, gpus // (count_gpus(option_value(options, "--gpus-per-task")) or 1)) if gpus else DEFAULT_CPU_RANKS
 
 
 def _sbatch_options(words: Sequence[str]) -> list[tuple[str, ...]]:
@@ -280,7 +280,7 @@ def _records_folder(command_name: str, request: Request) -> str:
     """Return the default folder of the records, which contains the job ID."""
     run = _find_config(request, RunConfig)
     words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{run.workload}-{command_name}" if run is not None else command_name)
-    return f"runs/slurm-{JOB}-{words}"
+    return f"runs/slurm-{JOB_ID}-{words}"
 
 
 def _find_config(request: Request, kind: type[ConfigType]) -> ConfigType | None:
