@@ -185,7 +185,7 @@ def test_a_workload_that_cannot_be_trained_fails_before_any_rank_starts(tmp_path
 
 
 def test_settings_are_compared_like_strategies(tmp_path: Path) -> None:
-    """This includes settings of the length of a run."""
+    """Settings of the length of a run can vary too."""
     settings = ("--vary", "reshuffle=true,false", "--vary", "epochs=2,4", "--batch", "4", "--ranks", "2")
     once = ("--repeats", "1", "--max-repeats", "1", "--no-proof", "--no-doctor")
     result = compare("user_workloads:plain", *settings, *once, out=tmp_path / "out")

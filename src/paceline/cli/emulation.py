@@ -32,9 +32,9 @@ def run_or_emulate(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
     from paceline.launch.emulation.run import run_emulated
     from paceline.launch.slurm.step import launcher_from_slurm
 
-    launcher_from_slurm(os.environ, launch)  # Raises in a Slurm task: each task would create its own hosts.
+    launcher_from_slurm(os.environ, launch)  # Raises if Slurm started several tasks: each would create hosts.
     check_all_names(configs)
     messages = message_console()
-    # Emulated hosts can reach only each other, so data sets must be downloaded before.
+    # Emulated hosts can reach only each other, so data sets are downloaded first.
     fetch = partial(prepare_all_data, configs)
     return run_emulated(launch, COMMAND_LINE.get(), lambda text: messages.print(text, markup=False), prepare=fetch)
