@@ -366,11 +366,11 @@ def test_where_there_is_nothing_to_trace_the_rest_is_reported(capsys: pytest.Cap
     assert run(["report", "experiment", "--trace", "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["traces"] == []
-    assert "there are no timelines to make a trace of." in captured.err
+    assert "the records contain no timelines to make a trace of." in captured.err
     assert run(["report", "experiment", "--trace"]) == 0
     captured = capsys.readouterr()
     assert "wrote experiment/report.html" in captured.out
-    assert "there are no timelines to make a trace of." in captured.err
+    assert "the records contain no timelines to make a trace of." in captured.err
 
 
 def test_a_trace_that_cannot_be_written_comes_after_the_rest(

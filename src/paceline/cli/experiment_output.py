@@ -136,7 +136,7 @@ def _report(
     """
     from paceline.records.schema import REPORT_FILE
     from paceline.records.writer import strict
-    from paceline.report.trace import where_traces_are, write_traces
+    from paceline.report.trace import format_trace_paths, write_traces
 
     report: Path | None = folder / REPORT_FILE
     traces: list[Path] = []
@@ -157,6 +157,6 @@ def _report(
     console = data_console()
     outcome.show(console)
     if traces:
-        typer.echo(where_traces_are(traces))
+        typer.echo(format_trace_paths(traces))
     outcome.show_end(report, console)
     return failure
