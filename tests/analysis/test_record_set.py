@@ -112,7 +112,7 @@ def test_losses_and_accuracies_of_runs_made_one_by_one_are_paired_by_seed(tmp_pa
     assert (loss_difference.reference, loss_difference.cause) == ("ddp", "none"), (
         "losses of different seeds would differ"
     )
-    assert "Where the losses part" in render(comparison)
+    assert "Relative loss difference at every step" in render(comparison)
 
 
 def test_runs_of_other_seeds_do_not_part(tmp_path: Path) -> None:

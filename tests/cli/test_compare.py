@@ -215,7 +215,7 @@ def test_ctrl_c_keeps_what_was_measured_and_still_reports(tmp_path: Path, when: 
         assert re.search(r"ddp +\d", output)
     else:
         assert not finished
-        assert "Nothing that could be picked was measured." in output
+        assert "No candidate was timed, so there is none to pick." in output
 
 
 def test_ctrl_c_while_the_report_is_written_waits_for_it(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_waited_for(tm
     split = slowed["split"]["ranks"]["1"]
     assert split["descheduled_s"] < 0.5 * (split["compute_s"] + split["overlapped_s"])
     (reason,) = [r for r in result["why"] if r["candidate"] == "slow_rank=1:4" and r["limit"] == "slow_rank"]
-    assert "for rank 1, which was made 4× as slow" in reason["text"]
+    assert "for rank 1, which was slowed down 4× on purpose" in reason["text"]
     assert "slow_rank=1:4: rank 1 was made 4× as slow on purpose (--slow-rank)." in result["warnings"]
 
 

@@ -400,7 +400,7 @@ def test_report_of_a_doctors_folder_shows_what_was_found(capsys: pytest.CaptureF
     write_examination(path, examination(measured_s=7.0))
     assert run(["report", "examined"]) == 0
     captured = capsys.readouterr()
-    assert "Nothing to mend" in captured.out
+    assert "No problems found" in captured.out
     assert "ms per step" not in captured.out
     assert not list(path.glob("*.html"))
     assert run(["report", "examined", "--json", "--trace"]) == 0

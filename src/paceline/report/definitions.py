@@ -281,11 +281,11 @@ DEFINITIONS = {
         "Share of its usable cores' time that was not idle, by all processes: the mean during training.",
     ),
     "collections": Definition(
-        "Garbage collections",
+        "GC runs (garbage collections)",
         "Python garbage collections during training, which stop all Python code of a rank: full collections, and "
         "others longer than a millisecond.",
     ),
-    "collection_s": Definition("Garbage collection time", "Total time of these garbage collections."),
+    "collection_s": Definition("GC time", "Total time of these garbage collections."),
     "sampler_share": Definition(
         "Cost of sampling",
         "CPU time of the thread that samples CPU and memory ÷ wall time. It samples every half second, and less often "

@@ -31,7 +31,7 @@ def proof_verdict(proof: Proof) -> str:
         return "The mean gradient, up to rounding."
     if proof.lossless:
         return "Not the mean gradient, although the strategy promises it."
-    return "Not the mean gradient, which the strategy does not promise."
+    return "Not the mean gradient; the strategy does not promise it."
 
 
 def scientific(value: float) -> str:

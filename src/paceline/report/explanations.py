@@ -149,12 +149,12 @@ def _cores(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
         return f"{lost}: its host has {facts['cores']:g} cores.", "more cores."
     if facts["crowding"] is not None and facts["crowding"] > 1:
         threads = f"{plural(facts['ranks'], 'rank')} × {plural(facts['threads'], 'thread')}"
-        text = f"{lost}, or it slept: {threads} are too many for {facts['cores']:g} cores."
+        text = f"{lost}: {threads} are too many for {facts['cores']:g} cores."
         fewer = max(1, int(facts["cores"] // facts["threads"]))
         return text, f"--ranks {fewer} on this machine, or separate hosts."
     if case.row.candidate.role != "candidate":
-        return f"{lost}, or it slept: other programs or threads used its core.", "stop other programs."
-    text = f"{lost}, or it slept: communication threads or other programs used its core."
+        return f"{lost}: other programs or threads used its core.", "stop other programs."
+    text = f"{lost}: communication threads or other programs used its core."
     return text, "leave a core free for communication (fewer --ranks or --threads), and stop other programs."
 
 

@@ -50,11 +50,11 @@ def test_the_plan_is_one_line_with_its_time() -> None:
 
 def test_format_proof() -> None:
     right = {"error": 3e-8, "tolerance": 1e-5, "lossless": True}
-    assert format_proof(right) == "computes the mean gradient, error 3.0e-08 of its norm (allowed: 1e-05)"
-    wrong = "does not compute the mean gradient, although it promises it: error 5.0e-01 of its norm"
+    assert format_proof(right) == "computes the same mean gradient as one process (relative error 3e-8, allowed 1e-5)"
+    wrong = "does not compute the mean gradient of one process, although it promises to (relative error 0.50)"
     assert format_proof(right | {"error": 0.5}) == wrong
-    assert "which it does not promise" in format_proof(right | {"error": 0.5, "lossless": False})
-    assert "error infinite" in format_proof(right | {"error": None})
+    assert "does not promise to" in format_proof(right | {"error": 0.5, "lossless": False})
+    assert "relative error ∞" in format_proof(right | {"error": None})
 
 
 def test_without_a_terminal_there_is_a_line_per_repeat_with_the_remaining_time(tmp_path: Path) -> None:

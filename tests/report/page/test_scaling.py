@@ -158,7 +158,7 @@ def test_intervals_too_wide_to_be_useful_are_replaced(tmp_path: Path) -> None:
 def test_bytes_of_the_most_ranks_are_shown(page: Reader) -> None:
     seen = " ".join(page.text.split())
     assert "Bytes on 4 ranks over 4 hosts" in seen
-    assert seen.count("exactly the plan and its framing") == 4
+    assert seen.count("exactly the plan plus framing") == 4
     assert seen.count("from \\ to") == 4
 
 

@@ -128,13 +128,13 @@ def test_ranks_have_columns_of_gpu_memory_and_garbage_collections(tmp_path: Path
     columns = {column.heading: column for column in rank_columns(read_comparison(tmp_path).row("ddp").ranks)}
     assert [cell.text for cell in columns["GPU memory"].cells] == ["3.00", "–"]
     assert [cell.text for cell in columns["GPU memory in use"].cells] == ["5.00", "–"]
-    assert [cell.text for cell in columns["Garbage collections"].cells] == ["3", "0"]
-    assert columns["Garbage collection time"].cells[0].sort == pytest.approx(0.003)
+    assert [cell.text for cell in columns["GC runs"].cells] == ["3", "0"]
+    assert columns["GC time"].cells[0].sort == pytest.approx(0.003)
 
 
 def test_without_collections_there_is_no_column_for_them(tmp_path: Path) -> None:
     write_experiment(tmp_path, [Candidate("ddp", "ddp")], repeats=1)
     sample(RunFolder(tmp_path / "repeat-1" / "1"), 0, 0)
-    assert not {"Garbage collections", "GPU memory"} & {
+    assert not {"GC runs", "GPU memory"} & {
         column.heading for column in rank_columns(read_comparison(tmp_path).row("ddp").ranks)
     }

@@ -50,12 +50,12 @@ def test_similar_ranks_share_a_clause(moved: list[tuple[float, float]], said: st
 @pytest.mark.parametrize(
     ("off", "against", "said"),
     [
-        (0.0, AGAINST, "over 100 steps, exactly the plan and its framing"),
-        (1e-7, AGAINST, "over 100 steps, within 0.01% of the plan and its framing"),
-        (0.0012, AGAINST, "over 100 steps, 0.12% off the plan and its framing"),
-        (0.05, AGAINST, "over 100 steps, 5.00% off the plan and its framing, more than the 1% allowed"),
-        (20.0, AGAINST, "far off the plan and its framing, more than the 1% allowed"),
-        (0.0, "the operations seen", "over 100 steps, exactly the operations seen and framing"),
+        (0.0, AGAINST, "over 100 steps, exactly the plan plus framing"),
+        (1e-7, AGAINST, "over 100 steps, within 0.01% of the plan plus framing"),
+        (0.0012, AGAINST, "over 100 steps, 0.12% off the plan plus framing"),
+        (0.05, AGAINST, "over 100 steps, 5.00% off the plan plus framing, more than the 1% allowed"),
+        (20.0, AGAINST, "far off the plan plus framing, more than the 1% allowed"),
+        (0.0, "the operations seen", "over 100 steps, exactly the operations seen plus framing"),
         (0.0, None, "measured at the sockets over 100 steps"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from paceline.analysis.findings import Finding, problems
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
+from paceline.report.evidence import scientific
 from paceline.report.formatting import factor, on_hosts, percent, plural, roughly, run_length, seconds
 from paceline.report.live.run import Tail
 from paceline.report.terminal.doctor import LiveExamination
@@ -188,9 +190,10 @@ def format_plan(design: dict[str, Any], config: RunConfig, repeats: str) -> str:
 
 def format_proof(parity: dict[str, Any]) -> str:
     """Format the result of a parity proof."""
-    error = parity["error"]
-    off = "infinite" if error is None else f"{error:.1e} of its norm"
-    if parity["lossless"] and error is not None and error < parity["tolerance"]:
-        return f"computes the mean gradient, error {off} (allowed: {parity['tolerance']:.0e})"
-    expected = "although it promises it" if parity["lossless"] else "which it does not promise"
-    return f"does not compute the mean gradient, {expected}: error {off}"
+    error = math.inf if parity["error"] is None else parity["error"]
+    relative = f"relative error {scientific(error)}"
+    if parity["lossless"] and error < parity["tolerance"]:
+        allowed = scientific(parity["tolerance"])
+        return f"computes the same mean gradient as one process ({relative}, allowed {allowed})"
+    promise = "although it promises to" if parity["lossless"] else "and does not promise to"
+    return f"does not compute the mean gradient of one process, {promise} ({relative})"

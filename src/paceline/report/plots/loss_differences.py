@@ -38,7 +38,7 @@ def loss_differences(comparison: Comparison) -> Json | None:
     curves = [_differences(comparison, difference) for difference in differing]
     points = points_per_curve(POINTS, len(curves))
     return {
-        "title": "Loss differences between lossless runs",
+        "title": "Relative loss difference at every step",
         "data": [
             _line(difference.candidate, curve, colour_of[difference.candidate], points)
             for difference, curve in zip(differing, curves, strict=True)

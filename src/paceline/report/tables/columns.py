@@ -164,8 +164,8 @@ def _collections(rows: Sequence[RankRow]) -> list[PageColumn]:
     """Return the columns of garbage collections, where there were any."""
     if not any(row.collections for row in rows):
         return []
-    count = plain_column("collections", "Garbage collections", rows, WHOLE)
-    return [count, plain_column("collection_s", "Garbage collection time", rows, TIMES)]
+    count = plain_column("collections", "GC runs", rows, WHOLE)
+    return [count, plain_column("collection_s", "GC time", rows, TIMES)]
 
 
 def _estimates(

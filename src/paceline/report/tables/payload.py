@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.analysis.traffic.payload import PLAN, TOLERANCE, Payload, RankBytes
+from paceline.analysis.traffic.payload import TOLERANCE, Payload, RankBytes
 from paceline.report.formatting import percent, plural, size
 from paceline.report.tables.columns import NOTHING, SIZES, PageCell, PageColumn, Unit, plain_column, unit_for
 
@@ -90,7 +90,7 @@ def _deviation(payload: Payload) -> str:
     off = payload.deviation
     if off is None:
         return f": {counted}"
-    against = f"{payload.against} and its framing" if payload.against == PLAN else f"{payload.against} and framing"
+    against = f"{payload.against} plus framing"
     if off == 0:
         return f": {counted}, exactly {against}"
     if off < NEGLIGIBLE:
