@@ -37,11 +37,13 @@ FACTS: dict[BottleneckKind, dict[str, Any]] = {
 }
 
 
-def case(tmp_path: Path, strategy: str = "allreduce", middle: int | None = None, **topology: Any) -> ExplainedCandidate:
+def case(
+    tmp_path: Path, strategy: str = "allreduce", central_rank: int | None = None, **topology: Any
+) -> ExplainedCandidate:
     candidate = Candidate(strategy, strategy)
     write_experiment(tmp_path, [candidate], repeats=1)
     config = {"precision": "fp32", "channels_last": False}
-    return ExplainedCandidate(read_comparison(tmp_path).rows[0], topology, config, None, middle)
+    return ExplainedCandidate(read_comparison(tmp_path).rows[0], topology, config, None, central_rank)
 
 
 def words(kind: BottleneckKind, about: ExplainedCandidate, share: float = 0.4, **facts: Any) -> tuple[str, str]:
@@ -103,7 +105,7 @@ def test_transfers_may_include_waiting_where_that_is_unknown(tmp_path: Path) -> 
 
 def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
     plain, buckets = case(tmp_path / "a"), case(tmp_path / "b", "ddp")
-    through_0 = case(tmp_path / "c", "gather_scatter", middle=0)
+    through_0 = case(tmp_path / "c", "gather_scatter", central_rank=0)
     assert "overlapping it with the backward pass (ddp)" in words("bandwidth", plain)[1]
     assert "ddp" not in words("bandwidth", buckets)[1]
     assert "spreading the traffic over all links (allreduce)" in words("bandwidth", through_0)[1]
@@ -146,7 +148,7 @@ def test_a_rank_slowed_on_purpose_is_reported_as_such(tmp_path: Path) -> None:
 
 
 def test_waiting_for_a_central_rank_is_caused_by_the_strategy(tmp_path: Path) -> None:
-    through_0 = case(tmp_path / "a", "gather_scatter", middle=0)
+    through_0 = case(tmp_path / "a", "gather_scatter", central_rank=0)
     text, remedy = words("slow_rank", through_0, rank=0)
     assert "rank 0, through which all gradients pass" in text
     assert "allreduce" in remedy
@@ -166,7 +168,7 @@ def test_waiting_for_a_central_rank_is_caused_by_the_strategy(tmp_path: Path) ->
 )
 def test_ranks_beyond_a_power_of_two_fold_into_partners(workers: int, rank: int, said: str, tmp_path: Path) -> None:
     """With three ranks all transfers involve rank 0, which is still not a central rank."""
-    about = case(tmp_path, "halving_doubling:segment_kb=64", middle=0 if workers == 3 else None, workers=workers)
+    about = case(tmp_path, "halving_doubling:segment_kb=64", central_rank=0 if workers == 3 else None, workers=workers)
     text, remedy = words("slow_rank", about, rank=rank)
     assert said in text
     assert "through which" not in text

@@ -313,4 +313,4 @@ DEFINITIONS = {
         "them.",
     ),
 }
-"""By the name of the figure in the code."""
+"""Definitions by the figure's name in the code."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.analysis.comparison import Comparison, Proof
 from paceline.analysis.loss_difference import VISIBLE, LossDifference, identical_groups
-from paceline.report.formatting import listed, percent, plural
+from paceline.report.formatting import join_names, percent, plural
 
 CAUSES = {
     "none": "None: the losses are identical to the last bit.",
@@ -99,5 +99,5 @@ def loss_difference_sentences(comparison: Comparison) -> Iterator[str]:
 def _first_names(names: list[str]) -> str:
     """Join names for a sentence; of many, the first two and the number of the others."""
     if len(names) <= MOST_NAMED:
-        return listed(names)
-    return listed([*names[:2], f"{len(names) - 2} others"])
+        return join_names(names)
+    return join_names([*names[:2], f"{len(names) - 2} others"])

@@ -42,9 +42,9 @@ class Reason:
     kind: BottleneckKind
     share: float
     text: str
-    """What was measured, with figures."""
+    """Sentence on what was measured, with figures."""
     remedy: str
-    """What would help; empty where an earlier reason already says so."""
+    """Suggestion of what would help; empty where an earlier reason already gives it."""
     anchor: str
     """HTML id of the table cell that supports it; see `anchor`."""
 
@@ -68,7 +68,7 @@ class ExplainedCandidate:
     config: Mapping[str, Any]
     link: PairLink | None
 
-    middle: int | None = None
+    central_rank: int | None = None
     """Rank that all traffic passes through; None if there is no such rank."""
 
     @property
@@ -105,7 +105,7 @@ def explain(comparison: Comparison) -> list[Reason]:
         if row.split is None or not row.is_measured:
             continue
         run = comparison.record_set.entries_of(row.candidate.name)[0].run
-        case = ExplainedCandidate(row, run.topology, run.config, _link(comparison), _middle(run))
+        case = ExplainedCandidate(row, run.topology, run.config, _link(comparison), _central_rank(run))
         parts = bottlenecks(row.split, comparison.wires.get(row.candidate.name), case.topology, case.link)
         for limit in [limit for limit in parts if limit.kind != "compute" or limit is parts[0]][:MOST_REASONS]:
             text, remedy = SENTENCES[limit.kind](limit, case)
@@ -116,7 +116,7 @@ def explain(comparison: Comparison) -> list[Reason]:
     return found
 
 
-def _middle(run: RunRecord) -> int | None:
+def _central_rank(run: RunRecord) -> int | None:
     """Return the rank that all planned traffic passes through; None without a plan or such a rank."""
     traffic = (run.summary or {}).get("traffic") or {}
     return rank_in_the_middle(traffic["sent_bytes"], traffic["received_bytes"]) if traffic else None
@@ -203,7 +203,7 @@ def _slow_rank(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     text = f"{_amount(limit, case)} is waiting for other ranks, {blame} of it for rank {rank}"
     if rank < case.folded:
         return f"{text}, which does the work of two ranks: {_folding(case)}.", f"{POWER_OF_TWO}."
-    if rank == case.middle:
+    if rank == case.central_rank:
         return f"{text}, through which all gradients pass.", "a strategy without a central rank: allreduce or ddp."
     factor = parse_slow_ranks(case.config.get("slow_rank") or "").get(rank, 1.0)
     if factor > 1:
@@ -232,7 +232,7 @@ def _latency(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
 def _bandwidth(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     busiest = f"{size(limit.facts['bytes'])} that the busiest rank sends per step"
     text = f"{_amount(limit, case)} is {_transfer(limit)} of the {busiest}{_on_idle_link(limit)}."
-    ways = ["spreading the traffic over all links (allreduce)"] if case.middle is not None else []
+    ways = ["spreading the traffic over all links (allreduce)"] if case.central_rank is not None else []
     if case.folded:
         text, ways = f"{text[:-1]}; {_folding(case)}.", [POWER_OF_TWO]
     if case.travel != "overlapped":

@@ -98,6 +98,6 @@ def time_range(low: float | None, high: float | None, *, around: float | None = 
     return f"{scale * low:.{decimals}f}–{scale * high:.{decimals}f} {unit}"
 
 
-def listed(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """Join names for a sentence: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -14,7 +14,7 @@ from paceline.analysis.ranks import RankRow
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.traffic.payload import Payload, RankBytes
 from paceline.config import RunConfig
-from paceline.report.formatting import factor, listed, percent, plural, seconds, size
+from paceline.report.formatting import factor, join_names, percent, plural, seconds, size
 
 OMITTED_SETTINGS = frozenset({"workload", "trace", "profile", "tensorboard"})
 """Settings left out of a suggested command: it names the workload elsewhere, and the others were for one run only."""
@@ -151,7 +151,7 @@ def _imbalance(comparison: Comparison) -> Iterator[str]:
     """Yield ranks that carry much more traffic than others, and the slowest candidate."""
     candidates = comparison.with_role("candidate")
     for imbalance, names in _imbalances(candidates, comparison.payloads).items():
-        yield f"{listed(names)}: {imbalance}."
+        yield f"{join_names(names)}: {imbalance}."
     if len(candidates) < 3:
         return
     best, last = candidates[0], candidates[-1]

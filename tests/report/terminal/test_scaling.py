@@ -36,11 +36,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Scaling:
 
 
 def test_the_answer_in_sentences(found: Scaling) -> None:
-    told = sentences(found)
+    verdict = sentences(found)
     assert (
-        told[0] == "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as single: 95.88 ms per step, efficiency 68% (68–68%)."
+        verdict[0]
+        == "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as single: 95.88 ms per step, efficiency 68% (68–68%)."
     )
-    text = "\n".join(told)
+    text = "\n".join(verdict)
     assert "Strong scaling: ddp is fastest on 4 ranks, the most that were measured (2 to 4 ranks: " in text
     assert "Strong scaling: gather_scatter is fastest on 2 ranks: on 4 a step takes 1.10×" in text
     assert "Weak scaling: A step of gather_scatter on 4 ranks takes 2.88× (2.87–2.88) as long as with single" in text
@@ -52,16 +53,16 @@ def test_a_slowdown_on_more_ranks_is_reported(tmp_path: Path) -> None:
         slow = candidate.strategy == "gather_scatter" and candidate.point["ranks"] == 4
         return even(candidate, repeat) * (3 if slow else 1)
 
-    told = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
-    assert any("gather_scatter on 4 ranks is slower than single: 0.4" in sentence for sentence in told)
+    verdict = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
+    assert any("gather_scatter on 4 ranks is slower than single: 0.4" in sentence for sentence in verdict)
 
 
 def test_one_process_is_advised_where_ranks_gain_nothing(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         return even(candidate, repeat) * (0.1 if candidate.strategy == "single" else 1)
 
-    told = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
-    assert told[0].startswith("Train in one process: ddp on 4 ranks, the fastest distributed run, is only 0.27×")
+    verdict = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
+    assert verdict[0].startswith("Train in one process: ddp on 4 ranks, the fastest distributed run, is only 0.27×")
 
 
 RATIO = re.compile(r"(?P<value>[\d.]+)× (?:\((?:(?P<low>[\d.]+)–(?P<high>[\d.]+)|n = (?P<repeats>\d+))\))?")
@@ -79,8 +80,8 @@ def test_no_sentence_is_more_certain_than_its_interval(tmp_path: Path, noise: fl
 
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, step_s=step_s, repeats=repeats))
-    told = sentences(found)
-    clauses = [clause for sentence in told for clause in sentence.split("; ") if "×" in clause]
+    verdict = sentences(found)
+    clauses = [clause for sentence in verdict for clause in sentence.split("; ") if "×" in clause]
     assert len(clauses) > 20
     for clause in clauses:
         (ratio,) = RATIO.finditer(clause)
@@ -90,7 +91,7 @@ def test_no_sentence_is_more_certain_than_its_interval(tmp_path: Path, noise: fl
         assert rounded or ("no measurable" in clause) == open_, clause
     text = printed(found)
     assert "no interval" not in text
-    assert "no interval" not in "".join(told)
+    assert "no interval" not in "".join(verdict)
 
 
 def test_a_wide_interval_is_replaced_by_the_number_of_repeats(tmp_path: Path) -> None:
@@ -98,9 +99,9 @@ def test_a_wide_interval_is_replaced_by_the_number_of_repeats(tmp_path: Path) ->
         return even(candidate, repeat) * (2 if repeat and candidate.strategy == "ddp" else 1)
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], events=True))
-    told = sentences(found)
+    verdict = sentences(found)
     unsure = "Strong scaling: ddp on 4 ranks shows no measurable difference in speed from single: 1.93× (n = 2) as fast"
-    assert f"{unsure}; is" in "\n".join(told)
+    assert f"{unsure}; is" in "\n".join(verdict)
     assert ">±100%" in printed(found)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.scaling.machines import cores_in_words, is_packed, machines_of, placements, sharing
 from paceline.config import RunConfig
-from paceline.report.formatting import listed, plural, roughly, run_length
+from paceline.report.formatting import join_names, plural, roughly, run_length
 from paceline.report.live.live_table import LiveTable
 
 
@@ -53,7 +53,7 @@ def format_scaling_plan(design: dict[str, Any], config: RunConfig) -> str:
     parts = [
         f"{design['target']}: {', '.join(design['strategies'])}",
         f"{' and '.join(modes)} scaling",
-        f"{listed(list(counts))} ranks × {plural(design['threads'], 'thread')}",
+        f"{join_names(list(counts))} ranks × {plural(design['threads'], 'thread')}",
         f"{length} × {plural(design['repeats'], 'repeat')}",
         *([] if design["estimate_s"] is None else [f"about {roughly(design['estimate_s'])}"]),
     ]

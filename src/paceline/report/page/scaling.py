@@ -9,7 +9,7 @@ from typing import Any
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
 from paceline.analysis.traffic.payload import Payload
 from paceline.report.evidence import proof_verdict, scientific
-from paceline.report.formatting import listed, plural
+from paceline.report.formatting import join_names, plural
 from paceline.report.page.document import (
     format_date,
     provenance_context,
@@ -83,7 +83,7 @@ def _context(scaling: Scaling) -> dict[str, Any]:
     headline, lead = split_headline(headline_sentence(scaling))
     names = {candidate.name: candidate.strategy for candidate in scaling.record_set.candidates}
     machine = machine_context(comparison) | {"host_rows": [], "profiles": []}
-    largest = _largest(scaling)
+    largest = _largest_payload(scaling)
     return {
         **machine,
         **provenance_context(scaling.record_set),
@@ -123,12 +123,12 @@ class LargestPayload:
     """Bytes counted at the sockets, at the points with the most ranks."""
 
     payloads: dict[str, Payload]
-    """By strategy."""
+    """Payloads by strategy."""
     ranks: str
     """Number of ranks and hosts of these points, formatted."""
 
 
-def _largest(scaling: Scaling) -> LargestPayload:
+def _largest_payload(scaling: Scaling) -> LargestPayload:
     """Return one point of each strategy with the most ranks and hosts; the bytes sent do not depend on the batch."""
     points = [point for mode in scaling.modes for point in scaling.points(mode)]
     known = [point for point in points if point.candidate.name in scaling.comparison.payloads]
@@ -180,7 +180,7 @@ def _facts(scaling: Scaling) -> list[str]:
     return [
         f"{' and '.join(scaling.modes)} scaling",
         f"{strategies} strategies" if strategies != 1 else "1 strategy",
-        f"{listed([str(number) for number in ranks])} ranks" if ranks != [1] else "1 rank",
+        f"{join_names([str(number) for number in ranks])} ranks" if ranks != [1] else "1 rank",
         format_hosts_used(scaling),
         *([devices.pop()] if len(devices) == 1 else []),
         *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),

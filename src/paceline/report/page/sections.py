@@ -11,7 +11,7 @@ from typing import Any
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.steps.timing import warm_up_counts
 from paceline.report.explanations import PART, Reason, anchor, explain
-from paceline.report.formatting import WARM_UP_COUNTS, listed, percent, seconds
+from paceline.report.formatting import WARM_UP_COUNTS, join_names, percent, seconds
 from paceline.report.plots import resources as figure_resources
 from paceline.report.plots.palette import PARTS as COLOURS
 from paceline.report.plots.split import NAMES
@@ -77,7 +77,7 @@ def step_context(comparison: Comparison) -> dict[str, Any]:
         "many_ranks": any(len(row.ranks) > MOST_RANKS for row in comparison.rows),
         "bytes_rows": sizes,
         "bytes_columns": bytes_columns(sizes),
-        "carried": _carried(sizes),
+        "content_sentence": _content_sentence(sizes),
         "shared_memory_sentences": shared_memory_sentences(comparison),
         **payload_context(comparison.payloads),
         "operation_rows": operations,
@@ -115,14 +115,14 @@ def _reason_section(reason: Reason) -> ReasonSection:
     return ReasonSection(*own, reason.remedy, reason.anchor, reason.share, SPLIT_PART.get(part, part))
 
 
-def _carried(rows: Sequence[BytesRow]) -> str:
+def _content_sentence(rows: Sequence[BytesRow]) -> str:
     """Return a sentence on the content of the tensors that are sent."""
     kinds = {"gradients": "gradients", "buffers": "BatchNorm buffers", "statistics": "BatchNorm statistics"}
     kinds |= {"weights": "weights"}
     found = [name for kind, name in kinds.items() if any(getattr(row, kind) for row in rows)]
     if not found:
         return ""
-    return f"Ranks send {listed(found)}, and nothing else."
+    return f"Ranks send {join_names(found)}, and nothing else."
 
 
 def _findings(comparison: Comparison) -> list[tuple[bool, list[FindingRow]]]:

@@ -63,7 +63,7 @@ def shortened(name: str, most: int = LONGEST_LABEL) -> str:
     return f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
 
 
-def power(value: float) -> str:
+def tick_label(value: float) -> str:
     """Format a tick label of a logarithmic axis."""
     written = f"{value:g}" if 0.001 < value < 1e5 else f"{value:.0e}"
     return written.replace("e-0", "e-").replace("e+0", "e+")

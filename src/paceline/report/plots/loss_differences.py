@@ -18,9 +18,9 @@ from paceline.report.plots.drawing import (
     finite,
     plain,
     points_per_curve,
-    power,
     rounded,
     shortened,
+    tick_label,
     whole_ticks,
 )
 from paceline.report.plots.palette import colours
@@ -85,7 +85,7 @@ def _layout(reference: str, curves: Sequence[Sequence[float]]) -> Json:
             type="log",
             range=[math.log10(low), math.log10(high)],
             tickvals=marks,
-            ticktext=[power(mark) for mark in marks],
+            ticktext=[tick_label(mark) for mark in marks],
         ),
         "shapes": [_visible_line()],
         "annotations": [_visible_note(curves)],

@@ -22,8 +22,8 @@ from paceline.report.plots.drawing import (
     finite,
     plain,
     points_per_curve,
-    power,
     rounded,
+    tick_label,
     ticks,
     whole_ticks,
 )
@@ -132,7 +132,7 @@ def _scale(curves: Sequence[_RunCurve]) -> Json:
     values = finite([loss for curve in curves for loss in curve.losses.losses])
     if min(values) > 0 and max(values) > FLATTENING * statistics.median(values):
         marks = ticks(min(values) / 1.1, max(values) * 1.1)
-        return axis("training loss", type="log", tickvals=marks, ticktext=[power(mark) for mark in marks])
+        return axis("training loss", type="log", tickvals=marks, ticktext=[tick_label(mark) for mark in marks])
     return axis("training loss", nticks=6)
 
 
@@ -166,7 +166,7 @@ def _coincident(curves: Sequence[_RunCurve]) -> list[list[str]]:
     """Return groups of two or more candidates whose losses coincide in a plot, in the first repeat."""
     groups: list[list[_RunCurve]] = []
     for curve in (curve for curve in curves if curve.repeat == 0):
-        alike = [group for group in groups if _look_the_same(group[0].losses.losses, curve.losses.losses)]
+        alike = [group for group in groups if _coincide(group[0].losses.losses, curve.losses.losses)]
         if alike:
             alike[0].append(curve)
         else:
@@ -174,7 +174,7 @@ def _coincident(curves: Sequence[_RunCurve]) -> list[list[str]]:
     return [[curve.name for curve in group] for group in groups if len(group) > 1]
 
 
-def _look_the_same(ones: Sequence[float], others: Sequence[float]) -> bool:
+def _coincide(ones: Sequence[float], others: Sequence[float]) -> bool:
     return len(ones) == len(others) and all(map(_is_close, ones, others))
 
 

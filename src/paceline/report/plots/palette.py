@@ -82,17 +82,17 @@ def colours(candidates: Sequence[Candidate]) -> dict[str, str]:
             given[candidate.name] = favourite
     for candidate in candidates:
         if candidate.name not in given:
-            given[candidate.name] = next(colour for colour in _wanted(candidate) if colour not in given.values())
+            given[candidate.name] = next(colour for colour in _preferred(candidate) if colour not in given.values())
     return {candidate.name: given[candidate.name] for candidate in candidates}
 
 
-def _wanted(candidate: Candidate) -> Iterator[str]:
+def _preferred(candidate: Candidate) -> Iterator[str]:
     """Yield the colours that suit a candidate, preferred ones first, without end."""
     first, later = (COLOURS, ()) if candidate.role == "candidate" else (NEUTRALS, COLOURS)
-    return itertools.chain(first, later, _further())
+    return itertools.chain(first, later, _more_hues())
 
 
-def _further() -> Iterator[str]:
+def _more_hues() -> Iterator[str]:
     """Yield new hues of similar luminance, a golden angle apart, for comparisons of more than a dozen candidates."""
     for number in itertools.count(1):
         hue = (0.05 + number * 0.618034) % 1

@@ -20,9 +20,9 @@ from paceline.report.plots.drawing import (
     heading,
     numbered,
     plain,
-    power,
     rounded,
     short_names,
+    tick_label,
     ticks,
 )
 from paceline.report.plots.end_labels import AxisScale, end_label, spread_labels
@@ -210,7 +210,7 @@ def _label_place(across: AxisScale) -> float:
 
 def _time_scale(lines: Sequence[_Line]) -> AxisScale:
     values = [value for line in lines for value in line.ys]
-    tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
+    tops = [_upper_end(line, place) for line in lines for place in range(len(line.ys))]
     if max(values) / min(values) >= MANY_TIMES:
         return AxisScale(min(values) / 1.25, max([*values, *tops]) * 1.15, logarithmic=True)
     return AxisScale(0.0, 1.08 * max([*values, *tops]), logarithmic=False)
@@ -218,16 +218,16 @@ def _time_scale(lines: Sequence[_Line]) -> AxisScale:
 
 def _speed_scale(lines: Sequence[_Line], ranks: Sequence[int]) -> AxisScale:
     """Return the axis of speed-ups, which always includes the ideal line."""
-    tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
+    tops = [_upper_end(line, place) for line in lines for place in range(len(line.ys))]
     return AxisScale(0.0, 1.06 * max([float(ranks[-1]), *tops]), logarithmic=False)
 
 
 def _share_scale(lines: Sequence[_Line]) -> AxisScale:
-    tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
+    tops = [_upper_end(line, place) for line in lines for place in range(len(line.ys))]
     return AxisScale(0.0, max([110.0, *[1.05 * top for top in tops]]), logarithmic=False)
 
 
-def _high(line: _Line, place: int) -> float:
+def _upper_end(line: _Line, place: int) -> float:
     """Return the upper end of an interval, limited so that a wide one does not flatten everything else."""
     high = line.values[place].high
     value = line.ys[place]
@@ -355,7 +355,7 @@ def _layout(
 def _vertical(scale: AxisScale, *, share: bool) -> Json:
     if scale.logarithmic:
         marks = ticks(scale.low, scale.high)
-        return axis(type="log", range=scale.ends, tickvals=marks, ticktext=[power(mark) for mark in marks])
+        return axis(type="log", range=scale.ends, tickvals=marks, ticktext=[tick_label(mark) for mark in marks])
     return axis(range=scale.ends, nticks=6, **({"ticksuffix": "%"} if share else {}))
 
 

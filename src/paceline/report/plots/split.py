@@ -118,7 +118,7 @@ def bar_traces(bars: Sequence[StackedBar], unit: Unit) -> list[Json]:
                 "textfont": {"color": "#ffffff", "size": 11},
                 "meta": NAMES[part],
                 "customdata": [
-                    [plain(bar.about), seconds(value), percent(share), _more(part, bar.split)]
+                    [plain(bar.about), seconds(value), percent(share), _detail(part, bar.split)]
                     for bar, value, share in zip(bars, values, shares, strict=True)
                 ],
                 "hovertemplate": "%{customdata[0]}<br>%{meta}: %{customdata[1]}, %{customdata[2]} of the step"
@@ -128,7 +128,7 @@ def bar_traces(bars: Sequence[StackedBar], unit: Unit) -> list[Json]:
     return [*traces, _totals(bars, unit)]
 
 
-def _more(part: str, own: Split) -> str:
+def _detail(part: str, own: Split) -> str:
     """Return more detail on a part for the tooltip."""
     if part == "compute" and own.descheduled_s is not None:
         return f"<br>descheduled during all computing: {seconds(own.descheduled_s)}"

@@ -20,10 +20,10 @@ from paceline.report.plots.drawing import (
     numbered,
     plain,
     points_per_curve,
-    power,
     rounded,
     short_names,
     side_note,
+    tick_label,
     ticks,
 )
 from paceline.report.plots.palette import colours
@@ -152,7 +152,7 @@ def _time_axis(panels: Sequence[_StepTimePanel], unit: Unit) -> Json:
     low, high = min(values) / 1.08, max(values) * 1.12
     marks = ticks(low, high)
     reach = [math.log10(low), math.log10(high)]
-    return axis(type="log", range=reach, tickvals=marks, ticktext=[power(mark) for mark in marks])
+    return axis(type="log", range=reach, tickvals=marks, ticktext=[tick_label(mark) for mark in marks])
 
 
 def _headings(panel: _StepTimePanel, place: Panel, name: str) -> list[Json]:

@@ -56,7 +56,7 @@ SCALING_DEFINITIONS = {
     **{key: DEFINITIONS[key] for key in ("socket_bytes", "socket_plan", "socket_proof", "framing_bytes")},
     **{key: DEFINITIONS[key] for key in ("rank", "interface_bytes", "parity", "lossless", "measuring_cost", "busbw")},
 }
-"""By the name of the figure in the code."""
+"""Definitions by the figure's name in the code."""
 
 
 def scaling_columns(points: Sequence[ScalingPoint]) -> list[PageColumn]:
