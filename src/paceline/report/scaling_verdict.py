@@ -104,7 +104,7 @@ def _strong(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
     point = curve.last
     gains = [gain for gain in (point.over_single, point.over_itself) if gain is not None]
     if point.ranks > 1 and gains:
-        clauses = "; ".join(_speed_clause(point, gain) for gain in gains)
+        clauses = "; it ".join(_speed_clause(point, gain) for gain in gains)
         yield f"{curve.strategy} on {format_ranks(point, scaling)} {clauses}."
     peak = scaling.peak(curve)
     if peak is not None:
@@ -126,7 +126,7 @@ def _weak(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
     point = curve.last
     gains = [gain for gain in (point.over_single, point.over_itself) if gain is not None]
     if point.ranks > 1 and gains:
-        clauses = "; ".join(_length_clause(point, gain) for gain in gains)
+        clauses = "; it ".join(_length_clause(point, gain) for gain in gains)
         yield f"A step of {curve.strategy} on {format_ranks(point, scaling)} {clauses}."
 
 
@@ -141,7 +141,8 @@ def _length_clause(point: ScalingPoint, gain: ScalingGain) -> str:
 
 def _peak(scaling: Scaling, peak: ScalingPeak) -> Iterator[str]:
     """Yield the number of ranks on which a strategy is fastest, compared with the next more or fewer ranks."""
-    name, best = peak.curve.strategy, peak.best
+    best, per_host = peak.best, peak.curve.ranks_per_host
+    name = peak.curve.strategy + ("" if per_host is None else f" with {plural(per_host, 'rank')} per host")
     ranks = format_ranks(best, scaling)
     if peak.beyond is not None:
         more = f"on {peak.beyond_ranks} a step takes {_format_ratio(peak.beyond)} as long"

@@ -80,8 +80,8 @@ def _winner(comparison: Comparison) -> Iterator[str]:
         )
     elif ratio.low is None:
         yield (
-            f"{decision.first} was {factor(ratio.value)} as fast as {decision.second} in {repeats}: "
-            "too few repeats to decide which is faster."
+            f"{decision.first} was {factor(ratio.value)} as fast as {decision.second} in {repeats}, "
+            "too few to decide which is faster."
         )
     else:
         yield (
@@ -116,7 +116,7 @@ def _gain_over_one_process(comparison: Comparison) -> Iterator[str]:
         because = f"; {cost}." if cost else "."
         if gain.low is None:
             measured = f"{factor(gain.value)} as fast as one process in {plural(gain.repeats, 'repeat')}"
-            yield f"{ranks} was {measured}, too few repeats to decide which is faster{because}"
+            yield f"{ranks} was {measured}, too few to decide which is faster{because}"
         elif gain.spans(1):
             ratio = f"{factor(gain.value)} as fast{_format_interval(gain)}"
             yield f"{ranks} shows no measurable difference in speed from one process: {ratio}{because}"

@@ -101,7 +101,7 @@ def test_a_wide_interval_is_replaced_by_the_number_of_repeats(tmp_path: Path) ->
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], events=True))
     verdict = sentences(found)
     unsure = "Strong scaling: ddp on 4 ranks shows no measurable difference in speed from single: 1.93× (n = 2) as fast"
-    assert f"{unsure}; is" in "\n".join(verdict)
+    assert f"{unsure}; it is" in "\n".join(verdict)
     assert ">±100%" in printed(found)
 
 

@@ -20,8 +20,8 @@ from paceline.report.formatting import WARM_UP_COUNTS, number, percent, plural, 
 from paceline.report.tables.payload import payload_sentence
 from paceline.report.tables.profile import profile_sentences, profile_table
 
-PHASES = {"first": "first_step_s", "forward": "forward_s", "backward": "backward_s", "update": "update_s"}
-WIDE = 112
+PHASES = {"first step": "first_step_s", "forward": "forward_s", "backward": "backward_s", "update": "update_s"}
+WIDE = 114
 """Terminal width from which the phases of a step are shown."""
 SPLIT_WIDE = 100
 """Terminal width from which the time split shows times beside shares."""
