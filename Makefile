@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test check bench clean
+.PHONY: install demo test soak check bench clean
 
 install: $(STAMP)
 
@@ -16,8 +16,19 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/paceline compare cnn --data digits --ranks 2 --batch 32 --lr 0.02 --epochs 3
 
+# Two parts: all but the tests that compare measured times, on two workers, each file on one of them; then those, alone.
+# Plain `pytest` runs the same tests one after the other.
+WORKERS ?= 2
 test: $(STAMP)
-	$(BIN)/pytest
+	@parts=0; \
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not gpu and not soak and not timing' \
+	  && parts=$$((parts + 1)); \
+	$(BIN)/pytest -q -m 'timing and not gpu and not soak' && parts=$$((parts + 1)); \
+	if [ $$parts = 2 ]; then echo 'make test: both parts passed'; else echo 'make test: FAILED, see above'; exit 1; fi
+
+# Large matrices, of which `make test` runs a part: by hand, after a change to what they cover.
+soak: $(STAMP)
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'soak and not gpu'
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,8 +1,8 @@
 """Runs `paceline` as a user does: in processes of its own, where the users' modules are.
 
-Most of what a command costs is to import torch. `paceline` therefore forks each command from a server that has it
-already; the ranks that the command starts are new processes, as they always are. `start` starts commands from nothing:
-those whose whole process group is signalled.
+Most of what a command costs is to import torch. `paceline` therefore forks each command, and each rank that the command
+starts, from a process that has imported it. `start` starts new processes for commands and their ranks: for those whose
+whole process group is signalled.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from preloaded import SERVER, start_ranks_from_spares
+
 HERE = Path(__file__).parent / "user_code"
 LIMIT_S = 150
-
-_server = mp.get_context("forkserver")
-_server.set_forkserver_preload(
-    ["__main__", "paceline.cli.main", "paceline.launch.elastic", "paceline.training.run", "torch._dynamo"]
-)
 
 
 def paceline(*arguments: str, expect: int = 0, cwd: Path = HERE) -> subprocess.CompletedProcess[str]:
@@ -39,10 +36,10 @@ def paceline(*arguments: str, expect: int = 0, cwd: Path = HERE) -> subprocess.C
 class Forked:
     """A command that runs."""
 
-    def __init__(self, folder: Path, cwd: Path, arguments: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, cwd: Path, arguments: tuple[str, ...], cores: set[int] | None) -> None:
         self._arguments = arguments
         self._said = folder / "stdout", folder / "stderr"
-        self.process = _server.Process(target=_run, args=(arguments, cwd, dict(os.environ), *self._said))
+        self.process = SERVER.Process(target=_run, args=(arguments, cwd, dict(os.environ), cores, *self._said))
         self.process.start()
 
     @property
@@ -62,10 +59,10 @@ class Forked:
 
 
 @contextmanager
-def forked(*arguments: str, cwd: Path = HERE) -> Iterator[Forked]:
-    """Starts a command, and kills it at the end if it still runs then."""
+def forked(*arguments: str, cwd: Path = HERE, cores: set[int] | None = None) -> Iterator[Forked]:
+    """Starts a command, on some of the cores, and kills it at the end if it still runs then."""
     with tempfile.TemporaryDirectory() as folder:
-        started = Forked(Path(folder), cwd, arguments)
+        started = Forked(Path(folder), cwd, arguments, cores)
         try:
             yield started
         finally:
@@ -73,10 +70,19 @@ def forked(*arguments: str, cwd: Path = HERE) -> Iterator[Forked]:
             started.process.join()
 
 
-def _run(arguments: tuple[str, ...], cwd: Path, environment: dict[str, str], stdout: Path, stderr: Path) -> None:
-    """What `python -m paceline` would do, in the process that was forked for it."""
+def _run(
+    arguments: tuple[str, ...],
+    cwd: Path,
+    environment: dict[str, str],
+    cores: set[int] | None,
+    stdout: Path,
+    stderr: Path,
+) -> None:
+    """Do what `python -m paceline` would, in the process that was forked for it."""
     from paceline.cli import main
 
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
@@ -84,6 +90,9 @@ def _run(arguments: tuple[str, ...], cwd: Path, environment: dict[str, str], std
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
     sys.argv = ["paceline", *arguments]
+    mp.set_start_method(None, force=True)  # As in a new process, not as in one of a fork server.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
+    start_ranks_from_spares()
     main()
 
 

@@ -16,6 +16,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # As in the background of
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first, so that two workers end at about the same time."""
+
+    def seconds(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("takes")
+        return float(marker.args[0]) if marker else 0.0
+
+    items.sort(key=seconds, reverse=True)
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Four rank processes, shared by all tests of the session."""

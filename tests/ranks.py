@@ -7,7 +7,6 @@ many as its first argument, and returns what each gave. A rank that raises fails
 from __future__ import annotations
 
 import importlib
-import multiprocessing as mp
 import os
 import socket
 import traceback
@@ -18,8 +17,12 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from preloaded import SERVER
+
 SIZE = 4
-TIMEOUT_S = 60
+TIMEOUT_S = 120
+GROUP_TIMEOUT_S = 30
+"""How long the operations of a group may take."""
 
 
 class RankFailed(AssertionError):
@@ -30,7 +33,6 @@ class Pool:
     """`SIZE` processes that share a process group."""
 
     def __init__(self) -> None:
-        context = mp.get_context("spawn")
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         self._store = TCPStore(
@@ -39,8 +41,8 @@ class Pool:
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(SIZE):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
+            ours, theirs = SERVER.Pipe()
+            process = SERVER.Process(target=_serve, args=(rank, port, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -82,7 +84,7 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
     while True:
         (module, name), size, arguments = pipe.recv()
-        comm = open_comm(range(size), device=torch.device("cpu"), backend="gloo", timeout_s=TIMEOUT_S / 2)
+        comm = open_comm(range(size), device=torch.device("cpu"), backend="gloo", timeout_s=GROUP_TIMEOUT_S)
         try:
             function = getattr(importlib.import_module(module), name)
             pipe.send((True, None if comm is None else function(comm, *arguments)))

@@ -58,7 +58,7 @@ def test_what_has_to_be_positive(name: str, value: int) -> None:
     with pytest.raises(UsageError) as caught:
         RunConfig(**{name: value})
     assert caught.value.message == f"--{name.replace('_', '-')} is {value}."
-    assert caught.value.hint == "it has to be more than 0"
+    assert caught.value.hint == "it must be more than 0"
 
 
 @pytest.mark.parametrize("name", NOT_NEGATIVE)
@@ -256,7 +256,7 @@ def test_steps_to_profile(text: str, steps: range) -> None:
 def test_steps_that_cannot_be_read(text: str) -> None:
     with pytest.raises(UsageError, match="--profile is") as caught:
         RunConfig(profile=text)
-    assert caught.value.hint == "name steps as 20, or 20-22 for three of them"
+    assert caught.value.hint == "write one step as 20, or a range as 20-22"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_steps_that_cannot_be_read(text: str) -> None:
     [
         ("22-20", "--profile 22-20 ends before it begins"),
         ("0-50", "--profile 0-50 names 51 steps"),
-        ("9-10", "--profile 9-10 goes beyond the run's 10 steps"),
+        ("9-10", "--profile 9-10 is outside the run's 10 steps"),
     ],
 )
 def test_steps_that_cannot_be_profiled(text: str, message: str) -> None:
@@ -282,8 +282,8 @@ def test_numbers_of_ranks_are_read_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ranks": "1,2.5"}, "--ranks 1,2.5 is not a list of numbers from 1 on: '2.5'"),
-        ({"ranks": "0"}, "--ranks 0 is not a list of numbers"),
+        ({"ranks": "1,2.5"}, "--ranks 1,2.5 is not a list of positive numbers: '2.5'"),
+        ({"ranks": "0"}, "--ranks 0 is not a list of positive numbers"),
         ({"ranks_per_host": "x"}, "--ranks-per-host x is not a list"),
         ({"mode": "stronk"}, "--mode"),
         ({"mode": ","}, "--mode names no kind of scaling"),

@@ -1,21 +1,18 @@
-"""The benchmark runs to its end: it reaches into the loop, so a change there can break it."""
+"""The benchmark of a step's overhead runs to its end: it reaches into the loop, so a change there can break it."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+import pytest
+
+from benchmarks import run_benchmark
+
+pytestmark = pytest.mark.takes(7)
 
 
 def test_it_measures_every_candidate(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    benchmark = [sys.executable, str(ROOT / "benchmarks" / "step_overhead.py"), "--model", "cnn", "--quick"]
-    done = subprocess.run(
-        [*benchmark, "--json", str(figures)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Paceline ddp" in done.stdout
-    assert json.loads(figures.read_text())
+    arguments = ("--model", "cnn", "--quick")
+    said, figures = run_benchmark("step_overhead.py", *arguments, figures=tmp_path / "figures.json")
+    assert "Paceline ddp" in said
+    assert figures

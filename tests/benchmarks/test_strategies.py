@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+pytestmark = pytest.mark.takes(12)
+
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 PAGE = """# Results
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +27,8 @@ from paceline.records import read_run
 from paceline.records.examination import write_examination
 from paceline.strategies.base.strategy import NoOptions
 from paceline.strategies.registry import ENTRIES, create
+
+pytestmark = pytest.mark.takes(6)
 
 ANSWER_S = 0.3
 
@@ -60,7 +62,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
         (["train", "--data", "digits:size=3"], "error: digits takes no options, but size=3 was given.", None),
         (["train", "--bn", "sinc"], "error: --bn cannot be 'sinc'.", "did you mean 'sync'?"),
         (["train", "--lr", "-1"], "error: --lr is -1.0.", "0 or more"),
-        (["train", "--trace", "--no-events"], "error: --trace was given with --no-events.", "made of events"),
+        (
+            ["train", "--trace", "--no-events"],
+            "error: --trace was given with --no-events.",
+            "consists of the recorded events",
+        ),
         (
             ["train", "--batch", "3", "--batch-per-rank", "3"],
             "error: --batch and --batch-per-rank were both given.",
@@ -292,7 +298,7 @@ def test_an_interruption(
 ) -> None:
     failing(monkeypatch, error)
     assert run(["train"]) == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_an_interrupted_run_says_where_its_record_is(
@@ -321,9 +327,22 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
 
 def test_main_leaves_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["paceline", "strategies", "dpd"])
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as left:
         main()
+    assert signal.signal(signal.SIGINT, before) is signal.SIG_DFL  # Python's exit shows no traceback of Ctrl-C.
     assert left.value.code == 2
+
+
+def test_an_interruption_before_there_is_a_command() -> None:
+    hook = "class Broken:\n def find_spec(self, name, *_):\n  if name == 'paceline.cli.main': raise KeyboardInterrupt\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hook}\nimport sys; sys.meta_path.insert(0, Broken()); import paceline.cli"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def paceline(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -448,7 +467,7 @@ def test_an_interrupted_examination_says_where_it_is(
 
 
 def test_help_answers_at_once() -> None:
-    """The best of a few: noise only adds. Wall time waits for other processes; CPU time does not."""
+    """In processor time, the best of a few: noise only adds. Other processes may keep it from a core for a while."""
     best_wall_s = best_cpu_s = float("inf")
     for _ in range(10):
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -460,7 +479,7 @@ def test_help_answers_at_once() -> None:
         if max(best_wall_s, best_cpu_s) < ANSWER_S:
             break
     assert best_cpu_s < ANSWER_S
-    assert best_wall_s < ANSWER_S or os.getloadavg()[0] > (os.cpu_count() or 1), "slow, though nothing else runs"
+    assert best_wall_s < 10 * ANSWER_S, "it waits for something"
 
 
 def test_the_installed_command_is_ours() -> None:

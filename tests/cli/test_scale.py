@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commands import HERE, LIMIT_S, command, paceline, start, wait_until
+from commands import LIMIT_S, forked, paceline, start, wait_until
 from launch.test_leader import free_master
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.scaling.curves import scaling
 from paceline.records.experiment import read_experiment
+
+pytestmark = pytest.mark.takes(30)
 
 QUICK = ("--steps", "12", "--repeats", "1", "--batch", "32", "--no-doctor")
 
@@ -77,21 +78,16 @@ def test_the_page_and_what_will_be_done_are_told(scaled: dict[str, Any], tmp_pat
 
 def test_hosts_on_one_machine_share_its_cores(tmp_path: Path) -> None:
     """Two hosts on the loopback address, and one core for both; on one rank the second has nothing to do."""
-    core = str(min(os.sched_getaffinity(0)))
-    what = ("scale", "workloads:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
+    core = min(os.sched_getaffinity(0))
+    what = ("scale", "user_workloads:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
     how = ("--batch", "16", "--no-doctor", "--no-proof", "--hosts", "2", "--master", free_master())
-    line = ["taskset", "--cpu-list", core, *command(*what, *how, "--out", str(tmp_path / "out"), "--json")]
-    hosts = [
-        subprocess.Popen(
-            [*line, "--node-rank", str(number)], cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for number in range(2)
-    ]
-    (said, messages), (nothing, other) = (host.communicate(timeout=LIMIT_S) for host in hosts)
-    assert [host.returncode for host in hosts] == [0, 0], messages + other
-    assert nothing == ""
-    assert "the hosts share a machine, which has 1 core" in messages
-    result = json.loads(said)
+    arguments = (*what, *how, "--out", str(tmp_path / "out"), "--json", "--node-rank")
+    with forked(*arguments, "0", cores={core}) as first, forked(*arguments, "1", cores={core}) as second:
+        leader, other = first.end(), second.end()
+    assert [leader.returncode, other.returncode] == [0, 0], leader.stderr + other.stderr
+    assert other.stdout == ""
+    assert "the hosts share a machine, which has 1 core" in leader.stderr
+    result = json.loads(leader.stdout)
     assert result["design"]["machines"] == [0, 0]
     found = points(result, "strong")
     assert found["ddp", 2]["hosts"] == 2
@@ -103,7 +99,7 @@ def test_hosts_on_one_machine_share_its_cores(tmp_path: Path) -> None:
 
 
 def test_emulated_hosts_with_shares_are_claimed_from(tmp_path: Path) -> None:
-    what = ("scale", "workloads:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
+    what = ("scale", "user_workloads:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
     how = ("--batch", "16", "--no-doctor", "--no-proof", "--emulate", "2", "--host-cpus", "0.25")
     with start(*what, *how, "--out", str(tmp_path / "out")) as process:
         said, _ = process.communicate(timeout=LIMIT_S)
@@ -122,7 +118,7 @@ def test_emulated_hosts_with_shares_are_claimed_from(tmp_path: Path) -> None:
 
 def test_a_mistake_is_told_before_anything_starts(tmp_path: Path) -> None:
     done = paceline("scale", "--ranks", "1,two", "--out", str(tmp_path / "out"), expect=2)
-    assert "--ranks 1,two is not a list of numbers" in done.stderr
+    assert "--ranks 1,two is not a list of positive numbers" in done.stderr
     done = paceline("scale", "--batch", "1", "--ranks", "2", "--out", str(tmp_path / "out"), expect=2)
     assert "a global batch of 1 leaves some of the 2 ranks without a sample" in done.stderr
     assert not (tmp_path / "out").exists()
@@ -131,27 +127,13 @@ def test_a_mistake_is_told_before_anything_starts(tmp_path: Path) -> None:
 def test_ctrl_c_reports_what_was_measured_and_failing_points_are_left_out(tmp_path: Path) -> None:
     out = tmp_path / "out"
     strategies = "schemes:Breaks,allreduce"
-    process = start(
-        "scale",
-        "workloads:plain",
-        "--strategies",
-        strategies,
-        "--ranks",
-        "1,2",
-        *QUICK,
-        "--repeats",
-        "9",
-        "--no-proof",
-        "--threads",
-        "1",
-        "--out",
-        str(out),
-    )
-    wait_until(lambda: list(out.glob("repeat-1/1x2/*allreduce*/finished")), "a repeat")
-    os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "schemes:Breaks on 2 ranks, batch 32 failed" in said
-    assert "allreduce on 2 ranks" in said
-    assert "This experiment was interrupted" in said
+    what = ("scale", "user_workloads:plain", "--strategies", strategies, "--ranks", "1,2", *QUICK, "--repeats", "9")
+    with forked(*what, "--no-proof", "--threads", "1", "--out", str(out)) as process:
+        wait_until(lambda: list(out.glob("repeat-1/1x2/*allreduce*/finished")), "a repeat")
+        os.kill(process.pid, signal.SIGINT)
+        done = process.end()
+    assert done.returncode == 130, done.stderr
+    assert "schemes:Breaks on 2 ranks, batch 32 failed" in done.stderr
+    assert "allreduce on 2 ranks" in done.stdout
+    assert "This experiment was interrupted" in done.stdout
     assert (out / "report.html").exists()

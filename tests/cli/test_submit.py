@@ -213,7 +213,7 @@ def test_a_task_for_each_rank(capsys: pytest.CaptureFixture[str], arguments: lis
         (
             ["--hosts", "2", "--", "scale", "--ranks", "1,2,3"],
             "error: 3 ranks cannot be put evenly on 2 hosts with 2 ranks each.",
-            "name other --ranks",
+            "give other --ranks",
         ),
         (["--", "scale", "--strategies", "ddp,dpd"], "error: there is no strategy 'dpd'.", "did you mean 'ddp'?"),
         (["--", "scale", "--mode", "week"], "error: --mode cannot be 'week'.", "did you mean 'weak'?"),

@@ -11,6 +11,8 @@ from experiments_on_disk import read_comparison
 from paceline.report.terminal.comparison import to_json
 from paceline.strategies.registry import ENTRIES
 
+pytestmark = pytest.mark.takes(20)
+
 HOSTS = 3
 STRATEGIES = [*ENTRIES, "ddp:bucket_mb=0.05"]
 HEADERS = 0.1

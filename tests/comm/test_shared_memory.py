@@ -28,6 +28,8 @@ from paceline.comm.shared_memory.progress_counters import DONE, LOOK_AROUND_S, R
 from paceline.errors import RankError
 from ranks import Pool
 
+pytestmark = pytest.mark.takes(6)
+
 BUCKETS = [(1, torch.float32), (70_001, torch.float64), (1000, torch.bfloat16), (3 * CHUNK_BYTES // 4, torch.float32)]
 HOSTS = {
     1: [((0,),)],
@@ -214,7 +216,7 @@ def test_a_killed_peer_is_noticed_and_named(pair: Callable[..., tuple[ProgressCo
         since_s = time.perf_counter()
         with pytest.raises(RankError, match="rank 1 ended while rank 0 waited for its gradients"):
             here.wait(here.all_of(DONE)[1:], 1)
-        assert time.perf_counter() - since_s < 2
+        assert time.perf_counter() - since_s < 25, "before the time-out"
 
 
 def test_another_process_of_the_same_number_is_not_the_peer() -> None:
@@ -300,7 +302,7 @@ def test_words_go_round(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     threading.Timer(0.05, lambda: words.advance(2)).start()
     since_s = time.perf_counter()
     while not words.reached(2, 2):
-        words.sleep(2, words[2], 1.0)
-    assert time.perf_counter() - since_s < 0.9
+        words.sleep(2, words[2], 20.0)
+    assert time.perf_counter() - since_s < 15, "it was woken"
     words.release()
     memory.close()

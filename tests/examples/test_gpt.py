@@ -19,6 +19,8 @@ from paceline.training.parity.proof import Parity, prove
 from paceline.workloads.batches import Share
 from ranks import Pool
 
+pytestmark = pytest.mark.takes(10)
+
 
 def test_it_learns_through_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "run"

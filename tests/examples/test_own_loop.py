@@ -14,6 +14,8 @@ import pytest
 from commands import paceline
 from examples import FOLDER, TIMEOUT_S
 
+pytestmark = pytest.mark.takes(12)
+
 OPTIONS = ["--steps", "30", "--batch", "7"]
 """A batch that two ranks, and the micro-batches of one of them, cannot share evenly."""
 
@@ -38,7 +40,7 @@ def test_it_learns_as_plain_python(alone: float) -> None:
     assert alone < 3.5  # From ln 88 = 4.48.
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "gather_scatter"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("gather_scatter", marks=pytest.mark.soak)])
 def test_two_ranks_end_where_one_process_does(alone: float, strategy: str) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     assert final_loss(*torchrun, "own_loop.py", strategy) == pytest.approx(alone, abs=1e-4)

@@ -51,7 +51,7 @@ def test_tensorboard_has_to_be_there_if_asked_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nccl_needs_a_gpu_for_each_rank() -> None:
-    with pytest.raises(UsageError, match="nccl needs a GPU of its own for each rank, but there are 0 for 2 ranks"):
+    with pytest.raises(UsageError, match="nccl needs one GPU per rank, but this host has 0 for 2 ranks"):
         ranks({"backend": "nccl"})
 
 
@@ -73,14 +73,14 @@ def test_a_rank_that_only_serves_cannot_be_slowed() -> None:
     check_strategy(slowed, serving, ranks=4)
     check_strategy(slowed, serving, ranks=2)  # As in `scale`: where there are fewer, all are as fast.
     check_strategy(slowed, create("single"), ranks=3)
-    with pytest.raises(UsageError, match="rank 2, which computes nothing under parameter_server") as caught:
+    with pytest.raises(UsageError, match="rank 2, which does not train under parameter_server") as caught:
         check_strategy(slowed, serving, ranks=3)
-    assert caught.value.hint == "ranks that do: 0, 1"
+    assert caught.value.hint == "ranks that train: 0, 1"
 
 
 def test_a_script_has_no_tickets() -> None:
     SCRIPT_RULES.check_fit(RunConfig(), create("parameter_server"), ranks=2)
-    with pytest.raises(UsageError, match="a script trains shares of its own"):
+    with pytest.raises(UsageError, match="a script divides its data itself"):
         SCRIPT_RULES.check_fit(RunConfig(), create("parameter_server:asynchronous=true"), ranks=2)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -20,12 +21,19 @@ from paceline.launch.emulation.hosts import emulated_hosts
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
 
+pytestmark = pytest.mark.takes(60)
+
 QUICK = ("--batch", "16", "--repeats", "1", "--max-repeats", "1", "--no-doctor", "--no-proof")
 
 
 def free_master() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    """An address for hosts to meet at. Its port is none that the kernel gives to others while it is still free."""
+    with ExitStack() as closing:
+        for port in random.sample(range(29_000, 32_000), 100):
+            with suppress(OSError):
+                closing.enter_context(socket.create_server(("127.0.0.1", port)))
+                return f"127.0.0.1:{port}"
+    raise AssertionError("no port is free")
 
 
 def on_two_hosts(*arguments: str, expect: int = 0) -> list[subprocess.CompletedProcess[str]]:
@@ -66,7 +74,7 @@ class Compared:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
-    arguments = ("compare", "workloads:plain", "--strategies", "ddp,gather_scatter", "--steps", "10", *QUICK)
+    arguments = ("compare", "user_workloads:plain", "--strategies", "ddp,gather_scatter", "--steps", "10", *QUICK)
     return Compared(tmp_path_factory.mktemp("compared"), *arguments, expect=0)
 
 
@@ -98,7 +106,7 @@ def test_a_host_that_follows_says_who_leads_and_leaves_nothing(compared: Compare
 
 
 def test_a_rank_that_fails_on_another_host_is_the_reason_on_all(tmp_path: Path) -> None:
-    arguments = ("compare", "workloads:fails_on_rank_1", "--strategies", "ddp", "--steps", "10", *QUICK)
+    arguments = ("compare", "user_workloads:fails_on_rank_1", "--strategies", "ddp", "--steps", "10", *QUICK)
     failed = Compared(tmp_path, *arguments, expect=6)
     for said in (failed.leader.stderr, failed.error):
         assert "RuntimeError: sample 17 is damaged" in said
@@ -110,7 +118,7 @@ def test_a_rank_that_fails_on_another_host_is_the_reason_on_all(tmp_path: Path) 
 def test_hosts_that_were_asked_for_different_things_refuse_each_other(tmp_path: Path) -> None:
     options = (
         "train",
-        "workloads:plain",
+        "user_workloads:plain",
         "--hosts",
         "2",
         "--ranks",
@@ -130,7 +138,7 @@ def test_hosts_that_were_asked_for_different_things_refuse_each_other(tmp_path: 
 
 def test_one_run_on_two_hosts(tmp_path: Path) -> None:
     leader, other = on_two_hosts(
-        "train", "workloads:plain", "--batch", "16", "--epochs", "2", "--out", str(tmp_path / "run")
+        "train", "user_workloads:plain", "--batch", "16", "--epochs", "2", "--out", str(tmp_path / "run")
     )
     record = read_run(tmp_path / "run")
     assert record.summary is not None
@@ -141,14 +149,14 @@ def test_one_run_on_two_hosts(tmp_path: Path) -> None:
 
 def test_a_host_that_nobody_answers_gives_up(tmp_path: Path) -> None:
     options = ("--hosts", "2", "--ranks", "2", "--master", "127.0.0.1:9", "--timeout", "1", "--node-rank", "1")
-    done = paceline("train", "workloads:plain", *options, "--out", str(tmp_path / "run"), expect=5)
+    done = paceline("train", "user_workloads:plain", *options, "--out", str(tmp_path / "run"), expect=5)
     assert "host 1 cannot reach host 0 at 127.0.0.1:9" in done.stderr
     assert "start the same command on all 2 hosts" in done.stderr
     assert "frame #" not in done.stderr
 
 
 @contextmanager
-def two_that_compare(out: Path, workload: str = "workloads:slow") -> Iterator[list[Forked]]:
+def two_that_compare(out: Path, workload: str = "user_workloads:slow") -> Iterator[list[Forked]]:
     """Two hosts in the middle of a comparison that would take days."""
     options = (workload, "--strategies", "ddp,allreduce", "--steps", "1000000", *QUICK, "--out", str(out))
     launch = ("--hosts", "2", "--ranks", "2", "--master", free_master())
@@ -169,19 +177,19 @@ def test_a_host_that_dies_is_named_by_the_others_and_no_strategy_is_blamed(
         assert left.returncode == 5, left.stderr
         assert other in left.stderr
         assert "Traceback" not in left.stderr
-        _, alive = psutil.wait_procs(ranks, timeout=10)
+        _, alive = psutil.wait_procs(ranks, timeout=60)
         assert not alive
     assert read_experiment(tmp_path / "compared").events_of("failure") == []
 
 
 def test_a_rank_that_is_busy_ends_with_those_that_failed_on_another_host(tmp_path: Path) -> None:
-    options = ("workloads:fails_while_rank_0_is_busy", "--batch", "16", "--out", str(tmp_path / "run"))
+    options = ("user_workloads:fails_while_rank_0_is_busy", "--batch", "16", "--out", str(tmp_path / "run"))
     for said in on_two_hosts("train", *options, expect=6):
         assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in said.stderr
 
 
 def test_ctrl_c_on_the_leader_lets_the_others_go_whatever_their_ranks_do(tmp_path: Path) -> None:
-    with two_that_compare(tmp_path / "compared", "workloads:hangs_on_rank_1") as hosts:
+    with two_that_compare(tmp_path / "compared", "user_workloads:hangs_on_rank_1") as hosts:
         os.kill(hosts[0].pid, signal.SIGINT)
         assert [host.end().returncode for host in hosts] == [130, 130]
 
@@ -199,7 +207,7 @@ def test_compare_under_torchrun(tmp_path: Path) -> None:
     ]
     arguments = [
         "compare",
-        "workloads:plain",
+        "user_workloads:plain",
         "--strategies",
         "single,ddp",
         "--steps",
@@ -227,7 +235,7 @@ def test_a_name_that_leads_home_does_not_keep_hosts_apart(tmp_path: Path) -> Non
             own.write_text(f"127.0.0.1 localhost\n{address} n0\n")
             arguments = (
                 "train",
-                "workloads:plain",
+                "user_workloads:plain",
                 "--batch",
                 "16",
                 "--hosts",

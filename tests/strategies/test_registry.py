@@ -88,7 +88,7 @@ def test_options_reach_the_strategy() -> None:
         ("gather", "there is no strategy 'gather'", "did you mean 'gather_scatter'?"),
         ("ddp:bucket=1", "there is no ddp option 'bucket'", "did you mean 'bucket_mb'?"),
         ("ddp:bucket_mb=big", "ddp:bucket_mb='big' is not valid", "it takes a number"),
-        ("ddp:bucket_mb=0", "ddp:bucket_mb is 0.0", "it has to be more than 0"),
+        ("ddp:bucket_mb=0", "ddp:bucket_mb is 0.0", "it must be more than 0"),
         ("ddp:overlap=2", "ddp:overlap='2' is not valid", "it takes true or false"),
     ],
 )

@@ -57,7 +57,7 @@ class Slow(Mean):
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
         """Sleeps before it agrees."""
-        time.sleep(0.03)
+        time.sleep(0.1)
         super().agree(gradients)
 
 

@@ -45,8 +45,10 @@ def command(
     from paceline.report.live.live_table import LiveTable
 
     messages = Console(stderr=True, highlight=False)
+    display = LiveTable(messages)
     return carry_out(
-        lambda tell: compare(run, launch, config, out, LiveTable(messages), tell, notifier(messages), context.args),
+        lambda tell: compare(run, launch, config, out, display, tell, notifier(messages), context.args),
+        display,
         messages,
         as_json=as_json,
         trace=run.trace,

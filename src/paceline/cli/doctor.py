@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.interrupts import CtrlC
 from paceline.cli.messages import data_console
 from paceline.cli.options import takes
 from paceline.config import EXAMINED_SETTINGS, LaunchConfig, RunConfig
@@ -39,25 +40,32 @@ def command(
     from paceline.report.terminal.doctor import LiveExamination, print_examination, to_json
 
     console = messages()
-    watched: list[Path] = []
+    watched: list[LiveExamination] = []
 
     def watch(folder: Path) -> LiveExamination:
-        watched.append(folder)
-        return LiveExamination(folder, console)
+        watched.append(LiveExamination(folder, console))
+        return watched[-1]
 
-    try:
-        result = doctor(run, launch, out, watch, notifier(console))
-    except KeyboardInterrupt:
-        if not watched:
-            raise
-        console.print(f"interrupted; what was done is in {watched[0]}", markup=False)
+    with CtrlC() as ctrl_c:
+        try:
+            result = doctor(run, launch, out, watch, notifier(console))
+            ctrl_c.hold()
+        except KeyboardInterrupt:
+            if not watched:
+                raise
+            console.print(f"interrupted; what was done is in {watched[0].folder}", markup=False)
+            return INTERRUPTED_EXIT_CODE
+        finally:
+            for display in watched:
+                display.close()
+        if result is None:
+            return 0
+        examination, folder = result
+        if as_json:
+            typer.echo(json.dumps(strict(to_json(examination, folder)), indent=2, allow_nan=False))
+        else:
+            print_examination(examination, data_console())
+            typer.echo(f"record: {folder / DOCTOR_FILE}")
+    if ctrl_c.came:
         return INTERRUPTED_EXIT_CODE
-    if result is None:
-        return 0
-    examination, folder = result
-    if as_json:
-        typer.echo(json.dumps(strict(to_json(examination, folder)), indent=2, allow_nan=False))
-    else:
-        print_examination(examination, data_console())
-        typer.echo(f"record: {folder / DOCTOR_FILE}")
     return PROBLEM_EXIT_CODE if problems(findings(examination)) else 0

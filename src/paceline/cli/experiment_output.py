@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from paceline.cli.interrupts import hold_interrupt
+from paceline.cli.interrupts import CtrlC
 from paceline.cli.messages import data_console, show_error
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.analysis.comparison import CandidateRow
     from paceline.analysis.record_set import RecordSet
     from paceline.records.find import Record
+    from paceline.report.live.live_table import LiveTable
 
 
 @dataclass(frozen=True)
@@ -94,30 +95,40 @@ def _of_scaling(pooled: RecordSet) -> ExperimentOutput:
 
 def carry_out(
     run: Callable[[Callable[[Path], None]], None],
+    display: LiveTable,
     messages: Console,
     *,
     as_json: bool,
     trace: bool,
 ) -> int:
-    """Runs an experiment, which tells its folder as soon as it is there, and reports it; returns the exit code."""
+    """Runs an experiment, which tells its folder as soon as it is there, and reports it; returns the exit code.
+
+    Ctrl-C ends the experiment and not the report, however often and whenever it is pressed.
+    """
     from paceline.records.experiment import read_experiment
 
     folders: list[Path] = []
     failure: PacelineError | None = None
     interrupted = False
-    try:
-        run(folders.append)
-    except KeyboardInterrupt:
-        if not folders:
-            raise
-        interrupted = True
-    except PacelineError as error:
-        if not folders:
-            raise
-        failure = error
-    if not folders:  # A host that took part, and has nothing to show.
-        return 0
-    with hold_interrupt() as ctrl_c:
+    with CtrlC() as ctrl_c:
+        try:  # Covers everything up to `hold`, so that no Ctrl-C is left uncaught.
+            try:
+                run(folders.append)
+            except Exception as error:
+                if ctrl_c.came:  # A library turned Ctrl-C into an error of its own.
+                    raise KeyboardInterrupt from error
+                if not folders or not isinstance(error, PacelineError):
+                    raise
+                failure = error
+            ctrl_c.hold()
+        except KeyboardInterrupt:
+            ctrl_c.hold()
+            if not folders:
+                raise
+            interrupted = True
+        if not folders:  # A host that took part, and has nothing to show.
+            return 0
+        display.close()
         outcome = output_of([read_experiment(folders[0])])
         if failure is None or outcome.measured:
             missing = _report(outcome, folders[0], messages, as_json=as_json, trace=trace)

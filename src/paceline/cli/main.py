@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from paceline.cli import compare, doctor, report, scale, strategies, submit, train
 from paceline.cli.emulation import TYPED
+from paceline.cli.interrupts import CtrlC
 from paceline.cli.messages import messages, show_error
 from paceline.cli.options import PassThroughCommand
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
 
+
+class Commands(TyperGroup):
+    """Group of all commands that raises `Abort` on Ctrl-C: typer would only set the exit code, without a message."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+
 app = typer.Typer(
     name="paceline",
+    cls=Commands,
     help="Trains PyTorch models data-parallel under every way of synchronising gradients, "
     "and tells you which one to pick and why.",
     add_completion=False,
@@ -56,7 +72,16 @@ def _root(
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and leaves with an exit code that tells the kind of failure."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Its warnings are for those who build it; we tell errors.
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    with CtrlC(then=signal.SIG_DFL) as ctrl_c:  # Ctrl-C during Python's exit shows no traceback.
+        try:
+            code = run(sys.argv[1:] if arguments is None else arguments)
+            ctrl_c.hold()
+        except KeyboardInterrupt:  # Outside of the command.
+            ctrl_c.hold()
+            code = INTERRUPTED_EXIT_CODE
+        with suppress(OSError, ValueError):  # Python's exit flushes again and reports the error.
+            sys.stdout.flush()
+    sys.exit(INTERRUPTED_EXIT_CODE if ctrl_c.came and not code else code)
 
 
 def run(arguments: list[str]) -> int:

@@ -41,8 +41,10 @@ def command(
     from paceline.report.live.scaling_table import ScalingLiveTable
 
     messages = Console(stderr=True, highlight=False)
+    display = ScalingLiveTable(messages)
     return carry_out(
-        lambda tell: scale(run, launch, config, out, ScalingLiveTable(messages), tell, notifier(messages)),
+        lambda tell: scale(run, launch, config, out, display, tell, notifier(messages)),
+        display,
         messages,
         as_json=as_json,
         trace=run.trace,

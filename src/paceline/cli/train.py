@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.interrupts import CtrlC
 from paceline.cli.messages import data_console, notifier
 from paceline.cli.options import takes
 from paceline.config import LaunchConfig, RunConfig
-from paceline.errors import PacelineError
+from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError
 
 
 @takes(RunConfig, LaunchConfig)
@@ -21,7 +22,7 @@ def command(
     *,
     out: Annotated[Path | None, typer.Option(help="Folder of the record [default: a new one under runs/].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False,
-) -> None:
+) -> int:
     """Train a workload under one strategy, and leave a record of it."""
     from rich.console import Console
 
@@ -35,39 +36,44 @@ def command(
     from paceline.report.trace import format_trace_paths, write_traces
 
     messages = Console(stderr=True)
-    watched: list[Path] = []
+    watched: list[LiveRun] = []
 
     def watch(folder: Path) -> LiveRun:
-        watched.append(folder)
-        return LiveRun(folder, messages)
+        watched.append(LiveRun(folder, messages))
+        return watched[-1]
 
-    try:
-        record = train(run, launch, out, watch, notifier(messages))
-    except KeyboardInterrupt:
-        if watched:
-            messages.print(
-                f"interrupted; what was done is in {watched[0]}", markup=False, highlight=False, soft_wrap=True
-            )
-        raise
-    if record is None:
-        return
-    for warning in (untracked_traffic(run.strategy, record.summary), unplanned_bytes(run.strategy, record)):
-        if warning is not None:
-            messages.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
-    traces: list[Path] = []
-    failure: PacelineError | None = None
-    try:
-        traces = write_traces([record]) if run.trace else []
-    except PacelineError as error:
-        failure = error
-    if as_json:
-        where = {"record": str(record.path), "trace": str(traces[0]) if traces else None}
-        payload = payload_of(record)
-        counted = {"payload": None if payload is None else payload.to_dict()}
-        typer.echo(json.dumps({**where, **summarise(record), **run_json(record), **counted}, indent=2))
-    else:
-        print_run(record, data_console())
-        if traces:
-            typer.echo(format_trace_paths(traces))
+    with CtrlC() as ctrl_c:
+        try:
+            record = train(run, launch, out, watch, notifier(messages))
+            ctrl_c.hold()
+        except KeyboardInterrupt:
+            if not watched:
+                raise
+            notifier(messages)(f"interrupted; what was done is in {watched[0].folder}")
+            return INTERRUPTED_EXIT_CODE
+        finally:
+            for display in watched:
+                display.close()
+        if record is None:
+            return 0
+        for warning in (untracked_traffic(run.strategy, record.summary), unplanned_bytes(run.strategy, record)):
+            if warning is not None:
+                notifier(messages)(f"warning: {warning}")
+        traces: list[Path] = []
+        failure: PacelineError | None = None
+        try:
+            traces = write_traces([record]) if run.trace else []
+        except PacelineError as error:
+            failure = error
+        if as_json:
+            where = {"record": str(record.path), "trace": str(traces[0]) if traces else None}
+            payload = payload_of(record)
+            counted = {"payload": None if payload is None else payload.to_dict()}
+            typer.echo(json.dumps({**where, **summarise(record), **run_json(record), **counted}, indent=2))
+        else:
+            print_run(record, data_console())
+            if traces:
+                typer.echo(format_trace_paths(traces))
     if failure is not None:  # After the summary, which does not need the trace.
         raise failure
+    return INTERRUPTED_EXIT_CODE if ctrl_c.came else 0

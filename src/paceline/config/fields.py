@@ -1,4 +1,4 @@
-"""Dataclasses of settings in general: their bounds and choices, what their fields mean, and reading them from TOML."""
+"""Fields of config dataclasses: checks of bounds and choices, docstrings of fields, reading from TOML."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from paceline.errors import UsageError, unknown_name, wrong_choice
 
 ConfigT = TypeVar("ConfigT")
 NUMBERS: Mapping[str, Any] = {"numbers": True}
-"""Of a field whose text is a list of numbers, as 1,2,4: a file may have them as numbers too."""
+"""Metadata of a field whose text is a list of numbers, as in 1,2,4; a TOML file may also hold a list."""
 
 
 def check_choices(config: object) -> None:
-    """Refuses a value outside a field's `Literal`, with the nearest one that is inside."""
+    """Raise for a value that is not in a field's `Literal`; the error suggests the nearest one."""
     for name, kind in typing.get_type_hints(type(config)).items():
         value = getattr(config, name)
         if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
@@ -30,23 +30,23 @@ def check_choices(config: object) -> None:
 
 
 def check_bounds(config: object, names: tuple[str, ...], holds: typing.Callable[[Any], bool], bound: str) -> None:
-    """Refuses a number outside its bound, naming its option."""
+    """Raise for a number out of bounds, naming its option."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not holds(value):
-            raise UsageError(f"--{name.replace('_', '-')} is {value}.", hint=f"it has to be {bound}")
+            raise UsageError(f"--{name.replace('_', '-')} is {value}.", hint=f"it must be {bound}")
 
 
 @functools.cache
 def field_docs(owner: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, which Python itself throws away."""
+    """Return the docstring under each field of a dataclass, read from the source: Python does not keep them."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
     (definition,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     return field_docs_of_source(definition)
 
 
 def field_docs_of_source(definition: ast.ClassDef) -> dict[str, str]:
-    """As `field_docs`, from a parsed class, so that a file can be explained without importing it."""
+    """Return the docstrings of fields of a parsed class, so that no module needs to be imported."""
     docs: dict[str, str] = {}
     for statement, after in zip(definition.body, definition.body[1:], strict=False):
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
@@ -57,7 +57,7 @@ def field_docs_of_source(definition: ast.ClassDef) -> dict[str, str]:
 
 
 def owners(*kinds: type) -> dict[str, type]:
-    """By name of a field, the config that it belongs to: the first of those that have it."""
+    """Map each field name to the first config class that has it."""
     found: dict[str, type] = {}
     for kind in kinds:
         for own in fields(kind):
@@ -66,7 +66,7 @@ def owners(*kinds: type) -> dict[str, type]:
 
 
 def read_toml(path: Path, *kinds: type, without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The settings of a TOML file, flat, each checked to be a field of one of `kinds`."""
+    """Read the settings of a TOML file as a flat dict; raise for keys that are no fields of `kinds`."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -84,7 +84,7 @@ def read_toml(path: Path, *kinds: type, without: frozenset[str] = frozenset()) -
 
 
 def _setting(kind: type, key: str, value: Any, path: Path) -> Any:
-    """A value of a file as its config takes it."""
+    """Convert a value from a TOML file to the type of its field."""
     expected = typing.get_type_hints(kind)[key]
     (declared,) = [own for own in fields(kind) if own.name == key]
     if declared.metadata == NUMBERS:
@@ -93,12 +93,12 @@ def _setting(kind: type, key: str, value: Any, path: Path) -> Any:
             return ",".join(map(str, numbers))
     if not _fits(value, expected):
         more = ", a whole number or a list of them" if declared.metadata == NUMBERS else ""
-        raise UsageError(f"{key} in {path} is {value!r}.", hint=f"it takes {_in_words(expected)}{more}")
+        raise UsageError(f"{key} in {path} is {value!r}.", hint=f"it takes {_format_type(expected)}{more}")
     return value
 
 
 TEXTS = tuple[str, ...]
-"""A setting that may be given several times."""
+"""Type of a setting that may be given several times."""
 
 
 def _members(kind: Any) -> list[Any]:
@@ -115,13 +115,13 @@ def _fits(value: object, kind: Any) -> bool:
     return isinstance(value, tuple(members)) or (isinstance(value, int) and float in members)
 
 
-def _in_words(kind: Any) -> str:
+def _format_type(kind: Any) -> str:
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", TEXTS: "a list of texts"}
     return " or ".join(words[member] for member in _members(kind) if member in words)
 
 
 def from_mapping(kind: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
-    """Builds one config from a mapping that may hold others' keys too (None means: not given)."""
+    """Build one config from a mapping, ignoring keys of other configs and values that are None (not given)."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     given = {name: value for name, value in values.items() if name in names and value is not None}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})

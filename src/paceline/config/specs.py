@@ -1,4 +1,4 @@
-"""Parses `name:key=value,key=value`, the way a strategy or a data set is written with its options."""
+"""Parse `name:key=value,key=value`, the notation of a strategy or a data set with options."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OptionsT = TypeVar("OptionsT")
 
 @dataclass(frozen=True)
 class Spec:
-    """A name and its options as the user wrote them, not yet converted."""
+    """A name and its options as text, not yet converted."""
 
     name: str
     options: dict[str, str]
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Reads `ddp`, `ddp:bucket_mb=1`, and for the user's own `module:Class` or `module:Class:key=value`."""
+        """Parse `ddp`, `ddp:bucket_mb=1`, or user code as `module:Class` or `module:Class:key=value`."""
         name, *rest = text.strip().split(":")
         if rest and "=" not in rest[0]:
             name = f"{name}:{rest.pop(0)}"
@@ -45,7 +45,7 @@ class Spec:
 
 
 def split_list(text: str) -> list[str]:
-    """Splits `a,b:x=1,y=2,c` where a new name starts: a comma before `key=` belongs to the name before it."""
+    """Split `a,b:x=1,y=2,c` into specs: a comma before `key=` separates options, any other separates specs."""
     items: list[str] = []
     for part in text.split(","):
         inside_options = items and ":" in items[-1] and "=" in part and ":" not in part.split("=")[0]
@@ -57,7 +57,7 @@ def split_list(text: str) -> list[str]:
 
 
 def build(options_type: type[OptionsT], values: dict[str, str], owner: str) -> OptionsT:
-    """Builds the options dataclass from the user's words, naming the option that is unknown or has the wrong type."""
+    """Build the options dataclass from text; raise for an unknown option or a value of the wrong type."""
     fields = {field.name: field for field in dataclasses.fields(options_type)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(options_type)
     converted: dict[str, object] = {}
@@ -71,17 +71,17 @@ def build(options_type: type[OptionsT], values: dict[str, str], owner: str) -> O
 
 
 def check_positive(owner: str, options: object, *names: str) -> None:
-    """Refuses options of 0 or less, and what is no number."""
+    """Raise for options that are not positive numbers."""
     for name in names:
         if not getattr(options, name) > 0:
-            raise UsageError(f"{owner}:{name} is {getattr(options, name)}.", hint="it has to be more than 0")
+            raise UsageError(f"{owner}:{name} is {getattr(options, name)}.", hint="it must be more than 0")
 
 
 _TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
 
 
 def convert(kind: Any, text: str, where: str) -> object:
-    """Reads one value as `bool`, `int`, `float`, `str`, `tuple[int, ...]` (written 3x32x32) or an optional of these."""
+    """Convert text to `bool`, `int`, `float`, `str`, `tuple[int, ...]` (written 3x32x32) or an optional of these."""
     if isinstance(kind, types.UnionType):
         if text.lower() == "none" and type(None) in kind.__args__:
             return None

@@ -1,1 +1,1 @@
-"""Which runs, in which order, how often: what stands behind each command."""
+"""Experiments: the checks, runs, order and repeats behind each command."""

@@ -1,4 +1,4 @@
-"""What `compare` compares: strategies, settings, or both, each with a name of its own."""
+"""The candidates of a comparison: strategies, settings, or both, each with a unique name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from paceline.config import CompareConfig, RunConfig
-from paceline.config.slow_ranks import NOBODY, check_slow_ranks
+from paceline.config.slow_ranks import NO_RANK, check_slow_ranks
 from paceline.config.specs import convert, split_list
 from paceline.errors import UsageError, unknown_name
 from paceline.experiments.checks import check_strategy
 from paceline.experiments.names import check_names
 from paceline.launch.launcher_process import Shape
-from paceline.records.experiment import Candidate
-from paceline.records.experiment import CandidateRole as CandidateRole
+from paceline.records.experiment import Candidate, CandidateRole
 from paceline.strategies.base.strategy import Strategy
 from paceline.strategies.registry import create, in_a_set, parse_list
 
@@ -29,25 +28,25 @@ FIXED = {
     "profile": "it changes nothing that is measured",
     "timeout": "it changes nothing that is measured",
 }
-"""Settings that cannot be varied, and what to do instead."""
+"""Settings that cannot be varied, and the hint to show."""
 
 
 class CandidateRules(Protocol):
-    """What may be compared."""
+    """Rules on what may vary between candidates."""
 
     @property
     def fixed(self) -> Mapping[str, str]:
-        """Settings that cannot be varied, and what to do instead."""
+        """Settings that cannot be varied, and the hint to show."""
 
     def check_names(self, config: RunConfig) -> None:
-        """Refuses names that nothing has."""
+        """Raise for unknown names."""
 
     def check_fit(self, config: RunConfig, strategy: Strategy, ranks: int) -> None:
-        """Refuses a strategy that does not fit."""
+        """Raise for a strategy that does not support the settings."""
 
 
 class WorkloadRules:
-    """The rules for workloads that our loop trains."""
+    """Rules for workloads, which our own loop trains."""
 
     fixed: Mapping[str, str] = FIXED
 
@@ -63,7 +62,7 @@ WORKLOAD_RULES = WorkloadRules()
 
 @dataclass(frozen=True)
 class CandidateConfig:
-    """A candidate, with the configuration of its runs."""
+    """A candidate with the config and the shape of its runs."""
 
     candidate: Candidate
     config: RunConfig
@@ -73,7 +72,7 @@ class CandidateConfig:
 def make_candidates(
     base: RunConfig, compare: CompareConfig, shape: Shape, rules: CandidateRules = WORKLOAD_RULES
 ) -> list[CandidateConfig]:
-    """Every strategy under every combination of the settings that vary, checked, in the order they were named."""
+    """Return every strategy with every combination of the varied settings, checked, in the order given."""
     ranks = shape.ranks
     text = compare.strategies or ("ddp" if compare.vary else "usual")
     strategies = parse_list(text)
@@ -94,36 +93,36 @@ def make_candidates(
                 continue
             raise
         words = [strategy_text] if several else []
-        name = " ".join([*words, *[f"{key}={_shown(value)}" for key, value in settings.items()]])
+        name = " ".join([*words, *[f"{key}={_format_value(value)}" for key, value in settings.items()]])
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:
             name = f"{name} ({taken[name]})"
         candidate = Candidate(name, strategy_text, settings, role_of(strategy, ranks), strategy.lossless)
         candidate_configs.append(CandidateConfig(candidate, config, shape))
     if not candidate_configs:
-        raise UsageError(f"none of {text} fits these settings.", hint="`paceline strategies` lists what there is")
+        raise UsageError(f"none of {text} supports these settings.", hint="`paceline strategies` lists all strategies")
     return candidate_configs
 
 
 def reference_of(candidates: Sequence[Candidate]) -> str:
-    """The candidate that ratios are relative to: `ddp`, else the first that could be picked, else the first."""
+    """Return the name of the candidate that ratios are relative to: `ddp`, else the first with that role, else any."""
     eligible = [candidate for candidate in candidates if candidate.role == "candidate"]
     named = [candidate for candidate in eligible if candidate.strategy == "ddp"]
     return (named or eligible or list(candidates))[0].name
 
 
 def _variations(vary: Sequence[str], fixed: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Every combination of the settings in `KEY=A,B` texts."""
+    """Yield every combination of the settings in `KEY=A,B` texts."""
     axes = [_axis(text, fixed) for text in vary]
     keys = [key for key, _ in axes]
     if len(set(keys)) < len(keys):
-        raise UsageError(f"--vary names {keys[0]} twice.", hint="name all values of a setting at once: KEY=A,B,C")
+        raise UsageError(f"--vary names {keys[0]} twice.", hint="give all values of a setting at once: KEY=A,B,C")
     for values in itertools.product(*[values for _, values in axes]):
         yield dict(zip(keys, values, strict=True))
 
 
 def varied_keys(compare: CompareConfig) -> set[str]:
-    """The settings that vary."""
+    """Return the names of the settings that vary."""
     return {_key(text) for text in compare.vary}
 
 
@@ -145,25 +144,25 @@ def _axis(text: str, fixed: Mapping[str, str]) -> tuple[str, list[Any]]:
 
 
 def _with_global_batch(config: RunConfig, ranks: int, varies: set[str]) -> RunConfig:
-    """The same global batch for all, `single` too: --batch-per-rank is what each of the ranks gets."""
+    """Convert --batch-per-rank to a global batch, so that all candidates, `single` too, train on the same batch."""
     if "batch" in varies or config.batch_per_rank is None:
         return replace(config, batch_per_rank=None)
     return replace(config, batch=config.batch_per_rank * ranks, batch_per_rank=None)
 
 
 def role_of(strategy: Strategy, ranks: int) -> CandidateRole:
-    """What a strategy can be in an experiment."""
+    """Return the role of a strategy in an experiment."""
     if not strategy.exchanges:
         return "bound"
     return "baseline" if strategy.is_alone(ranks) else "candidate"
 
 
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value) or NOBODY
+def _format_value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) or NO_RANK
 
 
 def shared_settings(settings: Mapping[str, Any], candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
-    """Of one entrant's settings those that all entrants have, for the record."""
+    """Return the settings of one candidate that all candidates share, for the record."""
     varied = {
         "strategy",
         *[key for candidate_config in candidate_configs for key in candidate_config.candidate.settings],

@@ -1,4 +1,4 @@
-"""Checks a configuration before any process starts, so that a mistake costs a second and not a launch."""
+"""Checks of a configuration before any process starts, so that a mistake costs a second and not a launch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from paceline.errors import UsageError
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import create
-from paceline.training.sync import not_together
+from paceline.training.sync import sync_batchnorm_unsupported
 from paceline.training.tensorboard import check_tensorboard
 from paceline.user_code import file_digest, source_digest
-from paceline.workloads.names import is_own
+from paceline.workloads.names import is_user_workload
 
 RANKS_ON_A_CPU = 2
-"""How many ranks a host gets when the user says nothing: enough to see what synchronising costs."""
-OF_ONE_HOST = frozenset({"node_rank", "master", "iface", "threads", "data_dir"})
+"""Ranks on a host without a GPU, unless the user gives a number: enough to measure synchronisation."""
+PER_HOST_SETTINGS = frozenset({"node_rank", "master", "iface", "threads", "data_dir"})
 """Settings that may differ between the hosts of a launch."""
 
 
 def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProcess) -> Shape:
-    """How many ranks to start on how many hosts, once everything about them is known to fit."""
+    """Return the number of hosts and ranks to start; raise if config, strategy and devices do not fit them."""
     if config.tensorboard:
         check_tensorboard()
     strategy = create(config.strategy, allow_unused=config.allow_unused)
@@ -46,76 +46,76 @@ def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProc
     check_slowed(config, strategy, shape.ranks)
     if config.backend == "nccl" and local_ranks > gpus and launcher.ranks is None:
         raise UsageError(
-            f"nccl needs a GPU of its own for each rank, but there are {gpus} for {local_ranks} ranks.",
+            f"nccl needs one GPU per rank, but this host has {gpus} for {local_ranks} ranks.",
             hint=f"use --ranks {gpus} or --backend gloo" if gpus else "use --backend gloo",
         )
     return shape
 
 
 def settings_of(command: str, launch: LaunchConfig, *configs: object) -> dict[str, Any]:
-    """What all hosts of a launch have to have in common, for them to compare."""
+    """Return the settings that must be equal on all hosts of a launch."""
     settings: dict[str, Any] = {"command": command}
     for config in (*configs, launch):
         settings |= {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in dataclasses.asdict(config).items()  # type: ignore[call-overload]
-            if name not in OF_ONE_HOST
+            if name not in PER_HOST_SETTINGS
         }
-    return settings | {"own_code": _own_code(settings)}
+    return settings | {"user_code": _user_code(settings)}
 
 
-def _own_code(settings: Mapping[str, Any]) -> list[str | None]:
-    """What tells the user's own workload, strategy and script apart from other versions of them."""
+def _user_code(settings: Mapping[str, Any]) -> list[str | None]:
+    """Return digests of the user's workload, strategy and script, to detect different versions between hosts."""
     script = settings.get("script")
     named = (str(settings["workload"]), Spec.parse(str(settings["strategy"])).name)
-    modules = [name.partition(":")[0] for name in named if is_own(name)]
+    modules = [name.partition(":")[0] for name in named if is_user_workload(name)]
     return [*[source_digest(module) for module in modules], file_digest(Path(script)) if script else None]
 
 
 def place_settings() -> dict[str, Any]:
-    """What an experiment says of the emulation it is made in; nothing but nulls on real hosts."""
-    place = emulation_info(os.environ)
-    return {"emulated": place and place.spec, "host_cpus": place and place.host_cpus}
+    """Return the emulation settings of an experiment; None values on real hosts."""
+    info = emulation_info(os.environ)
+    return {"emulated": info and info.spec, "host_cpus": info and info.host_cpus}
 
 
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
-    """Refuses what the strategy cannot do, and a batch that is too small for its workers."""
+    """Raise for settings that the strategy does not support, and for a batch too small for its workers."""
     strategy.check_ranks(ranks)
     roles = strategy.roles(ranks)
     config.global_batch(roles.count(Role.WORKER))
     for rank in config.slowed:
         if rank < ranks and roles[rank] is Role.SERVER:
-            raise _computes_nothing(rank, strategy, roles)
+            raise _does_not_train(rank, strategy, roles)
     if config.bn == "sync" and not strategy.lockstep:
-        raise not_together(strategy)
+        raise sync_batchnorm_unsupported(strategy)
     wanted = {"clip": config.clip_norm is not None, "accumulate": config.accumulate > 1}
     for ability, asked in wanted.items():
         if asked and ability not in strategy.supports:
             option = {"clip": "--clip-norm", "accumulate": "--accumulate"}[ability]
-            where = "" if strategy.lockstep else " where ranks do not step together"
+            where = "" if strategy.lockstep else " in asynchronous mode"
             raise UsageError(
                 f"{strategy.name} does not support {option}{where}.", hint="leave it out, or use another strategy"
             )
 
 
 def check_slowed(config: RunConfig, strategy: Strategy, ranks: int) -> None:
-    """Refuses to slow down a rank that is not there, or that has nothing to compute."""
+    """Raise for a slowed rank that does not exist or does not train."""
     check_slow_ranks(config.slowed, ranks)
     roles = strategy.roles(ranks)
     for rank in config.slowed:
         if roles[rank] is not Role.WORKER:
-            raise _computes_nothing(rank, strategy, roles)
+            raise _does_not_train(rank, strategy, roles)
 
 
-def _computes_nothing(rank: int, strategy: Strategy, roles: Sequence[Role]) -> UsageError:
+def _does_not_train(rank: int, strategy: Strategy, roles: Sequence[Role]) -> UsageError:
     return UsageError(
-        f"--slow-rank names rank {rank}, which computes nothing under {strategy.name}.",
-        hint=f"ranks that do: {', '.join(str(own) for own, role in enumerate(roles) if role is Role.WORKER)}",
+        f"--slow-rank names rank {rank}, which does not train under {strategy.name}.",
+        hint=f"ranks that train: {', '.join(str(rank) for rank, role in enumerate(roles) if role is Role.WORKER)}",
     )
 
 
 def gpus_to_use(config: RunConfig) -> int:
-    """GPUs of this host that the run may use."""
+    """Return the number of GPUs of this host that the run may use."""
     gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
     if config.device == "cuda" and not gpus:
         raise UsageError("--device cuda was given, but torch sees no GPU.", hint="use --device cpu, or leave it out")

@@ -1,4 +1,4 @@
-"""`compare`: candidates side by side on ranks of one shape, until it is clear which is the fastest."""
+"""`paceline compare`: measure candidates on ranks of one shape until it is clear which is the fastest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULT_STEPS = 40
 
 @dataclass
 class CompareExperiment(Experiment):
-    """A comparison while it goes on: it ends when the two fastest can be told apart, or have had enough chances."""
+    """A comparison in progress: ends when the two fastest clearly differ or are equal, or after the most repeats."""
 
     def enough(self, repeats: int) -> bool:
         comparison = compare_records(collect_records([read_experiment(self.folder.path)]))
@@ -45,13 +45,13 @@ def compare(
     config: CompareConfig,
     out: Path | None,
     display: ProgressDisplay,
-    tell_folder: Callable[[Path], None],
+    on_folder: Callable[[Path], None],
     notify: Notify,
     script_args: Sequence[str] = (),
 ) -> None:
-    """Runs a whole comparison. Its folder, told as soon as it is there, holds what was done even after an interrupt.
+    """Run a comparison. Its folder holds what was measured, even after an interrupt.
 
-    No folder is told on a host that only takes part: all but the first.
+    Calls `on_folder` with the folder as soon as it exists; only on the leader.
     """
     launcher = find_launcher_process(launch, os.environ)
     target, base = choose_target(base, config, script_args)
@@ -60,12 +60,11 @@ def compare(
         base = replace(base, steps=DEFAULT_STEPS)
     shape = choose_shape(base, launch, launcher)
     candidate_configs = make_candidates(base, config, shape, target.rules)
-    too_few = [
-        e.config.steps for e in candidate_configs if e.config.steps is not None and e.config.steps <= WARM_UP_STEPS
-    ]
+    steps = [one.config.steps for one in candidate_configs if one.config.steps is not None]
+    too_few = [number for number in steps if number <= WARM_UP_STEPS]
     if too_few:
         raise UsageError(
-            f"--steps {too_few[0]} leaves nothing to measure: the first {WARM_UP_STEPS} steps warm up.",
+            f"--steps {too_few[0]} leaves no step to measure: the first {WARM_UP_STEPS} are warm-up.",
             hint="use --steps 40, or leave it out",
         )
     candidates = [candidate_config.candidate for candidate_config in candidate_configs]
@@ -98,6 +97,6 @@ def compare(
             design=design,
             provenance=provenance(),
         )
-        tell_folder(folder.path)
+        on_folder(folder.path)
         display.plan(design | {"candidates": [candidate.name for candidate in candidates]}, candidate_configs[0].config)
         CompareExperiment(target, candidate_configs, leader, config, folder, display).run()

@@ -1,4 +1,4 @@
-"""`doctor`: has ranks examine their machines, the link between them and a workload, and reads what they found."""
+"""`paceline doctor`: start ranks that examine machines, links and a workload, and read their results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    config: RunConfig, launch: LaunchConfig, out: Path | None, watch: FollowRun, notify: Notify
+    config: RunConfig, launch: LaunchConfig, out: Path | None, follow: FollowRun, notify: Notify
 ) -> tuple[Examination, Path] | None:
-    """What was found, and the folder it is in; None on a host that has nothing to show: all but the first."""
+    """Return the examination and its folder; None on all hosts but the leader's."""
     check_names(config)
     if out is not None:
         _refuse_record(out)
@@ -44,25 +44,25 @@ def doctor(
         return None
     with leader:
         folder = out or new_folder(config, "doctor")
-        with watch(folder):
+        with follow(folder):
             return examine(config, leader, shape, folder), folder
 
 
 def examine(
     config: RunConfig, leader: Leader, shape: Shape, folder: Path, *, with_workload: bool = True
 ) -> Examination:
-    """Has ranks examine; what they leave is in the folder.
+    """Start ranks that examine, and read what they wrote to the folder.
 
-    A workload that fails is part of what was found: machines and the link were examined before it. Whatever else goes
-    wrong is raised.
+    A workload that fails is part of the result, since machines and links are examined before it. Any other error is
+    raised.
     """
     from paceline.launch.job import Job
 
     _refuse_record(folder)
-    place = RunFolder.create(folder)
+    run_folder = RunFolder.create(folder)
     job = Job(
-        folder=place,
-        runs=((config, place),),
+        folder=run_folder,
+        runs=((config, run_folder),),
         task="examine" if with_workload else "examine_machines",
         timeout=config.timeout,
         iface=leader.launch.iface,
@@ -75,7 +75,7 @@ def examine(
         found = find_examination(folder)
         if found is None:
             raise
-        hint = error.hint or f"more about it is in {folder}"
+        hint = error.hint or f"see the logs in {folder}"
         write_examination(folder, replace(found, failure=error.message, failure_hint=hint))
     return read_examination(folder)
 

@@ -1,4 +1,4 @@
-"""The engine of an experiment: examines, proves, then measures its entrants interleaved until the answer is clear."""
+"""The engine of an experiment: examine the machine, prove parity, then measure all candidates interleaved."""
 
 from __future__ import annotations
 
@@ -31,59 +31,59 @@ Item = TypeVar("Item")
 
 
 class MeasurementConfig(Protocol):
-    """What an experiment has to be told about measuring."""
+    """Settings of an experiment that say how often to measure, and what to do before."""
 
     @property
     def repeats(self) -> int:
-        """How often everything is measured at least."""
+        """Least number of repeats."""
 
     @property
     def max_repeats(self) -> int:
-        """And at most."""
+        """Largest number of repeats."""
 
     @property
     def proof(self) -> bool:
-        """Whether strategies are proven first."""
+        """Whether to prove parity first."""
 
     @property
     def doctor(self) -> bool:
-        """Whether the machine is examined first."""
+        """Whether to examine the machine first."""
 
 
 class ProgressDisplay(Protocol):
-    """Where the experiment says what goes on, while it does."""
+    """Display of an experiment in progress; the engine calls these methods as things happen."""
 
     def plan(self, design: dict[str, Any], config: RunConfig) -> None:
-        """What will be done, and how long it will take."""
+        """Show what will be measured, and the estimated time."""
 
-    def launch(self, stage: str, schedule: Sequence[ScheduledRun], steps: int | None) -> Any:
-        """Ranks start that take these turns; returns a context manager around it."""
+    def launch(self, stage: str, runs: Sequence[ScheduledRun], steps: int | None) -> Any:
+        """Return a context manager to enter while ranks carry out these runs."""
 
     def proved(self, name: str, parity: dict[str, Any]) -> None:
-        """A proof is done."""
+        """Show the result of one parity proof."""
 
     def unproven(self, reason: str) -> None:
-        """Nothing can be proven."""
+        """Show why parity cannot be proven."""
 
     def examine(self, folder: Path) -> AbstractContextManager[Any]:
-        """The machine is examined; returns a context manager around it."""
+        """Return a context manager to enter while the machine is examined."""
 
     def examined(self, found: Sequence[Finding]) -> None:
-        """And this was found."""
+        """Show the findings of the examination."""
 
     def unexamined(self, reason: str) -> None:
-        """Nothing could be found out about the machine."""
+        """Show why the machine could not be examined."""
 
     def failed(self, name: str, error: PacelineError) -> None:
-        """A candidate is out."""
+        """Show that a candidate failed and is left out from now on."""
 
     def look(self, comparison: Comparison, repeats: int) -> None:
-        """A repeat is done, and this is what is known."""
+        """Show the results after a repeat."""
 
 
 @dataclass
 class Experiment(ABC):
-    """Entrants that are examined, proven and measured together, while that goes on."""
+    """An experiment in progress: candidates that are proven and measured together."""
 
     target: TrainingTarget
     candidate_configs: list[CandidateConfig]
@@ -91,7 +91,7 @@ class Experiment(ABC):
     config: MeasurementConfig
     folder: ExperimentFolder
     display: ProgressDisplay
-    out: set[str] = field(default_factory=set)
+    failed_names: set[str] = field(default_factory=set)
     """Candidates that have failed."""
     first_error: PacelineError | None = None
 
@@ -100,26 +100,22 @@ class Experiment(ABC):
 
     @abstractmethod
     def enough(self, repeats: int) -> bool:
-        """Looks at what is known after a repeat; whether that is an answer."""
+        """Show the results after a repeat; return whether no further repeat is needed."""
 
     def to_prove(self) -> list[CandidateConfig]:
-        """The entrants whose strategies are proven; where ranks do not step together, no step has one gradient."""
-        return [
-            candidate_config
-            for candidate_config in self._still_in()
-            if create(candidate_config.config.strategy).lockstep
-        ]
+        """Return the candidates to prove: all but asynchronous ones, which have no common gradient per step."""
+        return [one for one in self._still_in() if create(one.config.strategy).lockstep]
 
-    def threads_of(self, scheduled: ScheduledRun) -> int | None:  # noqa: ARG002
-        """Threads that a turn's ranks compute with, the same for all that start together; None for the usual rule."""
+    def threads_of(self, run: ScheduledRun) -> int | None:  # noqa: ARG002
+        """Return the threads per rank of a run (equal for runs in one launch); None for cores ÷ ranks."""
         return self.leader.launch.threads
 
     def place_of(self, candidate_config: CandidateConfig) -> str:
-        """The name of the folder of all entrants whose ranks start together."""
+        """Return the folder name of all candidates whose runs share a launch."""
         return f"{candidate_config.shape.hosts}x{candidate_config.shape.ranks_per_host}"
 
     def run(self) -> None:
-        """Proves, then measures until the answer is clear; an interrupt ends it with what there is."""
+        """Examine, prove and measure until the answer is clear; an interrupt keeps what was measured."""
         try:
             if self.config.doctor:
                 self._examine()
@@ -134,19 +130,15 @@ class Experiment(ABC):
             self.events.close()
 
     def _examine(self) -> None:
-        """Finds out what the machine and the link can do; the comparison goes on without it."""
+        """Examine the machine and the link; if that fails, the experiment continues without it."""
         folder = self.folder.path / "doctor"
-        largest = max(candidate_config.shape.ranks for candidate_config in self.candidate_configs)
-        there = [
-            candidate_config for candidate_config in self.candidate_configs if candidate_config.shape.ranks == largest
-        ]
-        shared = next(
-            (candidate_config for candidate_config in there if candidate_config.candidate.role == "candidate"), there[0]
-        )
-        own_script = self.target.script_of(self._schedule(shared, "doctor")) is not None
+        largest = max(one.shape.ranks for one in self.candidate_configs)
+        largest_ones = [one for one in self.candidate_configs if one.shape.ranks == largest]
+        examined = next((one for one in largest_ones if one.candidate.role == "candidate"), largest_ones[0])
+        is_script = self.target.script_of(self._scheduled_run(examined, "doctor")) is not None
         try:
             with self.display.examine(folder):
-                found = examine(shared.config, self.leader, shared.shape, folder, with_workload=not own_script)
+                found = examine(examined.config, self.leader, examined.shape, folder, with_workload=not is_script)
         except PacelineError as error:
             self.events.write("unexamined", reason=error.message, hint=error.hint)
             self.display.unexamined(error.message)
@@ -155,30 +147,31 @@ class Experiment(ABC):
         self.display.examined(findings(found))
 
     def _prove(self) -> None:
-        schedule = [self._schedule(candidate_config, "proof") for candidate_config in self.to_prove()]
+        runs = [self._scheduled_run(one, "proof") for one in self.to_prove()]
         try:
-            self.target.prove(schedule, self)
+            self.target.prove(runs, self)
         except Unproven as reason:
             self.events.write("unproven", reason=str(reason))
             self.display.unproven(str(reason))
             return
-        doubts: dict[str, list[str]] = {}
-        for scheduled in schedule:
-            parity = read_parity(scheduled.folder)
+        unproven: dict[str, list[str]] = {}
+        for run in runs:
+            parity = read_parity(run.folder)
             if parity is None:
                 continue
             if parity.unproven:
-                doubts.setdefault(parity.unproven, []).append(scheduled.name)
+                unproven.setdefault(parity.unproven, []).append(run.name)
                 continue
-            found = read_json(scheduled.folder / PARITY_FILE)
-            self.events.write("parity", candidate=scheduled.name, **found)
-            self.display.proved(scheduled.name, found)
+            found = read_json(run.folder / PARITY_FILE)
+            self.events.write("parity", candidate=run.name, **found)
+            self.display.proved(run.name, found)
             if found["lossless"]:
-                replace(parity, strategy=scheduled.name).check()
-        for doubt, names in doubts.items():
-            sentence = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} measured unproven: {doubt}"
-            self.events.write("unproven", candidates=names, reason=sentence)
-            self.display.unproven(sentence)
+                replace(parity, strategy=run.name).check()
+        for reason_text, names in unproven.items():
+            verb = "is" if len(names) == 1 else "are"
+            message = f"{', '.join(names)} {verb} measured without a parity proof: {reason_text}"
+            self.events.write("unproven", candidates=names, reason=message)
+            self.display.unproven(message)
 
     def _measure(self) -> None:
         for repeat in range(max(self.config.repeats, self.config.max_repeats)):
@@ -187,105 +180,100 @@ class Experiment(ABC):
                 return
 
     def _repeat(self, repeat: int) -> None:
-        """Every candidate once, in rotated order, from the same seed."""
-        schedule = []
+        """Train every candidate once, in rotated order, with the same seed."""
+        runs = []
         for candidate_config in in_rotated_order(self._still_in(), repeat, self.place_of):
             seeded = replace(
                 candidate_config, config=replace(candidate_config.config, seed=candidate_config.config.seed + repeat)
             )
-            schedule.append(self._schedule(seeded, f"repeat-{repeat + 1}"))
-        for scheduled in schedule:
-            where = scheduled.folder.relative_to(self.folder.path)
-            self.events.write("run", candidate=scheduled.name, repeat=repeat, folder=str(where))
-        self.run_in_order("train", f"repeat {repeat + 1}", schedule)
+            runs.append(self._scheduled_run(seeded, f"repeat-{repeat + 1}"))
+        for run in runs:
+            where = run.folder.relative_to(self.folder.path)
+            self.events.write("run", candidate=run.name, repeat=repeat, folder=str(where))
+        self.run_in_order("train", f"repeat {repeat + 1}", runs)
 
-    def run_in_order(self, task: Task, stage: str, schedule: Sequence[ScheduledRun], oracle: str = "") -> None:
-        """Has ranks take all turns; a candidate that fails is out."""
-        for folder, together in self.target.together(schedule):
+    def run_in_order(self, task: Task, stage: str, runs: Sequence[ScheduledRun], oracle: str = "") -> None:
+        """Start ranks for all runs; a candidate that fails is left out from now on."""
+        for folder, together in self.target.together(runs):
             self._run_together(task, stage, folder, together, oracle)
 
-    def _run_together(self, task: Task, stage: str, folder: Path, schedule: list[ScheduledRun], oracle: str) -> None:
-        """Starts ranks that take the turns; after a failure, new ranks for the turns behind the one that failed."""
+    def _run_together(self, task: Task, stage: str, folder: Path, runs: list[ScheduledRun], oracle: str) -> None:
+        """Start ranks for runs that share a launch; after a failure, start new ranks for the runs that remain."""
         attempt = 1
-        while schedule:
+        while runs:
             try:
-                self.launch(
-                    task, stage, folder if attempt == 1 else folder / f"restart-{attempt - 1}", schedule, oracle
-                )
+                self.launch(task, stage, folder if attempt == 1 else folder / f"restart-{attempt - 1}", runs, oracle)
                 return
             except (DataError, LaunchError):
                 raise
             except PacelineError as error:
-                failed = _failed(error, schedule)
-                self._fail(schedule[failed].candidate_config, stage, error)
-                schedule = schedule[failed + 1 :]
+                failed = _failed_index(error, runs)
+                self._fail(runs[failed].candidate_config, stage, error)
+                runs = runs[failed + 1 :]
                 attempt += 1
 
-    def launch(self, task: Task, stage: str, folder: Path, schedule: Sequence[ScheduledRun], oracle: str = "") -> None:
-        """Starts ranks that take these turns; raises where one fails."""
+    def launch(self, task: Task, stage: str, folder: Path, runs: Sequence[ScheduledRun], oracle: str = "") -> None:
+        """Start ranks that carry out these runs one after the other; raise if one fails."""
         job_folder = RunFolder.create(folder)
-        for scheduled in schedule:
-            scheduled.folder.mkdir(parents=True, exist_ok=True)
-        config = schedule[0].candidate_config.config
+        for run in runs:
+            run.folder.mkdir(parents=True, exist_ok=True)
+        config = runs[0].candidate_config.config
         job = Job(
             folder=job_folder,
-            runs=tuple((scheduled.candidate_config.config, RunFolder(scheduled.folder)) for scheduled in schedule),
+            runs=tuple((run.candidate_config.config, RunFolder(run.folder)) for run in runs),
             task=task,
-            script=self.target.script_of(schedule[0]),
+            script=self.target.script_of(runs[0]),
             oracle=oracle,
             timeout=config.timeout,
             iface=self.leader.launch.iface,
-            threads=self.threads_of(schedule[0]),
+            threads=self.threads_of(runs[0]),
             command=command_line(),
         )
-        with self.display.launch(stage, schedule, config.steps):
-            self.leader.run(job, self.target.shape_of(schedule[0]))
+        with self.display.launch(stage, runs, config.steps):
+            self.leader.run(job, self.target.shape_of(runs[0]))
 
     def _fail(self, candidate_config: CandidateConfig, stage: str, error: PacelineError) -> None:
         name = candidate_config.candidate.name
-        self.out.add(name)
+        self.failed_names.add(name)
         self.first_error = self.first_error or error
         self.events.write(
             "failure", candidate=name, stage=stage, kind=type(error).__name__, message=str(error), hint=error.hint
         )
         self.display.failed(name, error)
 
-    def _schedule(self, candidate_config: CandidateConfig, stage: str) -> ScheduledRun:
-        """Turns of one shape have folders side by side: their ranks start together."""
+    def _scheduled_run(self, candidate_config: CandidateConfig, stage: str) -> ScheduledRun:
+        """Return a candidate's run in a stage; runs that share a launch have sibling folders."""
         folder = self.folder.path / stage
         if len({self.place_of(other) for other in self.candidate_configs}) > 1:
             folder /= self.place_of(candidate_config)
         return ScheduledRun(candidate_config.candidate.name, candidate_config, folder / self._slug(candidate_config))
 
     def _slug(self, candidate_config: CandidateConfig) -> str:
-        """A folder name that tells candidates apart, whatever they are called."""
+        """Return a folder name that is unique among the candidates."""
         number = 1 + [other.candidate.name for other in self.candidate_configs].index(candidate_config.candidate.name)
         return f"{number}-" + re.sub(r"[^A-Za-z0-9_=.]+", "-", candidate_config.candidate.name).strip("-")
 
     def _still_in(self) -> list[CandidateConfig]:
-        candidate_configs = [
-            candidate_config
-            for candidate_config in self.candidate_configs
-            if candidate_config.candidate.name not in self.out
-        ]
-        if not candidate_configs:
+        """Return the candidates that have not failed; raise the first error if none is left."""
+        remaining = [one for one in self.candidate_configs if one.candidate.name not in self.failed_names]
+        if not remaining:
             assert self.first_error is not None
             raise self.first_error
-        return candidate_configs
+        return remaining
 
 
-def _failed(error: PacelineError, schedule: Sequence[ScheduledRun]) -> int:
-    """Whose turn it was: the ranks said so, or else the first that did not come to its end."""
+def _failed_index(error: PacelineError, runs: Sequence[ScheduledRun]) -> int:
+    """Return the index of the run that failed: as reported by the ranks, else the first that did not finish."""
     if error.run is not None:
         return error.run
-    done = [(scheduled.folder / FINISHED_FILE).exists() for scheduled in schedule]
-    return done.index(False) if False in done else len(schedule) - 1
+    done = [(run.folder / FINISHED_FILE).exists() for run in runs]
+    return done.index(False) if False in done else len(runs) - 1
 
 
 def in_rotated_order(
     candidate_configs: Sequence[CandidateConfig], repeat: int, place_of: Callable[[CandidateConfig], Hashable]
 ) -> list[CandidateConfig]:
-    """Those of one place together; in each repeat another place is first, and in it another entrant."""
+    """Order candidates by launch; each repeat starts with another launch, and in it with another candidate."""
     places = _rotated(list(dict.fromkeys(map(place_of, candidate_configs))), repeat)
     return [e for place in places for e in _rotated([e for e in candidate_configs if place_of(e) == place], repeat)]
 

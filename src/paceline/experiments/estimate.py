@@ -1,4 +1,4 @@
-"""How long an experiment will take, from a few samples trained in this process: said before anyone has to wait."""
+"""Estimate the time of a comparison, from a few samples trained in this process."""
 
 from __future__ import annotations
 
@@ -20,60 +20,57 @@ from paceline.workloads.load import load_workload
 
 SAMPLES = 16
 LAUNCH_S = 4.0
-"""Starting ranks and importing torch in them, where there is a core for each."""
+"""Seconds to start ranks that have a core each, import of torch included."""
 RUN_S = 0.5
-"""Setting up and closing one run: groups, data, a dry backward pass."""
+"""Seconds to set up and close one run: groups, data, a dry backward pass."""
 DOCTOR_S = 6.0
-"""Examining the machine and the link, once the ranks have started."""
+"""Seconds to examine the machine and the link, once the ranks have started."""
 PROOF_STEPS = 8
-"""Steps of a full batch that proving one strategy costs at most."""
+"""Most steps that the proof of one strategy takes."""
 SYNCHRONISING = 1.3
-"""What a step takes more than its computation, as a guess for all strategies together."""
+"""Assumed time of a step ÷ its compute time, over all strategies."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a few samples, trained in this process, tell of a run."""
+    """Measurements from a few samples trained in this process."""
 
     sample_s: float
     """Seconds per sample on as many threads as this host has cores."""
     steps_per_epoch: int
-    tested: int
-    """Samples that a run is tested on."""
+    test_samples: int
     gradient_bytes: int
 
 
 def estimate_s(
     candidate_configs: Sequence[CandidateConfig], ranks: int, repeats: int, *, proof: bool, doctor: bool
 ) -> float | None:
-    """Seconds that the examination, the proofs and `repeats` repeats will take.
+    """Return the seconds that the examination, the proofs and `repeats` repeats will take.
 
-    None on a GPU, which is left alone until ranks start. A workload that cannot be trained is found out here.
+    None on a GPU, which this process must not occupy before ranks start. Raises if the workload cannot be trained.
     """
     if gpus_to_use(candidate_configs[0].config):
         return None
     launch_s = LAUNCH_S * max(1.0, ranks / usable_cores())
     trials: dict[RunConfig, Trial] = {}
     runs_s = proofs_s = 0.0
-    for candidate_config in candidate_configs:
-        alike = replace(candidate_config.config, strategy="")
-        if alike not in trials:
-            trials[alike] = try_out(candidate_config.config)
-        trial = trials[alike]
-        batch = candidate_config.config.global_batch(ranks)
-        steps = candidate_config.config.steps or trial.steps_per_epoch * candidate_config.config.most_epochs
-        slowest = max(candidate_config.config.slowed.values(), default=1.0)
-        training_s = min(
-            steps * batch * SYNCHRONISING * slowest * trial.sample_s, candidate_config.config.seconds or math.inf
-        )
-        runs_s += RUN_S + training_s + trial.tested / 3 * trial.sample_s
+    for one in candidate_configs:
+        same_workload = replace(one.config, strategy="")
+        if same_workload not in trials:
+            trials[same_workload] = run_trial(one.config)
+        trial = trials[same_workload]
+        batch = one.config.global_batch(ranks)
+        steps = one.config.steps or trial.steps_per_epoch * one.config.most_epochs
+        slowest = max(one.config.slowed.values(), default=1.0)
+        training_s = min(steps * batch * SYNCHRONISING * slowest * trial.sample_s, one.config.seconds or math.inf)
+        runs_s += RUN_S + training_s + trial.test_samples / 3 * trial.sample_s
         proofs_s += RUN_S + PROOF_STEPS * min(batch, 8 * ranks) * trial.sample_s
     before_s = (launch_s + proofs_s if proof else 0.0) + (launch_s + DOCTOR_S if doctor else 0.0)
     return before_s + repeats * (launch_s + runs_s)
 
 
-def try_out(config: RunConfig) -> Trial:
-    """Trains a few samples on all cores of this machine."""
+def run_trial(config: RunConfig) -> Trial:
+    """Train a few samples on all cores of this machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, int(usable_cores())))
     try:
@@ -90,11 +87,11 @@ def try_out(config: RunConfig) -> Trial:
         for _ in range(2 if batch is not None else 0):
             began = time.perf_counter()
             with autocast(config.precision, share.device):
-                outcome = workload.evaluate(model, batch)
+                outcome = workload.forward(model, batch)
             outcome.loss.backward()
             times.append(time.perf_counter() - began)
-        tested = len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0
+        test_samples = len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0
         gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-        return Trial(min(times, default=0.0) / samples, source.expected_steps or 1, tested, gradient_bytes)
+        return Trial(min(times, default=0.0) / samples, source.expected_steps or 1, test_samples, gradient_bytes)
     finally:
         torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""Checks the names in a configuration, and gets its data, without importing torch: the quickest answers first."""
+"""Check names in a configuration and fetch its data, without importing torch, so that mistakes show at once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.errors import UsageError, unknown_name
 from paceline.strategies import registry
 from paceline.user_code import check_module
 from paceline.workloads import data
-from paceline.workloads.names import MODEL_NAMES, is_own
+from paceline.workloads.names import MODEL_NAMES, is_user_workload
 
 
 def check_names(config: RunConfig) -> None:
-    """Refuses an unknown workload or strategy, with the nearest known name."""
-    if is_own(config.workload):
+    """Raise for an unknown workload or strategy; the error suggests the nearest known name."""
+    if is_user_workload(config.workload):
         check_module(config.workload.partition(":")[0])
     elif config.workload not in MODEL_NAMES:
         raise unknown_name("workload", config.workload, [*MODEL_NAMES, "my_module:make_workload"])
@@ -29,21 +29,21 @@ def check_names(config: RunConfig) -> None:
 
 
 def prepare_data(config: RunConfig) -> None:
-    """Makes sure that the data set is there and intact: once, in one process, before any rank starts."""
-    if not is_own(config.workload):
+    """Make sure that the data set exists and is intact: once, in one process, before any rank starts."""
+    if not is_user_workload(config.workload):
         data.prepare(config.data, data_dir=data.data_dir(config.data_dir), svhn_extra=config.svhn_extra)
 
 
 def check_all_names(configs: Sequence[object]) -> None:
-    """Refuses what nothing is called, in all that a command was given: workload, data, strategies, their options."""
+    """Raise for unknown names in the configs of a command: workload, data, strategies and their options."""
     run, compare = _parts(configs)
     if compare is not None and compare.script:
         if not Path(compare.script).is_file():
-            raise UsageError(f"there is no script {compare.script}.", hint="--script takes a file")
+            raise UsageError(f"there is no script {compare.script}.", hint="--script takes the path of a Python file")
         return
     if run is None:
         return
-    if not is_own(run.workload):
+    if not is_user_workload(run.workload):
         data.check(run.data, svhn_extra=run.svhn_extra)
     texts = [text for config in configs if (text := getattr(config, "strategies", ""))]
     for strategy in registry.parse_list(",".join(texts)) if texts else [run.strategy]:
@@ -52,7 +52,7 @@ def check_all_names(configs: Sequence[object]) -> None:
 
 
 def prepare_all_data(configs: Sequence[object]) -> None:
-    """Makes sure that the data sets are there that a command was given, also those that it varies."""
+    """Make sure that all data sets of a command exist, those in --vary included."""
     run, compare = _parts(configs)
     if run is None or (compare is not None and compare.script):
         return

@@ -1,4 +1,4 @@
-"""`scale`: strategies over numbers of ranks, strong and weak, measured interleaved."""
+"""`paceline scale`: measure strategies at several world sizes, strong and weak, interleaved."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
 from paceline.records.experiment import ExperimentFolder, read_experiment
 from paceline.training.windows import WARM_UP_STEPS
-from paceline.workloads.names import is_own
+from paceline.workloads.names import is_user_workload
 
 DEFAULT_STEPS = 20
 
 
 @dataclass
 class ScaleExperiment(Experiment):
-    """A scaling experiment while it goes on: it ends after its repeats."""
+    """A scaling experiment in progress: ends after its repeats."""
 
     threads: ThreadCounts = field(default_factory=lambda: ThreadCounts(None, None))
 
     def to_prove(self) -> list[CandidateConfig]:
-        """Every strategy once, on the most ranks and hosts that it is measured on."""
+        """Return every strategy once, at its largest world size and most hosts."""
         largest: dict[str, CandidateConfig] = {}
         for candidate_config in sorted(super().to_prove(), key=lambda one: (one.shape.ranks, one.shape.hosts)):
             if candidate_config.candidate.role != "baseline":
                 largest[candidate_config.candidate.strategy] = candidate_config
         return list(largest.values())
 
-    def threads_of(self, scheduled: ScheduledRun) -> int | None:
-        return self.threads.single if scheduled.candidate_config.candidate.role == "baseline" else self.threads.rank
+    def threads_of(self, run: ScheduledRun) -> int | None:
+        return self.threads.single if run.candidate_config.candidate.role == "baseline" else self.threads.rank
 
     def place_of(self, candidate_config: CandidateConfig) -> str:
-        """What computes with more threads than the ranks of its shape has processes of its own."""
+        """Return the folder name of the launch; a baseline with another number of threads has its own launch."""
         apart = candidate_config.candidate.role == "baseline" and self.threads.single != self.threads.rank
         return super().place_of(candidate_config) + ("-single" if apart else "")
 
@@ -78,19 +78,19 @@ def scale(
     config: ScaleConfig,
     out: Path | None,
     display: ProgressDisplay,
-    tell_folder: Callable[[Path], None],
+    on_folder: Callable[[Path], None],
     notify: Notify,
 ) -> None:
-    """Runs a whole scaling experiment. Its folder, told as soon as it is there, holds what was done until then.
+    """Run a scaling experiment. Its folder holds what was measured, even after an interrupt.
 
-    No folder is told on a host that only takes part: all but the first.
+    Calls `on_folder` with the folder as soon as it exists; only on the leader.
     """
     launcher = find_launcher_process(launch, os.environ)
     if base.steps is None and base.epochs is None and base.seconds is None:
         base = replace(base, steps=DEFAULT_STEPS)
     if base.steps is not None and base.steps <= WARM_UP_STEPS:
         raise UsageError(
-            f"--steps {base.steps} leaves nothing to measure: the first {WARM_UP_STEPS} steps warm up.",
+            f"--steps {base.steps} leaves no step to measure: the first {WARM_UP_STEPS} are warm-up.",
             hint="use --steps 20, or leave it out",
         )
     gpus = gpus_to_use(base)
@@ -99,7 +99,7 @@ def scale(
     _check_gpus(base, shapes, gpus, launcher)
     candidate_configs = make_points(replace(base, evaluate=False, batch_per_rank=None), config, shapes)
     prepare_data(base)
-    settings = settings_of("scale", launch, base) | dataclasses.asdict(config)  # Whose ranks are lists.
+    settings = settings_of("scale", launch, base) | dataclasses.asdict(config)  # Its `ranks` is a list.
     leader = join_launch(launcher, launch, settings, timeout_s=base.timeout, notify=notify)
     if leader is None:
         return
@@ -122,7 +122,7 @@ def scale(
             design=design,
             provenance=provenance(),
         )
-        tell_folder(folder.path)
+        on_folder(folder.path)
         display.plan(design | {"target": _target(base)}, candidate_configs[0].config)
         ScaleExperiment(WorkloadTarget(), candidate_configs, leader, config, folder, display, threads=threads).run()
 
@@ -131,13 +131,13 @@ def _check_gpus(base: RunConfig, shapes: Sequence[Shape], gpus: int, launcher: L
     most = max(shape.ranks_per_host for shape in shapes)
     if base.backend == "nccl" and most > gpus and launcher.ranks is None:
         raise UsageError(
-            f"nccl needs a GPU of its own for each rank, but there are {gpus} for {most} ranks.",
+            f"nccl needs one GPU per rank, but this host has {gpus} for {most} ranks.",
             hint=f"use --ranks up to {gpus} or --backend gloo" if gpus else "use --backend gloo",
         )
 
 
 def _target(base: RunConfig) -> str:
-    return base.workload if is_own(base.workload) else f"{base.workload} on {base.data}"
+    return base.workload if is_user_workload(base.workload) else f"{base.workload} on {base.data}"
 
 
 def _design(
@@ -165,6 +165,6 @@ def _design(
         "repeats": config.repeats,
         "max_repeats": config.repeats,
         "looks": 1,
-        "reference": next(e.candidate.name for e in candidate_configs if e.candidate.role == "baseline"),
+        "reference": next(one.candidate.name for one in candidate_configs if one.candidate.role == "baseline"),
         "proof": config.proof,
     }

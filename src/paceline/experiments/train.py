@@ -1,4 +1,4 @@
-"""One run, on this host or on all of a launch."""
+"""`paceline train`: one run, on one host or several."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paceline.launch.launcher_process import Notify
 from paceline.records import RunFolder, RunRecord, read_run
 
 FollowRun = Callable[[Path], AbstractContextManager[Any]]
-"""Makes the display that follows a folder while what is in it grows."""
+"""Makes the live display of a record that grows in a folder."""
 
 
 def train(
-    config: RunConfig, launch: LaunchConfig, out: Path | None, watch: FollowRun, notify: Notify
+    config: RunConfig, launch: LaunchConfig, out: Path | None, follow: FollowRun, notify: Notify
 ) -> RunRecord | None:
-    """Trains and returns the record; None on a host or a process that has nothing to show: all but the first."""
+    """Train and return the record; None on all launcher processes but the leader."""
     check_names(config)
 
     from paceline.experiments.checks import choose_shape, settings_of
@@ -43,13 +43,13 @@ def train(
     with leader:
         folder = RunFolder.create(out or new_folder(config))
         job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
-        with watch(folder.path):
+        with follow(folder.path):
             leader.run(job, shape)
     return read_run(folder.path)
 
 
 def new_folder(config: RunConfig, what: str | None = None) -> Path:
-    """Makes a folder under runs/, named so that a listing tells them apart; no two runs or experiments get the same."""
+    """Make a new folder under runs/, named by time, workload and what is done."""
     words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{config.workload}-{what or config.strategy}")
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
     for attempt in itertools.count(1):
@@ -59,7 +59,7 @@ def new_folder(config: RunConfig, what: str | None = None) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            hint = "name a folder that can be written to with --out"
+            hint = "name a writable folder with --out"
             raise RecordError(f"cannot write to {path}: {error.strerror}.", hint=hint) from None
         return path
-    raise AssertionError("there are more names than runs")
+    raise AssertionError("itertools.count never ends")

@@ -1,7 +1,7 @@
-"""What a comparison is about, workloads that Paceline trains or a script of the user's own, and how ranks get to it.
+"""The target of an experiment: a workload in Paceline's own loop, or a user's script.
 
-Ranks train all candidates' workloads in turn. A script owns its process, so each of its turns starts ranks anew, and
-the other side of its proof is another run of it.
+The same ranks train a workload under all candidates, one after the other. A script owns its process, so each of its
+runs needs a launch, and its parity proof compares it with another run of the same script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.records.schema import PARITY_FILE
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.parity.proof import Parity
-from paceline.workloads.names import is_own
+from paceline.workloads.names import is_user_workload
 
 GRADIENTS_FILE = "gradients.pt"
 VARIED_IN_SCRIPTS = (*ATTACH_SETTINGS, "slow_rank")
@@ -35,7 +35,7 @@ VARIED_IN_SCRIPTS = (*ATTACH_SETTINGS, "slow_rank")
 
 @dataclass(frozen=True)
 class ScheduledRun:
-    """A candidate's turn: what it is called, what it trains, and the folder of its run."""
+    """One run of an experiment: the candidate's name, its config, and the folder of the run."""
 
     name: str
     candidate_config: CandidateConfig
@@ -43,55 +43,55 @@ class ScheduledRun:
 
 
 class Unproven(Exception):
-    """Why strategies can be measured, but not proven."""
+    """Raised with the reason why strategies can be measured but not proven."""
 
 
 class RankLauncher(Protocol):
-    """What starts ranks for a subject that has a proof of its own."""
+    """Starts ranks for a target's parity proof; the engine."""
 
-    def launch(self, task: Task, stage: str, folder: Path, schedule: Sequence[ScheduledRun], oracle: str = "") -> None:
-        """Starts ranks that take these turns; raises where one fails."""
+    def launch(self, task: Task, stage: str, folder: Path, runs: Sequence[ScheduledRun], oracle: str = "") -> None:
+        """Start ranks that carry out these runs one after the other; raise if one fails."""
 
-    def run_in_order(self, task: Task, stage: str, schedule: Sequence[ScheduledRun], oracle: str = "") -> None:
-        """The same for all turns; a candidate that fails is out."""
+    def run_in_order(self, task: Task, stage: str, runs: Sequence[ScheduledRun], oracle: str = "") -> None:
+        """Start ranks for all runs; a candidate that fails is left out from now on."""
 
 
 class TrainingTarget(Protocol):
-    """What is compared."""
+    """The workload or script that an experiment trains."""
 
     @property
     def rules(self) -> CandidateRules:
-        """What may vary, and what fits."""
+        """Rules on what may vary between candidates."""
 
     def settings(self, candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
-        """What all entrants share, for the record."""
+        """Return the settings that all candidates share, for the record."""
 
     def prepare(self, candidate_configs: Sequence[CandidateConfig]) -> None:
-        """Gets its data, on every host."""
+        """Fetch the data; called on every host."""
 
     def describe(
         self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig
     ) -> dict[str, Any]:
-        """What it is called (`subject`), its global `batch` and the `estimate_s`, where known."""
+        """Return its name (`target`), the global `batch` and the estimated time (`estimate_s`), None where unknown."""
 
-    def script_of(self, scheduled: ScheduledRun) -> Script | None:
-        """The script that the turn's ranks run instead of our own training."""
+    def script_of(self, run: ScheduledRun) -> Script | None:
+        """Return the script that the ranks of a run execute in place of our own loop."""
 
-    def shape_of(self, scheduled: ScheduledRun) -> Shape:
-        """How many processes a turn takes, on how many hosts."""
+    def shape_of(self, run: ScheduledRun) -> Shape:
+        """Return the number of hosts and processes of a run."""
 
-    def together(self, schedule: Sequence[ScheduledRun]) -> list[tuple[Path, list[ScheduledRun]]]:
-        """The turns that the same processes take one after the other, and the folder of their job.
+    def together(self, runs: Sequence[ScheduledRun]) -> list[tuple[Path, list[ScheduledRun]]]:
+        """Group runs into launches; return the folder and the runs of each.
 
-        Turns whose folders stand together are of one shape.
+        Runs in sibling folders have the same shape.
         """
 
-    def prove(self, schedule: Sequence[ScheduledRun], launcher: RankLauncher) -> None:
-        """Leaves the parity of each turn in its folder; raises `Unproven` where that cannot be."""
+    def prove(self, runs: Sequence[ScheduledRun], launcher: RankLauncher) -> None:
+        """Write the parity of each run into its folder; raise `Unproven` if it cannot be proven."""
 
 
 class WorkloadTarget:
-    """Built-in workloads, and those of the user's own that our loop trains."""
+    """A built-in workload or a user's, trained in our own loop."""
 
     rules: CandidateRules = WORKLOAD_RULES
 
@@ -107,7 +107,7 @@ class WorkloadTarget:
     ) -> dict[str, Any]:
         config = candidate_configs[0].config
         return {
-            "target": config.workload if is_own(config.workload) else f"{config.workload} on {config.data}",
+            "target": config.workload if is_user_workload(config.workload) else f"{config.workload} on {config.data}",
             "batch": None
             if len({candidate_config.config.batch for candidate_config in candidate_configs}) > 1
             else config.global_batch(ranks),
@@ -116,44 +116,41 @@ class WorkloadTarget:
             ),
         }
 
-    def script_of(self, scheduled: ScheduledRun) -> Script | None:  # noqa: ARG002
+    def script_of(self, run: ScheduledRun) -> Script | None:  # noqa: ARG002
         return None
 
-    def shape_of(self, scheduled: ScheduledRun) -> Shape:
-        return scheduled.candidate_config.shape
+    def shape_of(self, run: ScheduledRun) -> Shape:
+        return run.candidate_config.shape
 
-    def together(self, schedule: Sequence[ScheduledRun]) -> list[tuple[Path, list[ScheduledRun]]]:
-        return [
-            (folder, list(alike))
-            for folder, alike in itertools.groupby(schedule, key=lambda scheduled: scheduled.folder.parent)
-        ]
+    def together(self, runs: Sequence[ScheduledRun]) -> list[tuple[Path, list[ScheduledRun]]]:
+        return [(folder, list(group)) for folder, group in itertools.groupby(runs, key=lambda run: run.folder.parent)]
 
-    def prove(self, schedule: Sequence[ScheduledRun], launcher: RankLauncher) -> None:
-        launcher.run_in_order("prove", "proof", schedule)
+    def prove(self, runs: Sequence[ScheduledRun], launcher: RankLauncher) -> None:
+        launcher.run_in_order("prove", "proof", runs)
 
 
 class ScriptRules:
-    """What may vary between runs of a script, and which strategies `attach` can bring to it."""
+    """Rules for scripts: what may vary between runs, and which strategies `attach` supports."""
 
     fixed: Mapping[str, str] = {
-        field.name: f"a script decides that itself, in the arguments after `--`; vary {' or '.join(VARIED_IN_SCRIPTS)}"
+        field.name: f"set it in the script's arguments, after `--`; scripts can vary {' or '.join(VARIED_IN_SCRIPTS)}"
         for field in dataclasses.fields(RunConfig)
         if field.name not in VARIED_IN_SCRIPTS
     } | {"strategy": "name strategies with --strategies a,b"}
 
     def check_names(self, config: RunConfig) -> None:
-        """Those of strategies are checked when they are made."""
+        """Do nothing: names of strategies are checked when they are created."""
 
     def check_fit(self, config: RunConfig, strategy: Strategy, ranks: int) -> None:
         if Role.SERVER in strategy.roles(ranks):
             raise UsageError(
-                f"{strategy.name} needs ranks that do not train, which a script does not have.",
+                f"{strategy.name} needs ranks that only serve, and a script trains on every rank.",
                 hint="leave it out of --strategies",
             )
         if not strategy.lockstep:
             raise UsageError(
-                f"{config.strategy} has ranks train what they get tickets for, and a script trains shares of its own.",
-                hint="leave it out of --strategies; compare it on a workload, as `paceline compare mymodule:make`",
+                f"{config.strategy} hands out the data in tickets, and a script divides its data itself.",
+                hint="leave it out of --strategies, or compare it on a workload, my_module:make_workload",
             )
 
 
@@ -171,7 +168,7 @@ class ScriptTarget:
         return shared_settings(self.script.settings_to_keep(candidate_configs[0].config), candidate_configs)
 
     def prepare(self, candidate_configs: Sequence[CandidateConfig]) -> None:
-        """A script gets its data itself."""
+        """Do nothing: a script fetches its data itself."""
 
     def describe(
         self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig
@@ -179,67 +176,65 @@ class ScriptTarget:
         del candidate_configs, ranks, compare
         return {"target": shlex.join([self.script.path, *self.script.args]), "batch": None, "estimate_s": None}
 
-    def script_of(self, scheduled: ScheduledRun) -> Script | None:
-        named = {*self.script.settings, *scheduled.candidate_config.candidate.settings}
+    def script_of(self, run: ScheduledRun) -> Script | None:
+        named = {*self.script.settings, *run.candidate_config.candidate.settings}
         return replace(self.script, settings=tuple(sorted(named)))
 
-    def shape_of(self, scheduled: ScheduledRun) -> Shape:
-        """Idle ranks are left out: a script has no place for them."""
-        shape = scheduled.candidate_config.shape
-        busy = sum(
-            role is not Role.IDLE for role in create(scheduled.candidate_config.config.strategy).roles(shape.ranks)
-        )
-        return shape if busy == shape.ranks else Shape(1, busy)
+    def shape_of(self, run: ScheduledRun) -> Shape:
+        """Return the shape without idle ranks: a script has none."""
+        shape = run.candidate_config.shape
+        active = sum(role is not Role.IDLE for role in create(run.candidate_config.config.strategy).roles(shape.ranks))
+        return shape if active == shape.ranks else Shape(1, active)
 
-    def together(self, schedule: Sequence[ScheduledRun]) -> list[tuple[Path, list[ScheduledRun]]]:
-        return [(scheduled.folder, [scheduled]) for scheduled in schedule]
+    def together(self, runs: Sequence[ScheduledRun]) -> list[tuple[Path, list[ScheduledRun]]]:
+        return [(run.folder, [run]) for run in runs]
 
-    def prove(self, schedule: Sequence[ScheduledRun], launcher: RankLauncher) -> None:
-        """Candidates only: one process sees another batch than all ranks do, and the bound promises nothing."""
-        eligible = [scheduled for scheduled in schedule if scheduled.candidate_config.candidate.role == "candidate"]
-        for number, alike in enumerate(_by_settings(eligible), start=1):
-            folder = alike[0].folder.with_name(f"oracle-{number}")
+    def prove(self, runs: Sequence[ScheduledRun], launcher: RankLauncher) -> None:
+        """Prove candidates only: the baseline trains on another batch, and the bound does not synchronise."""
+        eligible = [run for run in runs if run.candidate_config.candidate.role == "candidate"]
+        for number, group in enumerate(_by_settings(eligible), start=1):
+            folder = group[0].folder.with_name(f"oracle-{number}")
             gradients = folder / GRADIENTS_FILE
             try:
                 launcher.launch(
                     "oracle",
                     "proof",
                     folder,
-                    [ScheduledRun("oracle", alike[0].candidate_config, folder)],
+                    [ScheduledRun("oracle", group[0].candidate_config, folder)],
                     str(gradients),
                 )
-                launcher.run_in_order("prove", "proof", alike, str(gradients))
-                if not all(_is_right(scheduled) for scheduled in alike):
-                    self._prove_oracle(alike[0], folder.with_name(f"{folder.name}-again"), launcher, gradients)
+                launcher.run_in_order("prove", "proof", group, str(gradients))
+                if not all(_is_proven(run) for run in group):
+                    self._prove_oracle(group[0], folder.with_name(f"{folder.name}-again"), launcher, gradients)
             finally:
-                gradients.unlink(missing_ok=True)  # As large as the model, and of no more use.
+                gradients.unlink(missing_ok=True)  # As large as the model, and no longer needed.
 
-    def _prove_oracle(self, scheduled: ScheduledRun, folder: Path, launcher: RankLauncher, gradients: Path) -> None:
-        """Is it the strategy that is wrong? Only if the script computes the same each time it is run."""
+    def _prove_oracle(self, run: ScheduledRun, folder: Path, launcher: RankLauncher, gradients: Path) -> None:
+        """Run the oracle again; raise `Unproven` if the two differ, since then no strategy is at fault."""
         launcher.launch(
             "prove_oracle",
             "proof",
             folder,
-            [ScheduledRun("oracle", scheduled.candidate_config, folder)],
+            [ScheduledRun("oracle", run.candidate_config, folder)],
             str(gradients),
         )
         found = read_parity(folder)
         if found is not None and math.isinf(found.error):
             raise Unproven(
-                f"{self.script.name} has gradients that are not finite, or not the same ones each time, so it cannot "
-                "be proven that the strategies agree: find out why on one rank."
+                f"{self.script.name} has gradients that are not finite, or different ones each time, so parity cannot "
+                "be proven: debug it on one rank."
             )
         if found is not None and not found.holds:
             raise Unproven(
-                f"{self.script.name} does not compute the same twice (two runs differ by {found.error:.1g} of the "
-                "gradient's norm), so it cannot be proven that the strategies agree: seed all that is random in it."
+                f"{self.script.name} computes different gradients in two runs (they differ by {found.error:.1g} of the "
+                "norm), so parity cannot be proven: seed everything random in it."
             )
 
 
 def choose_target(base: RunConfig, config: CompareConfig, args: Sequence[str]) -> tuple[TrainingTarget, RunConfig]:
-    """What the user wants compared, and what its runs have in common; refuses what does not go together."""
+    """Return what to train and the config that its runs share; raise for options that contradict each other."""
     if config.script:
-        target = _own_script(base, config.script, args)
+        target = _script_target(base, config.script, args)
         return target, replace(base, workload=target.script.name)
     if args:
         raise UsageError(
@@ -249,7 +244,7 @@ def choose_target(base: RunConfig, config: CompareConfig, args: Sequence[str]) -
 
 
 def read_parity(folder: Path) -> Parity | None:
-    """What a proof found, if it came to its end."""
+    """Return the result of a parity proof; None if it did not finish."""
     if not (folder / PARITY_FILE).is_file():
         return None
     found = read_json(folder / PARITY_FILE)
@@ -258,30 +253,30 @@ def read_parity(folder: Path) -> Parity | None:
     return Parity(**values)
 
 
-def _own_script(base: RunConfig, path: str, args: Sequence[str]) -> ScriptTarget:
+def _script_target(base: RunConfig, path: str, args: Sequence[str]) -> ScriptTarget:
     if not Path(path).is_file():
-        raise UsageError(f"there is no script {path} in {Path.cwd()}.", hint="--script takes the path of a python file")
+        raise UsageError(f"there is no script {path} in {Path.cwd()}.", hint="--script takes the path of a Python file")
     name = Path(path).name
     changed = [field.name for field in dataclasses.fields(base) if getattr(base, field.name) != field.default]
     for setting in changed:
         if setting not in SCRIPT_SETTINGS:
             option = "WORKLOAD" if setting == "workload" else f"--{setting.replace('_', '-')}"
-            own = f"{name} decides that itself; its own arguments go after `--`"
-            hint = "say how many --steps" if setting == "epochs" else own
+            own = f"{name} sets it itself; put its arguments after `--`"
+            hint = "give --steps in its place" if setting == "epochs" else own
             raise UsageError(f"{option} was given together with --script.", hint=hint)
     return ScriptTarget(Script(path=path, args=tuple(args), settings=tuple(s for s in ATTACH_SETTINGS if s in changed)))
 
 
-def _is_right(scheduled: ScheduledRun) -> bool:
-    """Whether a turn proved what it had to; one that failed says nothing against the script."""
-    parity = read_parity(scheduled.folder)
-    return parity is None or parity.holds or not scheduled.candidate_config.candidate.lossless
+def _is_proven(run: ScheduledRun) -> bool:
+    """Whether a run passed its proof; a run that failed or is not lossless does not count against the script."""
+    parity = read_parity(run.folder)
+    return parity is None or parity.holds or not run.candidate_config.candidate.lossless
 
 
-def _by_settings(schedule: Sequence[ScheduledRun]) -> Iterable[list[ScheduledRun]]:
-    """Turns under the same settings have the same right gradients."""
+def _by_settings(runs: Sequence[ScheduledRun]) -> Iterable[list[ScheduledRun]]:
+    """Group runs by settings: runs with the same settings share an oracle."""
 
-    def settings(scheduled: ScheduledRun) -> str:
-        return str(sorted(scheduled.candidate_config.candidate.settings.items()))
+    def settings(run: ScheduledRun) -> str:
+        return str(sorted(run.candidate_config.candidate.settings.items()))
 
-    return [list(alike) for _, alike in itertools.groupby(sorted(schedule, key=settings), key=settings)]
+    return [list(group) for _, group in itertools.groupby(sorted(runs, key=settings), key=settings)]

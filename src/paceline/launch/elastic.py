@@ -30,8 +30,12 @@ from paceline.measure.cores import threads_per_rank
 GRACE_S = 3.0
 """How long ranks get to notice by themselves, and to say so, that ranks elsewhere have failed."""
 POLL_S = 0.2
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""What torch's launcher ends for; what we were started to ignore, as by nohup, it leaves ignored."""
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""What torch's launcher ends for; what we were started to ignore, as by nohup, it leaves ignored.
+
+Ctrl-C is not among them: the command handles it itself. Its KeyboardInterrupt passes through the launcher, which then
+ends the ranks.
+"""
 
 
 def start_ranks(
@@ -73,11 +77,22 @@ def start_ranks(
             elastic_launch(elastic, sys.executable)("-m", MODULE, str(job.file))
     except ChildFailedError as error:
         return {rank_range.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
+    except KeyboardInterrupt:
+        _end_ranks(job)
+        raise
     except SignalException:
         raise KeyboardInterrupt from None
     except (RuntimeError, ConnectionError) as error:
         raise LaunchError(f"the ranks could not be started: {str(error).splitlines()[0]}") from error
     return {}
+
+
+def _end_ranks(job: Job) -> None:
+    """Kill ranks that the launcher does not know of because it was interrupted while starting them."""
+    for process in psutil.Process().children():
+        with suppress(psutil.Error):
+            if str(job.file) in process.cmdline():
+                process.kill()
 
 
 def _silence_elastic() -> None:
@@ -112,7 +127,7 @@ def _ended_with_the_others(failed_elsewhere: Failed) -> Iterator[None]:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Puts back the signal handlers that torch's launcher replaces: after it, Ctrl-C has to be Ctrl-C again."""
+    """Puts back the signal handlers that torch's launcher replaces."""
     before = {number: signal.getsignal(number) for number in _ENDING}
     try:
         yield

@@ -93,12 +93,12 @@ def work(job: Job, place: JobProgress) -> None:
 def work_for_script(job: Job) -> None:
     """Runs the user's script, whose `attach` joins the others."""
     _import_torch()
-    from paceline.training.scripts.run_script import ASSIGNMENTS, run_script
+    from paceline.training.scripts.run_script import SCRIPT_TASKS, run_script
 
     assert job.script is not None
     _enter_host()
     ((config, folder),) = job.runs
-    kind = ASSIGNMENTS[job.task]
+    kind = SCRIPT_TASKS[job.task]
     run_script(kind(script=job.script, config=config, folder=folder, command=job.command, oracle=job.oracle), job.iface)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -84,7 +85,9 @@ class StoreChannel:
             if target.exists():
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(b"".join(chunks))
+            temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            temporary.write_bytes(b"".join(chunks))
+            temporary.replace(target)  # There in full or not at all: Ctrl-C may come in between.
 
     def _listing(self, key: str) -> Iterator[dict[str, Any]]:
         listing = self.read(key)

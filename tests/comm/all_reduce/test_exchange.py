@@ -11,6 +11,8 @@ from paceline.comm.all_reduce.exchange import AHEAD
 from paceline.plans import halving_doubling, ring
 from ranks import Pool
 
+pytestmark = pytest.mark.takes(5)
+
 PLANS = {"ring": ring.all_reduce, "halving_doubling": halving_doubling.all_reduce}
 BYTES = [
     (1, torch.float32, 2048.0),

@@ -9,7 +9,7 @@ import pytest
 from paceline.config import RunConfig, ScaleConfig
 from paceline.errors import UsageError
 from paceline.experiments.estimate import LAUNCH_S, RUN_S, SYNCHRONISING, Trial
-from paceline.experiments.scaling.estimate import foreseen_s
+from paceline.experiments.scaling.estimate import estimate_from_trial
 from paceline.experiments.scaling.points import ScaleBatches, make_points
 from paceline.launch.launcher_process import Shape
 
@@ -77,9 +77,9 @@ def test_a_strategy_that_does_not_fit_is_refused_by_name() -> None:
 def test_the_estimate_knows_shares_and_links() -> None:
     config = ScaleConfig(strategies="ddp,p2p", repeats=2, proof=False, doctor=False)
     candidate_configs = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1)])
-    trial = Trial(sample_s=0.001, steps_per_epoch=6, tested=0, gradient_bytes=1_000_000)
+    trial = Trial(sample_s=0.001, steps_per_epoch=6, test_samples=0, gradient_bytes=1_000_000)
     wide, narrow, slow = (
-        foreseen_s(candidate_configs, config, ON_ONE_MACHINE | place, trial, 0.001)
+        estimate_from_trial(candidate_configs, config, ON_ONE_MACHINE | place, trial, 0.001)
         for place in ({}, {"emulated": "2@8mbit"}, {"host_cpus": 0.1})
     )
     # Twice: starting ranks of two shapes, five runs of 20 steps of 256 samples, two of which have two cores.

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -29,12 +30,15 @@ from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.records import read_run
 from paceline.workloads.data import cifar10
 from paceline.workloads.data.download import Remote
+from tries import eventually
 from workloads.data.published import Server
+
+pytestmark = pytest.mark.takes(45)
 
 PAYLOAD = 1448 / 1514
 """What is left of a rate for data: Ethernet, IP and TCP take the rest."""
 CGROUPS = _parent(SELF_CGROUP, CGROUP_ROOT)
-RUN = ("workloads:plain", "--ranks-per-host", "1", "--batch", "16")
+RUN = ("user_workloads:plain", "--ranks-per-host", "1", "--batch", "16")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,7 @@ def processes_on_hosts_of(master_pid: int) -> list[psutil.Process]:
 def rate_bit_s(sender: EmulatedHost, receiver: EmulatedHost, expected: float) -> float:
     """What iperf3 says of a second; a busy machine is asked again, as it can only make a line slower."""
     best = 0.0
-    for _ in range(4):
+    for _ in range(12):
         with receiver.popen("iperf3", "-s", "-1", stdout=subprocess.DEVNULL) as server:
             wait_until(lambda: ":1451 " in receiver.run("cat", "/proc/net/tcp", "/proc/net/tcp6").stdout, "iperf3")
             done = sender.run("iperf3", "-c", receiver.address, "-t", "1", "-J")
@@ -103,8 +107,12 @@ def test_a_share_is_kept(hosts: Sequence[EmulatedHost]) -> None:
     # What else runs on this machine must not take from the share.
     weight, most = ("cpu.shares", "262144") if (folder / "cpu.shares").exists() else ("cpu.weight", "10000")
     (folder / weight).write_text(most)
-    done = hosts[1].run(sys.executable, "-c", BUSY, str(folder))
-    assert float(done.stdout) == pytest.approx(0.5, rel=0.1), done.stderr
+
+    def check(_: int) -> None:
+        done = hosts[1].run(sys.executable, "-c", BUSY, str(folder))
+        assert float(done.stdout) == pytest.approx(0.5, rel=0.1), done.stderr
+
+    eventually(check)
 
 
 def test_two_emulations_do_not_meet(hosts: Sequence[EmulatedHost]) -> None:
@@ -145,20 +153,22 @@ def test_a_delay_is_there_or_the_kernel_is_named() -> None:
     assert "modprobe sch_netem" in (refusal.hint or "")
 
 
-def test_four_hosts_with_rates_and_shares(tmp_path: Path) -> None:
+@pytest.mark.parametrize("each", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_hosts_with_rates_and_shares(tmp_path: Path, each: int) -> None:
     out = tmp_path / "run"
-    options = ("--emulate", "2@1gbit,2@200mbit", "--host-cpus", "0.5", "--steps", "12", "--out", str(out), "--json")
+    spec, hosts = f"{each}@1gbit,{each}@200mbit", 2 * each
+    options = ("--emulate", spec, "--host-cpus", "0.5", "--steps", "12", "--out", str(out), "--json")
     with start("train", *RUN, *options) as process:
         said, _ = process.communicate(timeout=150)
     assert process.returncode == 0, said
-    words = "4 emulated hosts: 2 at 1 Gbit/s each way; 2 at 200 Mbit/s each way, 0.5 cores each, 198.18.0.1–4"
-    assert words in said
+    rates = f"{each} at 1 Gbit/s each way; {each} at 200 Mbit/s each way"
+    assert f"{hosts} emulated hosts: {rates}, 0.5 cores each, 198.18.0.1–{hosts}" in said
     record = read_run(out)
     assert record.finished
-    assert record.topology["emulated"] == {"spec": "2@1gbit,2@200mbit", "host_cpus": 0.5}
-    assert (record.topology["world_size"], record.topology["ranks_per_host"]) == (4, 1)
+    assert record.topology["emulated"] == {"spec": spec, "host_cpus": 0.5}
+    assert (record.topology["world_size"], record.topology["ranks_per_host"]) == (hosts, 1)
     assert (record.topology["interface"], record.topology["cores"], record.topology["threads"]) == ("eth0", 0.5, 1)
-    assert [len(steps) for steps in record.steps.values()] == [12] * 4
+    assert [len(steps) for steps in record.steps.values()] == [12] * hosts
     assert not cgroups_of(process.pid)
 
 
@@ -183,15 +193,17 @@ def test_two_hosts_asked_for_by_a_file_end_in_order_on_ctrl_c(tmp_path: Path) ->
 def test_a_killed_emulation_leaves_nothing_that_the_next_does_not_remove(tmp_path: Path) -> None:
     process, _ = begin(tmp_path, "--emulate", "2", "--host-cpus", "0.5")
     running = processes_on_hosts_of(process.pid)
-    networks = {os.readlink(f"/proc/{child.pid}/ns/net") for child in running}  # noqa: PTH115
-    assert len(networks) == 2
-    stale = cgroups_of(process.pid)
-    assert [folder.exists() for folder in stale] == [True, True]
-    process.kill()
-    process.communicate()
-    wait_until(lambda: not [child for child in running if child.is_running()], "what ran on the hosts ends")
-    left = [p.pid for p in psutil.process_iter() if network_of(p.pid) in networks]
-    assert not left
+    with ExitStack() as held:
+        # As long as they are held open no other network gets their numbers.
+        files = [held.enter_context(Path(f"/proc/{child.pid}/ns/net").open()) for child in running]
+        networks = {os.readlink(f"/proc/self/fd/{file.fileno()}") for file in files}  # noqa: PTH115
+        assert len(networks) == 2
+        stale = cgroups_of(process.pid)
+        assert [folder.exists() for folder in stale] == [True, True]
+        process.kill()
+        process.communicate()
+        wait_until(lambda: not [child for child in running if child.is_running()], "what ran on the hosts ends")
+        assert not [p.pid for p in psutil.process_iter() if network_of(p.pid) in networks]
     with emulated_hosts("1", 0.5):
         assert not [folder for folder in stale if folder.exists()]
 
@@ -235,17 +247,48 @@ def test_the_exit_code_is_that_of_host_0(hosts: Sequence[EmulatedHost], monkeypa
     assert on_each(hosts, monkeypatch, "exit 7", "echo the same; exit 7")[:2] == (7, [])
 
 
+class Told:
+    """A process that remembers what it was sent."""
+
+    returncode = None
+
+    def __init__(self) -> None:
+        self.signals: list[signal.Signals] = []
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.signals.append(number)
+
+
+@pytest.mark.parametrize(
+    ("came", "passed_on"),
+    [
+        ([signal.SIGINT] * 3, [signal.SIGINT] * 3),
+        ([signal.SIGTERM] * 2, [signal.SIGTERM, signal.SIGKILL]),
+        ([signal.SIGINT, signal.SIGTERM], [signal.SIGINT, signal.SIGKILL]),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "both"],
+)
+def test_hosts_may_report_however_often_ctrl_c_is_pressed(
+    came: list[signal.Signals], passed_on: list[signal.Signals]
+) -> None:
+    host = Told()
+    running = emulate._Running([emulate._Process(None, host, None)], frozenset(came))  # type: ignore[arg-type]
+    for number in came:
+        running._interrupt(number)
+    assert host.signals == passed_on
+
+
 def test_a_host_that_fails_unexplained_is_heard(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
     code, said, took_s = on_each(hosts, monkeypatch, "exec sleep 60", "exit 0", "echo no room >&2; exit 5")
     assert code == 128 + signal.SIGTERM  # It waited for a host that had gone.
     assert said == ["host2 ended with exit code 5:", "  host2: no room"]
-    assert took_s < 10
+    assert took_s < 50, "it does not wait for those that sleep"
 
 
 def test_hosts_that_miss_the_end_are_ended(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
     code, said, took_s = on_each(hosts, monkeypatch, "exit 0", "exec sleep 60")
     assert (code, said) == (0, [])
-    assert took_s < 10
+    assert took_s < 50, "it does not wait for those that sleep"
 
 
 def test_a_closed_terminal_ends_all_hosts_unless_it_is_ignored(

@@ -21,6 +21,8 @@ from paceline.launch.slurm.step import FIRST_PORT, PORTS, SlurmStep, expand_node
 from paceline.records import read_run
 from paceline.records.experiment import read_experiment
 
+pytestmark = pytest.mark.takes(35)
+
 KEEP = "import json, os; open('task-' + os.environ.get('SLURM_PROCID', '0'), 'w').write(json.dumps(dict(os.environ)))"
 KEEP_ENVIRONMENT = shlex.join([sys.executable, "-c", KEEP])
 TINY = ("cnn", "--data", "digits", "--steps", "12", "--batch", "64")
@@ -328,6 +330,7 @@ def test_a_mismatch_ends_a_command_before_anything_starts(slurm: Slurm, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.soak  # The suite has a comparison over two nodes.
 def test_train_over_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "train", *TINY, "--out", "record"]
     done = slurm.call("srun", "--nodes=2", "--ntasks-per-node=1", *command, cwd=tmp_path)

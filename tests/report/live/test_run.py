@@ -47,7 +47,7 @@ def row(step: int) -> StepRow:
 
 
 def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)

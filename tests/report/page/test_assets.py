@@ -25,7 +25,10 @@ playwright_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = [
+    pytest.mark.takes(55),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
+]
 
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}

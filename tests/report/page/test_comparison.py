@@ -26,6 +26,8 @@ from paceline.report.tables.columns import TIMES, comparison_columns, rank_colum
 from paceline.report.tables.steps import split_columns, split_rows
 from paceline.report.verdict import sentences
 
+pytestmark = pytest.mark.takes(9)
+
 MOST_BYTES = 6_000_000
 NASTY = "<script>alert(1)</script>"
 

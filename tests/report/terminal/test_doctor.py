@@ -85,12 +85,15 @@ class Events:
 
 def test_progress_is_a_line_per_stage_where_there_is_no_terminal(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
+    assert isinstance(console.file, io.StringIO)
     events = Events(tmp_path)
     with LiveExamination(tmp_path, console):
         events.stage("machines")
-        time.sleep(0.25)
+        deadline_s = time.monotonic() + 60
+        while not console.file.getvalue() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert console.file.getvalue(), "printed while the examination runs"
         events.stage("workload")
-    assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
         "collecting facts about every rank's machine",
         "training a few steps of the workload",

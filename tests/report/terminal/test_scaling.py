@@ -22,6 +22,8 @@ from paceline.report.tables.scaling import write_scaling_tables
 from paceline.report.terminal.scaling import print_scaling, to_json
 from scaling_on_disk import ONE_HOST, even, read_scaling, write_scaling
 
+pytestmark = pytest.mark.takes(6)
+
 
 def printed(found: Scaling, width: int = 100) -> str:
     file = io.StringIO()

@@ -21,6 +21,8 @@ from paceline.strategies.registry import ENTRIES, create
 from paceline.training.sync import Sync
 from ranks import Pool, RankFailed
 
+pytestmark = pytest.mark.takes(15)
+
 ALL = [
     "none",
     "gather_scatter",

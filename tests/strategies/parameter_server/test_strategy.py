@@ -27,8 +27,10 @@ from paceline.strategies.registry import create
 from paceline.training.parity.proof import prove, serve_proof
 from paceline.training.sync import Sync
 from paceline.workloads.batches import Share
-from ranks import Pool
+from ranks import GROUP_TIMEOUT_S, Pool
 from training import cases
+
+pytestmark = pytest.mark.takes(12)
 
 AT_WILL = "parameter_server:asynchronous=true"
 OTHER_SETTINGS = {"lr": 0.01, "momentum": 0.5}
@@ -66,7 +68,7 @@ def test_roles_and_ranks() -> None:
 def test_clipping_takes_the_gradient_of_a_whole_batch() -> None:
     clipped = RunConfig(clip_norm=1.0)
     check_strategy(clipped, create("parameter_server"), ranks=2)
-    with pytest.raises(UsageError, match="does not support --clip-norm where ranks do not step together"):
+    with pytest.raises(UsageError, match="does not support --clip-norm in asynchronous mode"):
         check_strategy(clipped, create(AT_WILL), ranks=2)
 
 
@@ -154,11 +156,14 @@ def train_by_tickets(sync: Sync, total: int, slow_rank: int, pause_s: float) -> 
     return tickets
 
 
+PAUSE_S = 0.5
+
+
 def at_will(comm: Comm, options: str) -> dict[str, Any]:
     model = make_model()
     sync = Sync(model, sgd, create(f"{AT_WILL}{options}"), comm, "broadcast")
     before_s = time.perf_counter()
-    tickets = train_by_tickets(sync, 60, slow_rank=1, pause_s=0.2)
+    tickets = train_by_tickets(sync, 60, slow_rank=1, pause_s=PAUSE_S)
     took_s = time.perf_counter() - before_s
     sync.strategy.finish()
     found = {"tickets": tickets, "weights": weights(model), "took_s": took_s, **sync.strategy.figures()}
@@ -182,7 +187,7 @@ def test_no_worker_waits_for_another(pool: Pool, options: str) -> None:
     assert sorted(ticket for rank in ranks for ticket in rank["tickets"]) == list(range(60))
     assert all(rank["tickets"] == sorted(rank["tickets"]) for rank in ranks)
     assert counts[1] < 10, "it has slept most of the time"
-    assert ranks[1]["took_s"] >= 0.2 * counts[1]
+    assert ranks[1]["took_s"] >= PAUSE_S * counts[1]
     staleness = ranks[0]["staleness"]
     servers = 2 if "servers" in options else 1
     assert all(rank["staleness"] == staleness for rank in ranks)
@@ -398,7 +403,7 @@ def test_who_fails_leaves_at_once_and_the_others_get_to_know_it(pool: Pool) -> N
     assert all(
         re.fullmatch(r"the server on rank [01] has failed: its rank has failed\.", found[rank]) for rank in (0, 2)
     )
-    assert time.perf_counter() - before_s < 15, "nobody waits for a time-out"
+    assert time.perf_counter() - before_s < 0.9 * GROUP_TIMEOUT_S, "nobody waits for a time-out"
 
 
 def clipping_at_will(comm: Comm) -> str:
@@ -465,13 +470,10 @@ def test_there_may_be_more_servers_than_tensors(pool: Pool, max_norm: float | No
         torch.testing.assert_close(extra[0], right_alone)
 
 
-TIMEOUT_S = 1.0
-
-
-def one_stays_longer(comm: Comm, pause_s: float, steps: int) -> tuple[float, str]:
+def one_stays_longer(comm: Comm, timeout_s: float, pause_s: float, steps: int) -> tuple[float, str]:
     """Rank 0 leaves at once, rank 1 makes some slow steps; how long rank 0 waits for it, and what each gets to see."""
     close_comm(comm)
-    ours = open_comm(range(2), device=comm.device, backend="gloo", timeout_s=TIMEOUT_S)
+    ours = open_comm(range(2), device=comm.device, backend="gloo", timeout_s=timeout_s)
     if ours is None:
         return 0.0, ""
     sync, message = Sync(make_model(), sgd, create(AT_WILL), ours, "local"), "nothing"
@@ -492,14 +494,15 @@ def one_stays_longer(comm: Comm, pause_s: float, steps: int) -> tuple[float, str
 
 
 def test_a_server_stays_while_a_worker_trains(pool: Pool) -> None:
-    (waited_s, first), (_, second), *_ = pool.run(one_stays_longer, 4, 0.6 * TIMEOUT_S, 3)
-    assert waited_s > 1.5 * TIMEOUT_S
+    """A second longer than the time-out, in steps that leave a busy machine more than a second each."""
+    (waited_s, first), (_, second), *_ = pool.run(one_stays_longer, 4, 2.0, 0.75, 4)
+    assert waited_s > 3.0
     assert (first, second) == ("nothing", "nothing")
 
 
 def test_a_worker_that_keeps_silent_does_not_hold_a_server_for_ever(pool: Pool) -> None:
-    (waited_s, first), (_, second), *_ = pool.run(one_stays_longer, 4, 2.5 * TIMEOUT_S, 1)
-    assert TIMEOUT_S < waited_s < 2.4 * TIMEOUT_S
+    (waited_s, first), (stayed_s, second), *_ = pool.run(one_stays_longer, 4, 1.0, 4.0, 1)
+    assert 1.0 < waited_s < stayed_s
     assert first == "rank 1 has kept silent for 1 s, and has not left the server."
     assert second.startswith("rank 0 is gone, or has kept silent for too long")
 

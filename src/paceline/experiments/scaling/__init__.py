@@ -1,1 +1,1 @@
-"""What a scaling experiment measures and how long it takes: shapes of ranks, batches, machines, estimate."""
+"""Parts of a scaling experiment: shapes of ranks, points with their batches, shared machines, the estimate."""

@@ -1,4 +1,4 @@
-"""What the hosts of a scaling experiment really are: those that share a machine share its cores, and get threads so."""
+"""Detect hosts that share a machine, and choose threads per rank accordingly."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from paceline.measure.cores import affine_cores, cgroup_quota
 
 @dataclass(frozen=True)
 class ThreadCounts:
-    """Threads that ranks compute with; None for the usual rule, a host's cores ÷ its ranks."""
+    """Threads per rank; None for the usual rule, a host's cores ÷ its ranks."""
 
     rank: int | None
     single: int | None
-    """Of the one process that the others are held against: it has what a host has."""
+    """Threads of the baseline, one process that uses a whole host."""
 
 
 def own_quota() -> float | None:
-    """The cores that a quota leaves this process; None where there is none."""
+    """Return the cores that a cgroup quota allows this process; None without a quota."""
     return cgroup_quota(SELF_CGROUP, CGROUP_ROOT)
 
 
 def machine_cores() -> float:
-    """The cores of the machine that we may use, whatever share an emulated host has of them."""
+    """Return the cores of this machine that may be used, whatever share an emulated host has."""
     quota = own_quota()
     return float(affine_cores()) if quota is None else min(float(affine_cores()), quota)
 
 
 def find_machines(infos: Sequence[LauncherInfo], *, emulated: bool, quota: float | None) -> list[int]:
-    """For each host, in order, the number of its machine: hosts that may use the same cores are on one.
+    """Return the machine number of each host: hosts that may use the same cores are one machine.
 
-    Containers of one machine that have a network each and a quota of the cores are held to be machines of their own.
+    Containers with separate networks and a CPU quota count as separate machines.
     """
     nodes: dict[int, list[LauncherInfo]] = {}
     for info in infos:
@@ -56,13 +56,13 @@ def find_machines(infos: Sequence[LauncherInfo], *, emulated: bool, quota: float
 
 
 def are_bound(infos: Sequence[LauncherInfo]) -> bool:
-    """Whether a launcher that starts a process per rank, as Slurm, gave each of a host cores of its own."""
+    """Whether a launcher that starts a process per rank, such as Slurm, bound each rank to separate cores."""
     pairs = [(a, b) for a, b in combinations(infos, 2) if a.node == b.node]
     return bool(pairs) and not any(_share(one, other, apart=False) for one, other in pairs)
 
 
 def _share(one: LauncherInfo, other: LauncherInfo, *, apart: bool) -> bool:
-    """Whether two may use the same cores of the same machine; `apart` are those whose networks differ."""
+    """Whether two processes may use the same cores; with `apart`, processes in different networks never do."""
     if apart and one.network != other.network:
         return False
     same_cores = not one.cores or not other.cores or bool(set(one.cores) & set(other.cores))
@@ -70,9 +70,9 @@ def _share(one: LauncherInfo, other: LauncherInfo, *, apart: bool) -> bool:
 
 
 def choose_threads(shapes: Sequence[Shape], launch: LaunchConfig, place: Mapping[str, Any], gpus: int) -> ThreadCounts:
-    """As the user said; else, where all ranks share one machine, the same for all, so that more ranks have more cores.
+    """Return the threads given by the user; else, if all ranks share one machine, the same for every world size.
 
-    Hosts and ranks with cores of their own, or a share of the machine's, follow the usual rule.
+    So more ranks use more cores. Hosts and ranks with separate cores, or a CPU share, follow the usual rule.
     """
     hosts = len(place["machines"])
     on_each = max(place["machines"].count(machine) for machine in place["machines"])

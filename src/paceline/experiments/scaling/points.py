@@ -1,4 +1,4 @@
-"""What `scale` measures: strategies on shapes of ranks, with the batches that a kind of scaling gives them."""
+"""The points of a scaling experiment: strategies at each shape of ranks, with the batch of strong or weak scaling."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ BASELINE = "single"
 
 @dataclass(frozen=True)
 class ScaleBatches:
-    """The batches of an experiment."""
+    """Batch sizes of a scaling experiment."""
 
     whole: int
-    """Of strong scaling, over all ranks."""
+    """Global batch of strong scaling."""
     share: int
-    """Of weak scaling, on each rank."""
+    """Batch per rank of weak scaling."""
 
     @classmethod
     def of(cls, config: ScaleConfig, most_ranks: int) -> ScaleBatches:
-        """Where only one was named, the other is such that both kinds of scaling meet on the most ranks."""
+        """Return both batches; if only one is given, the other makes them equal at the largest world size."""
         whole = config.batch or (config.batch_per_rank or 0) * most_ranks or 256
         return cls(whole, config.batch_per_rank or max(1, whole // most_ranks))
 
     def in_mode(self, mode: str, ranks: int) -> int:
-        """The global batch on so many ranks."""
+        """Return the global batch at a world size."""
         return self.whole if mode == "strong" else self.share * ranks
 
 
 def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -> list[CandidateConfig]:
-    """Every strategy at every point, checked; `single` on one rank. What two kinds of scaling share is there once."""
+    """Return every strategy at every point, checked, and `single` on one rank; points of both modes appear once."""
     text = config.strategies or DEFAULT_STRATEGIES
     strategies = [BASELINE, *[name for name in dict.fromkeys(parse_list(text)) if name != BASELINE]]
     most_ranks = max(shape.ranks for shape in shapes)
-    check_slow_ranks(base.slowed, most_ranks)  # Where there are fewer, they are all as fast.
+    check_slow_ranks(base.slowed, most_ranks)  # At smaller world sizes the slowed ranks may not exist.
     batches = ScaleBatches.of(config, most_ranks)
     candidate_configs = []
     for shape in shapes:
@@ -58,12 +58,15 @@ def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -
                 if candidate_config is not None and _fits(candidate_config, text):
                     candidate_configs.append(candidate_config)
     if not any(candidate_config.candidate.role != "baseline" for candidate_config in candidate_configs):
-        raise UsageError(f"there is nothing to scale in {text}.", hint="name a strategy that shares the work, as ddp")
+        raise UsageError(
+            f"there is nothing to scale in {text}.",
+            hint="name a strategy that trains on several ranks, for example ddp",
+        )
     return candidate_configs
 
 
 def _candidate_config(config: RunConfig, shape: Shape, mode: str) -> CandidateConfig | None:
-    """A strategy at a point; None where it has no part: what trains in one process takes one rank."""
+    """Return a strategy at a point; None for a baseline at more than one rank."""
     check_names(config)
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     role = role_of(strategy, shape.ranks)
@@ -73,16 +76,14 @@ def _candidate_config(config: RunConfig, shape: Shape, mode: str) -> CandidateCo
     share = batch // shape.ranks if batch % shape.ranks == 0 else batch / shape.ranks
     point = {"mode": mode, "ranks": shape.ranks, "hosts": shape.hosts, "ranks_per_host": shape.ranks_per_host}
     point |= {"batch": batch, "batch_per_rank": share}
-    name = f"{config.strategy} on {_in_words(shape)}, batch {batch}"
+    name = f"{config.strategy} on {_format_shape(shape)}, batch {batch}"
     candidate = Candidate(name, config.strategy, role=role, lossless=strategy.lossless, point=point)
     return CandidateConfig(candidate, config, shape)
 
 
 def _fits(candidate_config: CandidateConfig, text: str) -> bool:
-    """Whether the settings suit the strategy; one that was meant by a set alone is left out where they do not."""
-    candidate_config.config.global_batch(
-        candidate_config.shape.ranks
-    )  # A batch that is too small is refused, whoever has it.
+    """Whether the strategy supports the settings; raise if not, unless it came from a named set."""
+    candidate_config.config.global_batch(candidate_config.shape.ranks)  # Raises for a batch that is too small.
     try:
         check_strategy(candidate_config.config, create(candidate_config.config.strategy), candidate_config.shape.ranks)
     except UsageError:
@@ -92,11 +93,11 @@ def _fits(candidate_config: CandidateConfig, text: str) -> bool:
     return True
 
 
-def _in_words(shape: Shape) -> str:
+def _format_shape(shape: Shape) -> str:
     ranks = "1 rank" if shape.ranks == 1 else f"{shape.ranks} ranks"
     return ranks if shape.hosts == 1 else f"{ranks} over {shape.hosts} hosts"
 
 
 def shared_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Of one entrant's settings those that all have, for the record."""
+    """Return the settings of one candidate that all share, for the record."""
     return {key: value for key, value in settings.items() if key not in ("strategy", "batch", "batch_per_rank")}

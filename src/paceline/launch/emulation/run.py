@@ -156,10 +156,14 @@ class _Running:
         return [process for process in self.processes if process.process.returncode is None]
 
     def _interrupt(self, number: signal.Signals) -> None:
-        """The first time they may end in order, as they do on a real host; the second time they have to."""
+        """They end in order, as they do on a real host; of what is not Ctrl-C the second ends them at once.
+
+        Ctrl-C is passed on each time: people press it several times, and host 0 reports what was measured all the same.
+        """
         self.interrupts += 1
+        at_once = self.interrupts > 1 and number != signal.SIGINT
         for process in self._living():
-            process.process.send_signal(number if self.interrupts == 1 else signal.SIGKILL)
+            process.process.send_signal(signal.SIGKILL if at_once else number)
 
     def _hurry(self, now: float) -> None:
         """Ends, first in order and then at once, who waits for a host that is gone."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from paceline.errors import PacelineError
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
 from paceline.report.evidence import scientific
 from paceline.report.formatting import factor, on_hosts, percent, plural, roughly, run_length, seconds
-from paceline.report.live.run import Tail
+from paceline.report.live.run import Display, Tail
 from paceline.report.terminal.doctor import LiveExamination
 
 POLL_S = 0.2
@@ -53,6 +54,7 @@ class LiveTable:
         self._least = 0
         self._left = ""
         self._measuring_since: float | None = None
+        self._display: Display | None = None
 
     def plan(self, design: dict[str, Any], config: RunConfig) -> None:
         """Print the planned runs and the estimated time."""
@@ -71,7 +73,8 @@ class LiveTable:
 
     def examine(self, folder: Path) -> LiveExamination:
         """Return a context manager that shows the progress of the doctor's examination."""
-        return LiveExamination(folder, self._console, quiet=True)
+        self._display = display = LiveExamination(folder, self._console, quiet=True)
+        return display
 
     def examined(self, found: Sequence[Finding]) -> None:
         """Print the problems that the doctor found; the report has the other findings."""
@@ -127,15 +130,19 @@ class LiveTable:
         self._current = progress.add_task("starting ranks", total=None if proving else steps, unit="steps")
         title = stage if proving else f"{stage} of {self._repeats}{self._left}"
         self._overall = progress.add_task(title, total=len(schedule), unit="runs")
-        stop = threading.Event()
-        follow = threading.Thread(target=self._follow, args=(progress, schedule, stop), daemon=True)
-        with Live(Group(self._figures(), progress), console=self._console, refresh_per_second=8, transient=True):
-            follow.start()
-            try:
-                yield
-            finally:
-                stop.set()
-                follow.join()
+        self._display = Display(partial(self._draw, progress, schedule))
+        with self._display:
+            yield
+
+    def close(self) -> None:
+        """Close the display if Ctrl-C interrupted closing it."""
+        if self._display is not None:
+            self._display.close()
+
+    def _draw(self, progress: Progress, schedule: Sequence[ShownRun], stop: threading.Event) -> None:
+        shown = Group(self._figures(), progress)
+        with Live(shown, console=self._console, refresh_per_second=8, transient=True):
+            self._follow(progress, schedule, stop)
 
     def _follow(self, progress: Progress, schedule: Sequence[ShownRun], stop: threading.Event) -> None:
         steps = [Tail(scheduled.folder / steps_file(0)) for scheduled in schedule]

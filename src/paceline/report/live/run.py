@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -50,33 +50,50 @@ class Tail:
         return whole.decode().splitlines()
 
 
-class FolderFollower(ABC):
-    """Context manager that shows the contents of a growing folder from a separate thread."""
+class Display:
+    """Context manager of a display that a separate thread draws.
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    Ctrl-C interrupts the main thread only, so the drawing thread always closes the terminal display that it opened. If
+    Ctrl-C interrupts `close`, call it again.
+    """
+
+    def __init__(self, draw: Callable[[threading.Event], None]) -> None:
+        """Create a display; `draw` must return soon after its event is set."""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-
-    @abstractmethod
-    def catch_up(self) -> None:
-        """Read and show what was written since the last call."""
+        self._thread = threading.Thread(target=draw, args=(self._stop,), daemon=True, name="paceline-display")
 
     def __enter__(self) -> Self:
-        self._progress.start()
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join()
-        self.catch_up()
-        self._progress.stop()
+        self.close()
 
-    def _follow(self) -> None:
-        while not self._stop.wait(POLL_S):
+    def close(self) -> None:
+        """Stop drawing, and wait for the drawing thread."""
+        self._stop.set()
+        if self._thread.ident is not None:  # The thread was started.
+            self._thread.join()
+
+
+class FolderFollower(Display, ABC):
+    """Display that shows the contents of a growing folder."""
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        super().__init__(self._follow)
+        self.folder = folder
+        self._progress = progress
+
+    @abstractmethod
+    def catch_up(self) -> None:
+        """Read and show what was written since the last call."""
+
+    def _follow(self, stop: threading.Event) -> None:
+        with self._progress:
+            while not stop.wait(POLL_S):
+                self.catch_up()
             self.catch_up()
 
 
@@ -99,7 +116,7 @@ class LiveRun(FolderFollower):
             transient=True,
             disable=quiet or not console.is_terminal,
         )
-        super().__init__(progress)
+        super().__init__(folder, progress)
         self._log_every = 1
         self._total: int | None = None
         self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="")

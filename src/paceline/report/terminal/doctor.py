@@ -145,7 +145,8 @@ class LiveExamination(FolderFollower):
 
     def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        super().__init__(Progress(*columns, console=console, transient=True, disable=not console.is_terminal))
+        progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        super().__init__(folder, progress)
         self._events = Tail(folder / EVENTS_FILE)
         self._console = console
         self._quiet = quiet

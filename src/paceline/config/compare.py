@@ -1,0 +1,36 @@
+"""`CompareConfig`: what `paceline compare` compares, and how often it measures it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.config.fields import check_bounds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareConfig:
+    """Candidates of a comparison, and how often they are measured."""
+
+    strategies: str = ""
+    """Strategies to compare, as in single,ddp,ddp:bucket_mb=1, or a set: usual (classic, shared_memory and priority),
+    classic, fast, or all [default: usual; with --vary: ddp]."""
+    vary: tuple[str, ...] = ()
+    """Compare the values of a setting: KEY=A,B, where KEY is an option of `paceline train`; may be repeated."""
+    repeats: int = 3
+    """Repeats of each candidate, interleaved; each repeat has its own seed."""
+    max_repeats: int = 10
+    """Most repeats: used while the two fastest show no clear difference."""
+    proof: bool = True
+    """First prove that every strategy computes the same mean gradient."""
+    doctor: bool = True
+    """First examine the machine and the link, as `paceline doctor` does; takes about ten seconds."""
+    script: str = ""
+    """Train with your own script, which calls paceline.attach; its arguments follow `--`."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, ("repeats", "max_repeats"), lambda value: value > 0, "more than 0")
+
+    @property
+    def looks(self) -> int:
+        """Number of times the experiment checks for a winner."""
+        return max(1, self.max_repeats - self.repeats + 1)

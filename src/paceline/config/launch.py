@@ -1,0 +1,89 @@
+"""`LaunchConfig`: how many ranks, on which hosts, and how the hosts find each other."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from paceline.config.emulation import EmulationInfo, parse_hosts
+from paceline.config.fields import check_bounds
+from paceline.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchConfig:
+    """Number of ranks, the hosts they run on, and how the hosts connect."""
+
+    ranks: int | None = None
+    """World size: ranks on all hosts together [default: 1 for `single`; else one per GPU, or 2 on a CPU]."""
+    ranks_per_host: int | None = None
+    """Ranks on each host, in place of --ranks."""
+    hosts: int = 1
+    """Number of hosts; start the same command on each, with its own --node-rank."""
+    node_rank: int = 0
+    """Number of this host, from 0; host 0 is the one that --master names."""
+    master: str | None = None
+    """ADDRESS:PORT of host 0, to which all hosts connect [default: a free port on the loopback address]."""
+    iface: str | None = None
+    """Network interface to use on this host [default: the one on the route to the master]."""
+    threads: int | None = None
+    """CPU threads per rank [default: usable cores ÷ ranks on the host]."""
+    emulate: str = ""
+    """Emulate hosts on this machine: 4, 4@200mbit, 4@200mbit+5ms or 2@1gbit,2@100mbit; needs root."""
+    host_cpus: float | None = None
+    """Cores that the ranks of each emulated host share, for example 0.5 [default: no limit]."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, ("ranks", "ranks_per_host", "hosts", "threads"), lambda value: value > 0, "more than 0")
+        self._check_emulation()
+        if not 0 <= self.node_rank < self.hosts:
+            raise UsageError(
+                f"--node-rank {self.node_rank} is not one of {self.hosts} hosts.",
+                hint=f"hosts are numbered from 0 to {self.hosts - 1}",
+            )
+        if self.ranks is not None and self.ranks % self.hosts:
+            raise UsageError(
+                f"{self.ranks} ranks do not divide over {self.hosts} hosts.",
+                hint="--ranks is the world size, a multiple of --hosts; or give --ranks-per-host",
+            )
+        both = self.ranks is not None and self.ranks_per_host is not None
+        if both and self.ranks != (self.ranks_per_host or 0) * self.hosts:
+            raise UsageError(
+                f"--ranks {self.ranks} is not {self.hosts} hosts × --ranks-per-host {self.ranks_per_host}.",
+                hint="give one of the two",
+            )
+
+    def _check_emulation(self) -> None:
+        check_bounds(self, ("host_cpus",), lambda value: 0.01 <= value <= 1024, "from 0.01 to 1024 cores")
+        if self.host_cpus is not None and not self.emulate:
+            raise UsageError(
+                f"--host-cpus {self.host_cpus:g} was given without --emulate.",
+                hint="it limits the cores of emulated hosts, as in --emulate 4 --host-cpus 0.5",
+            )
+        if not self.emulate:
+            return
+        hosts = len(parse_hosts(self.emulate))
+        other = {"hosts": self.hosts != 1, "node_rank": self.node_rank != 0, "master": self.master, "iface": self.iface}
+        given = [name for name, value in other.items() if value]
+        if given:
+            option = f"--{given[0].replace('_', '-')}"
+            raise UsageError(
+                f"--emulate and {option} were both given.",
+                hint=f"leave {option} out: --emulate starts all hosts on this machine and gives them addresses",
+            )
+        self.on_emulated_host(EmulationInfo(spec=self.emulate, host=0, hosts=hosts, master="198.18.0.1:1"))
+
+    def on_emulated_host(self, info: EmulationInfo) -> LaunchConfig:
+        """Return the launch config of one emulated host of this launch."""
+        return replace(self, emulate="", host_cpus=None, hosts=info.hosts, node_rank=info.host, master=info.master)
+
+    def local_ranks(self, default: int) -> int:
+        """Return the ranks on this host; `default` if the user gave no number."""
+        if self.ranks is not None:
+            return self.ranks // self.hosts
+        return self.ranks_per_host or default
+
+
+def launched() -> bool:
+    """Whether a launcher (ours, torchrun) started this process and set its rank."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ

@@ -1,0 +1,194 @@
+"""`RunConfig`: one training of one workload under one strategy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.config.fields import check_bounds, check_choices
+from paceline.config.slow_ranks import parse_slow_ranks
+from paceline.errors import UsageError
+
+Device = Literal["auto", "cpu", "cuda"]
+Backend = Literal["auto", "gloo", "nccl"]
+BatchNormMode = Literal["broadcast", "local", "sync"]
+Precision = Literal["fp32", "bf16", "fp64"]
+ENDLESS = 10**9
+"""Number of epochs of a run that ends by time: more than any run trains."""
+MOST_PROFILED_STEPS = 50
+"""Most steps to profile: each produces thousands of events, which stay in memory until they are aggregated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """One training of one workload under one strategy."""
+
+    workload: str = "cnn"
+    """Workload to train: cnn, vgg11, resnet18, or your own as my_module:make_workload (imported from this folder)."""
+    data: str = "digits"
+    """Data set of the built-in models: digits, synthetic, cifar10 or svhn; options as in synthetic:size=5000."""
+    data_dir: str = ""
+    """Folder for downloaded data sets [default: the user's cache folder]."""
+    svhn_extra: bool = False
+    """Add the 531,131 images of SVHN's "extra" set to the training set."""
+    augment: bool = True
+    """Augment with random crops and flips, if the data set defines them."""
+    strategy: str = "ddp"
+    """How ranks synchronise gradients; options as in ddp:bucket_mb=1. `paceline strategies` lists all."""
+    batch: int | None = None
+    """Global batch: samples per step over all ranks [default: 256]."""
+    batch_per_rank: int | None = None
+    """Samples per step on each rank, in place of --batch."""
+    accumulate: int = 1
+    """Micro-batches per step: their gradients are summed and synchronised once."""
+    epochs: int | None = None
+    """Passes over the training data [default: 1, unless --steps is given]."""
+    steps: int | None = None
+    """Stop after this many steps; --epochs is then only used to estimate the time of a full run."""
+    seconds: float | None = None
+    """Stop after this many seconds of training on the slowest rank, or earlier if --steps or --epochs is reached."""
+    lr: float = 0.1
+    """Learning rate of SGD; not scaled with the number of ranks. Ignored if the workload defines its optimiser."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 1e-4
+    """Weight decay of SGD."""
+    clip_norm: float | None = None
+    """Clip the synchronised gradient to this norm."""
+    seed: int = 0
+    """Seed of the initial weights, the sample order and the augmentation."""
+    reshuffle: bool = True
+    """Shuffle the samples anew each epoch; --no-reshuffle shows the effect of a forgotten set_epoch."""
+    bn: BatchNormMode = "broadcast"
+    """BatchNorm: broadcast rank 0's buffers before each step, keep buffers local, or sync statistics over all ranks."""
+    precision: Precision = "fp32"
+    """Number format: fp32, bf16 (autocast; weights and gradients stay float32), or fp64 (for parity proofs)."""
+    channels_last: bool = False
+    """Use the channels-last memory format; with bf16 about twice as fast on recent CPUs."""
+    device: Device = "auto"
+    """Device to train on; auto takes cuda if a GPU is available, else cpu."""
+    backend: Backend = "auto"
+    """Communication back end; auto takes nccl if every rank has its own GPU, else gloo."""
+    deterministic: bool = False
+    """Use deterministic kernels: the same losses for any world size, up to rounding (with BatchNorm, add --bn sync)."""
+    allow_unused: bool = False
+    """Accept parameters that receive no gradient; by default they are named and the run stops."""
+    events: bool = True
+    """Record start and end of each phase and each communication operation; costs a few microseconds per step."""
+    trace: bool = False
+    """Write each run's timeline to trace.json in its folder; open it at ui.perfetto.dev."""
+    log_every: int = 20
+    """Steps between two log lines with the global loss."""
+    eval_ranks: bool = False
+    """Also test each rank's own replica, not only the synchronised weights."""
+    evaluate: bool = True
+    """Test the synchronised weights at the end of the run."""
+    tensorboard: bool = False
+    """Also write loss, accuracy, throughput, time split, CPU and memory for TensorBoard while training."""
+    profile: str = ""
+    """Steps to profile with torch's profiler, counted from 0, as in 20-22; they are left out of step times."""
+    slow_rank: str = ""
+    """Slow ranks down: 1:3 makes rank 1 compute three times as long; 1:3,2:1.5 slows two ranks."""
+    timeout: float = 120.0
+    """Seconds a rank waits for other ranks before it fails."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.batch is not None and self.batch_per_rank is not None:
+            raise UsageError(
+                "--batch and --batch-per-rank were both given.",
+                hint="give one of them: --batch-per-rank times the ranks is --batch",
+            )
+        if self.trace and not self.events:
+            raise UsageError(
+                "--trace was given with --no-events.",
+                hint="leave --no-events out: a trace consists of the recorded events",
+            )
+        counts = ("batch", "batch_per_rank", "accumulate", "epochs", "steps", "log_every")
+        check_bounds(self, (*counts, "seconds", "timeout", "clip_norm"), lambda value: value > 0, "more than 0")
+        check_bounds(self, ("lr", "momentum", "weight_decay"), lambda value: value >= 0, "0 or more")
+        check_bounds(self, ("seed",), lambda value: 0 <= value < 2**40, "from 0 to 2^40")
+        check_bounds(
+            self,
+            ("lr", "momentum", "weight_decay", "clip_norm", "timeout", "seconds"),
+            math.isfinite,
+            "a finite number",
+        )
+        self._check_profile()
+        _ = self.slowed
+
+    @property
+    def most_epochs(self) -> int:
+        """Epochs after which a run ends, unless its steps or its time end it earlier."""
+        return self.epochs or (ENDLESS if self.seconds else 1)
+
+    @property
+    def slowed(self) -> dict[int, float]:
+        """Slow-down factor of each rank that is slowed down on purpose."""
+        return parse_slow_ranks(self.slow_rank)
+
+    @property
+    def profiled_steps(self) -> range:
+        """Steps to profile; empty without `profile`."""
+        return step_range(self.profile, "--profile") if self.profile else range(0)
+
+    def _check_profile(self) -> None:
+        steps = self.profiled_steps
+        if len(steps) > MOST_PROFILED_STEPS:
+            raise UsageError(
+                f"--profile {self.profile} names {len(steps)} steps.",
+                hint=f"profile at most {MOST_PROFILED_STEPS} steps; a few are usually enough",
+            )
+        if steps and self.steps is not None and steps.stop > self.steps:
+            raise UsageError(
+                f"--profile {self.profile} is outside the run's {self.steps} steps.",
+                hint=f"steps are counted from 0, so the last one is {self.steps - 1}",
+            )
+
+    def global_batch(self, workers: int) -> int:
+        """Return the samples per step over all workers; raise if a worker or a micro-batch would get none."""
+        batch = self.batch or (self.batch_per_rank or 0) * workers or 256
+        if batch < workers * self.accumulate:
+            pieces = f"{workers} ranks" + (f" × {self.accumulate} micro-batches" if self.accumulate > 1 else "")
+            raise UsageError(
+                f"a global batch of {batch} leaves some of the {pieces} without a sample.",
+                hint=f"use --batch {workers * self.accumulate} or more, or fewer ranks",
+            )
+        return batch
+
+
+EXAMINED_SETTINGS = (
+    "workload",
+    "data",
+    "data_dir",
+    "svhn_extra",
+    "augment",
+    "strategy",
+    "batch",
+    "batch_per_rank",
+    "accumulate",
+    "momentum",
+    "bn",
+    "precision",
+    "channels_last",
+    "device",
+    "backend",
+    "deterministic",
+    "allow_unused",
+    "timeout",
+)
+"""Settings that `paceline doctor` takes: those that change what a run needs of machines and links."""
+
+
+def step_range(text: str, option: str) -> range:
+    """Parse a step or a range of steps, written 20 or 20-22."""
+    first, dash, last = text.partition("-")
+    if not first.strip().isdecimal() or (dash and not last.strip().isdecimal()):
+        raise UsageError(f"{option} is {text!r}.", hint="write one step as 20, or a range as 20-22")
+    steps = range(int(first), int(last if dash else first) + 1)
+    if not steps:
+        raise UsageError(
+            f"{option} {text} ends before it begins.", hint=f"did you mean {last.strip()}-{first.strip()}?"
+        )
+    return steps

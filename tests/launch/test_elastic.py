@@ -1,0 +1,74 @@
+"""Ranks under torch's elastic launcher: what Ctrl-C does to them."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+from commands import wait_until
+from paceline.config import LaunchConfig, RunConfig
+from paceline.launch.job import Job
+from paceline.launch.launcher_process import LauncherProcess, Shape
+from paceline.launch.leader import Leader, join_launch
+from paceline.records import RunFolder
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Nobody waits for ranks that the launcher lost.
+
+
+def job_in(folder: Path) -> tuple[Job, Leader]:
+    """A job of one run, and what starts its ranks."""
+    job = Job.single(RunConfig(steps=8), RunFolder.create(folder), iface=None, threads=1)
+    leader = join_launch(LauncherProcess(), LaunchConfig(), {}, timeout_s=10, notify=print)
+    assert leader is not None
+    return job, leader
+
+
+def ranks_of(job: Job) -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if str(job.file) in _command(child)]
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def test_ranks_that_were_just_started_end_with_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher does not know of them yet, so it does not end them."""
+    start, started = SubprocessContext._start, []
+    job, leader = job_in(tmp_path)
+
+    def interrupted(context: SubprocessContext) -> None:
+        start(context)
+        started.extend(ranks_of(job))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SubprocessContext, "_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        leader.run(job, Shape(1, 2))
+    assert len(started) == 2
+    wait_until(lambda: not ranks_of(job), "the ranks are gone")
+
+
+def test_the_launcher_leaves_ctrl_c_to_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    during = {}
+    start = SubprocessContext._start
+    job, leader = job_in(tmp_path)
+
+    def look(context: SubprocessContext) -> None:
+        during.update({number: signal.getsignal(number) for number in before})
+        start(context)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SubprocessContext, "_start", look)
+    with pytest.raises(KeyboardInterrupt):
+        leader.run(job, Shape(1, 1))
+    assert during[signal.SIGINT] is before[signal.SIGINT]
+    assert during[signal.SIGTERM] is not before[signal.SIGTERM]
+    assert {number: signal.getsignal(number) for number in before} == before

@@ -1,0 +1,74 @@
+"""Conventions that a reader relies on: one type per name, tests beside their source, docstrings that say the thing."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "paceline"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+OUTSIDE_THE_PACKAGE = {"test_conventions.py", "test_docs.py", "test_imports.py"}
+"""Tests of the repository as a whole; tests/benchmarks and tests/examples mirror the folders of that name."""
+QUESTIONS = ("What", "Who", "Whose", "How", "Where", "Which", "Those")
+
+
+def types_in(file: Path) -> set[str]:
+    """Classes, and type aliases at the top of the file: names in CamelCase that a value is assigned to."""
+    tree = ast.parse(file.read_text())
+    found = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id.lstrip("_")[:1].isupper() and not target.id.isupper():
+                found.add(target.id)
+    return found
+
+
+def test_no_two_types_share_a_name() -> None:
+    homes = defaultdict(list)
+    for file in SOURCES:
+        for name in types_in(file):
+            homes[name].append(str(file.relative_to(PACKAGE)))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
+@pytest.mark.parametrize("test", TESTS, ids=lambda test: str(test.relative_to(ROOT / "tests")))
+def test_tests_mirror_the_source(test: Path) -> None:
+    place = test.relative_to(ROOT / "tests")
+    if place.name in OUTSIDE_THE_PACKAGE:
+        return
+    own_folder = place.parts[0] in ("benchmarks", "examples")
+    source = (ROOT if own_folder else PACKAGE) / place.parent / place.stem.removeprefix("test_")
+    assert source.is_dir() or source.with_suffix(".py").is_file(), f"{place} mirrors no source file or folder"
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_docstrings_say_the_thing(file: Path) -> None:
+    """A docstring that begins with a question word makes the reader guess; attribute docstrings count too."""
+    texts = [
+        (node.lineno, node.value.value)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    riddles = [f"{file.name}:{line}: {text[:60]}" for line, text in texts if text.lstrip().split(" ")[0] in QUESTIONS]
+    assert riddles == []
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_prose_fits_120_columns(page: Path) -> None:
+    """Tables and code may be wider: they cannot be wrapped."""
+    wide, in_code = [], False
+    for number, line in enumerate(page.read_text().splitlines(), start=1):
+        in_code ^= line.startswith("```")
+        if len(line) > 120 and not in_code and not line.startswith(("|", "    ", "![", "[!")):
+            wide.append(number)
+    assert wide == []
