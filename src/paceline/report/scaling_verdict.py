@@ -165,7 +165,7 @@ def _one_rank_cost(scaling: Scaling) -> Iterator[str]:
     for mode in scaling.modes[:1]:
         costs = [(point.strategy, ratio) for point, ratio in scaling.alone(mode)]
         if costs:
-            yield f"On one rank, where nothing is sent, compared with single: {_format_ratios(costs)}."
+            yield f"On one rank, where nothing is sent, compared with one process: {_format_ratios(costs)}."
 
 
 def _placement(scaling: Scaling, mode: Mode) -> Iterator[str]:
@@ -189,7 +189,7 @@ def _format_ratios(ratios: Sequence[tuple[str, Estimate]]) -> str:
 
 
 def _baseline(point: ScalingPoint, gain: ScalingGain) -> str:
-    return "single" if gain is point.over_single else "itself on 1 rank"
+    return "one process" if gain is point.over_single else "itself on 1 rank"
 
 
 def _spans_one(ratio: Estimate) -> bool:

@@ -56,7 +56,7 @@ def page(found: Scaling) -> Reader:
 def test_the_page_says_which_scaling_it_is_and_against_what(page: Reader) -> None:
     seen = " ".join(page.text.split())
     for words in (
-        "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as single",
+        "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as one process",
         "Strong scaling: the global batch stays at 256",
         "Weak scaling: every rank gets 64 samples, so the global batch grows with the ranks, from 64 to 256.",
         "strong and weak scaling",

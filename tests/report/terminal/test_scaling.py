@@ -41,12 +41,14 @@ def test_the_answer_in_sentences(found: Scaling) -> None:
     verdict = sentences(found)
     assert (
         verdict[0]
-        == "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as single: 95.88 ms per step, efficiency 68% (68–68%)."
+        == "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as one process: 95.88 ms per step, efficiency 68% (68–68%)."
     )
     text = "\n".join(verdict)
     assert "Strong scaling: ddp is fastest on 4 ranks, the most that were measured (2 to 4 ranks: " in text
     assert "Strong scaling: gather_scatter is fastest on 2 ranks: on 4 a step takes 1.10×" in text
-    assert "Weak scaling: A step of gather_scatter on 4 ranks takes 2.88× (2.87–2.88) as long as with single" in text
+    assert (
+        "Weak scaling: A step of gather_scatter on 4 ranks takes 2.88× (2.87–2.88) as long as with one process" in text
+    )
 
 
 def test_a_slowdown_on_more_ranks_is_reported(tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_a_slowdown_on_more_ranks_is_reported(tmp_path: Path) -> None:
         return even(candidate, repeat) * (3 if slow else 1)
 
     verdict = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
-    assert any("gather_scatter on 4 ranks is slower than single: 0.4" in sentence for sentence in verdict)
+    assert any("gather_scatter on 4 ranks is slower than one process: 0.4" in sentence for sentence in verdict)
 
 
 def test_one_process_is_advised_where_ranks_gain_nothing(tmp_path: Path) -> None:
@@ -102,7 +104,9 @@ def test_a_wide_interval_is_replaced_by_the_number_of_repeats(tmp_path: Path) ->
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], events=True))
     verdict = sentences(found)
-    unsure = "Strong scaling: ddp on 4 ranks shows no measurable difference in speed from single: 1.93× (n = 2) as fast"
+    unsure = (
+        "Strong scaling: ddp on 4 ranks shows no measurable difference in speed from one process: 1.93× (n = 2) as fast"
+    )
     assert f"{unsure}; it is" in "\n".join(verdict)
     assert ">±100%" in printed(found)
 

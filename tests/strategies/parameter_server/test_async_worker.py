@@ -83,7 +83,7 @@ def test_the_ages_of_gradients_are_recorded_and_shown(compared: tuple[dict[str, 
     rows = {row["name"]: row for row in result["rows"]}
     assert rows[AT_WILL]["staleness"]["value"] == pytest.approx(staleness["mean"])
     assert rows[IN_STEP]["staleness"] is None
-    assert "Age of gradients" in (record.path / "report.html").read_text()
+    assert "Gradient staleness" in (record.path / "report.html").read_text()
 
 
 def test_samples_per_second_are_those_of_a_window_by_its_time(
