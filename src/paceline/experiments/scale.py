@@ -105,8 +105,10 @@ def scale(
         return
     with leader:
         place = place_settings() | {"machine_cores": cores}
-        place |= {"machines": find_machines(leader.infos, emulated=place["emulated"] is not None, quota=own_quota())}
-        place |= {"bound": are_bound(leader.infos)}
+        place |= {
+            "machines": find_machines(leader.launcher_infos, emulated=place["emulated"] is not None, quota=own_quota())
+        }
+        place |= {"bound": are_bound(leader.launcher_infos)}
         threads = choose_threads(shapes, launch, place, gpus)
         expected_s = estimate_s(candidate_configs, config, place)
         design = (
