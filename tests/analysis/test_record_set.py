@@ -112,7 +112,7 @@ def test_losses_and_accuracies_of_separate_runs_are_paired_by_seed(tmp_path: Pat
     assert (loss_difference.reference, loss_difference.cause) == ("ddp", "none"), (
         "losses of different seeds would differ"
     )
-    assert "Where the losses part" in render(comparison)
+    assert "Relative loss difference at every step" in render(comparison)
 
 
 def test_runs_of_different_seeds_are_not_compared_by_loss(tmp_path: Path) -> None:

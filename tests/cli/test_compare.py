@@ -230,7 +230,7 @@ def test_ctrl_c_reports_the_runs_measured_so_far(tmp_path: Path, when: str) -> N
         assert re.search(r"ddp +\d", output)
     else:
         assert not finished
-        assert "Nothing that could be picked was measured." in output
+        assert "No candidate was timed, so there is none to pick." in output
 
 
 def test_ctrl_c_while_the_report_is_written_does_not_stop_it(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_reported(tmp_
     split = slowed["split"]["ranks"]["1"]
     assert split["descheduled_s"] < 0.5 * (split["compute_s"] + split["overlapped_s"])
     (reason,) = [r for r in result["why"] if r["candidate"] == "slow_rank=1:4" and r["limit"] == "straggler"]
-    assert "for rank 1, which was made 4× as slow" in reason["text"]
+    assert "for rank 1, which was slowed down 4× on purpose" in reason["text"]
     assert "slow_rank=1:4: rank 1 was slowed down 4× on purpose (--slow-rank)." in result["warnings"]
 
 

@@ -387,11 +387,11 @@ def test_report_without_timelines_writes_the_rest(capsys: pytest.CaptureFixture[
     assert run(["report", "experiment", "--trace", "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["traces"] == []
-    assert "there are no timelines to make a trace of." in captured.err
+    assert "the records contain no timelines to make a trace of." in captured.err
     assert run(["report", "experiment", "--trace"]) == 0
     captured = capsys.readouterr()
     assert "wrote experiment/report.html" in captured.out
-    assert "there are no timelines to make a trace of." in captured.err
+    assert "the records contain no timelines to make a trace of." in captured.err
 
 
 def test_an_error_of_a_trace_is_printed_after_the_report(
@@ -421,7 +421,7 @@ def test_report_of_an_examination_prints_its_findings(capsys: pytest.CaptureFixt
     write_examination(path, examination(measured_s=7.0))
     assert run(["report", "examined"]) == 0
     captured = capsys.readouterr()
-    assert "Nothing to mend" in captured.out
+    assert "No problems found" in captured.out
     assert captured.out.count("ms per step") == 1, "only in the finding on the workload: no run is shown"
     assert not list(path.glob("*.html"))
     assert run(["report", "examined", "--json", "--trace"]) == 0

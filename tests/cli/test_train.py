@@ -93,7 +93,7 @@ def test_a_run_writes_a_complete_record(tmp_path: Path) -> None:
     assert record.provenance["versions"]["torch"]
     assert record.provenance["command"].startswith("paceline train cnn --ranks 2")
     assert "evaluated 360/360 unique samples" in done.stdout
-    assert f"trace: {out / 'trace.json'}, which ui.perfetto.dev opens" in done.stdout
+    assert f"trace: {out / 'trace.json'} (open it in ui.perfetto.dev)" in done.stdout
     traced = json.loads((out / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in traced if event["name"] == "step 45"} == {0, 1}
     assert "batch 64 = 2 × 32 · lr 0.02" in done.stderr

@@ -1,4 +1,4 @@
-"""The sentences about what limits a candidate."""
+"""Tests of the sentences on what limits a candidate."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ FACTS: dict[BottleneckKind, dict[str, Any]] = {
 }
 
 
-def case(tmp_path: Path, strategy: str = "allreduce", middle: int | None = None, **topology: Any) -> ExplainedCandidate:
+def case(
+    tmp_path: Path, strategy: str = "allreduce", central_rank: int | None = None, **topology: Any
+) -> ExplainedCandidate:
     candidate = Candidate(strategy, strategy)
     write_experiment(tmp_path, [candidate], repeats=1)
     config = {"precision": "fp32", "channels_last": False}
-    return ExplainedCandidate(read_comparison(tmp_path).rows[0], topology, config, None, middle)
+    return ExplainedCandidate(read_comparison(tmp_path).rows[0], topology, config, None, central_rank)
 
 
 def words(kind: BottleneckKind, about: ExplainedCandidate, share: float = 0.4, **facts: Any) -> tuple[str, str]:
@@ -57,66 +59,66 @@ def test_every_limit_has_its_share_its_time_and_a_remedy(kind: BottleneckKind, t
     assert kind in PART
 
 
-def test_too_many_ranks_are_told_from_cores_that_others_take(tmp_path: Path) -> None:
+def test_too_many_ranks_are_distinguished_from_busy_cores(tmp_path: Path) -> None:
     text, remedy = words("cores", case(tmp_path))
-    assert "4 ranks × 1 thread on 2 cores are too many" in text
+    assert "4 ranks × 1 thread are too many for 2 cores" in text
     assert "--ranks 2" in remedy
     text, _ = words("cores", case(tmp_path / "b"), threads_per_core=1.0)
     assert "too many" not in text
     alone = case(tmp_path / "c")
     baseline = replace(alone, row=replace(alone.row, candidate=Candidate("single", "single", role="baseline")))
     assert "communication" not in words("cores", baseline, threads_per_core=1.0)[1]
-    assert "threads that move gradients" in text
+    assert "the compute thread was descheduled: communication threads or other programs" in text
 
 
-def test_part_of_a_core_is_said_as_such(tmp_path: Path) -> None:
+def test_a_fraction_of_a_core_is_reported(tmp_path: Path) -> None:
     text, remedy = words("cores", case(tmp_path), ranks=1, cores=0.5)
     assert "its host has 0.5 cores" in text
     assert "--ranks" not in remedy
 
 
-def test_a_server_may_have_help(tmp_path: Path) -> None:
+def test_more_servers_are_suggested_for_a_parameter_server(tmp_path: Path) -> None:
     assert "servers=2" in words("exchange", case(tmp_path / "a", "parameter_server:asynchronous=true"))[1]
     assert "servers" not in words("exchange", case(tmp_path / "b"))[1]
 
 
-def test_transfers_are_held_against_the_idle_link(tmp_path: Path) -> None:
+def test_transfers_are_compared_with_the_idle_link(tmp_path: Path) -> None:
     about = case(tmp_path)
-    assert "idle link needs 2.00 ms for their latency and 10.00 ms" in words("bandwidth", about)[0]
-    assert "held up" not in words("bandwidth", about)[0]
-    assert "held up by something else" in words("bandwidth", about, latency_s=0.001, bandwidth_s=0.001)[0]
+    assert "idle link needs 2.00 ms for latency and 10.00 ms for the bytes" in words("bandwidth", about)[0]
+    assert "slows it down" not in words("bandwidth", about)[0]
+    assert "something else slows it down" in words("bandwidth", about, latency_s=0.001, bandwidth_s=0.001)[0]
     assert "idle" not in words("bandwidth", about, latency_s=None, bandwidth_s=None)[0]
 
 
-def test_a_faster_link_is_offered_only_where_the_link_is_what_holds_up(tmp_path: Path) -> None:
+def test_a_faster_link_is_suggested_only_where_the_link_is_the_bottleneck(tmp_path: Path) -> None:
     about = case(tmp_path, "ddp")
     assert "a faster link" in words("bandwidth", about)[1]
     assert "a faster link" not in words("bandwidth", about, within_host=True)[1]
-    held_up = words("bandwidth", about, latency_s=0.001, bandwidth_s=0.001)[1]
-    assert "a faster link" not in held_up
-    assert "cores for the threads that move gradients" in held_up
+    busy_cores = words("bandwidth", about, latency_s=0.001, bandwidth_s=0.001)[1]
+    assert "a faster link" not in busy_cores
+    assert "free cores for the communication threads" in busy_cores
 
 
-def test_transfers_are_not_told_from_waiting_where_that_is_not_known(tmp_path: Path) -> None:
-    assert "or waiting for others" in words("bandwidth", case(tmp_path), waits_known=False)[0]
+def test_transfers_may_include_waiting_where_that_is_unknown(tmp_path: Path) -> None:
+    assert "or waiting for other ranks" in words("bandwidth", case(tmp_path), waits_known=False)[0]
 
 
 def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
     plain, buckets = case(tmp_path / "a"), case(tmp_path / "b", "ddp")
-    through_0 = case(tmp_path / "c", "gather_scatter", middle=0)
-    assert "hiding it behind backward (ddp)" in words("bandwidth", plain)[1]
+    through_0 = case(tmp_path / "c", "gather_scatter", central_rank=0)
+    assert "overlapping it with the backward pass (ddp)" in words("bandwidth", plain)[1]
     assert "ddp" not in words("bandwidth", buckets)[1]
-    assert "spreading it over all links (allreduce)" in words("bandwidth", through_0)[1]
-    assert "ddp packs them" in words("latency", plain)[1]
+    assert "spreading the traffic over all links (allreduce)" in words("bandwidth", through_0)[1]
+    assert "ddp packs gradients" in words("latency", plain)[1]
     assert "larger buckets" in words("latency", buckets)[1]
 
 
 @pytest.mark.parametrize(
     ("travel", "latency", "bandwidth"),
     [
-        ("singly", "ddp packs them into buckets", "hiding it behind backward (ddp)"),
-        ("packed", "fewer ranks", "hiding it behind backward (ddp)"),
-        ("overlapped", "larger buckets", "hiding it behind forward too (priority)"),
+        ("singly", "ddp packs gradients into buckets", "overlapping it with the backward pass (ddp)"),
+        ("packed", "fewer ranks", "overlapping it with the backward pass (ddp)"),
+        ("overlapped", "larger buckets", "overlapping it with the forward pass too (priority)"),
     ],
 )
 def test_what_helps_depends_on_how_gradients_travel(travel: str, latency: str, bandwidth: str, tmp_path: Path) -> None:
@@ -133,40 +135,40 @@ def test_ranks_of_one_host_may_share_memory(tmp_path: Path) -> None:
         assert "(shared_memory)" in words(kind, about, within_host=True)[1]  # type: ignore[arg-type]
         assert "(shared_memory)" not in words(kind, about)[1]  # type: ignore[arg-type]
     text, remedy = words("memory", about)
-    assert "add up 215.0 kB of gradients in memory that they share" in text
+    assert "summing 215.0 kB of gradients in shared memory" in text
     assert "link" not in text + remedy
 
 
-def test_a_rank_that_was_slowed_on_purpose_needs_no_finding_out(tmp_path: Path) -> None:
+def test_a_rank_slowed_on_purpose_is_reported_as_such(tmp_path: Path) -> None:
     slowed = replace(case(tmp_path), config={"slow_rank": "2:3"})
     text, remedy = words("straggler", slowed)
-    assert "rank 2, which was made 3× as slow" in text
-    assert "nobody waits" in remedy
+    assert "rank 2, which was slowed down 3× on purpose (--slow-rank)" in text
+    assert "ranks do not wait for the slowest one" in remedy
     assert "find out" in words("straggler", slowed, rank=1)[1]
 
 
-def test_waiting_for_the_rank_in_the_middle_is_the_strategys_fault(tmp_path: Path) -> None:
-    through_0 = case(tmp_path / "a", "gather_scatter", middle=0)
+def test_waiting_for_a_central_rank_is_caused_by_the_strategy(tmp_path: Path) -> None:
+    through_0 = case(tmp_path / "a", "gather_scatter", central_rank=0)
     text, remedy = words("straggler", through_0, rank=0)
     assert "rank 0, through which all gradients pass" in text
     assert "allreduce" in remedy
     text, remedy = words("straggler", case(tmp_path / "b"), rank=0)
     assert "90% of it for rank 0." in text
-    assert "what rank 0 does longer" in remedy
+    assert "what takes longer on rank 0" in remedy
 
 
 @pytest.mark.parametrize(
     ("workers", "rank", "said"),
     [
-        (3, 0, "3 ranks are no power of two, so the last rank folds into a partner"),
-        (6, 1, "6 ranks are no power of two, so the last 2 ranks fold into partners"),
+        (3, 0, "3 ranks are not a power of two, so the last rank folds into a partner"),
+        (6, 1, "6 ranks are not a power of two, so the last 2 ranks fold into partners"),
         (6, 2, ""),
         (4, 0, ""),
     ],
 )
 def test_ranks_beyond_a_power_of_two_fold_into_partners(workers: int, rank: int, said: str, tmp_path: Path) -> None:
-    """Of three all transfers touch rank 0, which is nobody's middle for that."""
-    about = case(tmp_path, "halving_doubling:segment_kb=64", middle=0 if workers == 3 else None, workers=workers)
+    """With three ranks all transfers involve rank 0, which is still not a central rank."""
+    about = case(tmp_path, "halving_doubling:segment_kb=64", central_rank=0 if workers == 3 else None, workers=workers)
     text, remedy = words("straggler", about, rank=rank)
     assert said in text
     assert "through which" not in text
@@ -178,8 +180,8 @@ def test_ranks_beyond_a_power_of_two_fold_into_partners(workers: int, rank: int,
     assert "spreading" not in words("bandwidth", about)[1]
 
 
-def test_the_rank_in_the_middle_is_that_of_the_plan(tmp_path: Path) -> None:
-    """One that moves more than the others, though not everything, is in nobody's way."""
+def test_the_central_rank_follows_from_the_plan(tmp_path: Path) -> None:
+    """A rank that moves more than the others, but not everything, is not a central rank."""
     write_experiment(tmp_path, [Candidate("allreduce", "allreduce")], repeats=1, ranks=4, events=True)
     (file,) = tmp_path.rglob("repeat-*/1/summary.json")
     summary = json.loads(file.read_text())
@@ -196,12 +198,12 @@ def test_the_rank_in_the_middle_is_that_of_the_plan(tmp_path: Path) -> None:
     assert waiting([100, 100, 200, 200]).endswith("for rank 3.")
 
 
-def test_ranks_that_do_not_step_together_have_steps_of_their_own(tmp_path: Path) -> None:
+def test_shares_are_of_a_ranks_own_step_where_ranks_do_not_step_together(tmp_path: Path) -> None:
     text, _ = words("exchange", case(tmp_path, "parameter_server:asynchronous=true", lockstep=False))
     assert text.startswith("40% of a rank's own step (20.00 ms)")
 
 
-def test_what_helps_computing_is_said_once(tmp_path: Path) -> None:
+def test_what_helps_computing_is_listed_once(tmp_path: Path) -> None:
     write_experiment(
         tmp_path,
         [Candidate("ddp", "ddp"), Candidate("none", "none", role="bound")],

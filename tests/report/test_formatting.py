@@ -1,4 +1,4 @@
-"""How numbers are written."""
+"""Tests of number formatting."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_staleness_is_recorded_and_shown(compared: tuple[dict[str, Any], Experim
     rows = {row["name"]: row for row in result["rows"]}
     assert rows[ASYNCHRONOUS]["staleness"]["value"] == pytest.approx(staleness["mean"])
     assert rows[SYNCHRONOUS]["staleness"] is None
-    assert "Age of gradients" in (record.path / "report.html").read_text()
+    assert "Gradient staleness" in (record.path / "report.html").read_text()
 
 
 def test_samples_per_second_are_samples_of_a_window_by_its_wall_time(

@@ -99,7 +99,7 @@ def test_the_terminal_says_it(done: Done) -> None:
     assert heading.split()[-2:] == ["CPU", "memory"]
     assert first.split()[-1] == "MB"
     assert "aten::convolution_backward" in done.process.stdout
-    assert "steps 8–9 of rank 0 under torch's profiler" in done.process.stdout
+    assert "steps 8–9 of rank 0 ran under torch's profiler" in done.process.stdout
     assert "the host's cores were busy" in done.process.stdout
 
 

@@ -151,7 +151,7 @@ def _report(
     """
     from paceline.records.schema import REPORT_FILE
     from paceline.records.writer import json_safe
-    from paceline.report.trace import where_traces_are, write_traces
+    from paceline.report.trace import format_trace_paths, write_traces
 
     report: Path | None = folder / REPORT_FILE
     traces: list[Path] = []
@@ -172,6 +172,6 @@ def _report(
     console = data_console()
     output.print_tables(console)
     if traces:
-        typer.echo(where_traces_are(traces))
+        typer.echo(format_trace_paths(traces))
     output.print_next_steps(report, console)
     return failure

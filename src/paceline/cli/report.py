@@ -44,7 +44,7 @@ def command(
 
     from paceline.records.schema import REPORT_FILE
     from paceline.records.writer import json_safe
-    from paceline.report.trace import NOTHING_TO_TRACE, where_traces_are, write_traces
+    from paceline.report.trace import NOTHING_TO_TRACE, format_trace_paths, write_traces
 
     output = analyse_records(find_records(folders))
     page = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
@@ -66,7 +66,7 @@ def command(
         for path in [page, *tables]:
             typer.echo(f"wrote {path}")
         if traces:
-            typer.echo(where_traces_are(traces))
+            typer.echo(format_trace_paths(traces))
     if trace and not traceable:
         message_console().print(NOTHING_TO_TRACE)
     if failure is not None:  # Raised last: the rest does not need the traces.

@@ -36,7 +36,7 @@ def command(
     from paceline.report.live.run import LiveRun
     from paceline.report.tables.resources import run_json
     from paceline.report.terminal.run import print_run
-    from paceline.report.trace import where_traces_are, write_traces
+    from paceline.report.trace import format_trace_paths, write_traces
 
     messages = Console(stderr=True)
     print_message = message_printer(messages)
@@ -77,7 +77,7 @@ def command(
         else:
             print_run(record, data_console())
             if traces:
-                typer.echo(where_traces_are(traces))
+                typer.echo(format_trace_paths(traces))
     if failure is not None:  # Raised last: the summary does not need the trace.
         raise failure
     return INTERRUPTED_EXIT_CODE if ctrl_c.pressed else 0

@@ -1,1 +1,1 @@
-"""Records in, tables and pages out. The only place that draws; free of torch."""
+"""Reports from records: terminal tables, HTML pages, CSV and JSON. The only folder that draws; free of torch."""

@@ -1,4 +1,4 @@
-"""What every figure of a report means: the one source of its tooltips and of its last section."""
+"""Definitions of every figure in a report: the source of the tooltips and of the page's last section."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Definition:
-    """A figure's name and what it means."""
+    """Name of a figure, and its definition."""
 
     term: str
     text: str
@@ -16,167 +16,181 @@ class Definition:
 DEFINITIONS = {
     "strategy": Definition(
         "Strategy",
-        "How the ranks agree on the gradient. A bound exchanges nothing, so it cannot be picked: it shows how fast "
-        "the ranks would be without communication. The baseline trains in one process. All others are candidates.",
+        "The way in which ranks agree on the gradient. A candidate is a strategy that you can pick. A bound exchanges "
+        "nothing, so you cannot pick it: it shows how fast the ranks would be without communication. The baseline "
+        "trains in one process.",
     ),
     "step_s": Definition(
-        "Median time per iteration",
-        "Wall time of a window of steps, from the start of the first until nothing is in flight any more, on the "
-        "slowest rank, ÷ the steps in it. The first window of a run is never counted. Per run the median over its "
-        "windows, then the median over repeats.",
+        "Median time per step",
+        "Wall time of a window of steps on the slowest rank ÷ the number of steps in it. A window starts with its "
+        "first step and ends when no communication is in progress any more. The first window of a run is never "
+        "counted. The value is the median over the windows of a run, then the median over repeats.",
     ),
     "interval": Definition(
         "Interval",
-        "95% confidence, by Student's t over repeats: the steps of one run are correlated, so counting them would "
-        "promise a certainty that is not there. Times and ratios are handled as logarithms. One repeat gives no "
-        "interval.",
+        "95% confidence interval, by Student's t over repeats. Steps of one run are correlated, so they do not count "
+        "as independent measurements. Times and ratios are treated as logarithms. One repeat gives no interval.",
     ),
     "ratio": Definition(
         "Ratio to the reference",
-        "Time per sample ÷ the reference's, paired by repeat. With equal batches that is the ratio of the times per "
-        "iteration; less than 1 is faster.",
+        "Time per sample ÷ that of the reference, paired by repeat. With equal batches it is the ratio of the times "
+        "per step. Less than 1 is faster.",
     ),
     "split_step_s": Definition(
         "Mean step",
-        "Mean length of a rank's own steps after the warm-up of five, over ranks and repeats; where ranks do not step "
-        "together, a rank counts as often as it has steps. The time split adds up to it. The time per iteration is a "
-        "median of windows instead, which a few slow steps do not move, and has in it what goes on between two steps.",
+        "Mean length of a rank's own steps after five warm-up steps, over ranks and repeats. Where ranks do not step "
+        "together, a rank with more steps counts more. The parts of the time split add up to it. The time per step in "
+        "the first table differs: it is a median of windows, so a few slow steps do not change it, and it includes the "
+        "time between steps.",
     ),
     "split_compute": Definition(
         "Compute",
-        "Let C be the union of a step's compute intervals on a rank (forward, backward until the last gradient is "
-        "ready, optimiser; without the moments at which the thread only waits for an operation), and K that of its "
-        "communication intervals. Compute alone is |C| − |C∩K|.",
+        "Time of a step in which the rank computes and no communication is in progress. Computing is the forward pass, "
+        "the backward pass until the last gradient is ready, and the optimiser, without the time in which the thread "
+        "only waits for communication.",
     ),
     "split_overlapped": Definition(
-        "Overlapped", "|C∩K|: computing and communicating at once. See Compute for C and K."
+        "Overlapped",
+        "Time of a step in which the rank computes while communication is in progress. This communication is hidden: "
+        "it does not make the step longer by itself.",
     ),
     "split_exposed": Definition(
         "Exposed",
-        "|K| − |C∩K|: communicating while nothing is computed, so that the step is longer for it. Waiting for a rank "
-        "that comes late is part of it. See Compute for C and K.",
+        "Time of a step in which communication is in progress and the rank computes nothing. It makes the step longer. "
+        "Waiting for a rank that arrives late is part of it.",
     ),
     "split_other": Definition(
         "Other",
-        "Step − |C∪K|: neither computing nor communicating. Getting the batch, the strategy's own arithmetic and "
-        "copies, Python.",
+        "Time of a step in which the rank neither computes nor communicates: loading the batch, the strategy's own "
+        "arithmetic and copies, Python overhead.",
     ),
     "split_data": Definition(
-        "Data", "Getting the batch: gathering, augmenting, moving it to the device. Part of Other."
+        "Data", "Loading the batch: gathering, augmenting and moving it to the device. Part of Other."
     ),
     "split_descheduled": Definition(
-        "Stolen",
-        "Wall time minus CPU time of the computing thread inside what it computes: it would have run, but had no core. "
+        "Descheduled",
+        "Wall time minus CPU time of the compute thread while it computes: time in which it had no core, or slept. "
         "Part of Compute and Overlapped. Unknown on a GPU.",
     ),
     "overlap": Definition(
         "Overlap",
-        "|C∩K| ÷ |K|: the share of communication that is hidden behind computing; undefined if nothing is sent, as by "
-        "one rank alone.",
+        "Overlapped ÷ (overlapped + exposed): the share of communication time that is hidden behind computing. "
+        "Undefined if nothing is sent, for example on a single rank.",
     ),
     "above_bound": Definition(
         "Above the bound",
-        "The share of the step that goes away when nothing is exchanged: 1 − the bound's time ÷ this one's, paired "
-        "by repeat. Communication that overlaps with compute is not in it, but for the cores that it takes.",
+        "Share of the step that is saved when nothing is exchanged: 1 − the bound's time ÷ this strategy's time, "
+        "paired by repeat. Communication that overlaps with computing does not count, except for the cores that it "
+        "uses.",
     ),
     "transfer": Definition(
         "Transfer",
-        "The least duration of an operation over the ranks: that of the rank that came last, and waited for nobody. "
-        "Where there is a root, or only two take part: from the moment when the last of those that it needs has come. "
-        "Told of isolated operations only.",
+        "Shortest duration of an operation over its ranks: that of the rank that arrived last and so did not wait. For "
+        "operations with a root or between two ranks: the time from the arrival of the last rank that is needed. "
+        "Reported for isolated operations only.",
     ),
     "wait": Definition(
         "Wait",
-        "From the moment at which a rank comes to an operation until those that it depends on have come, by the ranks' "
-        "common clock: of a step, as far as the rank computes nothing meanwhile; of a kind of operation, the mean of "
-        "isolated ones, where it is what a rank's own duration is beyond the transfer.",
+        "Time from a rank's arrival at an operation until the ranks that it depends on have arrived, by a clock common "
+        "to all ranks. For a step: only while the rank computes nothing. For a kind of operation: the mean over "
+        "isolated ones, which is the rank's own duration minus the transfer.",
     ),
     "waited_for": Definition(
-        "Is waited for",
-        "The share of all waiting of the other ranks that was for this one. While it waits itself, "
-        "the one that it waits for is to blame.",
+        "Waited for",
+        "Share of the other ranks' total waiting time that was for this rank. While a rank waits itself, the waiting "
+        "counts for the rank that it waits for.",
     ),
     "isolated": Definition(
         "Isolated",
-        "The share of operations during which none of their ranks had another under way. An asynchronous operation "
-        "starts when it is enqueued, not when it is on the wire: what overlaps another says nothing about the link.",
+        "Share of operations during which none of their ranks had another operation in progress. An asynchronous "
+        "operation starts when it is enqueued, not when its bytes are sent, so the duration of overlapping operations "
+        "says nothing about the link.",
     ),
-    "operations": Definition("Operations", "How many a rank takes part in, in one step."),
+    "operations": Definition("Operations", "Number of operations per step that a rank participates in."),
     "operation_bytes": Definition(
-        "Size", "S: bytes of the tensor; for gather, scatter, all_gather and reduce_scatter the total over all ranks."
+        "Size",
+        "Bytes of the tensor (S); for gather, scatter, all_gather and reduce_scatter the total over all ranks.",
     ),
-    "operation_s": Definition("Time of an operation", "From its start to its end on a rank, waits included; the mean."),
-    "algbw": Definition("algbw", "Algorithm bandwidth: S ÷ the time of transfer."),
+    "operation_s": Definition(
+        "Time of an operation", "Mean time from its start to its end on a rank, including waiting."
+    ),
+    "algbw": Definition("algbw", "Algorithm bandwidth: size ÷ transfer time."),
     "busbw": Definition(
         "busbw",
-        "Bus bandwidth, which can be held against a link: algbw × 2(n−1)/n for all_reduce, × (n−1)/n for "
-        "reduce_scatter, all_gather, gather and scatter, × 1 for broadcast, reduce and messages, on n ranks.",
+        "Bus bandwidth, which can be compared with the bandwidth of a link: algbw × 2(n−1)/n for all_reduce, × (n−1)/n "
+        "for reduce_scatter, all_gather, gather and scatter, × 1 for broadcast, reduce and messages, on n ranks.",
     ),
     "utilisation": Definition(
-        "Utilisation", "busbw ÷ the point-to-point bandwidth of the narrowest link that the doctor measured."
+        "Utilisation", "busbw ÷ the point-to-point bandwidth of the slowest link that the doctor measured."
     ),
     "measuring_cost": Definition(
         "Cost of measuring",
-        "Processor time of all threads in steps with events ÷ that in steps without, less one: blocks of steps in "
-        "turn, on the same data; the median over pairs of blocks, with its 95% interval.",
+        "CPU time of all threads in steps with events ÷ that in steps without, minus one. Blocks of steps with and "
+        "without events alternate, on the same data. The value is the median over pairs of blocks, with its 95% "
+        "interval.",
     ),
     "sent_kinds": Definition(
-        "What is sent",
-        "Bytes that the rank that sends most puts on the wire in one step, by what they carry: the operations that "
-        "were seen, and how Gloo carries them out.",
+        "Bytes sent",
+        "Bytes that the busiest rank sends in one step, by content. They are derived from the operations that were "
+        "recorded and from the way Gloo carries them out.",
     ),
     "socket_bytes": Definition(
         "Bytes at the sockets",
-        "Payload of TCP, as the kernel counts it on the connections of the strategy's own groups (what `ss -ti` "
-        "prints), over whole windows of steps after the warm-up ÷ their number. Headers of TCP and what had to be sent "
-        "again are not in it.",
+        "TCP payload that the kernel counted on the connections of the strategy's process groups (as `ss -ti` prints "
+        "it), over whole windows of steps after the warm-up ÷ the number of steps. TCP headers and retransmissions are "
+        "not included.",
     ),
     "socket_plan": Definition(
-        "Tensors by the plan",
-        "What the strategy's plan says that tensors take; without a plan, what the operations that were seen take, as "
+        "Planned tensor bytes",
+        "Bytes of tensors by the strategy's plan; without a plan, by the operations that were recorded and the way "
         "Gloo carries them out.",
     ),
     "framing_bytes": Definition(
         "Framing",
-        "What Gloo adds: 96 bytes for each message on the side that sends, 48 on the side that receives. Collectives "
-        "are made of many messages, so small tensors carry much of it.",
+        "Bytes that Gloo adds: 96 per message on the sending side, 48 on the receiving side. A collective consists of "
+        "many messages, so for small tensors the framing is a large part.",
     ),
     "socket_proof": Definition(
         "Proof of bytes",
-        "Bytes at the sockets ÷ (plan + framing). It holds where that is within 1% of one for every pair of ranks.",
+        "Bytes at the sockets ÷ (planned tensor bytes + framing). The proof holds if the ratio is within 1% of one for "
+        "every pair of ranks.",
     ),
-    "retransmitted_bytes": Definition("Sent again", "Payload that the kernel had to send again, as after a loss."),
+    "retransmitted_bytes": Definition(
+        "Retransmitted", "Payload that the kernel had to send again, for example after a packet loss."
+    ),
     "interface_bytes": Definition(
         "On the interface",
-        "What the network interface of the rank's host carried meanwhile, per step: headers, acknowledgements, and "
-        "whatever else used it; for all ranks of that host.",
+        "Bytes per step on the network interface of the rank's host, for all ranks of that host. Headers, "
+        "acknowledgements and traffic of other programs are included.",
     ),
     "lower_bound": Definition(
-        "Least for gradients",
+        "Minimum for gradients",
         "An all-reduce of X numbers on n ranks must move at least ⌈2(n−1)/n·X⌉ × their size through the busiest rank. "
-        "What is sent ÷ that counts gradients, and weights where these come back in their place.",
+        "Sent ÷ minimum counts gradients, and weights where a strategy returns weights instead of gradients.",
     ),
     "busiest_sent_bytes": Definition(
         "Sent per step",
-        "What the rank that sends most puts on the wire in one step, by the strategy's plan: gradients and "
-        "broadcast buffers. 1 MB is a million bytes.",
+        "Bytes that the busiest rank sends in one step, by the strategy's plan: gradients and broadcast buffers. 1 MB "
+        "is a million bytes.",
     ),
     "samples_per_s": Definition(
         "Samples per second",
-        "Samples trained by all ranks together ÷ time, from the same windows as the time per iteration.",
+        "Samples trained by all ranks together ÷ time, over the same windows as the time per step.",
     ),
     "staleness": Definition(
-        "Age of gradients",
-        "Under an asynchronous strategy: how many updates a server has made since the weights that a gradient was "
-        "computed with, when it comes. The mean over all gradients and servers; the median over repeats. Of n equally "
-        "fast workers it is about n − 1.",
+        "Gradient staleness",
+        "For asynchronous strategies: the number of updates a server has made since it sent the weights that a "
+        "gradient was computed with. The mean over all gradients and servers, then the median over repeats. With n "
+        "equally fast workers it is about n − 1.",
     ),
     "over_limit_share": Definition(
-        "Late", "The share of gradients that were older than the strategy allows: damped or dropped, as it was told."
+        "Late gradients",
+        "Share of gradients with a higher staleness than the strategy allows. They are damped or dropped, as "
+        "configured.",
     ),
     "train_loss": Definition(
         "Train loss",
-        "The loss summed over all samples trained ÷ their number, over the whole run; the median over repeats.",
+        "Loss summed over all samples trained ÷ their number, over the whole run; the median over repeats.",
     ),
     "test_loss": Definition(
         "Test loss",
@@ -184,116 +198,119 @@ DEFINITIONS = {
     ),
     "test_accuracy": Definition(
         "Test accuracy",
-        "Share of the test data that the agreed weights predict right at the end of the run. Each repeat has its "
-        "own seed, shared by all strategies: differences count only beyond the spread between seeds.",
+        "Share of the test data that the agreed weights predict correctly at the end of the run. Each repeat has its "
+        "own seed, shared by all strategies. Only differences larger than the spread between seeds count.",
     ),
     "peak_bytes": Definition(
         "Peak memory",
-        "The most memory that a rank held while training, on the rank that needed most. On a CPU it is the whole "
-        "process, PyTorch itself included.",
+        "Highest memory use of a rank during training, on the rank that used most. On a CPU it is the whole process, "
+        "including PyTorch itself.",
     ),
     "rank": Definition("Rank", "One of the processes that train together, numbered from 0."),
     "samples": Definition(
-        "Samples", "What the rank trained on in one run; samples seen in several epochs count again."
+        "Samples", "Samples that the rank trained on in one run; samples of several epochs count once per epoch."
     ),
     "average_loss": Definition(
         "Average loss",
-        "The loss summed over the samples that this rank trained ÷ their number; the median over repeats.",
+        "Loss summed over the samples that this rank trained ÷ their number; the median over repeats.",
     ),
     "accuracy": Definition(
-        "Train accuracy", "Share of the samples that this rank trained that were predicted right at the time."
+        "Train accuracy",
+        "Share of the samples this rank trained on that the model predicted correctly in the step that trained them.",
     ),
     "first_step_s": Definition(
         "First step",
-        "The first step of a run also allocates memory, builds buckets and picks kernels, so no average contains it.",
+        "The first step of a run also allocates memory, builds buckets and selects kernels, so no average includes it.",
     ),
     "rank_step_s": Definition(
         "Mean step of a rank",
-        "Mean time of the rank's own steps after the warm-up of five, those of the time split too; the median over "
-        "repeats. It ends when the rank has nothing left to do, where the time per iteration of a strategy, a median, "
-        "ends when nothing is in flight on any rank.",
+        "Mean time of the rank's own steps after five warm-up steps, as in the time split; the median over repeats. A "
+        "rank's step ends when the rank itself is done. The time per step of a strategy differs: it is a median, and "
+        "its windows end when no rank has communication in progress.",
     ),
-    "data_s": Definition("Data", "Getting the batch: gathering, augmenting, moving it to the device."),
-    "forward_s": Definition("Forward", "The forward pass, with counting right answers."),
+    "data_s": Definition("Data", "Loading the batch: gathering, augmenting and moving it to the device."),
+    "forward_s": Definition("Forward", "The forward pass, including counting correct predictions."),
     "backward_s": Definition(
-        "Backward", "The backward pass, with the waits for other ranks that happen inside it, as DDP's do."
+        "Backward", "The backward pass, including time spent waiting for other ranks inside it, as under DDP."
     ),
     "update_s": Definition(
-        "Update", "Agreeing on gradients where that follows the backward pass, clipping, and the optimiser."
+        "Update", "Exchange of gradients where it follows the backward pass, clipping, and the optimiser."
     ),
-    "sent_bytes": Definition("Sent", "What the rank puts on the wire in one step, by the strategy's plan."),
-    "received_bytes": Definition("Received", "What the rank takes off the wire in one step, by the strategy's plan."),
+    "sent_bytes": Definition("Sent", "Bytes that the rank sends in one step, by the strategy's plan."),
+    "received_bytes": Definition("Received", "Bytes that the rank receives in one step, by the strategy's plan."),
     "parity": Definition(
         "Parity error",
-        "‖g − g₀‖ ÷ ‖g₀‖ over all gradients as one vector: g is what the strategy hands to the optimiser, g₀ the "
-        "mean gradient of one process that goes through the same shards one after the other. The largest over the "
-        "steps checked.",
+        "‖g − g₀‖ ÷ ‖g₀‖ over all gradients as one vector: g is the gradient that the strategy passes to the "
+        "optimiser, g₀ the mean gradient of one process that computes the same shards one after the other. The largest "
+        "value over the steps checked.",
     ),
     "lossless": Definition(
         "Lossless", "A strategy that promises the same mean gradient as one process on the same batch, up to rounding."
     ),
-    "parting": Definition(
+    "loss_difference": Definition(
         "Relative difference",
-        "The difference of two losses of the same step and seed ÷ the larger one. Rounding differs with the order "
-        "in which numbers are added, and training amplifies it, so lossless runs may part without any of them being "
-        "wrong.",
+        "Difference of two losses of the same step and seed ÷ the larger one. Rounding depends on the order in which "
+        "numbers are added, and training amplifies it, so the losses of correct lossless runs may differ.",
     ),
     "cpu_share": Definition(
         "CPU",
-        "CPU time of all threads of the rank's process, in user and in system mode, ÷ wall time, from the start of its "
-        "first step to the end of its last. 100% is one core all the time. Processes that a data loader of one's own "
-        "starts are not in it.",
+        "CPU time of all threads of the rank's process, in user and system mode, ÷ wall time, from the start of its "
+        "first step to the end of its last. 100% is one core all the time. Worker processes of a data loader are not "
+        "included.",
     ),
     "resident_bytes": Definition(
-        "Resident memory", "What the rank's process has in RAM: the median of samples taken while it trained."
+        "Resident memory", "Memory of the rank's process in RAM: the median of samples taken during training."
     ),
     "device_bytes": Definition(
-        "GPU memory", "What tensors take on the rank's GPU: the median of samples taken while it trained."
+        "GPU memory", "Memory of tensors on the rank's GPU: the median of samples taken during training."
     ),
     "device_used_bytes": Definition(
-        "GPU in use", "The most that was taken of that GPU's memory in all, by whomever, in any sample."
+        "GPU memory in use", "Highest total use of that GPU's memory, by all processes, in any sample."
     ),
     "host": Definition("Host", "One of the machines that the ranks run on, numbered from 0."),
-    "host_cpu_share": Definition("CPU of its ranks", "The sum of CPU over the ranks of the host: 200% is two cores."),
+    "host_cpu_share": Definition("CPU of its ranks", "Sum of CPU over the ranks of the host: 200% is two cores."),
     "host_resident_bytes": Definition(
-        "Memory of its ranks", "The sum of resident memory over its ranks; what they share is counted once for each."
+        "Memory of its ranks", "Sum of resident memory over its ranks; shared memory counts once per rank."
     ),
-    "host_used_bytes": Definition("Memory in use", "The most of the host's memory that was in use, by whomever."),
+    "host_used_bytes": Definition("Memory in use", "Highest use of the host's memory, by all processes."),
     "host_available_bytes": Definition(
-        "Memory left", "The least of the host's memory that could still be had without swapping."
+        "Memory available", "Lowest amount of the host's memory that was available without swapping."
     ),
     "host_busy": Definition(
         "Host busy",
-        "The share of its usable cores' time that was not idle, whoever used them: the mean while training.",
+        "Share of its usable cores' time that was not idle, by all processes: the mean during training.",
     ),
     "collections": Definition(
-        "Collections",
-        "Garbage collections of Python's own, which stop all of a rank's Python: those that look at every object, and "
-        "others that take longer than a millisecond, while it trained.",
+        "GC runs (garbage collections)",
+        "Python garbage collections during training, which stop all Python code of a rank: full collections, and "
+        "others longer than a millisecond.",
     ),
-    "collection_s": Definition("Collecting", "The time that these garbage collections took, all together."),
+    "collection_s": Definition("GC time", "Total time of these garbage collections."),
     "sampler_share": Definition(
         "Cost of sampling",
-        "CPU time of the thread that samples CPU and memory, ÷ wall time. It samples every half second, and less often "
-        "where that would take more than half a per cent of a core.",
+        "CPU time of the thread that samples CPU and memory ÷ wall time. It samples every half second, and less often "
+        "where that would take more than 0.5% of a core.",
     ),
     "profile_share": Definition(
         "Share of an operator",
-        "Its own time ÷ that of all operators, under torch's profiler, on the steps that `--profile` names: on the GPU "
-        "where one does the work, else on the CPU.",
+        "Its own time ÷ that of all operators, by torch's profiler, in the steps that `--profile` names: GPU time "
+        "where a GPU does the work, else CPU time.",
     ),
-    "profile_calls": Definition("Calls", "How often an operator was called in a step, by the profiler's count."),
+    "profile_calls": Definition("Calls", "Calls of the operator per step, by torch's profiler."),
     "profile_self_cpu_s": Definition(
-        "Self CPU", "Time per step in the operator on the CPU, waits included, without that in operators it called."
+        "Self CPU", "CPU time per step in the operator itself, including waiting, without the operators it called."
     ),
-    "profile_cpu_s": Definition("Total CPU", "The same with the operators that it called."),
+    "profile_cpu_s": Definition("Total CPU", "CPU time per step in the operator and in the operators it called."),
     "profile_self_device_s": Definition(
-        "Self GPU", "Time per step of the GPU's kernels that the operator itself asked for."
+        "Self GPU", "GPU time per step of the kernels that the operator itself launched."
     ),
-    "profile_device_s": Definition("Total GPU", "The same with the operators that it called."),
+    "profile_device_s": Definition(
+        "Total GPU", "GPU time per step of the kernels that the operator and the operators it called launched."
+    ),
     "wall": Definition(
         "Wall time",
-        "Training time since the first step began: the windows' wall time, without the reporting between them.",
+        "Training time since the start of the first step: wall time of the windows, without the reporting between "
+        "them.",
     ),
 }
-"""By the name of the figure in the code."""
+"""Definitions by the figure's name in the code."""

@@ -1,4 +1,4 @@
-"""Proofs of parity and loss_differences of lossless runs, in plain words."""
+"""Sentences on parity proofs and on loss differences between lossless runs."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from dataclasses import dataclass
 
 from paceline.analysis.comparison import Comparison, Proof
 from paceline.analysis.loss_difference import VISIBLE, LossDifference, identical_groups
-from paceline.report.formatting import listed, percent, plural
+from paceline.report.formatting import join_names, percent, plural
 
 CAUSES = {
-    "none": "None: the losses are the same to the last bit.",
-    "rounding": "Rounding: the same numbers are added in another order, and training amplifies the difference.",
-    "batch_norm": "BatchNorm: its statistics are taken over other shards, so the loss differs before any update.",
-    "random_layers": "Dropout: each rank drops at random, so on other ranks the same samples lose other parts.",
-    "setting": "The settings: the two do not train under the same ones, so nothing else was to be expected.",
-    "unknown": "Unknown: the first loss, at equal weights, is further off than rounding explains.",
+    "none": "None: the losses are identical to the last bit.",
+    "rounding": "Rounding: the same numbers are added in a different order, and training amplifies the difference.",
+    "batch_norm": "BatchNorm: its statistics are computed over different shards, so the first loss already differs.",
+    "random_layers": "Dropout: each rank draws its own mask, so the same samples get other masks on other ranks.",
+    "setting": "The settings: the two runs train under different settings, so different losses are expected.",
+    "unknown": "Unknown: the first loss, at equal weights, differs by more than rounding explains.",
 }
 
 MOST_NAMED = 5
-"""More names than this make no sentence; the table has them all."""
+"""Most names in one sentence; the table lists them all."""
 
 
 def proof_verdict(proof: Proof) -> str:
-    """What a proof says about a strategy."""
+    """Return the result of a parity proof as a sentence."""
     if proof.error == 0:
-        return "The mean gradient, to the last bit."
+        return "The mean gradient, identical to the last bit."
     if proof.holds:
         return "The mean gradient, up to rounding."
     if proof.lossless:
-        return "Not the mean gradient, though it promises it."
-    return "Not the mean gradient, and it does not promise it."
+        return "Not the mean gradient, although the strategy promises it."
+    return "Not the mean gradient; the strategy does not promise it."
 
 
 def scientific(value: float) -> str:
-    """A small relative figure."""
+    """Format a small relative figure."""
     if value == 0:
         return "0"
     if value >= 0.01:
@@ -45,7 +45,7 @@ def scientific(value: float) -> str:
 
 @dataclass(frozen=True)
 class LossDifferenceRow:
-    """A row of the table of loss_differences."""
+    """Row of the table of loss differences, formatted."""
 
     candidate: str
     first: str
@@ -56,46 +56,48 @@ class LossDifferenceRow:
 
 
 def loss_difference_row(loss_difference: LossDifference) -> LossDifferenceRow:
-    """When two runs part, how far, and why."""
+    """Format the step at which two runs begin to differ, by how much, and the cause."""
     return LossDifferenceRow(
         candidate=loss_difference.candidate,
         first="never" if loss_difference.first_step is None else f"step {loss_difference.first_step}",
         visible="never" if loss_difference.visible_step is None else f"step {loss_difference.visible_step}",
-        at_start=apart(loss_difference.first_difference),
-        at_end=apart(loss_difference.last_difference),
+        at_start=format_difference(loss_difference.first_difference),
+        at_end=format_difference(loss_difference.last_difference),
         cause=CAUSES[loss_difference.cause],
     )
 
 
-def apart(difference: float) -> str:
-    """A relative difference: as per cent where that can be read, else in powers of ten."""
+def format_difference(difference: float) -> str:
+    """Format a relative difference: as per cent where it is visible in a plot, else in powers of ten."""
     return percent(difference) if VISIBLE <= difference < math.inf else scientific(difference)
 
 
 def loss_difference_sentences(comparison: Comparison) -> Iterator[str]:
-    """What the table of loss_differences comes down to."""
+    """Yield a summary of the table of loss differences."""
     if not comparison.loss_differences:
-        yield "There are no two lossless runs of the same seed to compare."
+        yield "There are no two lossless runs with the same seed to compare."
         return
     steps = plural(min(loss_difference.steps for loss_difference in comparison.loss_differences), "step")
     for names in identical_groups(comparison.record_set):
-        yield f"{_few(names)} have the same losses to the last bit, in all {steps}."
+        yield f"{_first_names(names)} have identical losses, to the last bit, in all {steps}."
     differing = [loss_difference for loss_difference in comparison.loss_differences if loss_difference.cause != "none"]
     visible = [loss_difference for loss_difference in differing if loss_difference.visible_step is not None]
     for loss_difference in visible[:MOST_NAMED]:
         yield (
-            f"{loss_difference.candidate} visibly parts from {loss_difference.reference} "
-            f"at step {loss_difference.visible_step} "
-            f"and ends {apart(loss_difference.last_difference)} away."
+            f"The loss of {loss_difference.candidate} visibly differs from that of {loss_difference.reference}, "
+            f"first at step {loss_difference.visible_step}; "
+            f"the last losses differ by {format_difference(loss_difference.last_difference)}."
         )
     if differing and not visible:
-        parted = _few([loss_difference.candidate for loss_difference in differing])
-        verb = "parts" if len(differing) == 1 else "part"
-        yield f"{parted} {verb} from {differing[0].reference}, but nowhere by {percent(VISIBLE)} or more."
+        candidates = _first_names([loss_difference.candidate for loss_difference in differing])
+        losses = "The loss" if len(differing) == 1 else "The losses"
+        verb = "differs" if len(differing) == 1 else "differ"
+        reference = differing[0].reference
+        yield f"{losses} of {candidates} {verb} from that of {reference} by less than {percent(VISIBLE)} in every step."
 
 
-def _few(names: list[str]) -> str:
-    """Names as a sentence has them, the first ones of many."""
+def _first_names(names: list[str]) -> str:
+    """Join names for a sentence; of many, the first two and the number of the others."""
     if len(names) <= MOST_NAMED:
-        return listed(names)
-    return listed([*names[:2], f"{len(names) - 2} others"])
+        return join_names(names)
+    return join_names([*names[:2], f"{len(names) - 2} others"])

@@ -1,4 +1,4 @@
-"""Why a candidate takes the time it takes: what limits it, how much of the step that is, and what would help."""
+"""Explanations of a candidate's step time: what limits it, which share of the step that is, and what would help."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.report.formatting import percent, plural, seconds, size
 
 MOST_REASONS = 3
 MUCH_LONGER = 3.0
-"""From how many times the idle link's time on transfers are said to be held up by something else."""
+"""Ratio of transfer time to the idle link's time from which something other than the link is the cause."""
 
 PART = {
     "compute": "compute",
@@ -31,25 +31,25 @@ PART = {
     "exchange": "exposed",
     "other": "other",
 }
-"""The column of the time split that a limit rests on."""
+"""Column of the time split that supports an explanation, by the kind of bottleneck."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One thing that a candidate's time goes to."""
+    """One bottleneck of a candidate, in sentences."""
 
     candidate: str
     kind: BottleneckKind
     share: float
     text: str
-    """What it is, with its numbers."""
+    """Sentence on what was measured, with figures."""
     remedy: str
-    """What would help; empty where that was said before."""
+    """Suggestion of what would help; empty where an earlier reason already gives it."""
     anchor: str
-    """The id of the number that it rests on: see `anchor`."""
+    """HTML id of the table cell that supports it; see `anchor`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the reason as JSON data."""
         return {
             "candidate": self.candidate,
             "limit": self.kind,
@@ -61,15 +61,15 @@ class Reason:
 
 @dataclass(frozen=True)
 class ExplainedCandidate:
-    """What the sentences about one candidate may speak of."""
+    """Facts about one candidate that the sentences use."""
 
     row: CandidateRow
     topology: Mapping[str, Any]
     config: Mapping[str, Any]
     link: PairLink | None
 
-    middle: int | None = None
-    """The rank that everything goes to or comes from, if there is one."""
+    central_rank: int | None = None
+    """Rank that all traffic passes through; None if there is no such rank."""
 
     @property
     def lockstep(self) -> bool:
@@ -78,46 +78,46 @@ class ExplainedCandidate:
 
     @property
     def folded(self) -> int:
-        """How many ranks, the last ones, only hand their gradients to a partner, which so has twice as much to do."""
+        """Number of last ranks that hand their gradients to a partner, which then has twice the work."""
         return folded(int(self.topology.get("workers") or 1)) if self.name == "halving_doubling" else 0
 
     @property
     def name(self) -> str:
-        """Of the strategy, without its options."""
+        """Name of the strategy, without its options."""
         return self.row.candidate.strategy.partition(":")[0]
 
     @property
     def travel(self) -> str:
-        """How its gradients travel: `singly`, `packed` into few messages, or `overlapped` with backward."""
+        """Way its gradients are sent: `singly`, `packed` into few messages, or `overlapped` with backward."""
         return str(self.topology.get("travel") or ("overlapped" if self.name == "ddp" else "singly"))
 
 
 def anchor(comparison: Comparison, candidate: str, part: str) -> str:
-    """The id of a candidate's number in the table of time splits."""
+    """Return the HTML id of a candidate's cell in the table of time splits."""
     names = [row.candidate.name for row in comparison.rows]
     return f"split-{names.index(candidate)}-{part}"
 
 
 def explain(comparison: Comparison) -> list[Reason]:
-    """The reasons of every candidate that was measured with its events, in the order of the table, largest first."""
+    """Return the reasons of every candidate measured with events, in the order of the table, largest share first."""
     found = list[Reason]()
     for row in comparison.rows:
         if row.split is None or not row.is_measured:
             continue
         run = comparison.record_set.recorded_runs_of(row.candidate.name)[0].run
-        case = ExplainedCandidate(row, run.topology, run.config, _link(comparison), _middle(run))
+        case = ExplainedCandidate(row, run.topology, run.config, _link(comparison), _central_rank(run))
         parts = bottlenecks(row.split, comparison.wires.get(row.candidate.name), case.topology, case.link)
         for limit in [limit for limit in parts if limit.kind != "compute" or limit is parts[0]][:MOST_REASONS]:
             text, remedy = SENTENCES[limit.kind](limit, case)
             if limit.kind == "compute" and any(reason.kind == "compute" for reason in found):
-                remedy = ""  # It is the same for all.
+                remedy = ""  # It is the same for all candidates.
             place = anchor(comparison, row.candidate.name, PART[limit.kind])
             found.append(Reason(row.candidate.name, limit.kind, limit.share, text, remedy, place))
     return found
 
 
-def _middle(run: RunRecord) -> int | None:
-    """By the plan, where there is one."""
+def _central_rank(run: RunRecord) -> int | None:
+    """Return the rank that all planned traffic passes through; None without a plan or such a rank."""
     traffic = (run.summary or {}).get("traffic") or {}
     return hub_rank(traffic["sent_bytes"], traffic["received_bytes"]) if traffic else None
 
@@ -128,153 +128,146 @@ def _link(comparison: Comparison) -> PairLink | None:
 
 
 def _amount(limit: Bottleneck, case: ExplainedCandidate) -> str:
-    """Where ranks do not step together there is no such thing as *the* step."""
+    """Return the share and the seconds; of a rank's own step where ranks do not step together."""
     step = "the step" if case.lockstep else "a rank's own step"
     return f"{percent(limit.share, 0)} of {step} ({seconds(limit.seconds)})"
 
 
 def _compute(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     hidden_s = limit.facts["overlapped_s"]
-    beside = f", {seconds(hidden_s)} of it while gradients travel" if hidden_s > 0.01 * limit.seconds else ""
-    text = f"{_amount(limit, case)} is computing{beside}."
+    overlap = f", {seconds(hidden_s)} of it while gradients are being sent" if hidden_s > 0.01 * limit.seconds else ""
+    text = f"{_amount(limit, case)} is computing{overlap}."
     plain = case.config.get("precision") == "fp32" and not case.config.get("channels_last")
-    cheaper = "--precision bf16 --channels-last, where the processor is quick at it; " if plain else ""
-    return text, f"{cheaper}faster or more processors. No strategy can gain here."
+    cheaper = "--precision bf16 --channels-last, if the processor is fast at it; " if plain else ""
+    return text, f"{cheaper}faster or more processors. Another strategy cannot reduce this part."
 
 
 def _cores(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     facts = limit.facts
+    lost = f"{_amount(limit, case)}: the compute thread was descheduled"
     if facts["cores"] is not None and facts["cores"] < 1 and facts["ranks"] == 1:
-        return (
-            f"{_amount(limit, case)} the computing thread does not run: its host has {facts['cores']:g} cores.",
-            "more cores.",
-        )
+        return f"{lost}: its host has {facts['cores']:g} cores.", "more cores."
     if facts["threads_per_core"] is not None and facts["threads_per_core"] > 1:
-        sharing = f"{plural(facts['ranks'], 'rank')} × {plural(facts['threads'], 'thread')} on {facts['cores']:g} cores"
-        text = f"{_amount(limit, case)} the computing thread does not run: {sharing} are too many, unless it sleeps."
+        threads = f"{plural(facts['ranks'], 'rank')} × {plural(facts['threads'], 'thread')}"
+        text = f"{lost}: {threads} are too many for {facts['cores']:g} cores."
         fewer = max(1, int(facts["cores"] // facts["threads"]))
-        return text, f"--ranks {fewer} on this machine, or hosts of their own."
+        return text, f"--ranks {fewer} on this machine, or separate hosts."
     if case.row.candidate.role != "candidate":
-        text = (
-            f"{_amount(limit, case)} the computing thread does not run: whatever else does has its core, or it sleeps."
-        )
-        return text, "end other programs."
-    text = (
-        f"{_amount(limit, case)} the computing thread does not run: the threads that move gradients or other programs "
-        "have its core, or it sleeps."
-    )
-    return text, "leave a core to communication (fewer --ranks or --threads), and end other programs."
+        return f"{lost}: other programs or threads used its core.", "stop other programs."
+    text = f"{lost}: communication threads or other programs used its core."
+    return text, "leave a core free for communication (fewer --ranks or --threads), and stop other programs."
 
 
 def _on_idle_link(limit: Bottleneck) -> str:
-    """What the link alone would take, as the doctor measured it while nothing was computed."""
+    """Return the time the link alone would take, as the doctor measured it while nothing was computed."""
     latency_s, bandwidth_s = limit.facts["latency_s"], limit.facts["bandwidth_s"]
     if latency_s is None or bandwidth_s is None:
         return ""
-    idle = f"; the idle link needs {seconds(latency_s)} for their latency and {seconds(bandwidth_s)} for their bytes"
-    return f"{idle}: it is held up by something else, as busy cores" if _is_held_up(limit) else idle
+    idle = f"; the idle link needs {seconds(latency_s)} for latency and {seconds(bandwidth_s)} for the bytes"
+    return f"{idle}, so something else slows it down, such as busy cores" if _exceeds_link_time(limit) else idle
 
 
-def _is_held_up(limit: Bottleneck) -> bool:
-    """Whether transfers take much longer than the link alone explains."""
+def _exceeds_link_time(limit: Bottleneck) -> bool:
+    """Return whether transfers take much longer than the link alone explains."""
     latency_s, bandwidth_s = limit.facts["latency_s"], limit.facts["bandwidth_s"]
     known = latency_s is not None and bandwidth_s is not None
     return known and limit.seconds > MUCH_LONGER * (latency_s + bandwidth_s)
 
 
 def _transfer(limit: Bottleneck) -> str:
-    return "exposed transfer" if limit.facts["waits_known"] else "exposed transfer, or waiting for others"
+    return "exposed transfer" if limit.facts["waits_known"] else "exposed transfer, or waiting for other ranks"
 
 
-CORES_FOR_THE_WIRE = "cores for the threads that move gradients: fewer --ranks or --threads on a host"
+CORES_FOR_COMMUNICATION = "free cores for the communication threads: fewer --ranks or --threads on a host"
 
 
 def _data(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     return (
-        f"{_amount(limit, case)} goes into getting the batch.",
-        "cheaper augmentation, or data that is ready in memory.",
+        f"{_amount(limit, case)} is loading the batch.",
+        "cheaper augmentation, or data that is already in memory.",
     )
 
 
-POWER_OF_TWO = "as many ranks as a power of two, or a ring (allreduce, ddp), which takes any number alike"
+POWER_OF_TWO = "a power of two as the number of ranks, or a ring (allreduce, ddp), which suits any number of ranks"
 
 
-def _beyond(case: ExplainedCandidate) -> str:
+def _folding(case: ExplainedCandidate) -> str:
     last = "the last rank folds into a partner"
     if case.folded > 1:
         last = f"the last {case.folded} ranks fold into partners"
-    return f"{case.topology['workers']} ranks are no power of two, so {last}"
+    return f"{case.topology['workers']} ranks are not a power of two, so {last}"
 
 
 def _slow_rank(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     rank, blame = limit.facts["rank"], percent(limit.facts["wait_share"], 0)
-    text = f"{_amount(limit, case)} ranks wait for others to come, {blame} of it for rank {rank}"
+    text = f"{_amount(limit, case)} is waiting for other ranks, {blame} of it for rank {rank}"
     if rank < case.folded:
-        return f"{text}, which does the work of two: {_beyond(case)}.", f"{POWER_OF_TWO}."
-    if rank == case.middle:
-        return f"{text}, through which all gradients pass.", "no rank in the middle: allreduce, or ddp."
+        return f"{text}, which does the work of two ranks: {_folding(case)}.", f"{POWER_OF_TWO}."
+    if rank == case.central_rank:
+        return f"{text}, through which all gradients pass.", "a strategy without a central rank: allreduce or ddp."
     factor = parse_slow_ranks(case.config.get("slow_rank") or "").get(rank, 1.0)
     if factor > 1:
-        return f"{text}, which was made {factor:g}× as slow.", "a strategy in which nobody waits for the slowest rank."
-    return f"{text}.", f"find out what rank {rank} does longer than the others: the table of ranks tells."
+        remedy = "a strategy in which ranks do not wait for the slowest one."
+        return f"{text}, which was slowed down {factor:g}× on purpose (--slow-rank).", remedy
+    return f"{text}.", f"find out what takes longer on rank {rank} than on the others: see the table of ranks."
 
 
 def _uneven_ranks(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
-    text = f"{_amount(limit, case)} ranks wait for others to come, now for this one, now for that one."
-    return text, "steps of even length: equal shares, cores that nobody else uses."
+    text = f"{_amount(limit, case)} is waiting: ranks wait for each other in turn; no single straggler."
+    return text, "steps of equal length: equal shares of the batch, and cores that no other program uses."
 
 
 def _latency(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     facts = limit.facts
     each = f"{plural(round(facts['operations']), 'operation')} of {size(facts['bytes_each'])} on average"
-    what = f"{_transfer(limit)}, and latency rather than bandwidth"
+    what = f"{_transfer(limit)}, limited by latency rather than bandwidth"
     text = f"{_amount(limit, case)} is {what}: {each}{_on_idle_link(limit)}."
     if case.travel == "singly":
-        return text, "fewer, larger messages: ddp packs them into buckets."
+        return text, "fewer, larger messages: ddp packs gradients into buckets."
     ways = ["larger buckets", "fewer ranks"] if case.travel == "overlapped" else ["fewer ranks"]
-    ways = [CORES_FOR_THE_WIRE] if _is_held_up(limit) else ways
+    ways = [CORES_FOR_COMMUNICATION] if _exceeds_link_time(limit) else ways
     return text, ", or ".join([*ways, *_through_memory(limit)]) + "."
 
 
 def _bandwidth(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
-    busiest = f"{size(limit.facts['bytes'])} that the busiest rank sends"
+    busiest = f"{size(limit.facts['bytes'])} that the busiest rank sends per step"
     text = f"{_amount(limit, case)} is {_transfer(limit)} of the {busiest}{_on_idle_link(limit)}."
-    ways = ["spreading it over all links (allreduce)"] if case.middle is not None else []
+    ways = ["spreading the traffic over all links (allreduce)"] if case.central_rank is not None else []
     if case.folded:
-        text, ways = f"{text[:-1]}; {_beyond(case)}.", [POWER_OF_TWO]
+        text, ways = f"{text[:-1]}; {_folding(case)}.", [POWER_OF_TWO]
     if case.travel != "overlapped":
-        ways.append("hiding it behind backward (ddp)")
+        ways.append("overlapping it with the backward pass (ddp)")
     elif case.name != "priority" and not limit.facts["within_host"]:
-        ways.append("hiding it behind forward too (priority)")
+        ways.append("overlapping it with the forward pass too (priority)")
     ways += _through_memory(limit)
-    if _is_held_up(limit):
-        ways.append(CORES_FOR_THE_WIRE)
+    if _exceeds_link_time(limit):
+        ways.append(CORES_FOR_COMMUNICATION)
     elif not limit.facts["within_host"]:
         ways.append("a faster link")
-    ways.append("sending less often: --accumulate, a larger --batch")
+    ways.append("sending less often: --accumulate or a larger --batch")
     return text, "; or ".join(ways) + "."
 
 
 def _through_memory(limit: Bottleneck) -> list[str]:
-    """What helps where all ranks are on one host, as far as that is known."""
-    return ["memory that ranks share, in place of sockets (shared_memory)"] if limit.facts["within_host"] else []
+    """Return the remedy that exists where all ranks are known to be on one host."""
+    return ["shared memory instead of sockets (shared_memory)"] if limit.facts["within_host"] else []
 
 
 def _memory(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
-    added = f"add up {size(limit.facts['bytes'])} of gradients in memory that they share"
-    text = f"{_amount(limit, case)} ranks {added}, and have nothing else to do."
-    return text, "a core for each rank; or doing it less often: --accumulate, a larger --batch."
+    summing = f"summing {size(limit.facts['bytes'])} of gradients in shared memory"
+    text = f"{_amount(limit, case)} is {summing} while nothing is computed."
+    return text, "a core for each rank; or summing less often: --accumulate or a larger --batch."
 
 
 def _exchange(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
-    text = f"{_amount(limit, case)} is exposed communication: transfers, and waiting for whoever is busy with others."
-    ways = ["more of them (parameter_server:servers=2)"] if case.name == "parameter_server" else []
+    text = f"{_amount(limit, case)} is exposed communication: transfers, and waiting for a rank that serves others."
+    ways = ["more servers (parameter_server:servers=2)"] if case.name == "parameter_server" else []
     return text, "; or ".join([*ways, "a faster link", "sending less often: a larger --batch"]) + "."
 
 
 def _other(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
-    what = "neither computing nor communication: the strategy's own arithmetic and copies, Python"
-    return f"{_amount(limit, case)} is {what}.", "larger batches, so that it weighs less."
+    what = "neither computing nor communication: the strategy's own arithmetic and copies, and Python overhead"
+    return f"{_amount(limit, case)} is {what}.", "larger batches, which make this share smaller."
 
 
 SENTENCES: dict[BottleneckKind, Callable[[Bottleneck, ExplainedCandidate], tuple[str, str]]] = {

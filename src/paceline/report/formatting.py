@@ -1,4 +1,4 @@
-"""How numbers are written, the same everywhere."""
+"""Number formatting, the same in the terminal, on pages and in messages."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from paceline.config.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
 
 WARM_UP_COUNTS = "warm-up steps included: fewer than 6 steps"
-"""What is said where a run was too short for means without them."""
+"""Remark on runs that are too short for means without the warm-up steps."""
 
 
 def number(value: float | None) -> str:
-    """A loss or another plain figure."""
+    """Format a loss or another figure without a unit."""
     return "–" if value is None else f"{value:.4f}"
 
 
 def percent(share: float | None, decimals: int = 1) -> str:
-    """A share of one."""
+    """Format a share of one as per cent."""
     return "–" if share is None else f"{100 * share:.{decimals}f}%"
 
 
 def seconds(value: float | None) -> str:
-    """A duration, with the unit that suits it."""
+    """Format a duration, with a unit that suits it."""
     if value is None:
         return "–"
-    if value < 0.999995:  # What rounds to a second is one.
+    if value < 0.999995:  # A value that rounds to 1000.00 ms is written as 1.00 s.
         return f"{1000 * value:.2f} ms"
     if value < 120:
         return f"{value:.2f} s"
@@ -35,27 +35,27 @@ def seconds(value: float | None) -> str:
 
 
 def roughly(value: float) -> str:
-    """A duration that is only guessed."""
+    """Format an estimated duration, rounded."""
     if value < 90:
         return f"{max(5, 5 * round(value / 5))} s"
     return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 
 def count(value: int) -> str:
-    """A large count, rounded."""
+    """Format a large count, rounded."""
     for limit, unit in ((1_000_000, "M"), (1_000, "k")):
-        if value >= 0.99995 * limit:  # What rounds to the next unit has it.
+        if value >= 0.99995 * limit:  # A value that rounds up to the next unit is written in it.
             return f"{value / limit:.1f} {unit}"
     return str(value)
 
 
 def plural(value: int, noun: str) -> str:
-    """A count with its noun."""
+    """Format a count with its noun."""
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
 
 
 def run_length(config: RunConfig) -> str:
-    """How long a run lasts."""
+    """Format the length of a run: steps, epochs or seconds."""
     if config.steps is None and config.epochs is None and config.seconds is not None:
         return f"{config.seconds:g} s"
     length = plural(config.steps, "step") if config.steps else plural(config.epochs or 1, "epoch")
@@ -63,19 +63,19 @@ def run_length(config: RunConfig) -> str:
 
 
 def on_hosts(design: Mapping[str, Any]) -> str:
-    """The hosts of an experiment, to put behind its ranks; nothing for a single one."""
+    """Format the hosts of an experiment as a suffix to its ranks; empty for a single host."""
     hosts, spec, share = design.get("hosts") or 1, design.get("emulated"), design.get("host_cpus")
     if spec is None:
         return f" on {plural(hosts, 'host')}" if hosts > 1 else ""
     try:
         what = format_hosts(parse_hosts(spec))
-    except UsageError:  # Of a record that was tampered with, or is newer than we are.
+    except UsageError:  # The record was edited, or a newer version wrote it.
         what = plural(hosts, "emulated host")
     return f" on {what}" + ("" if share is None else f", {share:g} cores each")
 
 
 def size(value: float | None) -> str:
-    """A number of bytes, in the decimal units that networks are sold in."""
+    """Format a number of bytes in decimal units, as is usual for networks."""
     if value is None:
         return "–"
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -85,12 +85,12 @@ def size(value: float | None) -> str:
 
 
 def factor(value: float | None) -> str:
-    """How many times something is something else."""
+    """Format a ratio."""
     return "–" if value is None else f"{value:.2f}×"
 
 
 def time_range(low: float | None, high: float | None, *, around: float | None = None) -> str:
-    """An interval of durations, both ends in the unit of the value that it is around."""
+    """Format an interval of durations, both ends in the unit that suits the value `around`."""
     if low is None or high is None:
         return ""
     scale, unit = (1000, "ms") if (high if around is None else around) < 0.999995 else (1, "s")
@@ -98,6 +98,6 @@ def time_range(low: float | None, high: float | None, *, around: float | None = 
     return f"{scale * low:.{decimals}f}–{scale * high:.{decimals}f} {unit}"
 
 
-def listed(names: list[str]) -> str:
-    """Names as a sentence has them: a, b and c."""
+def join_names(names: list[str]) -> str:
+    """Join names for a sentence: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

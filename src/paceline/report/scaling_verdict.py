@@ -1,4 +1,4 @@
-"""What a scaling experiment comes down to, in plain sentences, each with the numbers that it rests on."""
+"""Verdict of a scaling experiment: a few sentences, each with the figures that support it."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from paceline.analysis.statistics import Estimate
 from paceline.report.formatting import factor, percent, plural, seconds
 
 TITLES: dict[Mode, str] = {"strong": "Strong scaling", "weak": "Weak scaling"}
-NOT_SCALED = "The learning rate is the same for all of them: this is about time, not about what is learnt."
+NOT_SCALED = "The learning rate is the same at every batch size: this experiment measures time, not accuracy."
 
 
 def sentences(scaling: Scaling) -> list[str]:
-    """What is fastest, what each strategy gains, where adding ranks stops paying, and what else stands out."""
-    told = [f"{TITLES[mode]}: {sentence}" for mode in scaling.modes for sentence in mode_sentences(scaling, mode)]
-    return [headline_of(scaling), *told, *closing(scaling)]
+    """Return the whole verdict: the fastest point, the gain of each strategy, and remarks on all points."""
+    found = [f"{TITLES[mode]}: {sentence}" for mode in scaling.modes for sentence in mode_sentences(scaling, mode)]
+    return [headline_sentence(scaling), *found, *closing_sentences(scaling)]
 
 
 def mode_sentences(scaling: Scaling, mode: Mode) -> list[str]:
-    """What one kind of scaling shows."""
+    """Return the results of strong or weak scaling."""
     curves = scaling.candidates(mode)
-    told = _weak if mode == "weak" else _strong
-    return [*[sentence for curve in curves for sentence in told(scaling, curve)], *_spread(scaling, mode)]
+    describe = _weak if mode == "weak" else _strong
+    return [*[sentence for curve in curves for sentence in describe(scaling, curve)], *_placement(scaling, mode)]
 
 
-def closing(scaling: Scaling) -> list[str]:
-    """What holds for all of it."""
-    cut = "This experiment was interrupted: it tells what was measured until then."
-    return [*_alone(scaling), *_without_intervals(scaling), *([cut] if scaling.comparison.interrupted else [])]
+def closing_sentences(scaling: Scaling) -> list[str]:
+    """Return remarks on the experiment as a whole."""
+    cut = "This experiment was interrupted: it covers only the runs that had finished by then."
+    return [*_one_rank_cost(scaling), *_without_intervals(scaling), *([cut] if scaling.comparison.interrupted else [])]
 
 
 def _without_intervals(scaling: Scaling) -> Iterator[str]:
-    """That one repeat proves nothing, once."""
+    """Yield a warning where points were measured only once."""
     repeats = {row.repeats for row in scaling.comparison.rows if row.is_measured}
     if repeats == {1}:
-        yield "One repeat gives no interval: no difference here is certain."
+        yield "One repeat gives no interval, so no difference here is certain. Use --repeats 2 or more."
     elif 1 in repeats:
-        yield "What was measured only once has no interval: no such difference is certain."
+        yield "Points measured only once have no interval, so their differences are not certain."
 
 
-def kind_in_words(scaling: Scaling, mode: Mode) -> str:
-    """Which kind of scaling this is, with its batches."""
+def format_mode(scaling: Scaling, mode: Mode) -> str:
+    """Describe strong or weak scaling, with the batches of this experiment."""
     points = scaling.points(mode)
     batches = sorted({point.batch for point in points})
     if mode == "strong":
         return (
             f"the global batch stays at {batches[0]:,}, so more ranks get fewer samples each. "
-            "With N ranks a step should take an Nth of the time."
+            "Ideally a step on N ranks takes 1/N of the time."
         )
     share = min(point.batch_per_rank for point in points)
     return (
         f"every rank gets {share:,.0f} samples, so the global batch grows with the ranks, from {batches[0]:,} to "
-        f"{batches[-1]:,}. A step should take as long on N ranks as on one."
+        f"{batches[-1]:,}. Ideally a step takes as long on N ranks as on one."
     )
 
 
-def hosts_in_words(scaling: Scaling) -> str:
-    """What the ranks ran on."""
+def format_hosts_used(scaling: Scaling) -> str:
+    """Format the hosts that the ranks ran on."""
     hosts = max((point.hosts for mode in scaling.modes for point in scaling.points(mode)), default=1)
     design = scaling.design
     kind = "emulated host" if design.get("emulated") else "host"
@@ -76,135 +76,144 @@ def hosts_in_words(scaling: Scaling) -> str:
     return f"up to {plural(hosts, kind)}{of}{rate}" if hosts > 1 else "one host"
 
 
-def where(point: ScalingPoint, scaling: Scaling) -> str:
-    """The ranks of a point, and over how many hosts where there are several ways to place them."""
+def format_ranks(point: ScalingPoint, scaling: Scaling) -> str:
+    """Format the ranks of a point, with its hosts where the experiment places ranks in several ways."""
     placed = point.ranks > 1 and any(curve.ranks_per_host is not None for curve in scaling.curves)
     return plural(point.ranks, "rank") + (f" over {plural(point.hosts, 'host')}" if placed else "")
 
 
-def headline_of(scaling: Scaling) -> str:
-    """The fastest of all, against one process."""
+def headline_sentence(scaling: Scaling) -> str:
+    """Return the fastest point, compared with one process."""
     best = next((point for mode in scaling.modes if (point := scaling.best(mode)) is not None), None)
     if best is None or best.row.step_s is None:
-        return "Nothing that speed could be told of was measured."
+        return "No step was timed."
     gain = best.over_single or best.over_one_rank
-    what, time = f"{best.strategy} on {where(best, scaling)}", f"{seconds(best.row.step_s.value)} per step"
+    what, time = f"{best.strategy} on {format_ranks(best, scaling)}", f"{seconds(best.row.step_s.value)} per step"
     if gain is None:
-        return f"{what} took the least time: {time}; there is no baseline to hold it against."
-    if _uncertain(gain.speed_up):
-        return f"{what} cannot be told from {_base(best, gain)} in speed: {_times(gain.speed_up)} as fast, {time}."
+        return f"{what} took the least time: {time}; there is no baseline to compare it with."
+    baseline, ratio = _baseline(best, gain), _format_ratio(gain.speed_up)
+    if _spans_one(gain.speed_up):
+        return f"{what} shows no measurable difference in speed from {baseline}: {ratio} as fast, {time}."
     if gain.speed_up.value < 1:
-        slower = f"{_times(gain.speed_up)} as fast as {_base(best, gain)}"
-        return f"Train in one process: {what}, the best that shares the work, is {slower}."
-    return f"{what} is {_times(gain.speed_up)} as fast as {_base(best, gain)}: {time}{_efficient(gain)}."
+        return f"Train in one process: {what}, the fastest distributed run, is only {ratio} as fast as {baseline}."
+    return f"{what} is {ratio} as fast as {baseline}: {time}{_format_efficiency(gain)}."
 
 
 def _strong(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
-    """What a strategy gains on its most ranks, and up to where adding ranks pays."""
+    """Yield the gain of a strategy on its most ranks, and the number of ranks beyond which more do not help."""
     point = curve.last
     gains = [gain for gain in (point.over_single, point.over_one_rank) if gain is not None]
     if point.ranks > 1 and gains:
-        yield f"{curve.strategy} on {where(point, scaling)} {'; '.join(_faster(point, gain) for gain in gains)}."
+        clauses = "; it ".join(_speed_clause(point, gain) for gain in gains)
+        yield f"{curve.strategy} on {format_ranks(point, scaling)} {clauses}."
     peak = scaling.peak(curve)
     if peak is not None:
         yield from _peak(scaling, peak)
 
 
-def _faster(point: ScalingPoint, gain: ScalingGain) -> str:
-    """What a point gains over a baseline, no more certain than its interval."""
-    if _uncertain(gain.speed_up):
-        return f"cannot be told from {_base(point, gain)} in speed: {_times(gain.speed_up)}"
+def _speed_clause(point: ScalingPoint, gain: ScalingGain) -> str:
+    """Return the gain of a point over a baseline, no more certain than its interval."""
+    baseline, ratio = _baseline(point, gain), _format_ratio(gain.speed_up)
+    if _spans_one(gain.speed_up):
+        return f"shows no measurable difference in speed from {baseline}: {ratio} as fast"
     if gain.speed_up.value < 1:
-        return f"is slower than {_base(point, gain)}: {_times(gain.speed_up)} as fast{_efficient(gain)}"
-    return f"is {_times(gain.speed_up)} as fast as {_base(point, gain)}{_efficient(gain)}"
+        return f"is slower than {baseline}: {ratio} as fast{_format_efficiency(gain)}"
+    return f"is {ratio} as fast as {baseline}{_format_efficiency(gain)}"
 
 
 def _weak(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
-    """By how much a step became longer: the speed-up counts samples, of which there are as many times more as ranks."""
+    """Yield how much longer a step became; the speed-up counts samples, which grow with the ranks."""
     point = curve.last
     gains = [gain for gain in (point.over_single, point.over_one_rank) if gain is not None]
     if point.ranks > 1 and gains:
-        told = "; ".join(_longer(point, gain) for gain in gains)
-        yield f"A step of {curve.strategy} on {where(point, scaling)} {told}."
+        clauses = "; it ".join(_length_clause(point, gain) for gain in gains)
+        yield f"A step of {curve.strategy} on {format_ranks(point, scaling)} {clauses}."
 
 
-def _longer(point: ScalingPoint, gain: ScalingGain) -> str:
+def _length_clause(point: ScalingPoint, gain: ScalingGain) -> str:
     longer = point.step_time_ratio(gain)
-    if _uncertain(longer):
-        return f"cannot be told from that of {_base(point, gain)} in length: {_times(longer)}{_efficient(gain)}"
-    return f"takes {_times(longer)} as long as with {_base(point, gain)}{_efficient(gain)}"
+    baseline, efficiency = _baseline(point, gain), _format_efficiency(gain)
+    if _spans_one(longer):
+        ratio = f"{_format_ratio(longer)} as long"
+        return f"shows no measurable difference in length from that of {baseline}: {ratio}{efficiency}"
+    return f"takes {_format_ratio(longer)} as long as with {baseline}{efficiency}"
 
 
 def _peak(scaling: Scaling, peak: ScalingPeak) -> Iterator[str]:
-    """Up to where adding ranks paid."""
-    name, best = peak.curve.strategy, peak.best
+    """Yield the number of ranks on which a strategy is fastest, compared with the next more or fewer ranks."""
+    best, per_host = peak.best, peak.curve.ranks_per_host
+    name = peak.curve.strategy + ("" if per_host is None else f" with {plural(per_host, 'rank')} per host")
+    ranks = format_ranks(best, scaling)
     if peak.beyond is not None:
-        more = f"on {peak.beyond_ranks} a step takes {_times(peak.beyond)} as long"
-        if _uncertain(peak.beyond) or peak.beyond.value < 1:
-            yield f"{name}: whether ranks beyond {where(best, scaling)} pay cannot be told: {more}."
+        more = f"on {peak.beyond_ranks} a step takes {_format_ratio(peak.beyond)} as long"
+        if _spans_one(peak.beyond) or peak.beyond.value < 1:
+            yield f"{name} is fastest on {ranks}, with no measurable difference from more ranks: {more}."
         else:
-            yield f"{name}: adding ranks stops paying at {where(best, scaling)}: {more}."
+            yield f"{name} is fastest on {ranks}: {more}."
     elif peak.before is not None:
-        gained = f"{peak.before_ranks} to {best.ranks} ranks: {_times(peak.before)} as fast"
-        if _uncertain(peak.before) or peak.before.value < 1:
-            yield f"{name}: whether the last ranks that were added pay cannot be told ({gained})."
+        gained = f"{peak.before_ranks} to {best.ranks} ranks: {_format_ratio(peak.before)} as fast"
+        if _spans_one(peak.before) or peak.before.value < 1:
+            yield f"{name} is fastest on {ranks}, with no measurable difference from fewer ranks ({gained})."
         else:
-            most = "the most that were tried" if best is peak.curve.points[-1] else "the most that count"
-            yield f"{name}: adding ranks pays up to {where(best, scaling)}, {most} ({gained})."
+            end = best is peak.curve.points[-1]
+            most = "the most that were measured" if end else "the most that a speed-up is claimed for"
+            yield f"{name} is fastest on {ranks}, {most} ({gained})."
 
 
-def _alone(scaling: Scaling) -> Iterator[str]:
-    """What strategies cost where there is nobody to send to."""
+def _one_rank_cost(scaling: Scaling) -> Iterator[str]:
+    """Yield the overhead of strategies on one rank, where nothing is sent."""
     for mode in scaling.modes[:1]:
         costs = [(point.strategy, ratio) for point, ratio in scaling.single_rank_overheads(mode)]
         if costs:
-            yield f"On one rank, where nothing is sent, against single: {_each(costs)}."
+            yield f"On one rank, where nothing is sent, compared with one process: {_format_ratios(costs)}."
 
 
-def _spread(scaling: Scaling, mode: Mode) -> Iterator[str]:
-    """Several processes on a host against several hosts."""
+def _placement(scaling: Scaling, mode: Mode) -> Iterator[str]:
+    """Yield comparisons of the same ranks on fewer and on more hosts."""
     groups: dict[tuple[int, int, int], list[HostCountComparison]] = {}
     for spread in scaling.host_count_comparisons(mode):
         if spread.fewer.candidate.role == "candidate":
             groups.setdefault((spread.fewer.ranks, spread.fewer.hosts, spread.more.hosts), []).append(spread)
     for (ranks, fewer, more), own in groups.items():
-        times = _each([(spread.fewer.strategy, spread.ratio) for spread in own])
+        times = _format_ratios([(spread.fewer.strategy, spread.ratio) for spread in own])
         yield f"{ranks} ranks over {plural(fewer, 'host')} instead of {more}: {times}."
 
 
-def _each(ratios: Sequence[tuple[str, Estimate]]) -> str:
-    """A ratio for each strategy: first those that differ, then those that cannot be told from 1."""
-    known = [f"{_times(ratio)} the time for {name}" for name, ratio in ratios if not _uncertain(ratio)]
-    unsure = [f"{name} cannot be told apart, {_times(ratio)}" for name, ratio in ratios if _uncertain(ratio)]
+def _format_ratios(ratios: Sequence[tuple[str, Estimate]]) -> str:
+    """Format a ratio of times for each strategy: first those that differ from 1, then those that may not."""
+    known = [f"{_format_ratio(ratio)} the time for {name}" for name, ratio in ratios if not _spans_one(ratio)]
+    unsure = [
+        f"no measurable difference for {name}, {_format_ratio(ratio)}" for name, ratio in ratios if _spans_one(ratio)
+    ]
     return "; ".join([*known, *unsure])
 
 
-def _base(point: ScalingPoint, gain: ScalingGain) -> str:
-    return "single" if gain is point.over_single else "itself on 1 rank"
+def _baseline(point: ScalingPoint, gain: ScalingGain) -> str:
+    return "one process" if gain is point.over_single else "itself on 1 rank"
 
 
-def _uncertain(ratio: Estimate) -> bool:
-    """Whether its interval holds 1; without an interval nothing is, which is said once, for all."""
+def _spans_one(ratio: Estimate) -> bool:
+    """Return whether the interval contains 1; False without an interval, about which there is one warning for all."""
     return ratio.low is not None and ratio.spans(1)
 
 
-def _efficient(gain: ScalingGain) -> str:
+def _format_efficiency(gain: ScalingGain) -> str:
     share = gain.efficiency
     if share is None or share.is_vague:
         return ""
-    apart = "" if share.low is None or share.high is None else f" ({100 * share.low:.0f}–{percent(share.high, 0)})"
-    return f", {percent(share.value, 0)}{apart} efficient"
+    interval = "" if share.low is None or share.high is None else f" ({100 * share.low:.0f}–{percent(share.high, 0)})"
+    return f", efficiency {percent(share.value, 0)}{interval}"
 
 
-def _times(ratio: Estimate) -> str:
-    """A ratio and its interval; of one that is too wide to be read only how few repeats it is from."""
+def _format_ratio(ratio: Estimate) -> str:
+    """Format a ratio with its interval; where that is too wide to be useful, with the number of repeats instead."""
     if ratio.low is None or ratio.high is None:
         return factor(ratio.value)
-    vague = ratio.is_vague and ratio.spans(1)
-    apart = f"n = {ratio.repeats}" if vague else f"{ratio.low:.2f}–{ratio.high:.2f}"
-    return f"{factor(ratio.value)} ({apart})"
+    too_wide = ratio.is_vague and ratio.spans(1)
+    interval = f"n = {ratio.repeats}" if too_wide else f"{ratio.low:.2f}–{ratio.high:.2f}"
+    return f"{factor(ratio.value)} ({interval})"
 
 
-def vague(estimate: Estimate) -> str:
-    """What stands for an interval that is too wide to be read."""
+def format_wide_interval(estimate: Estimate) -> str:
+    """Return the text that replaces an interval too wide to be useful."""
     return f"too wide (n = {estimate.repeats})"

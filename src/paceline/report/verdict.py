@@ -1,4 +1,4 @@
-"""The answer in a few plain sentences, each with the number of the table that it rests on."""
+"""Verdict of a comparison: a few sentences, each with the figures that support it, and the next command."""
 
 from __future__ import annotations
 
@@ -14,27 +14,25 @@ from paceline.analysis.ranks import RankRow
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.traffic.payload import Payload, RankBytes
 from paceline.config import RunConfig
-from paceline.report.formatting import factor, listed, percent, plural, seconds, size
+from paceline.report.formatting import factor, join_names, percent, plural, seconds, size
 
-NOT_REPEATED = frozenset({"workload", "trace", "profile", "tensorboard"})
-"""Settings that a suggested command does not take over: what stands elsewhere in it, and looks that were taken once."""
+OMITTED_SETTINGS = frozenset({"workload", "trace", "profile", "tensorboard"})
+"""Settings left out of a suggested command: it names the workload elsewhere, and the others were for one run only."""
 NOTABLE_IMBALANCE = 1.5
-"""From how many times the bytes of another rank a rank's burden is worth a sentence."""
-GOES_AWAY = "goes away when nothing is exchanged"
-"""What a share above the bound is, in words: not all of it is communication."""
+"""Ratio of a rank's bytes to those of the next busiest rank from which the imbalance gets a sentence."""
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """What to pick, what it gains over one process, what limits it, and what else stands out."""
-    found = [*_one_process(comparison), *_winner(comparison), *_exact(comparison), *_distributing(comparison)]
-    found += [*_burden(comparison), *_quality(comparison)]
+    """Return the verdict: what to pick, its gain over one process, what limits it, and other notable results."""
+    found = [*_one_process_advice(comparison), *_winner(comparison), *_lossless_alternative(comparison)]
+    found += [*_gain_over_one_process(comparison), *_imbalance(comparison), *_accuracy(comparison)]
     if comparison.interrupted:
-        found.append("This comparison was interrupted: it tells what was measured until then.")
+        found.append("This comparison was interrupted: it covers only the runs that had finished by then.")
     return found
 
 
-def _one_process(comparison: Comparison) -> Iterator[str]:
-    """Where sharing the work does not pay, that comes first."""
+def _one_process_advice(comparison: Comparison) -> Iterator[str]:
+    """Yield the advice to train in one process, where that is faster than every strategy."""
     baseline = comparison.over_one_process()
     if baseline is None or comparison.pick != baseline[0].candidate.name:
         return
@@ -42,8 +40,8 @@ def _one_process(comparison: Comparison) -> Iterator[str]:
     assert comparison.decision.first is not None
     best = comparison.row(comparison.decision.first)
     assert row.step_s is not None
-    price = _price(best)
-    because = "" if price is None else f", {price[0]} of whose step {price[1]}"
+    cost = _communication_cost(best, f"{best.candidate.name}'s")
+    because = "" if cost is None else f"; {cost}"
     yield (
         f"Train in one process: {seconds(row.step_s.value)} per step, {factor(1 / gain.value)} as fast as "
         f"{comparison.decision.first} on {plural(best.workers or 1, 'rank')}{because}."
@@ -51,11 +49,11 @@ def _one_process(comparison: Comparison) -> Iterator[str]:
 
 
 def _winner(comparison: Comparison) -> Iterator[str]:
-    """What is the fastest of those that share the work."""
+    """Yield which distributed strategy is fastest, as far as that is certain."""
     decision = comparison.decision
-    pick = "Pick" if comparison.pick in (None, decision.first) else "Of those that share the work, pick"
+    pick = "Pick" if comparison.pick in (None, decision.first) else "Of the distributed strategies, pick"
     if decision.first is None:
-        yield "Nothing that could be picked was measured."
+        yield "No candidate was timed, so there is none to pick."
         return
     first = comparison.row(decision.first)
     assert first.step_s is not None
@@ -64,90 +62,96 @@ def _winner(comparison: Comparison) -> Iterator[str]:
         return
     assert decision.ratio is not None
     ratio, repeats = decision.ratio, plural(decision.ratio.repeats, "repeat")
-    apart = _range(ratio)
+    interval = _interval_and_repeats(ratio)
     if decision.outcome == "winner":
         yield (
             f"{pick} {decision.first}: {seconds(first.step_s.value)} per step, {factor(ratio.value)} as fast as "
-            f"{decision.second}, the next best{apart}, over {repeats}."
+            f"{decision.second}, the next best{interval}."
         )
     elif decision.outcome == "equal":
         yield (
             f"{decision.first} and {decision.second} are equally fast: {seconds(first.step_s.value)} per step, "
-            f"a ratio of {factor(ratio.value)}{apart}, over {repeats}."
+            f"a ratio of {factor(ratio.value)}{interval}."
         )
     elif ratio.repeats == 0:
         yield (
-            f"{decision.first} was {factor(ratio.value)} as fast as {decision.second}, but they were not measured "
-            "together, so the machine may have made the difference."
+            f"{decision.first} was {factor(ratio.value)} as fast as {decision.second}, but they were measured in "
+            "separate experiments, so the machine may have caused the difference. Compare them in one experiment."
         )
     elif ratio.low is None:
         yield (
             f"{decision.first} was {factor(ratio.value)} as fast as {decision.second} in {repeats}, "
-            "which is too little to call it the faster one."
+            "too few to decide which is faster."
         )
     else:
         yield (
-            f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}{apart}, "
-            f"and after {repeats} a tie, within 1%, cannot be ruled out."
+            f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}{interval}, "
+            "so they may be equally fast (within 1%)."
         )
 
 
-def _exact(comparison: Comparison) -> Iterator[str]:
-    """Where the fastest does not give the mean gradient: what it has to be held against, and the fastest that does."""
+def _lossless_alternative(comparison: Comparison) -> Iterator[str]:
+    """Yield a warning where the fastest strategy is not lossless, and the fastest one that is."""
     first = comparison.decision.first
     if first is None or comparison.row(first).candidate.lossless:
         return
-    yield f"{first} does not train by the mean gradient: it is worth its speed only where its losses are as good."
+    yield f"{first} does not train with the mean gradient: its speed counts only if its losses are as good."
     exact = next((row for row in comparison.with_role("candidate") if row.candidate.lossless), None)
     if exact is not None and exact.step_s is not None:
         times = comparison.speed_up(first, exact.candidate.name)
-        apart = "" if times is None else f", {factor(times.value)} the time{_range(times)}"
-        yield f"The fastest that does is {exact.candidate.name}: {seconds(exact.step_s.value)} per step{apart}."
+        ratio = "" if times is None else f", {factor(times.value)} the time of {first}{_format_interval(times)}"
+        name, step_s = exact.candidate.name, seconds(exact.step_s.value)
+        yield f"The fastest that trains with the mean gradient is {name}: {step_s} per step{ratio}."
 
 
-def _distributing(comparison: Comparison) -> Iterator[str]:
-    """What the best candidate gains over one process, and how far it is from the bound."""
+def _gain_over_one_process(comparison: Comparison) -> Iterator[str]:
+    """Yield the gain of the best candidate over one process, and what its communication costs."""
     if comparison.decision.first is None:
         return
     best, baseline = comparison.row(comparison.decision.first), comparison.over_one_process()
-    price = _price(best)
-    share = None if price is None else f"{price[0]} of its step {price[1]}"
+    cost = _communication_cost(best, "its")
     if baseline is not None:
         gain = baseline[1]
         ranks = f"{best.candidate.name} on {plural(best.workers or 1, 'rank')}"
-        because = f"; {share}." if share else "."
+        because = f"; {cost}." if cost else "."
         if gain.low is None:
-            seen = f"{factor(gain.value)} as fast as one process in {plural(gain.repeats, 'repeat')}"
-            yield f"{ranks} was {seen}, which is too little to tell them apart{because}"
+            measured = f"{factor(gain.value)} as fast as one process in {plural(gain.repeats, 'repeat')}"
+            yield f"{ranks} was {measured}, too few to decide which is faster{because}"
         elif gain.spans(1):
-            apart = f"{factor(gain.value)}{_range(gain)}"
-            yield f"{ranks} cannot be told from one process in speed: {apart}{because}"
+            ratio = f"{factor(gain.value)} as fast{_format_interval(gain)}"
+            yield f"{ranks} shows no measurable difference in speed from one process: {ratio}{because}"
         elif gain.value > 1:
-            yield f"{ranks} is {factor(gain.value)} as fast as one process{_range(gain)}{because}"
+            yield f"{ranks} is {factor(gain.value)} as fast as one process{_format_interval(gain)}{because}"
     elif best.above_bound is not None and best.above_bound.value > 0:
-        most = f"{percent(best.above_bound.value, 0)} of its step {GOES_AWAY}"
-        yield f"{best.candidate.name}: {most}; that is all that a better strategy could still gain."
-    elif share:
-        yield f"{best.candidate.name}: {share}."
+        most = _without_exchange(best.above_bound.value, "its")
+        yield f"{best.candidate.name}: {most}; no other strategy can gain more than that."
+    elif cost:
+        yield f"{best.candidate.name}: {cost}."
 
 
-def _price(row: CandidateRow) -> tuple[str, str] | None:
-    """What share of a step is lost to communication, and in which sense; None where nothing is, or is known.
+def _communication_cost(row: CandidateRow, whose: str) -> str | None:
+    """Return the share of a step lost to communication, as a clause; None where it is zero or unknown.
 
-    Exposed communication was seen; what is above the bound is more than that, as the cores that communication takes,
-    or less, since a bound has nobody to wait for.
+    Exposed communication was observed directly. The difference to the bound can be larger, since communication also
+    takes cores from computing, or smaller, since the ranks of a bound never wait for each other.
     """
-    for lost, sense in ((row.exposed, "is exposed communication"), (row.above_bound, GOES_AWAY)):
-        if lost is not None:
-            return (percent(lost.value, 0), sense) if lost.value > 0 else None
+    if row.exposed is not None:
+        share = row.exposed.value
+        return f"{percent(share, 0)} of {whose} step is exposed communication" if share > 0 else None
+    if row.above_bound is not None and row.above_bound.value > 0:
+        return _without_exchange(row.above_bound.value, whose)
     return None
 
 
-def _burden(comparison: Comparison) -> Iterator[str]:
-    """Ranks that carry more than others; else who is last, and by how much."""
+def _without_exchange(share: float, whose: str) -> str:
+    return f"{whose} step would be {percent(share, 0)} shorter if nothing were exchanged"
+
+
+def _imbalance(comparison: Comparison) -> Iterator[str]:
+    """Yield ranks that carry much more traffic than others, and the slowest candidate."""
     candidates = comparison.with_role("candidate")
-    for burden, names in _burdens(candidates, comparison.payloads).items():
-        yield f"{listed(names)}: {burden}."
+    for imbalance, names in _imbalances(candidates, comparison.payloads).items():
+        yield f"{join_names(names)}: {imbalance}."
     if len(candidates) < 3:
         return
     best, last = candidates[0], candidates[-1]
@@ -155,14 +159,14 @@ def _burden(comparison: Comparison) -> Iterator[str]:
     if times is not None and times.low is not None and times.low > 1:
         sent = last.busiest_sent_bytes
         sends = "" if not sent else f"; its busiest rank sends {size(sent)} per step"
-        apart = f"{factor(times.value)} the time of {best.candidate.name}{_range(times)}"
-        yield f"{last.candidate.name} is the slowest: {apart}{sends}."
+        ratio = f"{factor(times.value)} the time of {best.candidate.name}{_format_interval(times)}"
+        yield f"{last.candidate.name} is the slowest: {ratio}{sends}."
 
 
-def _burdens(rows: Sequence[CandidateRow], payloads: Mapping[str, Payload]) -> dict[str, list[str]]:
-    """Ranks that move notably more bytes than any other, in words, and the candidates that have one.
+def _imbalances(rows: Sequence[CandidateRow], payloads: Mapping[str, Payload]) -> dict[str, list[str]]:
+    """Return a clause for each rank that moves notably more bytes than any other, with the candidates it applies to.
 
-    By the kernel's count where there is one, else by the plan.
+    Bytes are those the kernel counted, where it did, else those of the plan.
     """
     found: dict[str, list[str]] = {}
     for row in rows:
@@ -171,22 +175,22 @@ def _burdens(rows: Sequence[CandidateRow], payloads: Mapping[str, Payload]) -> d
         moved = sorted(((r.sent_bytes or 0) + (r.received_bytes or 0), r.rank) for r in ranks)
         if len(moved) > 1 and moved[-2][0] and moved[-1][0] >= NOTABLE_IMBALANCE * moved[-2][0]:
             (next_most, _), (most, rank) = moved[-2:]
-            counted = "" if payload is None else f": {size(most)} per step, measured at its sockets"
-            words = f"rank {rank} moves {most / next_most:.1f}× the bytes of any other rank{counted}"
-            found.setdefault(words, []).append(row.candidate.name)
+            counted = "" if payload is None else f" ({size(most)} per step, measured at its sockets)"
+            clause = f"rank {rank} sends and receives {most / next_most:.1f}× the bytes of any other rank{counted}"
+            found.setdefault(clause, []).append(row.candidate.name)
     return found
 
 
-def _quality(comparison: Comparison) -> Iterator[str]:
-    """Accuracies, judged against the spread between seeds and against chance."""
+def _accuracy(comparison: Comparison) -> Iterator[str]:
+    """Yield differences in test accuracy that exceed the spread between seeds, or that all are at chance level."""
     rows = [row for row in comparison.rows if row.test_accuracy is not None and row.candidate.role != "bound"]
     if not rows:
         return
     chance = _chance(comparison)
     if chance is not None and all(row.test_accuracy and row.test_accuracy.value <= chance.most for row in rows):
         yield (
-            f"Test accuracies are those of guessing ({percent(chance.share, 0)}): "
-            "too few steps were trained to compare them."
+            f"All test accuracies are at chance level ({percent(chance.share, 0)}): too few steps were trained to "
+            "compare them. Train longer with --steps or --epochs."
         )
         return
     different = [row for row in rows if row.accuracy_gain is not None and not row.accuracy_gain.spans(0)]
@@ -196,16 +200,18 @@ def _quality(comparison: Comparison) -> Iterator[str]:
         more = "higher" if gain.value > 0 else "lower"
         yield (
             f"{row.candidate.name}: the test accuracy is {abs(100 * gain.value):.1f} percentage points {more} than "
-            f"that of {comparison.reference}, beyond the spread between seeds."
+            f"that of {comparison.reference}, which exceeds the spread between seeds."
         )
 
 
 @dataclass(frozen=True)
 class Chance:
-    """What guessing gives: the share that is right on average, and the most that luck explains."""
+    """Accuracy of random guessing."""
 
     share: float
+    """Expected accuracy."""
     most: float
+    """Highest accuracy that guessing explains: three standard errors above the expected one."""
 
 
 def _chance(comparison: Comparison) -> Chance | None:
@@ -216,34 +222,41 @@ def _chance(comparison: Comparison) -> Chance | None:
     if not known or not samples:
         return None
     share = 1 / known
-    return Chance(share, share + 3 * math.sqrt(share * (1 - share) / samples))  # Three standard errors.
+    return Chance(share, share + 3 * math.sqrt(share * (1 - share) / samples))
 
 
-def _range(estimate: Estimate) -> str:
+def _format_interval(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return ""
     return f" ({estimate.low:.2f}–{estimate.high:.2f})"
 
 
+def _interval_and_repeats(estimate: Estimate) -> str:
+    repeats = plural(estimate.repeats, "repeat")
+    if estimate.low is None or estimate.high is None:
+        return f" ({repeats})"
+    return f" (95% interval {estimate.low:.2f}–{estimate.high:.2f}, {repeats})"
+
+
 def next_command(comparison: Comparison) -> str | None:
-    """What to type next: train with the winner, or measure longer where there is none."""
+    """Return the command to run next: train with the winner, or measure longer where there is none."""
     decision, record_set = comparison.decision, comparison.record_set
-    if decision.first is None or len(record_set.designs) != 1:  # Of several experiments none says how to go on.
+    if decision.first is None or len(record_set.designs) != 1:  # No single experiment to continue.
         return None
     ranks = record_set.designs[0]["ranks"]
-    start_with = _launch_settings(record_set.designs[0])
+    launch = _launch_settings(record_set.designs[0])
     if comparison.pick is None and decision.outcome == "undecided":
-        config = dict(record_set.config) | _longer(record_set.config)
-        leaders = [comparison.row(name).candidate for name in _leaders(comparison)]
-        apart = leaders[0].settings != leaders[-1].settings  # Then each strategy takes every setting's turn.
-        strategies = [leader.strategy for leader in leaders]
+        config = dict(record_set.config) | _longer_run(record_set.config)
+        fastest = [comparison.row(name).candidate for name in _fastest_two(comparison)]
+        apart = fastest[0].settings != fastest[-1].settings  # Then `--vary` runs every strategy under every setting.
+        strategies = [candidate.strategy for candidate in fastest]
         names = ",".join(dict.fromkeys(strategies) if apart else strategies)
         extra = {
             "strategies": names,
-            **start_with,
+            **launch,
             "max_repeats": 2 * record_set.designs[0]["max_repeats"],
         }
-        return _command("compare", config, extra, _varied(comparison))
+        return _command("compare", config, extra, _vary_options(comparison))
     winner = comparison.row(comparison.pick or decision.first).candidate
     if "script" in record_set.config:
         alone = winner.role == "baseline"
@@ -252,11 +265,11 @@ def next_command(comparison: Comparison) -> str | None:
         return f'{command}  # with paceline.attach(model, make_optimizer, "{winner.strategy}")'
     config = dict(record_set.config) | winner.settings | {"steps": None, "seconds": None}
     config["epochs"] = max(3, record_set.config.get("epochs") or 0)
-    return _command("train", config, {"strategy": winner.strategy, **start_with})
+    return _command("train", config, {"strategy": winner.strategy, **launch})
 
 
 def _launch_settings(design: dict[str, Any]) -> dict[str, Any]:
-    """What starts the same ranks on the same hosts; of real ones each is started with its own number."""
+    """Return the options that start the same ranks on the same hosts; real hosts each need their own `--node-rank`."""
     settings = {"ranks": design["ranks"], "threads": design.get("requested_threads")}
     if design.get("emulated"):
         return settings | {"emulate": design["emulated"], "host_cpus": design.get("host_cpus")}
@@ -265,8 +278,8 @@ def _launch_settings(design: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _longer(config: dict[str, Any]) -> dict[str, float]:
-    """The length of a run that tells more."""
+def _longer_run(config: dict[str, Any]) -> dict[str, float]:
+    """Return the setting of a longer run, whose result is more certain."""
     if config.get("steps"):
         return {"steps": 4 * config["steps"]}
     if config.get("seconds") and not config.get("epochs"):
@@ -274,30 +287,30 @@ def _longer(config: dict[str, Any]) -> dict[str, float]:
     return {"epochs": 2 * (config.get("epochs") or 1)}
 
 
-def _leaders(comparison: Comparison) -> list[str]:
+def _fastest_two(comparison: Comparison) -> list[str]:
     return [name for name in (comparison.decision.first, comparison.decision.second) if name is not None]
 
 
-def _varied(comparison: Comparison) -> list[str]:
-    """The `--vary` options that bring the leaders' settings back."""
-    leaders = [comparison.row(name).candidate.settings for name in _leaders(comparison)]
-    keys = [key for key in leaders[0] if all(key in settings for settings in leaders)]
-    return [f"{key}={','.join(dict.fromkeys(_written(s[key]) for s in leaders))}" for key in keys]
+def _vary_options(comparison: Comparison) -> list[str]:
+    """Return the `--vary` options that reproduce the settings of the two fastest candidates."""
+    fastest = [comparison.row(name).candidate.settings for name in _fastest_two(comparison)]
+    keys = [key for key in fastest[0] if all(key in settings for settings in fastest)]
+    return [f"{key}={','.join(dict.fromkeys(_format_option(s[key]) for s in fastest))}" for key in keys]
 
 
-def _written(value: Any) -> str:
+def _format_option(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _command(verb: str, config: dict[str, Any], extra: dict[str, Any], vary: Sequence[str] = ()) -> str:
-    """A command line with the settings that are not the defaults."""
+    """Return a command line with the settings that differ from the defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
     words = ["paceline", verb]
     if "script" in config:
         words += ["--script", config["script"]]
     elif config.get("workload", defaults["workload"]) != defaults["workload"]:
         words.append(config["workload"])
-    settings = {k: v for k, v in config.items() if k not in NOT_REPEATED and k in defaults and v != defaults[k]}
+    settings = {k: v for k, v in config.items() if k not in OMITTED_SETTINGS and k in defaults and v != defaults[k]}
     for key, value in (settings | extra).items():
         option = key.replace("_", "-")
         if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What the user sees while a comparison goes on."""
+"""Tests of the live display of a comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from experiments_on_disk import read_comparison, write_experiment
 from paceline.config import RunConfig
 from paceline.errors import RankError
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
-from paceline.report.live.live_table import LiveTable, plan_in_words, proof_in_words
+from paceline.report.live.live_table import LiveTable, format_plan, format_proof
 
 DESIGN = {
     "candidates": ["single", "ddp"],
@@ -29,7 +29,7 @@ DESIGN = {
 
 
 @dataclass(frozen=True)
-class Turn:
+class FakeRun:
     name: str
     folder: Path
 
@@ -47,24 +47,25 @@ def until(holds: Callable[..., object]) -> None:
 
 
 def test_the_plan_is_one_line_with_its_time() -> None:
-    line = plan_in_words(DESIGN, RunConfig(steps=40), "3–10")
+    line = format_plan(DESIGN, RunConfig(steps=40), "3–10")
     assert line == (
         "cnn on digits: single, ddp · 2 ranks × 1 thread, global batch 256 · 40 steps × 3–10 repeats · "
-        "about 60 s, more if it is close"
+        "about 60 s, more if the result is close"
     )
-    known = plan_in_words(DESIGN | {"estimate_s": None, "batch": None}, RunConfig(epochs=1), "1")
+    known = format_plan(DESIGN | {"estimate_s": None, "batch": None}, RunConfig(epochs=1), "1")
     assert known == "cnn on digits: single, ddp · 2 ranks × 1 thread · 1 epoch × 1 repeat"
 
 
-def test_proofs_in_words() -> None:
+def test_format_proof() -> None:
     right = {"error": 3e-8, "tolerance": 1e-5, "lossless": True}
-    assert proof_in_words(right) == "the mean gradient, off by 3.0e-08 of its norm (allowed: 1e-05)"
-    assert proof_in_words(right | {"error": 0.5}) == "off by 5.0e-01 of its norm"
-    assert "does not promise" in proof_in_words(right | {"error": 0.5, "lossless": False})
-    assert "infinitely far" in proof_in_words(right | {"error": None})
+    assert format_proof(right) == "computes the same mean gradient as one process (relative error 3e-8, allowed 1e-5)"
+    wrong = "does not compute the mean gradient of one process, although it promises to (relative error 0.50)"
+    assert format_proof(right | {"error": 0.5}) == wrong
+    assert "does not promise to" in format_proof(right | {"error": 0.5, "lossless": False})
+    assert "relative error ∞" in format_proof(right | {"error": None})
 
 
-def test_a_log_gets_a_line_per_repeat_with_what_is_left(tmp_path: Path) -> None:
+def test_without_a_terminal_there_is_a_line_per_repeat_with_the_remaining_time(tmp_path: Path) -> None:
     shown, stream = display(terminal=False)
     shown.plan(DESIGN, RunConfig(steps=40))
     with shown.launch("repeat 1", [], 40):
@@ -79,11 +80,11 @@ def test_a_log_gets_a_line_per_repeat_with_what_is_left(tmp_path: Path) -> None:
     assert output.endswith("ddp failed and is left out: rank 1 failed\nTraceback\nhint: look there\n")
 
 
-def test_a_terminal_shows_what_runs_and_the_figures_so_far(tmp_path: Path) -> None:
+def test_a_terminal_shows_the_current_run_and_the_results_so_far(tmp_path: Path) -> None:
     shown, stream = display(terminal=True)
     shown.plan(DESIGN, RunConfig(steps=40))
     shown.look(read_comparison(write_experiment(tmp_path / "e")), 1)
-    schedule = [Turn(name, tmp_path / name) for name in ("first [one]", "second")]
+    schedule = [FakeRun(name, tmp_path / name) for name in ("first [one]", "second")]
     with shown.launch("repeat 2", schedule, None):
         for scheduled in schedule:
             folder = RunFolder.create(scheduled.folder)

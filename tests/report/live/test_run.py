@@ -1,4 +1,4 @@
-"""Following a record that grows: what is printed, and when."""
+"""Tests of the live display of a run, which follows a growing record."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "run")
 
 
-def test_a_tail_gives_each_line_once_and_whole(tmp_path: Path) -> None:
+def test_a_tail_returns_each_line_once_and_complete(tmp_path: Path) -> None:
     file = tmp_path / "grows"
     tail = Tail(file)
     assert tail.new_lines() == []
@@ -78,10 +78,10 @@ def test_a_tail_gives_each_line_once_and_whole(tmp_path: Path) -> None:
     assert tail.new_lines() == []
 
 
-def test_what_happens_is_printed_while_it_happens(folder: RunFolder) -> None:
+def test_events_are_printed_as_they_are_written(folder: RunFolder) -> None:
     screen, out = console()
     with LiveRun(folder.path, screen):
-        time.sleep(0.02)  # Nothing is there yet: the ranks are still starting.
+        time.sleep(0.02)  # The record is still empty: the ranks are starting.
         events = EventWriter(folder)
         events.write("config", **TOPOLOGY)
         until(lambda: "cnn on digits" in out.getvalue())
@@ -92,12 +92,12 @@ def test_what_happens_is_printed_while_it_happens(folder: RunFolder) -> None:
         events.close()
     lines = out.getvalue().splitlines()
     assert lines[0] == configuration_line(TOPOLOGY).replace("[bold]", "").replace("[/bold]", "")
-    assert lines[1] == "each epoch leaves out 5 samples, too few for a batch on these ranks"
+    assert lines[1] == "each epoch leaves out 5 samples, too few for a batch on all ranks"
     assert lines[2] == "step     20  epoch   1  loss 1.2500 accuracy 75.0% 2,560 samples/s"
     assert len(lines) == 3
 
 
-def test_the_last_words_are_printed_after_the_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_events_are_printed_after_the_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "POLL_S", 60)
     screen, out = console()
     with LiveRun(folder.path, screen):
@@ -108,7 +108,7 @@ def test_the_last_words_are_printed_after_the_end(folder: RunFolder, monkeypatch
     assert out.getvalue().count("loss 1.2500") == 1
 
 
-def test_half_an_event_waits_for_its_other_half(folder: RunFolder) -> None:
+def test_an_incomplete_line_is_not_printed_until_it_is_complete(folder: RunFolder) -> None:
     screen, out = console()
     line = json.dumps({"event": "log", "time_s": 0.0, **LOG}) + "\n"
     with LiveRun(folder.path, screen), (folder.path / "events.jsonl").open("w") as stream:
@@ -131,7 +131,7 @@ def test_each_step_has_its_own_epoch_where_a_window_has_several(folder: RunFolde
     assert out.getvalue().startswith("step     20  epoch   3  loss 2.5000")
 
 
-def test_a_workload_without_a_notion_of_right_has_no_accuracy(folder: RunFolder) -> None:
+def test_a_workload_without_correct_predictions_has_no_accuracy(folder: RunFolder) -> None:
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
@@ -141,7 +141,7 @@ def test_a_workload_without_a_notion_of_right_has_no_accuracy(folder: RunFolder)
     assert "accuracy" not in out.getvalue()
 
 
-def test_an_epoch_that_leaves_nothing_out_says_nothing(folder: RunFolder) -> None:
+def test_an_epoch_that_leaves_nothing_out_prints_nothing(folder: RunFolder) -> None:
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
@@ -190,7 +190,7 @@ def test_an_error_inside_passes_through(folder: RunFolder) -> None:
 
     with pytest.raises(KeyError, match="mine"):
         fail()
-    assert "loss 1.2500" in out.getvalue(), "what was done up to then is shown"
+    assert "loss 1.2500" in out.getvalue(), "earlier events are shown"
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_an_error_inside_passes_through(folder: RunFolder) -> None:
         ({}, "[bold]cnn on digits[/bold], 53.8 k parameters · ddp on 3 ranks · batch 64 = 3 × 21–22 · lr 0.1 (not"),
         ({}, "1 thread per rank · cpu, gloo over lo"),
         ({"batch": 66, "batch_per_rank": [22]}, "batch 66 = 3 × 22 ·"),
-        ({"batch": None, "batch_per_rank": []}, "· batches as the data has them ·"),
+        ({"batch": None, "batch_per_rank": []}, "· batches from the workload ·"),
         ({"workers": 1, "strategy": "single"}, "single on 1 rank (2 idle) ·"),
-        ({"user_optimizer": True}, "· its own optimiser ·"),
+        ({"user_optimizer": True}, "· user-defined optimiser ·"),
         ({"threads": 4}, "4 threads per rank"),
     ],
 )
@@ -209,7 +209,7 @@ def test_the_configuration_line(change: dict[str, Any], part: str) -> None:
     assert part in configuration_line(TOPOLOGY | change)
 
 
-def test_losses_are_printed_every_so_many_steps_and_at_the_end(folder: RunFolder) -> None:
+def test_losses_are_printed_at_log_intervals_and_at_the_end(folder: RunFolder) -> None:
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
@@ -224,7 +224,7 @@ def test_losses_are_printed_every_so_many_steps_and_at_the_end(folder: RunFolder
 @pytest.mark.parametrize(
     ("cores", "words"), [(4.0, None), (3.0, None), (2.0, "on 2 cores"), (0.5, "on part of a core")]
 )
-def test_too_many_threads_for_the_cores_are_said(folder: RunFolder, cores: float, words: str | None) -> None:
+def test_over_subscribed_cores_are_reported(folder: RunFolder, cores: float, words: str | None) -> None:
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)

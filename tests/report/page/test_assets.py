@@ -1,4 +1,4 @@
-"""The page in a browser, made from a real comparison: it draws, sorts, explains, recolours, prints and saves."""
+"""Browser tests of the page of a real comparison: drawing, sorting, tooltips, themes, printing and saving."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PHONE = {"width": 390, "height": 844}
 PAPER = {"width": 704, "height": 1000}
 READABLE = 4.5
 TEXT_OF_FIGURES = ".plot .main-svg text:not(.bartext)"
-"""But for what stands on bars, whose colours have tests of their own."""
+"""Text of plots without the labels on bars, whose colours have separate tests."""
 
 COLOURS_OF_TEXT = """
 selector => {
@@ -55,7 +55,7 @@ FITS = "[...document.querySelectorAll('.plot')].every(p => p.querySelector('.mai
 
 @pytest.fixture(scope="session")
 def real_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a small comparison that was really run."""
+    """Page of a small comparison that was really run."""
     folder = tmp_path_factory.mktemp("real")
     what = ["compare", "cnn", "--strategies", "single,none,allreduce,ddp", "--ranks", "2", "--steps", "8"]
     how = ["--repeats", "2", "--max-repeats", "2", "--lr", "0.01", "--no-doctor", "--out", str(folder / "experiment")]
@@ -74,7 +74,7 @@ def browser() -> Iterator[Any]:
 
 
 class Opened:
-    """A page in the browser, and everything it complained about or asked for."""
+    """Page in the browser, with its console messages and requests."""
 
     def __init__(self, browser: Any, file: Path, **options: Any) -> None:
         self.context = browser.new_context(**({"viewport": WIDE, "color_scheme": "light"} | options))
@@ -93,17 +93,17 @@ class Opened:
     def __exit__(self, *failure: object) -> None:
         quiet = failure[0] is None
         self.context.close()
-        if quiet:  # A failed assertion says more.
+        if quiet:  # Do not hide a failed assertion.
             assert self.complaints == []
             assert [url for url in self.requests if not url.startswith(("data:", "blob:"))] == [self.address]
 
     def names(self, table: str = "#comparison") -> list[str]:
-        """The first column of a table, from top to bottom."""
+        """Return the first column of a table, from top to bottom."""
         found: list[str] = self.page.locator(f"{table} tbody th .name").all_inner_texts()
         return found
 
     def paths(self, figure: str) -> list[str]:
-        """What the curves of a figure look like."""
+        """Return the SVG paths of the curves of a plot."""
         found: list[str] = self.page.eval_on_selector_all(
             f"[data-figure={figure}] .scatterlayer path.js-line", "paths => paths.map(p => p.getAttribute('d'))"
         )
@@ -112,21 +112,21 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def shared(browser: Any, real_page: Path) -> Iterator[Opened]:
-    """A page for all tests of which each has a part of it to itself: drawing it takes more than a second."""
+    """Page shared by tests that use different parts of it, since drawing it takes more than a second."""
     with Opened(browser, real_page, permissions=["clipboard-read", "clipboard-write"]) as opened:
         yield opened
 
 
 @pytest.fixture
 def opened(shared: Opened) -> Opened:
-    """The shared page, with nothing pointed at."""
+    """Shared page, with the mouse and the focus reset."""
     shared.page.mouse.move(5, 5)
     shared.page.evaluate("document.activeElement.blur()")
     return shared
 
 
 def until(page: Any, expression: str) -> None:
-    """Waits for something to become true; playwright's own waiting evaluates text, which the page's policy forbids."""
+    """Wait until an expression is true; playwright's own wait evaluates text, which the page's policy forbids."""
     for _ in range(100):
         if page.evaluate(expression):
             return
@@ -135,7 +135,7 @@ def until(page: Any, expression: str) -> None:
 
 
 def least_contrast(page: Any, selector: str) -> float:
-    """Of all text that a selector finds, that which is hardest to read."""
+    """Return the lowest contrast of all text that a selector finds."""
     found = page.evaluate(COLOURS_OF_TEXT, selector)
     assert found, f"nothing to read in {selector}"
     ratios = {contrast(_hex(colour), _hex(ground)): text for text, colour, ground in found}
@@ -144,7 +144,7 @@ def least_contrast(page: Any, selector: str) -> float:
 
 
 def _hex(colour: str) -> str:
-    scale = 255 if colour.startswith("color(srgb") else 1  # A mixed one is told in shares.
+    scale = 255 if colour.startswith("color(srgb") else 1  # A mixed colour is given in shares.
     red, green, blue = (round(scale * float(part)) for part in re.findall(r"[\d.]+(?:e-\d+)?", colour)[:3])
     return f"#{red:02x}{green:02x}{blue:02x}"
 
@@ -174,7 +174,7 @@ def test_sorting_by_click_and_by_key(opened: Opened) -> None:
     for way in ("ascending", "descending"):
         exposed.click()
         assert page.locator("#comparison [aria-sort]:not([aria-sort=none])").get_attribute("aria-sort") == way
-        assert set(opened.names()[2:]) == {"single", "none"}, "what has no figure stays last"
+        assert set(opened.names()[2:]) == {"single", "none"}, "rows without a value stay last"
     time = page.locator("#comparison button[data-define=step_s]")
     time.click()
     cells = page.locator("#comparison tbody tr td:nth-of-type(1)").evaluate_all(
@@ -189,7 +189,7 @@ def test_definitions_are_reached_by_mouse_and_keyboard(opened: Opened) -> None:
     assert not tip.is_visible()
     page.locator("#comparison button[data-define=split_exposed]").hover()
     assert tip.is_visible()
-    assert "communicating while nothing is computed" in tip.inner_text()
+    assert "communication is in progress and the rank computes nothing" in tip.inner_text()
     page.mouse.move(5, 5)
     assert not tip.is_visible()
     page.locator("#comparison button[data-define=step_s]").focus()
@@ -204,7 +204,7 @@ def test_definitions_are_reached_by_mouse_and_keyboard(opened: Opened) -> None:
     assert described == 0
 
 
-def test_steps_on_a_timeline_can_be_chosen_zoomed_and_asked(browser: Any, real_page: Path) -> None:
+def test_steps_on_a_timeline_can_be_chosen_and_zoomed(browser: Any, real_page: Path) -> None:
     with Opened(browser, real_page) as opened:
         page = opened.page
         figure = page.locator("[data-figure=timeline]")
@@ -220,7 +220,7 @@ def test_steps_on_a_timeline_can_be_chosen_zoomed_and_asked(browser: Any, real_p
         before = marks(figure)
         figure.get_by_role("button", name="Zoom in").click()
         assert marks(figure) != before
-        figure.get_by_role("button", name="The whole step").click()
+        figure.get_by_role("button", name="Show the whole step").click()
         assert marks(figure) == before
         figure.get_by_role("button", name="slowest step").click()
         assert figure.locator(".annotation-text").first.text_content() == "ddp"
@@ -228,25 +228,25 @@ def test_steps_on_a_timeline_can_be_chosen_zoomed_and_asked(browser: Any, real_p
         zoomed = marks(figure)
         assert zoomed != before
         page.locator("#theme").click()
-        assert marks(figure) == zoomed, "what was zoomed to stays, in another colour too"
+        assert marks(figure) == zoomed, "the zoom stays when the theme changes"
         figure.locator(".nsewdrag").dblclick()
         until(page, "[...document.querySelectorAll('[data-figure=timeline] .xtick')].some(t => t.textContent === '0')")
 
 
-def test_a_bar_of_the_timeline_says_what_it_is(opened: Opened) -> None:
+def test_a_bar_of_the_timeline_has_a_tooltip(opened: Opened) -> None:
     figure = opened.page.locator("[data-figure=timeline]")
     figure.get_by_role("button", name="allreduce").click()
     figure.scroll_into_view_if_needed()
     place = figure.locator(".nsewdrag").bounding_box()
     said = set()
     for across in range(8, 100, 12):
-        for down in (0.14, 0.36):  # What rank 0 computes, and what it has on the wire.
+        for down in (0.14, 0.36):  # Computing of rank 0, and its communication.
             opened.page.mouse.move(place["x"] + across / 100 * place["width"], place["y"] + down * place["height"])
             opened.page.wait_for_timeout(60)
             said |= set(figure.locator(".hoverlayer .hovertext").all_text_contents())
-    heard = " ".join(said)
-    assert re.search(r"rank 0: (forward|backward)", heard)
-    assert re.search(r"rank 0: all_reduce of gradients, [\d.]+ k?B", heard)
+    tooltips = " ".join(said)
+    assert re.search(r"rank 0: (forward|backward)", tooltips)
+    assert re.search(r"rank 0: all_reduce of gradients, [\d.]+ k?B", tooltips)
 
 
 def test_the_split_of_strategies_and_of_ranks(opened: Opened) -> None:
@@ -264,12 +264,12 @@ def test_the_split_of_strategies_and_of_ranks(opened: Opened) -> None:
 
 
 def marks(figure: Any) -> list[str]:
-    """What the horizontal axis is marked with; which mark was drawn first does not matter."""
+    """Return the tick labels of the horizontal axis, in any order."""
     return sorted(figure.locator(".xtick text").all_text_contents())
 
 
 def drag(page: Any, area: Any, start: float, end: float) -> None:
-    """Drags over a part of an area's width."""
+    """Drag over a part of an area's width."""
     area.scroll_into_view_if_needed()
     place = area.bounding_box()
     height = place["y"] + place["height"] / 2
@@ -284,11 +284,11 @@ def test_choosing_what_the_loss_figure_shows(opened: Opened) -> None:
     page = opened.page
     figure = page.locator("[data-figure=losses]")
     before = opened.paths("losses")
-    assert len(set(before)) < len(before), "equal losses lie on each other"
+    assert len(set(before)) < len(before), "equal losses coincide"
     figure.get_by_role("button", name="Wall time").click()
     assert figure.locator(".xtitle").text_content() == "wall time, s"
     after = opened.paths("losses")
-    assert len(set(after)) == len(after), "but not against time"
+    assert len(set(after)) == len(after), "but not over wall time"
     figure.get_by_role("button", name="Epoch").click()
     assert figure.locator(".xtitle").text_content() == "epoch"
     figure.locator("select").select_option("1")
@@ -300,7 +300,7 @@ def test_choosing_what_the_loss_figure_shows(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_can_be_read(browser: Any, real_page: Path, scheme: str) -> None:
+def test_all_text_has_enough_contrast(browser: Any, real_page: Path, scheme: str) -> None:
     with Opened(browser, real_page, color_scheme=scheme) as opened:
         page = opened.page
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
@@ -320,7 +320,7 @@ def test_the_theme_can_be_switched_and_figures_follow(browser: Any, real_page: P
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
         assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
         page.reload()
-        assert page.evaluate("document.documentElement.dataset.theme") == "dark", "and it is remembered"
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark", "the choice is kept"
         opened.requests.pop()
 
 
@@ -331,8 +331,8 @@ def test_print_is_light_whole_and_without_controls(browser: Any, real_page: Path
             "addEventListener('beforeprint', () => (document.title = document.querySelector('.main-svg').clientWidth))"
         )
         assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
-        assert 600 < int(page.title()) <= PAPER["width"], "figures have the width of the paper before it is printed"
-        assert page.evaluate("document.documentElement.dataset.theme") == "dark", "and all is as before after it"
+        assert 600 < int(page.title()) <= PAPER["width"], "plots have the width of the paper before printing"
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark", "the theme is restored after printing"
         until(page, "document.querySelector('.main-svg').clientWidth > 1000")
         page.set_viewport_size(PAPER)
         page.emulate_media(media="print")
@@ -372,7 +372,7 @@ def test_figures_can_be_saved(browser: Any, real_page: Path, tmp_path: Path) -> 
     assert "rgb(255, 255, 255)" in saved, "on white, whatever the page's theme"
     steps = (tmp_path / "timeline").read_text()
     assert "Typical steps, rank by rank: All, median steps" in steps
-    assert 5 <= steps.count("legendtext") <= 8, "phases, waiting, and what was on the wire"
+    assert 5 <= steps.count("legendtext") <= 8, "phases, waiting, and operations"
 
 
 def test_a_command_can_be_copied(opened: Opened) -> None:
@@ -382,7 +382,7 @@ def test_a_command_can_be_copied(opened: Opened) -> None:
     assert copied.startswith("paceline compare cnn --strategies single,none,allreduce,ddp")
 
 
-def test_what_users_name_things_runs_nowhere(browser: Any, tmp_path: Path) -> None:
+def test_names_given_by_users_are_never_executed(browser: Any, tmp_path: Path) -> None:
     nasty = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
     experiment = write_experiment(
         tmp_path / "experiment",
@@ -404,7 +404,7 @@ def test_what_users_name_things_runs_nowhere(browser: Any, tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def scaling_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a scaling experiment, with one and with two ranks on a host."""
+    """Page of a scaling experiment, with one and with two ranks on a host."""
     folder = tmp_path_factory.mktemp("scaling")
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     strategies = ["single", "none", "ddp", "allreduce", "p2p", "gather_scatter"]
@@ -414,7 +414,7 @@ def scaling_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-def test_scaling_is_drawn_without_labels_on_each_other(browser: Any, scaling_page: Path) -> None:
+def test_scaling_plots_have_no_overlapping_labels(browser: Any, scaling_page: Path) -> None:
     with Opened(browser, scaling_page) as opened:
         page = opened.page
         assert "ddp on 4 ranks over 4 hosts" in page.locator("h1").inner_text()
@@ -427,9 +427,9 @@ def test_scaling_is_drawn_without_labels_on_each_other(browser: Any, scaling_pag
             assert all(right > left for left, _, right, _ in boxes), "plotly hides what is out of range"
             for (left, top, right, bottom), other in itertools.combinations(boxes, 2):
                 apart = right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
-                assert apart, "labels lie on each other"
+                assert apart, "labels overlap"
         before = opened.paths("strong-curves")
-        page.locator("[data-figure=strong-curves]").get_by_role("button", name="Against itself on 1 rank").click()
+        page.locator("[data-figure=strong-curves]").get_by_role("button", name="Relative to itself on 1 rank").click()
         assert opened.paths("strong-curves") != before
         assert page.locator("[data-figure=strong-split] .ytick").count() == 1 + 5 * 5
         page.locator("#strong-points button[data-define=efficiency]").first.hover()

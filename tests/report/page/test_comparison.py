@@ -1,4 +1,4 @@
-"""The page as text: what it holds, that it holds it safely, and that it stays readable when little was measured."""
+"""Tests of the page's HTML: complete, safely escaped, and readable with little data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from paceline.analysis.curves import relative_difference, thinned
 from paceline.errors import PacelineError
 from paceline.records.experiment import Candidate
 from paceline.report.definitions import DEFINITIONS
-from paceline.report.page.comparison import render, write_page
-from paceline.report.plots.all_plots import all_plots
+from paceline.report.page.comparison import all_plots, render, write_page
 from paceline.report.plots.drawing import plain, short_names
 from paceline.report.plots.palette import colours, contrast
 from paceline.report.tables.columns import TIMES, comparison_columns, rank_columns, unit_for
@@ -38,7 +37,7 @@ def comparison_of(tmp_path: Path, *args: Any, **kwargs: Any) -> Comparison:
 
 
 class Reader(HTMLParser):
-    """The page's elements, its own scripts apart from its data, and all that a reader would see."""
+    """Elements, scripts, data and visible text of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -104,7 +103,7 @@ def test_one_plotly_and_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert "script-src 'sha256-" in policy
 
 
-def test_what_users_name_things_is_text(tmp_path: Path) -> None:
+def test_names_given_by_users_are_escaped(tmp_path: Path) -> None:
     names = [f"{NASTY} {n}" for n in range(2)]
     candidates = [Candidate(name, "ddp") for name in names]
     comparison = comparison_of(
@@ -167,7 +166,7 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
             {"candidates": CLASSIC[3:], "repeats": 1},
             ["there is nothing to compare it with", "One repeat gives no interval"],
         ),
-        ({"accuracy": None}, ["pick allreduce"]),
+        ({"accuracy": None}, ["Of the distributed strategies, pick allreduce"]),
         ({"candidates": [CLASSIC[0], *CLASSIC[2:]]}, ["baseline"]),
         ({"failures": {"ddp": "rank 1 died."}}, ["Failed and left out", "rank 1 died.", "try again"]),
         ({"repeats": 0, "interrupted": True, "proof": False}, ["interrupted", "Nothing was measured yet."]),
@@ -175,10 +174,13 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
         ({"losses": lambda *_: math.nan}, ["the loss is not finite from step 0 on in 2 of 2 repeats"]),
         ({"losses": lambda c, r, s: 1e30 if s == 7 else falling(c, r, s)}, ["pick allreduce"]),
         ({"losses": lambda c, _, s: -1.0 - s if c.name == "ddp" else 1.0}, ["pick allreduce"]),
-        ({"steps": 1}, ["Nothing that could be picked", "no run got to a second"]),
-        ({"ranks": 20, "repeats": 1, "events": True}, ["Rank by rank", "Of more than eight ranks, eight are drawn."]),
+        ({"steps": 1}, ["No candidate was timed", "no run reached a second window"]),
+        (
+            {"ranks": 20, "repeats": 1, "events": True},
+            ["Results per rank", "Of more than eight ranks, eight are drawn."],
+        ),
         ({"candidates": CLASSIC[:1], "events": True}, ["Where the time goes", "is computing"]),
-        ({"steps": 1, "events": True}, ["Nothing that could be picked", "Typical steps, rank by rank"]),
+        ({"steps": 1, "events": True}, ["No candidate was timed", "Typical steps, rank by rank"]),
     ],
     ids=[
         "one",
@@ -205,8 +207,8 @@ def test_little_or_odd_data(tmp_path: Path, case: dict[str, Any], said: list[str
     json.loads(page.data)
 
 
-def test_without_a_time_per_iteration_there_are_no_shares_of_it(tmp_path: Path) -> None:
-    shown = Reader(render(comparison_of(tmp_path, steps=4, events=True))).text  # A window of four, the first.
+def test_without_a_time_per_step_there_are_no_shares_of_it(tmp_path: Path) -> None:
+    shown = Reader(render(comparison_of(tmp_path, steps=4, events=True))).text  # Only the first window, of four steps.
     assert "Where the time goes" not in shown
     assert "What would help" not in shown
 
@@ -218,18 +220,18 @@ def test_a_page_says_where_the_warm_up_counts(tmp_path: Path, steps: int, said: 
     assert (shown.count("warm-up steps included: fewer than 6 steps") == 2) == said
 
 
-def test_headings_tell_means_from_medians(tmp_path: Path) -> None:
+def test_headings_distinguish_means_from_medians(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path, events=True)
-    assert comparison_columns(comparison.rows, "ddp")[0].heading == "Median time per iteration"
+    assert comparison_columns(comparison.rows, "ddp")[0].heading == "Median time per step"
     assert split_columns(split_rows(comparison))[0].heading == "Mean step"
     headings = [column.heading for column in rank_columns([rank for row in comparison.rows for rank in row.ranks])]
     assert "Mean step" in headings
-    assert len(set(headings)) == len(headings), "none stands twice"
+    assert len(set(headings)) == len(headings), "headings are distinct"
 
 
 def test_the_main_table_and_that_of_splits_show_the_same_shares(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=3, events=True)
-    for file in path.rglob("repeat-1/*/summary.json"):  # One repeat of three is another one.
+    for file in path.rglob("repeat-1/*/summary.json"):  # One of the three repeats differs.
         summary = json.loads(file.read_text())
         own = {"step_s": 1.0, "compute_s": 0.1, "overlapped_s": 0.0, "exposed_s": 0.8, "other_s": 0.1, "data_s": 0.0}
         for rank in summary["ranks"]:
@@ -244,12 +246,12 @@ def test_the_main_table_and_that_of_splits_show_the_same_shares(tmp_path: Path) 
             assert f"{shares['compute'][number].text}%" == parts["compute"][number].interval
 
 
-def test_what_was_not_tested_has_no_column(tmp_path: Path) -> None:
+def test_without_tests_there_are_no_test_columns(tmp_path: Path) -> None:
     columns = comparison_columns(comparison_of(tmp_path, accuracy=None).rows, "ddp")
     assert {"test_loss", "test_accuracy"}.isdisjoint(column.key for column in columns)
 
 
-def test_colours_are_unique_stable_and_seen_on_light_and_dark() -> None:
+def test_colours_are_unique_stable_and_visible_on_light_and_dark() -> None:
     crowd = [*CLASSIC, *many(30), *[Candidate(f"none lr={n}", "none", role="bound") for n in range(4)]]
     given = colours(crowd)
     assert len(set(given.values())) == len(crowd)
@@ -275,14 +277,14 @@ def test_figures_show_the_comparisons_values(tmp_path: Path) -> None:
         assert trace["line"]["color"] == tints[name]
     wall = drawn["losses"]["axes"][2]["x"][-1]
     assert wall[-1] == pytest.approx(12 * 0.01, rel=0.03)
-    assert [axis["label"] for axis in drawn["losses"]["axes"]] == ["Iteration", "Epoch", "Wall time"]
+    assert [axis["label"] for axis in drawn["losses"]["axes"]] == ["Step", "Epoch", "Wall time"]
     assert drawn["losses"]["axes"][1]["x"][0] == pytest.approx([step / 5 for step in range(12)])
     first = next(trace for trace in drawn["times"]["data"] if trace["mode"] == "markers")
     assert first["y"][0] == pytest.approx(10 * drawn["times"]["data"][0]["y"][1], rel=1e-3), "the first step, marked"
     assert drawn["loss_differences"]["candidates"] == ["single"]
 
 
-def test_curves_that_lie_on_each_other_are_striped_and_others_not(tmp_path: Path) -> None:
+def test_coinciding_curves_are_striped_and_others_are_not(tmp_path: Path) -> None:
     losses = all_plots(comparison_of(tmp_path))["losses"]
     first = [index for index, repeat in enumerate(losses["repeats"]) if repeat == 0]
     dashes = {losses["candidates"][index]: losses["axes"][0]["dashes"][index] for index in first}
@@ -295,7 +297,7 @@ def test_curves_that_lie_on_each_other_are_striped_and_others_not(tmp_path: Path
     assert {losses["axes"][2]["dashes"][index] for index in first} == {"solid", "dash", "dot"}, "wall times differ"
 
 
-def test_an_outlier_is_cut_and_says_so(tmp_path: Path) -> None:
+def test_an_outlier_is_cut_off_and_labelled(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path, losses=lambda c, r, s: 1e4 if c.name == "none" else falling(c, r, s))
     bars, labels = all_plots(comparison)["bars"]["data"][2:4]
     place = [row.candidate.name for row in comparison.rows].index("none")
@@ -326,7 +328,7 @@ def test_short_names_still_differ() -> None:
         (12, "parame…onous"),
     ],
 )
-def test_a_label_keeps_what_tells_a_strategy_from_its_plain_self(most: int, label: str) -> None:
+def test_a_short_label_keeps_the_options_of_a_strategy(most: int, label: str) -> None:
     names = ["parameter_server", "parameter_server:asynchronous=true"]
     assert short_names(names, most)[names[1]] == label
 
@@ -352,7 +354,7 @@ def test_relative_differences() -> None:
 
 
 @pytest.mark.parametrize("package", ["jinja2", "plotly"])
-def test_a_missing_library_is_said_with_the_remedy(
+def test_a_missing_library_is_reported_with_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     from paceline.report.page import document
@@ -368,7 +370,7 @@ def test_a_missing_library_is_said_with_the_remedy(
     assert not (tmp_path / "report.html").exists()
 
 
-def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_the_page_is_written_atomically(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path)
     write_page(comparison, tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == render(comparison)

@@ -1,4 +1,4 @@
-"""The page of a scaling experiment as text: what it says, that it says it safely, and that it stays readable."""
+"""Tests of the page of a scaling experiment: complete, safely escaped, and readable with little data."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def figure(page: Reader, name: str) -> dict[str, Any]:
 
 
 def panel(page: Reader, name: str, view: int, number: int) -> list[dict[str, Any]]:
-    """The traces of one panel of a figure."""
+    """Return the traces of one panel of a plot."""
     found = figure(page, name)
     traces: list[dict[str, Any]] = found["sets"][found["views"][view]["sets"][number][0]]
     return traces
 
 
 def labels(traces: list[dict[str, Any]]) -> dict[str, float]:
-    """The names beside curves, and their heights."""
+    """Return the labels of curves, and their heights."""
     return {trace["text"][1].strip(): trace["y"][1] for trace in traces if trace["mode"] == "lines+text"}
 
 
@@ -56,27 +56,27 @@ def page(found: Scaling) -> Reader:
 def test_the_page_says_which_scaling_it_is_and_against_what(page: Reader) -> None:
     seen = " ".join(page.text.split())
     for words in (
-        "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as single",
+        "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as one process",
         "Strong scaling: the global batch stays at 256",
         "Weak scaling: every rank gets 64 samples, so the global batch grows with the ranks, from 64 to 256.",
         "strong and weak scaling",
         "1, 2 and 4 ranks",
         "up to 4 emulated hosts of 0.5 core each (4@200mbit)",
-        "The learning rate is the same for all of them",
+        "The learning rate is the same at every batch size",
         "E = T₁/(N·T_N)",
         "The machine and the link",
     ):
         assert words in seen, words
 
 
-def test_definitions_that_are_pointed_at_exist(page: Reader) -> None:
+def test_every_tooltip_has_a_definition(page: Reader) -> None:
     wanted = {value for name, value in page.attributes if name == "aria-describedby"}
-    there = {value for name, value in page.attributes if name == "id"}
+    existing = {value for name, value in page.attributes if name == "id"}
     assert wanted
-    assert wanted <= there
+    assert wanted <= existing
 
 
-def test_curves_have_names_and_an_ideal(page: Reader) -> None:
+def test_curves_have_labels_and_an_ideal_line(page: Reader) -> None:
     time, speed, share = (panel(page, "strong-curves", 0, number) for number in range(3))
     names = {"ddp", "allreduce", "p2p", "gather_scatter"}
     assert set(labels(time)) == names | {"single"}
@@ -84,11 +84,11 @@ def test_curves_have_names_and_an_ideal(page: Reader) -> None:
     (ideal, *_) = speed
     assert (ideal["line"]["dash"], ideal["x"], ideal["y"]) == ("dash", [1, 2, 4], [1, 2, 4])
     views = [view["label"] for view in figure(page, "strong-curves")["views"]]
-    assert views == ["Against single", "Against itself on 1 rank"]
+    assert views == ["Relative to single", "Relative to itself on 1 rank"]
 
 
 @pytest.mark.parametrize("name", ["strong-curves", "weak-curves"])
-def test_labels_keep_apart_and_inside(page: Reader, name: str) -> None:
+def test_labels_do_not_overlap_and_stay_inside(page: Reader, name: str) -> None:
     view = figure(page, name)["views"][0]
     for number, axis in enumerate(("yaxis", "yaxis2", "yaxis3")):
         low, high = view["layout"][axis]["range"]
@@ -113,11 +113,11 @@ def test_crowded_points_are_hollow_and_have_no_speed_up(tmp_path: Path) -> None:
     assert places[1][0] - places[0][0] > 0.05, "intervals of two strategies are beside each other"
     assert "4 ranks share 2 cores" in page.text
     views = figure(page, "strong-curves")["views"]
-    assert views[0]["label"] == "Against itself on 1 rank", "no efficiency is reported against single"
+    assert views[0]["label"] == "Relative to itself on 1 rank", "no efficiency is claimed relative to single"
     assert any("single had 2 cores" in note["text"] for note in views[1]["layout"]["annotations"])
 
 
-def test_several_ranks_on_a_host_have_curves_of_their_own(tmp_path: Path) -> None:
+def test_several_ranks_on_a_host_have_separate_curves(tmp_path: Path) -> None:
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     page = Reader(render_scaling(read_scaling(write_scaling(tmp_path / "e", shapes=shapes, modes=["strong"]))))
     assert {"ddp, 1/host", "ddp, 2/host", "single"} <= set(labels(panel(page, "strong-curves", 0, 0)))
@@ -143,7 +143,7 @@ def test_every_figure_of_a_point_has_its_interval(found: Scaling) -> None:
         assert columns[key].cells[-1].interval, key
 
 
-def test_intervals_too_wide_to_be_read_are_not_written(tmp_path: Path) -> None:
+def test_intervals_too_wide_to_be_useful_are_replaced(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         return even(candidate, repeat) * (3 if repeat and candidate.strategy == "ddp" else 1)
 
@@ -158,11 +158,11 @@ def test_intervals_too_wide_to_be_read_are_not_written(tmp_path: Path) -> None:
 def test_bytes_of_the_most_ranks_are_shown(page: Reader) -> None:
     seen = " ".join(page.text.split())
     assert "Bytes on 4 ranks over 4 hosts" in seen
-    assert seen.count("exactly the plan and its framing") == 4
+    assert seen.count("exactly the plan plus framing") == 4
     assert seen.count("from \\ to") == 4
 
 
-def test_what_others_wrote_is_only_text(tmp_path: Path) -> None:
+def test_text_from_users_is_escaped(tmp_path: Path) -> None:
     about = {"host": NASTY, "command": f"paceline scale {NASTY}"}
     failures = {"ddp on 4 of 4, batch 256": NASTY}
     strategies = ["single", "ddp", NASTY]

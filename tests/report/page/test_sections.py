@@ -1,4 +1,4 @@
-"""What the page says about steps: the split, the timeline, the traffic, the machine; every reason leads to a number."""
+"""Tests of the page's sections on steps: bottlenecks, time split, timeline, traffic and machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from paceline.records.examination import MeasuringCost, write_examination
 from paceline.records.experiment import Candidate
 from paceline.records.timeline import NOT_MEASURED, Purpose, RowKind, TimelineWriter
 from paceline.report.explanations import PART, explain
-from paceline.report.page.comparison import render
+from paceline.report.page.comparison import all_plots, render
 from paceline.report.page.sections import SPLIT_PART
-from paceline.report.plots.all_plots import all_plots
 from paceline.report.plots.palette import OPERATIONS, PHASES, contrast
 from paceline.report.plots.palette import PARTS as PART_COLOURS
 from paceline.report.plots.split import split
@@ -38,7 +37,7 @@ def comparison_of(tmp_path: Path, *args: Any, **kwargs: Any) -> Comparison:
 
 
 class Elements(HTMLParser):
-    """The ids of a page, what lies inside it may link to, and the text of every element with an id."""
+    """Ids of a page with the text of their table cells, links inside the page, and all text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class Elements(HTMLParser):
         self.shown += data
 
 
-def test_every_reason_leads_to_the_number_that_it_rests_on(tmp_path: Path) -> None:
+def test_every_reason_links_to_its_value(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path)
     page = Elements(render(comparison))
     reasons = explain(comparison)
@@ -78,7 +77,7 @@ def test_every_reason_leads_to_the_number_that_it_rests_on(tmp_path: Path) -> No
         assert amount in page.shown
         assert rest in page.shown
         assert reason.remedy in page.shown
-    assert set(page.links) <= page.ids.keys(), "and no link leads nowhere"
+    assert set(page.links) <= page.ids.keys(), "every link has a target"
 
 
 def test_every_reason_has_a_bar_in_the_colour_of_its_part() -> None:
@@ -107,7 +106,7 @@ def place_of(comparison: Comparison, name: str) -> int:
     return [row.candidate.name for row in comparison.rows].index(name)
 
 
-def test_without_events_the_bound_tells_what_it_can(tmp_path: Path) -> None:
+def test_without_events_the_share_above_the_bound_is_shown(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path, events=False)
     keys = [column.key for column in comparison_columns(comparison.rows, "ddp")]
     assert "above_bound" in keys
@@ -132,7 +131,7 @@ def test_the_figure_of_the_split_shows_strategies_and_ranks(tmp_path: Path) -> N
 
 
 def bars_of(traces: list[dict[str, Any]]) -> list[tuple[str, float, float, float]]:
-    """Kind, place, start and end in milliseconds of every bar."""
+    """Return kind, place, start and end in milliseconds of every bar."""
     return [
         (trace["meta"], y, base, base + x)
         for trace in traces
@@ -143,7 +142,7 @@ def bars_of(traces: list[dict[str, Any]]) -> list[tuple[str, float, float, float
 def test_the_timeline_shows_the_median_and_the_slowest_step_of_each(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path)
     slow = tmp_path / "experiment" / "repeat-1" / "4"
-    for rank in range(2):  # Step 12 of ddp, where only the wire is slow.
+    for rank in range(2):  # Step 12 of ddp, in which only communication is slow.
         with (slow / f"timeline-{rank}.bin").open("ab") as file:
             extra = TimelineWriter(tmp_path, rank)
             extra.write([(12, RowKind.STEP, Purpose.NOTHING, -1, 0, 1.0, 1.5, NOT_MEASURED, NOT_MEASURED)])
@@ -161,13 +160,13 @@ def test_the_timeline_shows_the_median_and_the_slowest_step_of_each(tmp_path: Pa
     assert len(views["All", "median steps"]) == len(names)
     assert number in [shown for shown, _ in views["All", "median steps"]]
     assert views["ddp", "slowest step"] == [[number + 1, "y"]]
-    step_ms = 1000 * STEP_S["ddp"]  # In the first repeat.
+    step_ms = 1000 * STEP_S["ddp"]
     median = bars_of(figure["sets"][number])
     wire = [bar for bar in median if bar[0] == "all_reduce of gradients"]
     assert [(bar[2], bar[3]) for bar in wire] == [
         (pytest.approx(start * step_ms, abs=0.01), pytest.approx(0.92 * step_ms, abs=0.01)) for start in (0.62, 0.64)
     ]
-    waits = [bar for bar in median if bar[0] == "waiting for the wire"]
+    waits = [bar for bar in median if bar[0] == "waiting for communication"]
     assert [bar[2] for bar in waits] == [pytest.approx(start * step_ms, abs=0.01) for start in (0.72, 0.74)]
     assert [round(bar[1]) for bar in waits] == [0, 1], "a row per rank"
     slowest = bars_of(figure["sets"][number + 1])
@@ -175,7 +174,7 @@ def test_the_timeline_shows_the_median_and_the_slowest_step_of_each(tmp_path: Pa
     assert {key["label"] for key in figure["keys"]} == {*ACTIVITIES, "all_reduce"}
 
 
-def test_operations_that_overlap_lie_above_each_other(tmp_path: Path) -> None:
+def test_overlapping_operations_are_stacked(tmp_path: Path) -> None:
     comparison_of(tmp_path, CLASSIC[3:], repeats=1)
     writer = TimelineWriter(tmp_path / "experiment" / "repeat-1" / "1", 0)
     writer.write([(5, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NOT_MEASURED, NOT_MEASURED)])
@@ -206,7 +205,7 @@ def test_many_ranks_and_operations_stay_small(tmp_path: Path) -> None:
     assert figure is not None
     assert len(json.dumps(figure)) < 400_000
     assert [view["label"] for view in figure["views"]] == ["median steps", *["median step"] * 3], (
-        "there is but one step"
+        "there is only one step"
     )
     sends = next(trace for trace in figure["sets"][0] if trace["meta"] == "send of gradients")
     assert len({round(y) for y in sends["y"]}) == MOST_RANKS
@@ -214,7 +213,7 @@ def test_many_ranks_and_operations_stay_small(tmp_path: Path) -> None:
     assert sum(int(about[1].split(" ×")[0].strip(", ")) for about in sends["customdata"]) == 3000 * MOST_RANKS
 
 
-def test_what_is_sent_and_how_fast(tmp_path: Path) -> None:
+def test_bytes_and_bandwidth(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path)
     assert {row.candidate: (row.gradients, row.total, row.over_bound) for row in bytes_rows(comparison)} == {
         "allreduce": (4000, 4000, 1.0),
@@ -229,29 +228,29 @@ def test_what_is_sent_and_how_fast(tmp_path: Path) -> None:
         assert row.busbw is not None
         assert row.utilisation == pytest.approx(row.busbw / examined.examination.link.bytes_per_s)
     page = Elements(render(examined))
-    assert "Gradients, and nothing else." in page.shown
+    assert "Ranks send gradients, and nothing else." in page.shown
     assert {"network", "machine"} <= page.ids.keys()
     assert "Utilisation" in page.shown
     drawn = all_plots(examined)["link"]
     assert drawn["layout"]["showlegend"]
     labels = {note["text"] for note in drawn["layout"]["annotations"]}
-    assert labels.isdisjoint(trace["name"] for trace in drawn["data"]), "a name over its own curve cannot be read"
+    assert labels.isdisjoint(trace["name"] for trace in drawn["data"]), "labels must not cover curves"
 
 
-def test_the_cost_of_measuring_is_said(tmp_path: Path) -> None:
+def test_the_cost_of_measuring_is_shown(tmp_path: Path) -> None:
     write_experiment(tmp_path / "experiment")
     cost = {"workload": "cnn on digits", "strategy": "ddp", "share": 0.012, "low": -0.004, "high": 0.0281}
     found = MeasuringCost(**cost, pairs=20, steps=4, step_cpu_s=0.0182)  # type: ignore[arg-type]
     write_examination(tmp_path / "experiment", examination(measuring_cost=found))
     page = Elements(render(read_comparison(tmp_path / "experiment")))
-    assert "Collecting events costs 1.2% of the processor time of a step (-0.4% to 2.8%)" in page.shown
-    assert "measured on cnn on digits under ddp, 18.20 ms without them." in page.shown
+    assert "Collecting events costs 1.2% of the CPU time of a step (95% interval -0.4% to 2.8%)" in page.shown
+    assert "measured on cnn on digits under ddp: 18.20 ms per step without events." in page.shown
 
 
-def test_colours_of_parts_can_be_told_from_the_page_and_read_upon() -> None:
+def test_colours_of_parts_have_enough_contrast() -> None:
     every = {**PART_COLOURS, **PHASES, **OPERATIONS}
     assert all(contrast(colour, ground) >= 3 for colour in every.values() for ground in ("#ffffff", "#16181c"))
-    assert all(contrast(colour, "#ffffff") >= 4.5 for colour in PART_COLOURS.values()), "shares stand in the bars"
+    assert all(contrast(colour, "#ffffff") >= 4.5 for colour in PART_COLOURS.values()), "shares are written on the bars"
     assert set(PHASES) == set(ACTIVITIES)
     assert set(OPERATIONS) == {kind.title for kind in RowKind if kind.is_operation}
     assert set(PHASES.values()).isdisjoint(OPERATIONS.values())

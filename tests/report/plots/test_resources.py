@@ -1,4 +1,4 @@
-"""The figure of CPU and memory, from samples with known answers."""
+"""Tests of the plot of CPU and memory, from samples with known results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("allreduce", "<b>ddp</b>")
 
 
 def sample(folder: RunFolder, rank: int, collections: int, *, first: bool = False, **device: int) -> None:
-    """Ten seconds: at first half a core, then one and a half; a test at the end."""
+    """Write samples of ten seconds: first half a core, then one and a half; an evaluation at the end."""
     writer = ResourceWriter(folder, rank)
     host = {"host_busy": 0.5, "host_used_bytes": 1, "host_available_bytes": 1} if rank == 0 or first else {}
     base = ResourceRow(0, 0, 100_000_000, 4, 0, None, None, None, None, None)
@@ -58,7 +58,7 @@ def test_a_candidate_has_two_panels_with_a_line_per_rank(figure: dict[str, Any])
     assert [trace["meta"] for trace in of_axis(figure, "y")] == ["rank 0", "rank 1"]
 
 
-def test_cpu_is_in_per_cent_of_a_core_and_holds_since_the_sample_before(figure: dict[str, Any]) -> None:
+def test_cpu_is_in_per_cent_of_a_core_and_constant_between_samples(figure: dict[str, Any]) -> None:
     cpu = of_axis(figure, "y")[0]
     assert cpu["x"] == [0, 5, 10]
     assert cpu["y"] == [50, 50, 150]
@@ -66,12 +66,12 @@ def test_cpu_is_in_per_cent_of_a_core_and_holds_since_the_sample_before(figure: 
     assert figure["layout"]["yaxis"]["range"] == pytest.approx([0, 162])
 
 
-def test_memory_is_in_a_unit_that_the_axis_names(figure: dict[str, Any]) -> None:
+def test_memory_is_in_the_unit_of_the_axis(figure: dict[str, Any]) -> None:
     assert set(of_axis(figure, "y2")[0]["y"]) == {100}
     assert figure["layout"]["yaxis2"]["title"]["text"] == "memory, MB"
 
 
-def test_what_happened_is_marked(figure: dict[str, Any]) -> None:
+def test_events_are_marked(figure: dict[str, Any]) -> None:
     texts = [text for trace in of_axis(figure, "y", "markers") for text in trace["customdata"]]
     assert texts == ["evaluation, 1.00 s", "end of epoch 1", "end of epoch 2"]
     collected = [t for t in of_axis(figure, "y3", "markers") if t["marker"]["symbol"] == "triangle-up"]
@@ -86,12 +86,12 @@ def test_what_happened_is_marked(figure: dict[str, Any]) -> None:
         assert [s[2] for s in shapes if s[:2] == ("line", x)] == [3, 6]
 
 
-def test_names_are_only_text_and_hosts_say_how_busy_they_were(figure: dict[str, Any]) -> None:
+def test_names_are_escaped_and_hosts_show_how_busy_they_were(figure: dict[str, Any]) -> None:
     texts = [annotation["text"] for annotation in figure["layout"]["annotations"]]
     assert sorted(texts) == ["&lt;b&gt;ddp&lt;/b&gt;", "allreduce", "host 50% busy", "host 50% busy"]
 
 
-def test_old_records_have_no_such_figure(tmp_path: Path) -> None:
+def test_records_without_samples_have_no_plot(tmp_path: Path) -> None:
     assert resources(read_comparison(write_experiment(tmp_path))) is None
 
 
@@ -116,25 +116,25 @@ def test_every_host_has_its_figure(tmp_path: Path, hosts: int, said: str) -> Non
     columns = {column.heading: column for column in host_columns(rows)}
     assert columns["Memory of its ranks"].cells[0].text == "100.0"
     assert "Memory in use" in columns
-    assert "<h2>CPU and memory over the run</h2>" in (page := render(comparison))
+    assert "<h2>CPU and memory during the run</h2>" in (page := render(comparison))
     assert 'id="hosts"' in page
 
 
-def test_ranks_have_memory_on_a_gpu_and_collections_where_there_were_any(tmp_path: Path) -> None:
+def test_ranks_have_columns_of_gpu_memory_and_garbage_collections(tmp_path: Path) -> None:
     write_experiment(tmp_path, [Candidate("ddp", "ddp")], repeats=1)
     run = RunFolder(tmp_path / "repeat-1" / "1")
     sample(run, 0, 3, device_bytes=3_000_000_000, device_used_bytes=5_000_000_000)
     sample(run, 1, 0)
     columns = {column.heading: column for column in rank_columns(read_comparison(tmp_path).row("ddp").ranks)}
     assert [cell.text for cell in columns["GPU memory"].cells] == ["3.00", "–"]
-    assert [cell.text for cell in columns["GPU in use"].cells] == ["5.00", "–"]
-    assert [cell.text for cell in columns["Collections"].cells] == ["3", "0"]
-    assert columns["Collecting"].cells[0].sort == pytest.approx(0.003)
+    assert [cell.text for cell in columns["GPU memory in use"].cells] == ["5.00", "–"]
+    assert [cell.text for cell in columns["GC runs"].cells] == ["3", "0"]
+    assert columns["GC time"].cells[0].sort == pytest.approx(0.003)
 
 
 def test_without_collections_there_is_no_column_for_them(tmp_path: Path) -> None:
     write_experiment(tmp_path, [Candidate("ddp", "ddp")], repeats=1)
     sample(RunFolder(tmp_path / "repeat-1" / "1"), 0, 0)
-    assert not {"Collections", "GPU memory"} & {
+    assert not {"GC runs", "GPU memory"} & {
         column.heading for column in rank_columns(read_comparison(tmp_path).row("ddp").ranks)
     }

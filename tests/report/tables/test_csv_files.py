@@ -1,4 +1,4 @@
-"""The tables as CSV: plain numbers, and text that no spreadsheet takes for a formula."""
+"""Tests of the CSV files: plain numbers, and text that no spreadsheet evaluates as a formula."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tables(tmp_path: Path, candidates: list[Candidate], **written: object) -> di
 
 
 @pytest.mark.parametrize("name", ['=HYPERLINK("x")', "+1", "-1", "@SUM(A1)", "\tx"])
-def test_names_are_no_formulas(tmp_path: Path, name: str) -> None:
+def test_names_are_not_formulas(tmp_path: Path, name: str) -> None:
     candidates = [Candidate(name, "ddp"), Candidate("p2p", "p2p"), Candidate("ddp", "ddp")]
     found = tables(tmp_path, candidates, failures={"p2p": "=1+1"})
     assert {row["candidate"] for row in found["comparison"]} == {f"'{name}", "p2p", "ddp"}

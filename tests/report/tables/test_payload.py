@@ -1,4 +1,4 @@
-"""Who sends how much to whom: sentences, the matrix and the table of ranks."""
+"""Tests of the bytes sent between ranks: sentences, the matrix and the table of ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AGAINST = "the plan"
 
 
 def payload(*moved: tuple[float, float], off: float = 0.0, against: str | None = AGAINST) -> Payload:
-    """Of ranks that send and receive so much."""
+    """Return the payload of ranks that send and receive the given bytes."""
     ranks = [RankBytes(rank, sent, received, sent, received, 0, 0) for rank, (sent, received) in enumerate(moved)]
     pairs = [PairBytes(0, 1, moved[0][0] * (1 + off), None if against is None else moved[0][0], 0)]
     return Payload(100, against, pairs, ranks, [])
@@ -37,29 +37,29 @@ def payload(*moved: tuple[float, float], off: float = 0.0, against: str | None =
         ),
         (
             [(2e6, 5e6), (5e6, 2e6)],
-            "rank 0 sends 2.00 MB and receives 5.00 MB per step, the other one sends 5.00 MB and",
+            "rank 0 sends 2.00 MB and receives 5.00 MB per step, rank 1 sends 5.00 MB and",
         ),
         ([(1e6, 1e6), (2e6, 2e6), (3e6, 3e6)], "ranks send from 1.00 MB (rank 0) to 3.00 MB (rank 2) per step"),
         ([(0, 0), (0, 0)], "nothing is sent"),
     ],
 )
-def test_ranks_that_are_alike_are_told_of_together(moved: list[tuple[float, float]], said: str) -> None:
+def test_similar_ranks_share_a_clause(moved: list[tuple[float, float]], said: str) -> None:
     assert payload_sentence(payload(*moved)).startswith(said)
 
 
 @pytest.mark.parametrize(
     ("off", "against", "said"),
     [
-        (0.0, AGAINST, "over 100 steps, exactly the plan and its framing"),
-        (1e-7, AGAINST, "over 100 steps, within 0.01% of the plan and its framing"),
-        (0.0012, AGAINST, "over 100 steps, 0.12% from the plan and its framing"),
-        (0.05, AGAINST, "over 100 steps, 5.00% from the plan and its framing, more than the 1% allowed"),
-        (20.0, AGAINST, "far from the plan and its framing, more than the 1% allowed"),
-        (0.0, "the recorded operations", "over 100 steps, exactly the recorded operations and framing"),
+        (0.0, AGAINST, "over 100 steps, exactly the plan plus framing"),
+        (1e-7, AGAINST, "over 100 steps, within 0.01% of the plan plus framing"),
+        (0.0012, AGAINST, "over 100 steps, 0.12% off the plan plus framing"),
+        (0.05, AGAINST, "over 100 steps, 5.00% off the plan plus framing, more than the 1% allowed"),
+        (20.0, AGAINST, "far off the plan plus framing, more than the 1% allowed"),
+        (0.0, "the recorded operations", "over 100 steps, exactly the operations seen plus framing"),
         (0.0, None, "measured at the sockets over 100 steps"),
     ],
 )
-def test_how_far_it_is_from_the_plan(off: float, against: str | None, said: str) -> None:
+def test_the_deviation_from_the_plan(off: float, against: str | None, said: str) -> None:
     assert payload_sentence(payload((9e6, 9e6), (9e6, 9e6), off=off, against=against)).endswith(said)
 
 
@@ -68,7 +68,7 @@ def test_the_matrix_has_a_row_per_sender() -> None:
     ranks = [RankBytes(rank, 2e6, 2e6, 2e6, 2e6, 0, 0) for rank in range(2)]
     (matrix,) = matrices({"a": Payload(10, AGAINST, pairs, ranks, [])})
     texts = [[cell.text for cell in row] for row in matrix.cells]
-    assert texts == [["", "2.00"], ["48 B", ""]], "what is small is not nothing"
+    assert texts == [["", "2.00"], ["48 B", ""]], "small values are not shown as nothing"
     assert (matrix.unit, matrix.holds) == ("MB", True)
     assert matrix.cells[0][1].share == 1.0
 
@@ -79,34 +79,34 @@ def test_a_matrix_of_many_ranks_is_not_drawn() -> None:
     assert matrix.sentence.startswith("Every rank")
 
 
-def test_nobody_sends_and_there_is_no_matrix() -> None:
+def test_without_traffic_there_is_no_matrix() -> None:
     assert matrices({"none": payload((0, 0), (0, 0))}) == []
 
 
-def test_interfaces_stand_beside_the_first_rank_of_their_host(tmp_path: Path) -> None:
+def test_interfaces_are_shown_with_the_first_rank_of_their_host(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", repeats=1, ranks=3, events=True))
     rows = [row for row in rank_bytes_rows(comparison.payloads) if row.candidate == "ddp"]
     assert [row.interface for row in rows] == ["lo", None, None]
     assert [row.over_plan for row in rows] == [1.0] * 3
     headings = [column.heading for column in rank_bytes_columns(rows)]
     assert "Sent ÷ expected" in headings
-    assert "Sent again" not in headings, "nothing was"
+    assert "Retransmitted" not in headings, "nothing was"
 
 
-def test_the_page_has_it_and_says_where_it_does_not_hold(tmp_path: Path) -> None:
+def test_the_page_shows_whether_the_proof_holds(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=1, ranks=3, events=True)
     page = render(read_comparison(path))
-    assert "Who sends how much to whom" in page
+    assert "Bytes sent between ranks" in page
     assert page.count('<span class="tag fine">proven</span>') == 2
     write_counts(path / "repeat-1/4", Candidate("ddp", "ddp"), 3, 12, off=0.3)
     page = render(read_comparison(path))
     assert page.count('<span class="tag bad">not as planned</span>') == 1
-    assert "The strategy sends other data than expected, or uses another algorithm" in page
+    assert "something else was sent, or in another way." in page
 
 
-def test_without_counts_the_page_does_without(tmp_path: Path) -> None:
+def test_without_counts_the_page_has_no_matrix(tmp_path: Path) -> None:
     page = render(read_comparison(write_experiment(tmp_path / "e", repeats=1)))
-    assert "Who sends how much to whom" not in page
+    assert "Bytes sent between ranks" not in page
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert "<b>mine" not in page
 
 
-def test_json_and_csv_have_it(tmp_path: Path) -> None:
+def test_json_and_csv_have_the_bytes(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", repeats=1, ranks=3, events=True))
     found = json.loads(json.dumps(to_json(comparison), allow_nan=False))["payload"]["ddp"]
     assert (found["holds"], found["deviation"], found["expected_from"]) == (True, 0.0, AGAINST)
@@ -125,7 +125,7 @@ def test_json_and_csv_have_it(tmp_path: Path) -> None:
     assert len((tmp_path / "csv" / "payload.csv").read_text().splitlines()) == 1 + 2 * 6
 
 
-def test_a_burden_is_told_as_measured(tmp_path: Path) -> None:
+def test_the_verdict_uses_measured_bytes(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=1, ranks=3, events=True)
     file = path / "repeat-1/3/summary.json"
     summary = json.loads(file.read_text())
@@ -134,5 +134,6 @@ def test_a_burden_is_told_as_measured(tmp_path: Path) -> None:
     file.write_text(json.dumps(summary))
     said = sentences(read_comparison(path))
     assert (
-        "allreduce: rank 0 moves 2.0× the bytes of any other rank: 2.00 MB per step, measured at its sockets." in said
-    )
+        "allreduce: rank 0 sends and receives 2.0× the bytes of any other rank "
+        "(2.00 MB per step, measured at its sockets)."
+    ) in said

@@ -1,4 +1,4 @@
-"""How a profile is shown."""
+"""Tests of the tables and sentences of a profile."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_on_a_gpu_shares_are_of_its_time(tmp_path: Path) -> None:
     assert "profile_self_device_s" in [column.key for column in profile_columns(rows)]
 
 
-def test_the_terminal_shows_names_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_shows_names_without_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = profile_table(run_with(tmp_path, PROFILE))
     assert table is not None
     Console(width=120).print(table)
@@ -56,13 +56,13 @@ def test_the_terminal_shows_names_as_they_are(tmp_path: Path, capsys: pytest.Cap
     assert "60.0%" in printed
 
 
-def test_what_was_profiled_is_said_and_what_could_not_be(tmp_path: Path) -> None:
+def test_profiled_and_missing_steps_are_reported(tmp_path: Path) -> None:
     (sentence,) = profile_sentences(run_with(tmp_path / "all", PROFILE))
-    assert "steps 8–9 of rank 1 under torch's profiler, 12.00 ms each, which is not counted" in sentence
+    assert "steps 8–9 of rank 1 ran under torch's profiler, 12.00 ms each, which no other figure counts" in sentence
     said = list(profile_sentences(run_with(tmp_path / "part", PROFILE, asked="8-12")))
-    assert said[1] == "steps 10–12 could not be profiled: the run ended before"
+    assert said[1] == "steps 10–12 could not be profiled: the run ended before that"
     assert list(profile_sentences(run_with(tmp_path / "none", None, asked="30"))) == [
-        "step 30 could not be profiled: the run ended before"
+        "step 30 could not be profiled: the run ended before that"
     ]
     assert list(profile_sentences(run_with(tmp_path / "old", None, asked=""))) == []
     assert profile_table(run_with(tmp_path / "empty", None)) is None

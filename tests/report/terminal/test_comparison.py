@@ -1,4 +1,4 @@
-"""The table of a comparison in the terminal, on screens of any width."""
+"""Tests of the terminal output of a comparison, at any width, and of its JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.records.profile import Operator, Profile, write_profile
 from paceline.records.schema import ResourceRow
 from paceline.records.writer import ResourceWriter, json_safe
 from paceline.report.tables.resources import run_json
-from paceline.report.terminal.comparison import TerminalColumn, fitting, print_comparison, print_next, to_json
+from paceline.report.terminal.comparison import TerminalColumn, fit_columns, print_comparison, print_next, to_json
 
 
 def printed(path: Path, width: int) -> list[str]:
@@ -45,7 +45,7 @@ def test_a_wide_screen_has_all_columns_and_a_narrow_one_the_most_needed(tmp_path
     assert "test loss" not in narrow
 
 
-def test_columns_go_one_at_a_time_those_without_figures_first() -> None:
+def test_columns_are_dropped_one_at_a_time_empty_ones_first() -> None:
     columns = [
         TerminalColumn("strategy", ["ddp"], 10),
         TerminalColumn("compute", ["50%"], 4),
@@ -54,7 +54,7 @@ def test_columns_go_one_at_a_time_those_without_figures_first() -> None:
         TerminalColumn("memory", ["1 GB"], 2),
     ]
     headings = [column.heading for column in columns]
-    left = [[column.heading for column in fitting(columns, width)] for width in range(80, 0, -1)]
+    left = [[column.heading for column in fit_columns(columns, width)] for width in range(80, 0, -1)]
     distinct = [one for number, one in enumerate(left) if number == 0 or one != left[number - 1]]
     assert distinct == [
         headings,
@@ -64,7 +64,7 @@ def test_columns_go_one_at_a_time_those_without_figures_first() -> None:
     ]
 
 
-def test_what_was_not_tested_makes_room(tmp_path: Path) -> None:
+def test_an_empty_accuracy_column_is_dropped_first(tmp_path: Path) -> None:
     tested, untested = write_experiment(tmp_path / "a"), write_experiment(tmp_path / "b", accuracy=None)
     assert "accuracy" in printed(tested, 100)[0]
     assert "accuracy" not in printed(untested, 100)[0]
@@ -97,7 +97,7 @@ def test_json_is_json_even_when_a_run_diverged(tmp_path: Path) -> None:
     assert json.loads(text)["rows"]
 
 
-def test_json_has_what_was_used_and_which_operators_ran(tmp_path: Path) -> None:
+def test_json_has_resources_and_operators(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", CLASSIC[3:], repeats=1)
     run = RunFolder(path / "repeat-1" / "1")
     writer = ResourceWriter(run, 0)
@@ -116,7 +116,7 @@ def test_json_has_what_was_used_and_which_operators_ran(tmp_path: Path) -> None:
     assert alone["resources"] == found["resources"]["ddp"]
 
 
-def test_what_comes_next(tmp_path: Path) -> None:
+def test_the_report_and_the_next_command_are_printed(tmp_path: Path) -> None:
     stream = io.StringIO()
     comparison = read_comparison(write_experiment(tmp_path / "e"))
     print_next(comparison, tmp_path / "report.html", Console(file=stream, width=80, color_system=None))

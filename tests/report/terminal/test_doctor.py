@@ -1,4 +1,4 @@
-"""An examination in the terminal, its progress, and its figure."""
+"""Tests of the doctor's terminal output, its progress display, and the plot of the link."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from examinations import examination, on_two_hosts, rank_info
+from examinations import examination, facts, on_two_hosts
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.analysis.findings import findings
 from paceline.records.examination import Examination, write_examination
 from paceline.report.plots.link import link
-from paceline.report.terminal.doctor import LiveExamination, finding_rows, print_examination, spark, verdict
+from paceline.report.terminal.doctor import LiveExamination, finding_rows, print_examination, sparkline, verdict
 
 
 def printed(found: Examination, width: int = 150) -> str:
@@ -27,24 +27,24 @@ def printed(found: Examination, width: int = 150) -> str:
     return console.file.getvalue()
 
 
-def test_all_that_was_found_is_printed() -> None:
+def test_all_findings_are_printed() -> None:
     text = " ".join(printed(on_two_hosts()).split())
     for finding in findings(on_two_hosts()):
         assert finding.message.split(":")[0] in text
     assert "host 0 to 1 0 ↔ 2 200 µs 1 ns/B 1.0 GB/s" in text
-    assert "all-reduce of 4 ranks over 2 hosts" in text
-    assert "all-reduce of 2 ranks within host 1" in text
+    assert "all-reduce on 4 ranks over 2 hosts" in text
+    assert "all-reduce on 2 ranks within host 1" in text
     assert "64 MiB" in text
-    assert "Nothing to mend." in text
+    assert "No problems found." in text
 
 
 def test_a_fix_follows_its_finding_and_markup_is_only_text() -> None:
-    text = printed(examination(rank_info(0), rank_info(1, bind_error="[bold]denied[/bold]")))
+    text = printed(examination(facts(0), facts(1, bind_error="[bold]denied[/bold]")))
     lines = [line.strip() for line in text.splitlines()]
     place = next(index for index, line in enumerate(lines) if "[bold]denied[/bold]" in line)
     assert lines[place].startswith("problem  ports")
     assert lines[place + 1].startswith("fix: allow this user")
-    assert "1 problem to mend." in text
+    assert "1 problem to fix." in text
 
 
 def test_a_narrow_screen_folds_lines() -> None:
@@ -52,7 +52,7 @@ def test_a_narrow_screen_folds_lines() -> None:
 
 
 def test_rows_have_problems_first() -> None:
-    ranks = [rank_info(rank, host_name_addresses=["127.0.1.1"]) for rank in range(4)]
+    ranks = [facts(rank, host_name_addresses=["127.0.1.1"]) for rank in range(4)]
     rows = finding_rows(examination(*ranks, workload=None))
     levels = [row.level for row in rows]
     assert levels == sorted(levels, key=["problem", "note", "ok"].index)
@@ -62,18 +62,18 @@ def test_rows_have_problems_first() -> None:
 
 
 def test_the_verdict_counts() -> None:
-    assert verdict(findings(examination())) == "Nothing to mend."
-    ranks = [rank_info(rank, host_name_addresses=["127.0.1.1"]) for rank in range(4)]
-    assert verdict(findings(examination(*ranks, workload=None))) == "1 problem to mend, 1 note."
+    assert verdict(findings(examination())) == "No problems found."
+    ranks = [facts(rank, host_name_addresses=["127.0.1.1"]) for rank in range(4)]
+    assert verdict(findings(examination(*ranks, workload=None))) == "1 problem to fix, 1 note."
 
 
-def test_sparks() -> None:
-    assert spark([0, 1, 2, 4, 8]) == "▁▂▃▅█"
-    assert spark([3.0]) == "█"
+def test_sparklines() -> None:
+    assert sparkline([0, 1, 2, 4, 8]) == "▁▂▃▅█"
+    assert sparkline([3.0]) == "█"
 
 
 class Events:
-    """Writes what a rank would."""
+    """Writer of a rank's events."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "events.jsonl"
@@ -92,10 +92,10 @@ def test_progress_is_a_line_per_stage_where_there_is_no_terminal(tmp_path: Path)
         deadline_s = time.monotonic() + 60
         while not console.file.getvalue() and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        assert console.file.getvalue(), "while it goes on"
+        assert console.file.getvalue(), "printed while the examination runs"
         events.stage("workload")
     assert console.file.getvalue().splitlines() == [
-        "asking every rank about its machine",
+        "collecting facts about every rank's machine",
         "training a few steps of the workload",
     ]
 
@@ -133,7 +133,7 @@ def test_the_figure_has_busbw_over_size_and_the_link_as_a_line(tmp_path: Path) -
     json.dumps(figure, allow_nan=False)
 
 
-def test_of_several_hosts_within_and_between_are_apart(tmp_path: Path) -> None:
+def test_links_within_and_between_hosts_have_separate_curves(tmp_path: Path) -> None:
     figure = drawn(tmp_path, on_two_hosts())
     assert [curve["meta"] for curve in figure["data"]] == ["all-reduce, 4 ranks", "within a host", "one rank per host"]
     assert len({curve["line"]["color"] for curve in figure["data"]}) == 3

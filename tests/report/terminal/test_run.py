@@ -1,4 +1,4 @@
-"""What is said at the end of a run."""
+"""Tests of the terminal summary of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.report.terminal.run import print_run, sentences
 
 
 def said(*, topology: dict[str, Any] | None = None, **summary: Any) -> str:
-    """The sentences about a run of two ranks."""
+    """Return the sentences on a run of two ranks."""
     ranks = [{"rank": rank, "step_s": 0.01, "diverged_step": None} for rank in (0, 1)]
     whole = {"ranks": ranks, "steps": 40, "train_s": 0.4, "samples_per_s": 6400.0} | summary
     record = RunRecord(
@@ -40,7 +40,7 @@ def test_the_test_says_how_many_samples_it_counted() -> None:
 def test_buffers() -> None:
     assert "BatchNorm" not in said(buffer_divergence=None)
     assert "BatchNorm buffers (--bn local): identical on all ranks" in said(buffer_divergence=0.0)
-    assert "apart by 1.250% of their norm" in said(buffer_divergence=0.0125)
+    assert "differ by 1.250% of their norm" in said(buffer_divergence=0.0125)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,20 @@ def test_buffers() -> None:
 )
 def test_ranks_of_a_synchronous_run_take_the_same_time(slower: float, exchanges: bool, flagged: bool) -> None:
     ranks = [{"rank": r, "step_s": 0.01 * factor, "diverged_step": None} for r, factor in ((0, 1), (1, slower))]
-    assert ("differs by" in said(ranks=ranks, topology={"exchanges": exchanges})) == flagged
+    assert ("step times differ by" in said(ranks=ranks, topology={"exchanges": exchanges})) == flagged
 
 
-def test_divergence_is_said_with_its_first_step() -> None:
+def test_uneven_ranks_are_reported_with_their_cores() -> None:
+    ranks = [{"rank": r, "step_s": step_s, "diverged_step": None} for r, step_s in ((0, 0.01), (1, 0.012))]
+    topology = {"exchanges": True, "ranks_per_host": 2, "cores": 2.0}
+    sentence = (
+        "step times differ by 20.0% between ranks, although they step together; "
+        "ranks probably share cores with each other or with other programs (2 ranks on 2 cores)"
+    )
+    assert sentence in said(ranks=ranks, topology=topology)
+
+
+def test_divergence_is_reported_with_its_first_step() -> None:
     ranks = [{"rank": r, "step_s": 0.01, "diverged_step": step} for r, step in ((0, None), (1, 17))]
     assert "the loss is not a number since step 17" in said(ranks=ranks)
 
@@ -61,7 +71,7 @@ def test_the_estimate() -> None:
 
 
 def a_run(path: Path, *, steps: int = 12, ranks: int = 2) -> RunRecord:
-    """A run under ddp, with its events, that tells its figures from its steps."""
+    """Return a run under ddp with events and without a summary, so that figures are computed from its steps."""
     write_experiment(path / "e", CLASSIC[3:], repeats=1, ranks=ranks, steps=steps, events=True)
     return replace(read_run(path / "e" / "repeat-1" / "1"), summary=None)
 
@@ -73,7 +83,7 @@ def printed(record: RunRecord, width: int) -> list[str]:
 
 
 def split_lines(lines: list[str]) -> list[str]:
-    (title,) = [number for number, line in enumerate(lines) if line.strip() == "where the mean step goes"]
+    (title,) = [number for number, line in enumerate(lines) if line.strip() == "time split of the mean step"]
     return lines[title + 1 : title + 4]
 
 
@@ -101,7 +111,7 @@ def test_both_tables_are_of_the_same_steps(tmp_path: Path) -> None:
     record = a_run(tmp_path)
     rows = record.steps[0]
     slow = replace(rows, columns=rows.columns | {"update_s": np.array([1.0] * 5 + [0.002] * 7)})
-    assert summarise_rank(0, slow).update_s == pytest.approx(0.002), "what is slow while it warms up does not count"
+    assert summarise_rank(0, slow).update_s == pytest.approx(0.002), "warm-up steps do not count"
     heading = printed(record, 140)[0]
     assert "mean time/step" in heading
 
@@ -112,6 +122,6 @@ def test_a_short_run_says_that_the_warm_up_counts(tmp_path: Path, steps: int, sa
     assert ("warm-up steps included: fewer than 6 steps" in lines) == said
 
 
-def test_one_rank_alone_hides_nothing(tmp_path: Path) -> None:
+def test_one_rank_has_no_overlap(tmp_path: Path) -> None:
     _, rank, *_ = split_lines(printed(a_run(tmp_path, ranks=1), 80))
     assert rank.split() == ["0", "78%", "0%", "0%", "22%", "2%", "8%", "–"]

@@ -1,4 +1,4 @@
-"""A scaling experiment in words, in the terminal, as JSON and as CSV."""
+"""Tests of the verdict of a scaling experiment, its terminal output, JSON, CSV and live display."""
 
 from __future__ import annotations
 
@@ -33,37 +33,40 @@ def printed(found: Scaling, width: int = 100) -> str:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Scaling:
-    """Strong and weak, on hosts of half a core."""
+    """Strong and weak scaling on hosts of half a core."""
     return read_scaling(write_scaling(tmp_path_factory.mktemp("scaling") / "e", repeats=3, events=True))
 
 
 def test_the_answer_in_sentences(found: Scaling) -> None:
-    told = sentences(found)
+    verdict = sentences(found)
     assert (
-        told[0] == "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as single: 95.88 ms per step, 68% (68–68%) efficient."
+        verdict[0]
+        == "ddp on 4 ranks is 2.72× (2.72–2.72) as fast as one process: 95.88 ms per step, efficiency 68% (68–68%)."
     )
-    text = "\n".join(told)
-    assert "Strong scaling: ddp: adding ranks pays up to 4 ranks, the most that were tried" in text
-    assert "Strong scaling: gather_scatter: adding ranks stops paying at 2 ranks: on 4 a step takes 1.10×" in text
-    assert "Weak scaling: A step of gather_scatter on 4 ranks takes 2.88× (2.87–2.88) as long as with single" in text
+    text = "\n".join(verdict)
+    assert "Strong scaling: ddp is fastest on 4 ranks, the most that were measured (2 to 4 ranks: " in text
+    assert "Strong scaling: gather_scatter is fastest on 2 ranks: on 4 a step takes 1.10×" in text
+    assert (
+        "Weak scaling: A step of gather_scatter on 4 ranks takes 2.88× (2.87–2.88) as long as with one process" in text
+    )
 
 
-def test_what_is_slower_on_more_ranks_is_said_so(tmp_path: Path) -> None:
+def test_a_slowdown_on_more_ranks_is_reported(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         assert candidate.point is not None
         slow = candidate.strategy == "gather_scatter" and candidate.point["ranks"] == 4
         return even(candidate, repeat) * (3 if slow else 1)
 
-    told = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
-    assert any("gather_scatter on 4 ranks is slower than single: 0.4" in sentence for sentence in told)
+    verdict = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
+    assert any("gather_scatter on 4 ranks is slower than one process: 0.4" in sentence for sentence in verdict)
 
 
-def test_where_nothing_is_gained_one_process_is_advised(tmp_path: Path) -> None:
+def test_one_process_is_advised_where_ranks_gain_nothing(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         return even(candidate, repeat) * (0.1 if candidate.strategy == "single" else 1)
 
-    told = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
-    assert told[0].startswith("Train in one process: ddp on 4 ranks, the best that shares the work, is 0.27×")
+    verdict = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
+    assert verdict[0].startswith("Train in one process: ddp on 4 ranks, the fastest distributed run, is only 0.27×")
 
 
 RATIO = re.compile(r"(?P<value>[\d.]+)× (?:\((?:(?P<low>[\d.]+)–(?P<high>[\d.]+)|n = (?P<repeats>\d+))\))?")
@@ -73,7 +76,7 @@ RATIO = re.compile(r"(?P<value>[\d.]+)× (?:\((?:(?P<low>[\d.]+)–(?P<high>[\d.
 @pytest.mark.parametrize("repeats", [2, 3])
 @pytest.mark.parametrize("gain", [0.3, 1.0, 2.0])
 def test_no_sentence_is_more_certain_than_its_interval(tmp_path: Path, noise: float, repeats: int, gain: float) -> None:
-    """Whatever was measured: a clause whose interval holds 1 says that it cannot be told, all others do not."""
+    """A clause says "no measurable difference" if and only if its interval contains 1."""
     drawn = random.Random(repeats)
 
     def step_s(candidate: Candidate, repeat: int) -> float:
@@ -81,27 +84,30 @@ def test_no_sentence_is_more_certain_than_its_interval(tmp_path: Path, noise: fl
 
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, step_s=step_s, repeats=repeats))
-    told = sentences(found)
-    clauses = [clause for sentence in told for clause in sentence.split("; ") if "×" in clause]
+    verdict = sentences(found)
+    clauses = [clause for sentence in verdict for clause in sentence.split("; ") if "×" in clause]
     assert len(clauses) > 20
     for clause in clauses:
         (ratio,) = RATIO.finditer(clause)
         assert ratio["low"] or ratio["repeats"], clause
         open_ = bool(ratio["repeats"]) or float(ratio["low"]) <= 1 <= float(ratio["high"])
         rounded = ratio["low"] == "1.00" or ratio["high"] == "1.00"
-        assert rounded or ("cannot be told" in clause) == open_, clause
+        assert rounded or ("no measurable" in clause) == open_, clause
     text = printed(found)
     assert "no interval" not in text
-    assert "no interval" not in "".join(told)
+    assert "no interval" not in "".join(verdict)
 
 
-def test_two_repeats_that_disagree_say_how_few_they_are(tmp_path: Path) -> None:
+def test_a_wide_interval_is_replaced_by_the_number_of_repeats(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         return even(candidate, repeat) * (2 if repeat and candidate.strategy == "ddp" else 1)
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], events=True))
-    told = sentences(found)
-    assert "Strong scaling: ddp on 4 ranks cannot be told from single in speed: 1.93× (n = 2); is" in "\n".join(told)
+    verdict = sentences(found)
+    unsure = (
+        "Strong scaling: ddp on 4 ranks shows no measurable difference in speed from one process: 1.93× (n = 2) as fast"
+    )
+    assert f"{unsure}; it is" in "\n".join(verdict)
     assert ">±100%" in printed(found)
 
 
@@ -121,7 +127,7 @@ def test_the_terminal_has_a_table_per_kind_within_100_columns(found: Scaling) ->
     assert "479.40 ms" in wide
 
 
-def test_what_is_not_claimed_is_a_dash_with_its_reason(tmp_path: Path) -> None:
+def test_an_unclaimed_speed_up_is_a_dash_with_a_reason(tmp_path: Path) -> None:
     path = write_scaling(
         tmp_path / "e", shapes=[(1, 1), (1, 4)], design=ONE_HOST, cores=2.0, modes=["strong"], repeats=1
     )
@@ -134,7 +140,7 @@ def test_what_is_not_claimed_is_a_dash_with_its_reason(tmp_path: Path) -> None:
 
 def test_an_interrupted_experiment_without_a_measurement_is_printed(tmp_path: Path) -> None:
     text = printed(read_scaling(write_scaling(tmp_path / "e", repeats=0, interrupted=True)))
-    assert "Nothing that speed could be told of was measured." in text
+    assert "No step was timed." in text
     assert "This experiment was interrupted" in text
 
 
@@ -166,18 +172,18 @@ def test_csv_has_plain_numbers(found: Scaling, tmp_path: Path) -> None:
         assert low <= value <= high, figure
 
 
-def test_the_board_says_what_will_be_done_with_which_batches(found: Scaling) -> None:
+def test_the_live_display_prints_the_plan_with_its_batches(found: Scaling) -> None:
     file = io.StringIO()
-    board = ScalingLiveTable(Console(file=file, width=400))
+    display = ScalingLiveTable(Console(file=file, width=400))
     shapes = [{"hosts": hosts, "ranks_per_host": 1} for hosts in (1, 2, 4)]
     design = {"target": "cnn on digits", "strategies": ["single", "ddp"], "modes": ["strong", "weak"], "threads": 1}
     design |= {"batch": 256, "batch_per_rank": 64, "repeats": 3, "estimate_s": 63.0, "shapes": shapes, "gpus": 0}
     design |= {"machines": [0, 0, 0, 0], "machine_cores": 2.0, "host_cpus": None, "hosts": 4}
-    board.plan(design, RunConfig(steps=20))
-    board.look(found.comparison, 3)
+    display.plan(design, RunConfig(steps=20))
+    display.look(found.comparison, 3)
     assert file.getvalue().splitlines() == [
         "cnn on digits: single, ddp · strong (global batch 256) and weak (batch 64 per rank) scaling · "
         "1, 2 and 4 ranks × 1 thread · 20 steps × 3 repeats · about 65 s",
-        "no speed-up will be claimed from more ranks than cores: the hosts share a machine, which has 2 cores",
+        "no speed-up will be claimed for more ranks than cores: the hosts share a machine, which has 2 cores",
         "after 3 repeats: 12 points measured",
     ]

@@ -1,1 +1,1 @@
-"""Live displays of a run, a comparison or an examination, which follow the records as they grow."""
+"""Live displays of a run, a comparison or a scaling experiment, which follow the records as they grow."""

@@ -1,8 +1,9 @@
-"""Shows a comparison while it goes on: what runs, what is left, the figures so far. It follows the records."""
+"""Live display of a comparison: the current run, the remaining time and the results so far, read from the records."""
 
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,27 +23,29 @@ from paceline.analysis.findings import Finding, problems
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
+from paceline.report.evidence import scientific
 from paceline.report.formatting import factor, on_hosts, percent, plural, roughly, run_length, seconds
 from paceline.report.live.run import Display, Tail
 from paceline.report.terminal.doctor import LiveExamination
 
 POLL_S = 0.2
+_MORE_REPEATS = ", more if the result is close"
 
 
 class ShownRun(Protocol):
-    """A candidate's turn, and the folder its run grows in."""
+    """Run of a candidate that the display follows."""
 
     @property
     def name(self) -> str:
-        """What the candidate is called."""
+        """Name of the candidate."""
 
     @property
     def folder(self) -> Path:
-        """The folder of its run."""
+        """Folder of the run's record."""
 
 
 class LiveTable:
-    """What the user sees of an experiment; quiet on anything but a terminal, where it prints a line per stage."""
+    """Live display of an experiment; where the console is not a terminal, one line per stage."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -54,36 +57,36 @@ class LiveTable:
         self._display: Display | None = None
 
     def plan(self, design: dict[str, Any], config: RunConfig) -> None:
-        """What will be done, and how long it will take."""
+        """Print the planned runs and the estimated time."""
         least, most = design["repeats"], max(design["repeats"], design["max_repeats"])
         self._repeats = str(least) if least == most else f"{least}–{most}"
         self._least = least
-        self._print(plan_in_words(design, config, self._repeats))
+        self._print(format_plan(design, config, self._repeats))
 
     def proved(self, name: str, parity: dict[str, Any]) -> None:
-        """A proof is done."""
-        self._print(f"  {name}: {proof_in_words(parity)}")
+        """Print the result of a parity proof."""
+        self._print(f"  {name}: {format_proof(parity)}")
 
     def unproven(self, reason: str) -> None:
-        """Nothing can be proven."""
+        """Print why there is no parity proof."""
         self._print(f"  {reason}")
 
     def examine(self, folder: Path) -> LiveExamination:
-        """Follows the examination of the machine for the length of a `with`."""
+        """Return a context manager that shows the progress of the doctor's examination."""
         self._display = display = LiveExamination(folder, self._console, quiet=True)
         return display
 
     def examined(self, found: Sequence[Finding]) -> None:
-        """What has to be mended; the report has the rest."""
+        """Print the problems that the doctor found; the report has the other findings."""
         for problem in problems(found):
             self._print(f"doctor: {problem.message}" + (f" fix: {problem.fix}" if problem.fix else ""))
 
     def unexamined(self, reason: str) -> None:
-        """Nothing could be found out about the machine."""
+        """Print why the machine could not be examined."""
         self._print(f"doctor: the machine could not be examined: {reason}")
 
     def failed(self, name: str, error: PacelineError) -> None:
-        """A candidate is out."""
+        """Print why a candidate failed; it is left out of further repeats."""
         self._print(f"{name} failed and is left out: {error.message}")
         if error.detail:
             self._print(error.detail)
@@ -91,16 +94,16 @@ class LiveTable:
             self._print(f"hint: {error.hint}")
 
     def look(self, comparison: Comparison, repeats: int) -> None:
-        """A repeat is done, and this is what is known."""
+        """Show the results after a repeat."""
         self._comparison = comparison
-        self._left = self._what_is_left(repeats)
+        self._left = self._remaining_time(repeats)
         if not self._console.is_terminal:
             known = [row for row in comparison.rows if row.step_s is not None]
             times = " · ".join(f"{row.candidate.name} {seconds(row.step_s.value)}" for row in known if row.step_s)
             self._print(f"after {plural(repeats, 'repeat')}{self._left}: {times}")
 
-    def _what_is_left(self, repeats: int) -> str:
-        """How long the repeats that have to come will take, going by those that are done."""
+    def _remaining_time(self, repeats: int) -> str:
+        """Estimate the time of the remaining required repeats from those done; empty where none is required."""
         if self._measuring_since is None or repeats >= self._least:
             return ""
         each_s = (time.perf_counter() - self._measuring_since) / repeats
@@ -108,7 +111,7 @@ class LiveTable:
 
     @contextmanager
     def launch(self, stage: str, schedule: Sequence[ShownRun], steps: int | None) -> Iterator[None]:
-        """Follows the turns of one launch for the length of a `with`."""
+        """Show the progress of the runs of one launch while the context is open."""
         if stage != "proof" and self._measuring_since is None:
             self._measuring_since = time.perf_counter()
         if not self._console.is_terminal:
@@ -160,7 +163,7 @@ class LiveTable:
         table = Table(box=None, pad_edge=False, header_style="dim")
         if self._comparison is None:
             return table
-        for heading in ("so far", "time/iteration", "", "exposed"):
+        for heading in ("so far", "time/step", "", "exposed"):
             table.add_column(heading, justify="right" if heading != "so far" else "left")
         for row in self.rows_to_show(self._comparison):
             if row.step_s is not None:
@@ -170,15 +173,15 @@ class LiveTable:
         return table
 
     def rows_to_show(self, comparison: Comparison) -> list[CandidateRow]:
-        """Whose figures so far are shown: as many as fit on a screen."""
+        """Return the rows whose results so far are shown."""
         return comparison.rows
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def plan_in_words(design: dict[str, Any], config: RunConfig, repeats: str) -> str:
-    """What an experiment will do, in one line."""
+def format_plan(design: dict[str, Any], config: RunConfig, repeats: str) -> str:
+    """Format the planned runs of an experiment as one line."""
     length = run_length(config)
     names = design["candidates"]
     batch = "" if design["batch"] is None else f", global batch {design['batch']}"
@@ -187,15 +190,17 @@ def plan_in_words(design: dict[str, Any], config: RunConfig, repeats: str) -> st
         f"{design['target']}: {', '.join(names)}",
         f"{plural(design['ranks'], 'rank')} × {plural(design['threads'], 'thread')}{on_hosts(design)}{batch}",
         f"{length} × {repeats} repeat" + ("" if repeats == "1" else "s"),
-        *([] if expected is None else [f"about {roughly(expected)}" + (", more if it is close" * ("–" in repeats))]),
+        *([] if expected is None else [f"about {roughly(expected)}" + (_MORE_REPEATS * ("–" in repeats))]),
     ]
     return " · ".join(parts)
 
 
-def proof_in_words(parity: dict[str, Any]) -> str:
-    """How a proof went."""
-    error = parity["error"]
-    off = "infinitely far" if error is None else f"{error:.1e} of its norm"
-    if parity["lossless"] and error is not None and error < parity["tolerance"]:
-        return f"the mean gradient, off by {off} (allowed: {parity['tolerance']:.0e})"
-    return f"off by {off}" + ("" if parity["lossless"] else ", which it does not promise to avoid")
+def format_proof(parity: dict[str, Any]) -> str:
+    """Format the result of a parity proof."""
+    error = math.inf if parity["error"] is None else parity["error"]
+    relative = f"relative error {scientific(error)}"
+    if parity["lossless"] and error < parity["tolerance"]:
+        allowed = scientific(parity["tolerance"])
+        return f"computes the same mean gradient as one process ({relative}, allowed {allowed})"
+    promise = "although it promises to" if parity["lossless"] else "and does not promise to"
+    return f"does not compute the mean gradient of one process, {promise} ({relative})"

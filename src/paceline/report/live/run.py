@@ -1,4 +1,4 @@
-"""Shows a run while it goes on, by following its record: one configuration line, losses, one progress bar."""
+"""Live display of a run, which follows its record: a configuration line, losses and a progress bar."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ POLL_S = 0.2
 
 
 class Tail:
-    """The lines of a growing file, as they get finished."""
+    """Reader of the new, complete lines of a growing file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._offset = 0
 
     def new_lines(self) -> list[str]:
-        """The lines that were finished since the last call."""
+        """Return the lines completed since the last call."""
         try:
             with self._file.open("rb") as stream:
                 stream.seek(self._offset)
                 text = stream.read()
-        except OSError:  # Not there yet; or never, and then whoever writes it says why.
+        except OSError:  # The file does not exist yet; if it never will, the writing process reports why.
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
@@ -51,14 +51,14 @@ class Tail:
 
 
 class Display:
-    """Display that is drawn by its own thread for the length of a `with`.
+    """Context manager of a display that a separate thread draws.
 
-    Ctrl-C interrupts the main thread only, so the drawing thread always closes what it opened. Waiting for the thread
-    can be interrupted; `close` may be called again.
+    Ctrl-C interrupts the main thread only, so the drawing thread always closes the terminal display that it opened. If
+    Ctrl-C interrupts `close`, call it again.
     """
 
     def __init__(self, draw: Callable[[threading.Event], None]) -> None:
-        """`draw` returns soon after the event is set."""
+        """Create a display; `draw` must return soon after its event is set."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=draw, args=(self._stop,), daemon=True, name="paceline-display")
 
@@ -72,14 +72,14 @@ class Display:
         self.close()
 
     def close(self) -> None:
-        """Returns when nothing is drawn any more."""
+        """Stop drawing, and wait for the drawing thread."""
         self._stop.set()
-        if self._thread.ident is not None:  # It was started.
+        if self._thread.ident is not None:  # The thread was started.
             self._thread.join()
 
 
 class FolderFollower(Display, ABC):
-    """Shows what goes on in a folder."""
+    """Display that shows the contents of a growing folder."""
 
     def __init__(self, folder: Path, progress: Progress) -> None:
         super().__init__(self._follow)
@@ -88,7 +88,7 @@ class FolderFollower(Display, ABC):
 
     @abstractmethod
     def catch_up(self) -> None:
-        """Shows what is new."""
+        """Read and show what was written since the last call."""
 
     def _follow(self, stop: threading.Event) -> None:
         with self._progress:
@@ -98,7 +98,7 @@ class FolderFollower(Display, ABC):
 
 
 class LiveRun(FolderFollower):
-    """Follows a run."""
+    """Live display of one training run."""
 
     def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
         self._console = console
@@ -139,19 +139,17 @@ class LiveRun(FolderFollower):
         self._print(configuration_line(event))
         slowed = format_slow_ranks(parse_slow_ranks(event.get("slow_rank", "")))
         if slowed:
-            self._print(f"on purpose: {slowed}")
+            self._print(f"by --slow-rank: {slowed}")
         if over_subscribed(event):
             threads = min(event["workers"], event["ranks_per_host"]) * event["threads"]
             cores = plural(int(event["cores"]), "core") if event["cores"] >= 1 else "part of a core"
-            self._print(f"over-subscribed: {plural(threads, 'thread')} on {cores}, so ranks wait for each other's turn")
+            self._print(f"over-subscribed: {plural(threads, 'thread')} on {cores}, so ranks run in turns")
 
     def _on_start(self, event: dict[str, Any]) -> None:
         self._total = event["steps"]
         self._progress.update(self._task, description="training", total=self._total)
         if event["dropped"]:
-            self._print(
-                f"each epoch leaves out {plural(event['dropped'], 'sample')}, too few for a batch on these ranks"
-            )
+            self._print(f"each epoch leaves out {plural(event['dropped'], 'sample')}, too few for a batch on all ranks")
 
     def _on_log(self, event: dict[str, Any]) -> None:
         rate = event["samples"] / event["wall_s"]
@@ -169,9 +167,9 @@ class LiveRun(FolderFollower):
 
 
 def configuration_line(topology: dict[str, Any]) -> str:
-    """What a run was set up with, in one line."""
+    """Format the configuration of a run as one line, with rich markup."""
     each = "–".join(str(size) for size in topology["batch_per_rank"])
-    batch = f"batch {topology['batch']} = {topology['workers']} × {each}" if each else "batches as the data has them"
+    batch = f"batch {topology['batch']} = {topology['workers']} × {each}" if each else "batches from the workload"
     ranks, servers = plural(topology["workers"], "rank"), topology.get("servers", 0)
     idle = topology["world_size"] - topology["workers"] - servers
     beside = [f"and {plural(servers, 'server')}"] * (servers > 0) + [f"({idle} idle)"] * (idle > 0)
@@ -180,7 +178,7 @@ def configuration_line(topology: dict[str, Any]) -> str:
             f"[bold]{escape(topology['workload'])}[/bold], {count(topology['parameters'])} parameters",
             " ".join([f"{escape(topology['strategy'])} on {ranks}", *beside]),
             batch,
-            "its own optimiser" if topology["user_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
+            "user-defined optimiser" if topology["user_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
             f"{plural(topology['threads'], 'thread')} per rank",
             f"{topology['device']}, {topology['backend']} over {topology['interface']}",
         ]

@@ -1,1 +1,1 @@
-"""Results as one self-contained HTML page."""
+"""HTML reports: each is one self-contained page."""

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs nothing else: no network, no server, no other file."""
+"""HTML report of a comparison."""
 
 from __future__ import annotations
 
@@ -10,47 +10,72 @@ from paceline.report.definitions import DEFINITIONS
 from paceline.report.evidence import loss_difference_row, loss_difference_sentences, proof_verdict, scientific
 from paceline.report.formatting import on_hosts, plural
 from paceline.report.page.document import (
-    date_in_words,
-    origin_context,
+    format_date,
+    provenance_context,
     render_document,
     split_headline,
-    workload_in_words,
+    workload_name,
     write_document,
 )
 from paceline.report.page.sections import machine_context, step_context
-from paceline.report.plots.all_plots import all_plots
-from paceline.report.plots.drawing import short_names, shortened
+from paceline.report.plots.bars import bars
+from paceline.report.plots.drawing import Json, short_names, shortened
+from paceline.report.plots.link import link
+from paceline.report.plots.loss_differences import loss_differences
+from paceline.report.plots.losses import losses
 from paceline.report.plots.palette import colours
+from paceline.report.plots.resources import resources
+from paceline.report.plots.split import split
+from paceline.report.plots.step_times import step_time_plot
+from paceline.report.plots.timeline import timeline
 from paceline.report.tables.columns import comparison_columns, rank_columns
 from paceline.report.verdict import next_command, sentences
 
+PLOTS = {
+    "split": split,
+    "timeline": timeline,
+    "link": link,
+    "resources": resources,
+    "bars": bars,
+    "losses": losses,
+    "times": step_time_plot,
+    "loss_differences": loss_differences,
+}
+"""Functions that draw the plots of the page, in the order of the page."""
+
 
 def write_page(comparison: Comparison, path: Path) -> None:
-    """Writes the page; it is there in full or not at all."""
+    """Write the page atomically."""
     write_document(render(comparison), path)
 
 
 def render(comparison: Comparison) -> str:
-    """The whole page as text."""
+    """Return the whole page as HTML."""
     context = {**_context(comparison), **step_context(comparison), **machine_context(comparison)}
     return render_document("page.html", context, all_plots(comparison), _legend(comparison))
 
 
+def all_plots(comparison: Comparison) -> dict[str, Json]:
+    """Return every plot that has data to show, by name."""
+    drawn = {name: draw(comparison) for name, draw in PLOTS.items()}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
 def _legend(comparison: Comparison) -> list[dict[str, str]]:
-    """Name, label and colour of every candidate, in the order in which they were named."""
+    """Return name, label and colour of every candidate, in the order of the command line."""
     labels = short_names([candidate.name for candidate in comparison.record_set.candidates], 32)
     tints = colours(comparison.record_set.candidates)
     return [{"name": name, "label": labels[name], "colour": tint} for name, tint in tints.items()]
 
 
 def _context(comparison: Comparison) -> dict[str, Any]:
-    """Everything the template shows, as text."""
+    """Return the data that the template shows."""
     record_set = comparison.record_set
     verdict = sentences(comparison)
     headline, lead = split_headline(verdict[0])
     return {
         "comparison": comparison,
-        "title": workload_in_words(record_set),
+        "title": workload_name(record_set),
         "facts": _facts(comparison),
         "headline": headline,
         "lead": lead,
@@ -68,8 +93,8 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "proof_verdict": proof_verdict,
         "scientific": scientific,
         "loss_differences": [loss_difference_row(loss_difference) for loss_difference in comparison.loss_differences],
-        "parting_sentences": list(loss_difference_sentences(comparison)),
-        **origin_context(record_set),
+        "loss_difference_sentences": list(loss_difference_sentences(comparison)),
+        **provenance_context(record_set),
         "definitions": DEFINITIONS,
         "repeats": max((row.repeats for row in comparison.rows), default=0),
         "has_pale": bool(comparison.with_role("bound") or comparison.with_role("baseline")),
@@ -79,7 +104,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
 
 
 def _facts(comparison: Comparison) -> list[str]:
-    """What was compared, on what, how often, and when: what is not known is left out."""
+    """Return what was compared, on which hardware, how often and when, without what is unknown."""
     record_set = comparison.record_set
     topologies = [entry.run.topology for entry in record_set.runs]
     ranks = {d["ranks"] for d in record_set.designs} or {t["world_size"] for t in topologies}
@@ -88,18 +113,21 @@ def _facts(comparison: Comparison) -> list[str]:
     repeats = len({entry.repeat for entry in record_set.runs})
     steps = {(entry.run.summary or {}).get("steps") for entry in record_set.runs} - {None}
     return [
-        _several(len(comparison.rows), "strategy" if _by_strategy(comparison) else "setting"),
+        _count_rows(comparison),
         *[plural(n, "rank") + on_hosts(record_set.designs[0] if record_set.designs else {}) for n in sorted(ranks)][:1],
         *([f"global batch {batches.pop():,}"] if len(batches) == 1 else []),
         *([devices.pop()] if len(devices) == 1 else []),
         *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),
         plural(repeats, "repeat"),
-        *[when for p in record_set.provenances[:1] if (when := date_in_words(p.get("time")))],
+        *[when for p in record_set.provenances[:1] if (when := format_date(p.get("time")))],
     ]
 
 
-def _several(count: int, noun: str) -> str:
-    return f"{count} strategies" if noun == "strategy" and count != 1 else plural(count, noun)
+def _count_rows(comparison: Comparison) -> str:
+    count = len(comparison.rows)
+    if not _by_strategy(comparison):
+        return plural(count, "setting")
+    return "1 strategy" if count == 1 else f"{count} strategies"
 
 
 def _by_strategy(comparison: Comparison) -> bool:
@@ -108,7 +136,7 @@ def _by_strategy(comparison: Comparison) -> bool:
 
 
 def _tag(comparison: Comparison, row: CandidateRow) -> str:
-    """The word beside a name in the table."""
+    """Return the label beside a candidate's name in the table."""
     decision, name = comparison.decision, row.candidate.name
     if row.failure:
         return "failed"
@@ -120,7 +148,7 @@ def _tag(comparison: Comparison, row: CandidateRow) -> str:
 
 
 def _has_small_batches(comparison: Comparison) -> bool:
-    """Whether steps differ in samples enough for their times to show it."""
+    """Return whether some steps have so few samples that their times show it."""
     samples = [
         steps["samples"] for entry in comparison.record_set.runs for steps in entry.run.steps.values() if len(steps)
     ]

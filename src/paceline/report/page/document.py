@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else, no network, no server, no other file; and what every such page says."""
+"""Rendering of a self-contained HTML file (no network, no server, no other file), and the parts all pages share."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ LONGEST_HEADLINE = 90
 
 
 def write_document(text: str, path: Path) -> None:
-    """Writes a page; it is there in full or not at all."""
+    """Write a page atomically; raise PacelineError if it cannot be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        raise PacelineError(f"cannot write {path}: {error.strerror}.", hint="name another folder") from None
+        raise PacelineError(f"cannot write {path}: {error.strerror}.", hint="choose another folder") from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -41,15 +41,15 @@ def write_document(text: str, path: Path) -> None:
 def render_document(
     template: str, context: Mapping[str, Any], figures: Mapping[str, Json], legend: list[dict[str, str]]
 ) -> str:
-    """The whole page as text: a template of ours, what it shows, and the figures that it has places for."""
-    plotly, script = _plotly_js(), _own_js()
+    """Return a page as HTML, from a template, its data and its plots."""
+    plotly, script = _plotly_js(), _page_js()
     page = _template(template).render(
         **context,
         figures={name: figure["title"] for name, figure in figures.items()},
         style=(ASSETS / "page.css").read_text(encoding="utf-8"),
         plotly=plotly,
         script=script,
-        policy=_policy([plotly, script]),
+        policy=_content_security_policy([plotly, script]),
         data=_json_for_script({"figures": figures, "candidates": legend}),
     )
     return str(page)
@@ -59,7 +59,7 @@ def _template(name: str) -> Any:
     try:
         import jinja2
     except ModuleNotFoundError:
-        raise _missing("jinja2") from None
+        raise _missing_package("jinja2") from None
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS),
         autoescape=True,
@@ -72,7 +72,7 @@ def _template(name: str) -> Any:
 
 
 def _breakable(name: str) -> Any:
-    """A name that may go over several lines where its parts meet, if it is a long one."""
+    """Return a name that can break over several lines between its parts, if it is long."""
     from markupsafe import Markup, escape
 
     parts = re.split(r"(?<=[,=:_])", name) if len(name) > LONGEST_LABEL else [name]
@@ -84,23 +84,23 @@ def _plotly_js() -> str:
     try:
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
     except ModuleNotFoundError:
-        raise _missing("plotly") from None
+        raise _missing_package("plotly") from None
     return str(get_plotlyjs()).strip()
 
 
-def _missing(package: str) -> PacelineError:
-    hint = f"pip install {package}, then `paceline report FOLDER`: the records are kept"
+def _missing_package(package: str) -> PacelineError:
+    hint = f"pip install {package}, then run `paceline report FOLDER`: the records are complete"
     return PacelineError(f"the page needs {package}, which is not installed.", hint=hint)
 
 
-def _own_js() -> str:
+def _page_js() -> str:
     return "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
 
 
-def _policy(scripts: list[str]) -> str:
-    """What the browser may do with the page: run our scripts, known by their hashes, and fetch nothing at all.
+def _content_security_policy(scripts: list[str]) -> str:
+    """Return a policy that lets the browser run these scripts, identified by their hashes, and fetch nothing.
 
-    Styles may be inline since plotly writes them; images may be made on the spot since figures are saved as such.
+    Inline styles are allowed since plotly writes them, generated images since plots are saved as images.
     """
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
@@ -111,31 +111,34 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _json_for_script(content: Any) -> str:
-    """JSON that cannot end the element it stands in, whatever strings it holds."""
+    """Return JSON that cannot close the script element it is in, whatever strings it contains."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def split_headline(sentence: str) -> tuple[str, str]:
-    """A sentence's claim and its reasons: "Pick ddp", then what makes it so."""
+    """Split a sentence at its first colon into a headline ("Pick ddp") and the rest.
+
+    The rest is empty where there is no colon, or where the headline would be too long.
+    """
     claim, colon, reasons = sentence.partition(": ")
     if not colon or len(claim) > LONGEST_HEADLINE:
         return sentence.removesuffix("."), ""
     return claim, reasons
 
 
-def origin_context(record_set: RecordSet) -> dict[str, Any]:
-    """Where records come from, for the template: settings, machines, commands, folders."""
+def provenance_context(record_set: RecordSet) -> dict[str, Any]:
+    """Return the provenance of the records for the template: settings, machines, commands and folders."""
     return {
         "settings": _settings(record_set.config),
-        "machines": [_machine(provenance) for provenance in _distinct(record_set.provenances)],
-        "commands": list(dict.fromkeys(_again(p["command"]) for p in record_set.provenances if p.get("command"))),
+        "machines": [_machine(provenance) for provenance in _distinct_machines(record_set.provenances)],
+        "commands": list(dict.fromkeys(_repeatable(p["command"]) for p in record_set.provenances if p.get("command"))),
         "sources": record_set.sources,
     }
 
 
-def workload_in_words(record_set: RecordSet) -> str:
-    """What was trained."""
+def workload_name(record_set: RecordSet) -> str:
+    """Return the name of the workload, with its data set where it is known."""
     names = {entry.run.topology.get("workload") for entry in record_set.runs}
     if len(names) == 1:
         return str(names.pop())
@@ -145,8 +148,8 @@ def workload_in_words(record_set: RecordSet) -> str:
     return str(workload) if ":" in workload or data is None else f"{workload} on {data}"
 
 
-def date_in_words(text: str | None) -> str | None:
-    """When something was measured."""
+def format_date(text: str | None) -> str | None:
+    """Format an ISO date and time; return other text unchanged."""
     try:
         when = datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%S%z")
     except ValueError:
@@ -155,13 +158,15 @@ def date_in_words(text: str | None) -> str | None:
 
 
 def _settings(config: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    """Name, value, and whether it was set: what differs from the defaults comes first."""
+    """Return name, value and whether it differs from the default, for each setting; those that differ come first."""
     defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
-    known = [(key, _shown(value), key not in defaults or value != defaults[key]) for key, value in config.items()]
+    known = [
+        (key, _format_setting(value), key not in defaults or value != defaults[key]) for key, value in config.items()
+    ]
     return sorted(known, key=lambda setting: not setting[2])
 
 
-def _shown(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     if value in (None, "", []):
         return "default"
     if isinstance(value, list):
@@ -169,8 +174,8 @@ def _shown(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def _again(command: str) -> str:
-    """A command that can be typed again: without the folder that now holds its records."""
+def _repeatable(command: str) -> str:
+    """Return a command without `--out`, since that folder now contains its records."""
     try:
         words = shlex.split(command)
     except ValueError:
@@ -185,15 +190,15 @@ def _names_folder(words: list[str], place: int) -> bool:
     return before_script_args and (named or (place > 0 and words[place - 1] == "--out"))
 
 
-def _distinct(provenances: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One provenance per machine and version: runs of one experiment repeat it."""
+def _distinct_machines(provenances: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one provenance per machine and set of versions."""
     own = ("host", "system", "cpu", "cpu_count", "memory_bytes", "python", "versions", "commit")
     by_identity = {json.dumps([p.get(key) for key in own], sort_keys=True): p for p in reversed(provenances)}
     return list(reversed(by_identity.values()))
 
 
 def _machine(provenance: dict[str, Any]) -> list[tuple[str, str]]:
-    """A provenance as names and values."""
+    """Return a provenance as pairs of name and value."""
     versions = [f"{name} {version}" for name, version in provenance.get("versions", {}).items() if version]
     cores = provenance.get("cpu_count")
     facts = {
@@ -203,6 +208,6 @@ def _machine(provenance: dict[str, Any]) -> list[tuple[str, str]]:
         "system": provenance.get("system"),
         "versions": ", ".join([f"Python {provenance.get('python')}", *versions]),
         "commit": provenance.get("commit"),
-        "measured": date_in_words(provenance.get("time")),
+        "measured": format_date(provenance.get("time")),
     }
     return [(name, str(value)) for name, value in facts.items() if value]

@@ -1,4 +1,4 @@
-"""A scaling experiment as one HTML file that needs nothing else."""
+"""HTML report of a scaling experiment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
 from paceline.analysis.traffic.payload import Payload
 from paceline.report.evidence import proof_verdict, scientific
-from paceline.report.formatting import listed, plural
+from paceline.report.formatting import join_names, plural
 from paceline.report.page.document import (
-    date_in_words,
-    origin_context,
+    format_date,
+    provenance_context,
     render_document,
     split_headline,
-    workload_in_words,
+    workload_name,
     write_document,
 )
 from paceline.report.page.sections import machine_context
@@ -27,23 +27,25 @@ from paceline.report.plots.scaling_split import split_figure
 from paceline.report.scaling_verdict import (
     NOT_SCALED,
     TITLES,
-    closing,
-    headline_of,
-    hosts_in_words,
-    kind_in_words,
+    closing_sentences,
+    format_hosts_used,
+    format_mode,
+    headline_sentence,
     mode_sentences,
 )
 from paceline.report.tables.columns import PageColumn
 from paceline.report.tables.payload import payload_context
 from paceline.report.tables.scaling import SCALING_DEFINITIONS, part_columns, scaling_columns
 
-CURVES_CAPTION = "Dashed is the ideal. Thin lines are 95% intervals over repeats."
-SPLIT_CAPTION = "Behind the bars: the whole step. Inside them: shares of it. Means over ranks and repeats."
+CURVES_CAPTION = "Dashed lines: ideal scaling. Thin vertical lines: 95% intervals over repeats."
+SPLIT_CAPTION = (
+    "Numbers after the bars: time of the whole step. Numbers inside: share of it. Means over ranks and repeats."
+)
 
 
 @dataclass(frozen=True)
 class ModeSection:
-    """One kind of scaling, as the page has it."""
+    """Section of the page on strong or on weak scaling."""
 
     mode: Mode
     title: str
@@ -53,22 +55,22 @@ class ModeSection:
     columns: list[PageColumn]
     caption: str
     split_points: list[ScalingPoint]
-    """Those whose events were collected."""
+    """Points that recorded events."""
     split_columns: list[PageColumn]
 
 
 def write_scaling_page(scaling: Scaling, path: Path) -> None:
-    """Writes the page; it is there in full or not at all."""
+    """Write the page atomically."""
     write_document(render_scaling(scaling), path)
 
 
 def render_scaling(scaling: Scaling) -> str:
-    """The whole page as text."""
-    return render_document("scale.html", _context(scaling), figures(scaling), [])
+    """Return the whole page as HTML."""
+    return render_document("scale.html", _context(scaling), scaling_plots(scaling), [])
 
 
-def figures(scaling: Scaling) -> dict[str, Json]:
-    """Every figure that there is something to draw for."""
+def scaling_plots(scaling: Scaling) -> dict[str, Json]:
+    """Return every plot that has data to show, by name."""
     drawn = {f"{mode}-curves": curves_figure(scaling, mode) for mode in scaling.modes}
     drawn |= {f"{mode}-split": split_figure(scaling, mode) for mode in scaling.modes}
     drawn["link"] = link(scaling.comparison)
@@ -76,25 +78,25 @@ def figures(scaling: Scaling) -> dict[str, Json]:
 
 
 def _context(scaling: Scaling) -> dict[str, Any]:
-    """Everything the template shows, as text."""
+    """Return the data that the template shows."""
     comparison, tints = scaling.comparison, strategy_colours(scaling)
-    headline, lead = split_headline(headline_of(scaling))
+    headline, lead = split_headline(headline_sentence(scaling))
     names = {candidate.name: candidate.strategy for candidate in scaling.record_set.candidates}
     machine = machine_context(comparison) | {"host_rows": [], "profiles": []}
-    largest = _largest(scaling)
+    largest = _largest_payload(scaling)
     return {
         **machine,
-        **origin_context(scaling.record_set),
+        **provenance_context(scaling.record_set),
         **payload_context(largest.payloads),
-        "payload_where": largest.words,
+        "payload_where": largest.ranks,
         "comparison": comparison,
-        "title": workload_in_words(scaling.record_set),
+        "title": workload_name(scaling.record_set),
         "facts": _facts(scaling),
         "headline": headline,
         "lead": lead,
         "sentences": [
-            *[f"{TITLES[mode]}: {kind_in_words(scaling, mode)}" for mode in scaling.modes],
-            *closing(scaling),
+            *[f"{TITLES[mode]}: {format_mode(scaling, mode)}" for mode in scaling.modes],
+            *closing_sentences(scaling),
         ],
         "notes": [*scaling.warnings, NOT_SCALED],
         "failures": [event for event in scaling.record_set.events if event["event"] == "failure"],
@@ -118,16 +120,16 @@ def _best(scaling: Scaling) -> ScalingPoint | None:
 
 @dataclass(frozen=True)
 class LargestPayload:
-    """What was counted at the sockets on the most ranks."""
+    """Bytes counted at the sockets, at the points with the most ranks."""
 
     payloads: dict[str, Payload]
-    """By strategy."""
-    words: str
-    """Which ranks these are."""
+    """Payloads by strategy."""
+    ranks: str
+    """Number of ranks and hosts of these points, formatted."""
 
 
-def _largest(scaling: Scaling) -> LargestPayload:
-    """Of the points on the most ranks, over the most hosts, one of each strategy: what is sent depends on no batch."""
+def _largest_payload(scaling: Scaling) -> LargestPayload:
+    """Return one point of each strategy with the most ranks and hosts; the bytes sent do not depend on the batch."""
     points = [point for mode in scaling.modes for point in scaling.points(mode)]
     known = [point for point in points if point.candidate.name in scaling.comparison.payloads]
     most = max(((point.ranks, point.hosts) for point in known), default=(0, 0))
@@ -143,12 +145,10 @@ def _largest(scaling: Scaling) -> LargestPayload:
 
 def _mode(scaling: Scaling, mode: Mode) -> ModeSection:
     points = scaling.points(mode)
-    hollow = (
-        " Hollow points are of ranks that have not got a core each." if any(p.oversubscribed for p in points) else ""
-    )
-    dotted = " Dotted curves have several ranks on a host." if _placed(scaling, mode) else ""
-    kind = kind_in_words(scaling, mode)
-    caption = CURVES_CAPTION if any(point.row.repeats > 1 for point in points) else "Dashed is the ideal."
+    hollow = " Hollow points: ranks without a core each." if any(p.oversubscribed for p in points) else ""
+    dotted = " Dotted curves: several ranks on a host." if _has_several_per_host(scaling, mode) else ""
+    kind = format_mode(scaling, mode)
+    caption = CURVES_CAPTION if any(point.row.repeats > 1 for point in points) else "Dashed lines: ideal scaling."
     split = [point for point in points if point.row.split is not None and point.row.is_measured]
     return ModeSection(
         mode=mode,
@@ -157,18 +157,18 @@ def _mode(scaling: Scaling, mode: Mode) -> ModeSection:
         sentences=mode_sentences(scaling, mode),
         points=points,
         columns=scaling_columns(points),
-        caption=f"{caption} The dotted level is one process.{dotted}{hollow}",
+        caption=f"{caption} Dotted horizontal line: one process.{dotted}{hollow}",
         split_points=split,
         split_columns=part_columns(split),
     )
 
 
-def _placed(scaling: Scaling, mode: Mode) -> bool:
+def _has_several_per_host(scaling: Scaling, mode: Mode) -> bool:
     return any((curve.ranks_per_host or 1) > 1 for curve in scaling.in_mode(mode))
 
 
 def _facts(scaling: Scaling) -> list[str]:
-    """What was measured, on what, how often, and when."""
+    """Return what was measured, on which hardware, how often and when."""
     record_set = scaling.record_set
     points = [point for mode in scaling.modes for point in scaling.points(mode)]
     ranks = sorted({point.ranks for point in points})
@@ -178,10 +178,10 @@ def _facts(scaling: Scaling) -> list[str]:
     return [
         f"{' and '.join(scaling.modes)} scaling",
         f"{strategies} strategies" if strategies != 1 else "1 strategy",
-        f"{listed([str(number) for number in ranks])} ranks" if ranks != [1] else "1 rank",
-        hosts_in_words(scaling),
+        f"{join_names([str(number) for number in ranks])} ranks" if ranks != [1] else "1 rank",
+        format_hosts_used(scaling),
         *([devices.pop()] if len(devices) == 1 else []),
         *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),
         plural(len({entry.repeat for entry in record_set.runs}), "repeat"),
-        *[when for p in record_set.provenances[:1] if (when := date_in_words(p.get("time")))],
+        *[when for p in record_set.provenances[:1] if (when := format_date(p.get("time")))],
     ]

@@ -1,4 +1,4 @@
-"""What the page says about a step: why it takes its time, its split, its traffic, the machine, its operators."""
+"""Data of the page's sections on the step: bottlenecks, time split, traffic, the machine and operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.steps.timing import includes_warm_up
 from paceline.report.explanations import PART, Reason, anchor, explain
-from paceline.report.formatting import WARM_UP_COUNTS, listed, percent, seconds
+from paceline.report.formatting import WARM_UP_COUNTS, join_names, percent, seconds
 from paceline.report.plots import resources as figure_resources
 from paceline.report.plots.palette import PARTS as COLOURS
 from paceline.report.plots.split import NAMES
@@ -24,22 +24,22 @@ from paceline.report.tables.steps import (
     BytesRow,
     bytes_columns,
     bytes_rows,
-    in_memory,
     operation_columns,
     operation_rows,
     rank_split_rows,
+    shared_memory_sentences,
     split_columns,
     split_rows,
 )
 from paceline.report.terminal.doctor import FindingRow, finding_rows
 
 SPLIT_PART = {"descheduled": "compute", "data": "other", "wait_s": "exposed"}
-"""Of the parts that have a colour, the one that another belongs to."""
+"""Part of the time split, which has a colour, that a finer part belongs to."""
 
 
 @dataclass(frozen=True)
 class ReasonSection:
-    """A reason as the page has it: the amount is what leads to the number."""
+    """Reason as the page shows it; the amount is a link to the table cell that supports it."""
 
     amount: str
     rest: str
@@ -51,7 +51,7 @@ class ReasonSection:
 
 @dataclass(frozen=True)
 class ProfileSection:
-    """The operators of a candidate."""
+    """Table of operators of a candidate."""
 
     candidate: str
     sentences: list[str]
@@ -60,7 +60,7 @@ class ProfileSection:
 
 
 def step_context(comparison: Comparison) -> dict[str, Any]:
-    """What the template needs for these sections; where nothing was measured, its lists are empty."""
+    """Return the data of the sections on the step; lists are empty where nothing was measured."""
     splits, ranks = split_rows(comparison), rank_split_rows(comparison)
     sizes, operations = bytes_rows(comparison), operation_rows(comparison)
     return {
@@ -71,14 +71,14 @@ def step_context(comparison: Comparison) -> dict[str, Any]:
         "split_rows": splits,
         "split_columns": split_columns(splits),
         "includes_warm_up": any(includes_warm_up(entry.run) for entry in comparison.record_set.runs),
-        "warm_up_words": WARM_UP_COUNTS,
+        "warm_up_note": WARM_UP_COUNTS,
         "rank_split_rows": ranks,
         "rank_split_columns": split_columns(ranks),
         "many_ranks": any(len(row.ranks) > MOST_RANKS for row in comparison.rows),
         "bytes_rows": sizes,
         "bytes_columns": bytes_columns(sizes),
-        "carried": _carried(sizes),
-        "in_memory": in_memory(comparison),
+        "content_sentence": _content_sentence(sizes),
+        "shared_memory_sentences": shared_memory_sentences(comparison),
         **payload_context(comparison.payloads),
         "operation_rows": operations,
         "operation_columns": operation_columns(operations),
@@ -87,12 +87,12 @@ def step_context(comparison: Comparison) -> dict[str, Any]:
 
 
 def machine_context(comparison: Comparison) -> dict[str, Any]:
-    """The same for the machine, the link, resources and operators."""
+    """Return the data of the sections on the machine, the link, resources and operators."""
     hosts = host_rows(comparison)
     return {
         "findings": _findings(comparison),
         "measuring_cost": _measuring_cost(comparison),
-        "link_caption": "busbw of all-reduces over all ranks, by size. Dashed is what one rank gets to another.",
+        "link_caption": "Bus bandwidth (busbw) of all-reduces, by size. Dashed lines: bandwidth between two ranks.",
         "resources_lede": figure_resources.LEDE,
         "resources_caption": figure_resources.CAPTION,
         "host_rows": hosts,
@@ -102,56 +102,55 @@ def machine_context(comparison: Comparison) -> dict[str, Any]:
 
 
 def _reasons(comparison: Comparison) -> list[tuple[str, list[ReasonSection]]]:
-    """By candidate, in the order of the table."""
+    """Return the reasons by candidate, in the order of the table."""
     grouped = groupby(explain(comparison), key=lambda reason: reason.candidate)
-    return [(candidate, [_words(reason) for reason in own]) for candidate, own in grouped]
+    return [(candidate, [_reason_section(reason) for reason in own]) for candidate, own in grouped]
 
 
-def _words(reason: Reason) -> ReasonSection:
-    """A sentence begins with its amount, which ends with a bracket; else all of it leads to the number."""
+def _reason_section(reason: Reason) -> ReasonSection:
+    """Split a reason after its amount, which ends with a bracket; without one the whole text becomes the link."""
     amount, bracket, rest = reason.text.partition(")")
     part = PART[reason.kind]
     own = (amount + bracket, rest) if bracket else (reason.text, "")
     return ReasonSection(*own, reason.remedy, reason.anchor, reason.share, SPLIT_PART.get(part, part))
 
 
-def _carried(rows: Sequence[BytesRow]) -> str:
-    """What the tensors on the wire are, in a sentence."""
+def _content_sentence(rows: Sequence[BytesRow]) -> str:
+    """Return a sentence on the content of the tensors that are sent."""
     kinds = {"gradients": "gradients", "buffers": "BatchNorm buffers", "statistics": "BatchNorm statistics"}
     kinds |= {"weights": "weights"}
-    found = [words for kind, words in kinds.items() if any(getattr(row, kind) for row in rows)]
+    found = [name for kind, name in kinds.items() if any(getattr(row, kind) for row in rows)]
     if not found:
         return ""
-    sentence = f"{listed(found)}, and nothing else."
-    return sentence[0].upper() + sentence[1:]
+    return f"Ranks send {join_names(found)}, and nothing else."
 
 
 def _findings(comparison: Comparison) -> list[tuple[bool, list[FindingRow]]]:
-    """What there is to mend, then what is fine; each with whether it is."""
+    """Return the problems and notes, then the passed checks; each list with whether its checks passed."""
     if comparison.examination is None:
         return []
     grouped = groupby(finding_rows(comparison.examination), key=lambda finding: finding.level == "ok")
-    return [(fine, list(own)) for fine, own in grouped]
+    return [(passed, list(own)) for passed, own in grouped]
 
 
 def _measuring_cost(comparison: Comparison) -> list[str]:
-    """What it cost to know all this, in sentences."""
+    """Return sentences on the cost of collecting events and of sampling."""
     found = []
     cost = comparison.examination.measuring_cost if comparison.examination is not None else None
     if cost is not None:
         interval = f"{percent(cost.low)} to {percent(cost.high)}"
         found.append(
-            f"Collecting events costs {percent(cost.share)} of the processor time of a step ({interval}), "
-            f"measured on {cost.workload} under {cost.strategy}, {seconds(cost.step_cpu_s)} without them."
+            f"Collecting events costs {percent(cost.share)} of the CPU time of a step (95% interval {interval}), "
+            f"measured on {cost.workload} under {cost.strategy}: {seconds(cost.step_cpu_s)} per step without events."
         )
     sampling = sampling_share(comparison)
     if sampling is not None:
-        found.append(f"Sampling CPU and memory took {percent(sampling, 2)} of a core at most.")
+        found.append(f"Sampling CPU and memory used at most {percent(sampling, 2)} of a core.")
     return found
 
 
 def _profiles(comparison: Comparison) -> list[ProfileSection]:
-    """Of the first run of every candidate that was profiled."""
+    """Return the operators of the first profiled run of every candidate."""
     found = []
     for row in comparison.rows:
         runs = comparison.record_set.runs_of(row.candidate.name)

@@ -1,1 +1,1 @@
-"""The plots of the page: pure functions from a comparison to plotly's data and layout."""
+"""Plots of the page: pure functions from a comparison to plotly's data and layout."""

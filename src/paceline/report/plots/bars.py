@@ -1,4 +1,4 @@
-"""Bars of the averages, with intervals: a panel per figure, a bar per candidate, best first."""
+"""Plot of the medians as bars with intervals: a panel per figure, a bar per candidate, best first."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from paceline.report.plots.palette import colours
 from paceline.report.tables.columns import PageCell, PageColumn, comparison_columns
 
 PANELS = ("step_s", "train_loss", "test_loss", "test_accuracy")
-"""The figures that get a panel, if they were measured."""
+"""Figures with a panel, if they were measured."""
 OUTLIER = 4.0
-"""A bar this many times as long as the next longest would flatten all others: it is cut, and its label says so."""
+"""Ratio to the next longest bar from which a bar is cut off, and labelled so, since it would flatten the others."""
 BAR_HEIGHT, TITLE_HEIGHT, BELOW = 30, 34, 8
 LABEL_ROOM = 1.42
-"""Axis length ÷ the longest bar, so that the figure behind it fits."""
+"""Axis length ÷ longest bar, so that the number after the bar fits."""
 
 
 def bars(comparison: Comparison) -> Json | None:
-    """Time per iteration, losses and accuracy side by side; None where nothing was measured."""
+    """Return the plot of time per step, losses and accuracy; None where nothing was measured."""
     rows = [row for row in comparison.rows if row.step_s is not None]
     by_key = {column.key: column for column in comparison_columns(rows, comparison.reference)}
     columns = [by_key[key] for key in PANELS if key in by_key and not by_key[key].is_empty]
@@ -49,7 +49,7 @@ def bars(comparison: Comparison) -> Json | None:
         shown = _bars_of(rows, column, reach)
         data += [trace | axes for trace in (_bar_trace(shown, column, colour_of), _label_trace(shown))]
     return {
-        "title": "Averages with their intervals",
+        "title": "Medians with their intervals",
         "data": data,
         "layout": _layout(rows, columns, reaches, len(columns)),
         "medium": _layout(rows, columns, reaches, 2),
@@ -59,7 +59,7 @@ def bars(comparison: Comparison) -> Json | None:
 
 @dataclass(frozen=True)
 class _EstimateBar:
-    """One bar of a panel, cut to the reach of its axis."""
+    """One bar of a panel, cut to the range of its axis."""
 
     place: int
     row: CandidateRow
@@ -85,7 +85,7 @@ def _bars_of(rows: Sequence[CandidateRow], column: PageColumn, reach: tuple[floa
 
 
 def _bar_trace(shown: Sequence[_EstimateBar], column: PageColumn, colour_of: dict[str, str]) -> Json:
-    """Candidates are solid; what cannot be picked is pale."""
+    """Return the bars: solid for candidates, pale for bounds and baselines."""
     tints = [colour_of[bar.row.candidate.name] for bar in shown]
     solid = [bar.row.candidate.role == "candidate" for bar in shown]
     about = [[plain(bar.row.candidate.name), bar.cell.text, bar.cell.interval or "one repeat"] for bar in shown]
@@ -115,7 +115,7 @@ def _bar_trace(shown: Sequence[_EstimateBar], column: PageColumn, colour_of: dic
 
 
 def _label_trace(shown: Sequence[_EstimateBar]) -> Json:
-    """The figure itself, behind its bar and interval."""
+    """Return the numbers after the bars and their intervals."""
     return {
         "type": "scatter",
         "mode": "text",
@@ -130,7 +130,7 @@ def _label_trace(shown: Sequence[_EstimateBar]) -> Json:
 
 
 def _reach(estimates: Sequence[Estimate | None]) -> tuple[float, float]:
-    """From where to where bars go: all values but outliers, and intervals unless they are far wider than that."""
+    """Return the range of the axis: all values but outliers, and intervals that are not much wider than that."""
     known = [estimate for estimate in estimates if estimate is not None]
     values = sorted(finite([estimate.value for estimate in known]))
     while len(values) > 1 and values[-1] > OUTLIER * max(values[-2], 0) > 0:
@@ -143,7 +143,7 @@ def _reach(estimates: Sequence[Estimate | None]) -> tuple[float, float]:
 def _layout(
     rows: Sequence[CandidateRow], columns: Sequence[PageColumn], reaches: Sequence[tuple[float, float]], across: int
 ) -> Json:
-    """Panels beside each other, and below each other where there is no room."""
+    """Return a layout with `across` panels in a row."""
     across = min(across, len(columns))
     lines, tall = math.ceil(len(columns) / across), BAR_HEIGHT * len(rows)
     names = short_names([row.candidate.name for row in rows], LONGEST_LABEL if across > 1 else 18)
@@ -178,7 +178,7 @@ def _layout(
 
 
 def _bound_line(rows: Sequence[CandidateRow], columns: Sequence[PageColumn]) -> list[Json]:
-    """A line at the bound's time: what candidates take beyond it is exposed communication."""
+    """Return a line at the bound's time; the time of candidates beyond it is the cost of communication."""
     bounds = [row.step_s.value for row in rows if row.candidate.role == "bound" and row.step_s is not None]
     if len(bounds) != 1 or columns[0].key != "step_s":
         return []

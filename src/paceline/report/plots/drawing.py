@@ -1,7 +1,7 @@
-"""What all figures share: text that is only text, axes without clutter, panels in a grid.
+"""Building blocks of all plots: escaped text, plain axes, panels in a grid.
 
-Figures are plain dictionaries in plotly's format. Colours that depend on the theme are written as tokens, which the
-page replaces: `@ink` for text, `@muted` for lesser text, `@grid` for lines, `@paper` for the ground.
+Plots are dictionaries in plotly's format. Colours that depend on the theme are written as tokens, which the page
+replaces: `@ink` for text, `@muted` for secondary text, `@grid` for lines, `@paper` for the background.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ LABEL_SIZE = 12
 TITLE_SIZE = 13
 LONGEST_LABEL = 30
 LEAST_OF_NAME = 4
-"""Letters of a strategy's name that are left before its options lose any."""
+"""Characters of a strategy's name that stay before its options are shortened."""
 LINE = 1.8
 MOST_POINTS = 600
 LEAST_POINTS = 40
-"""Of one curve: more cannot be seen, fewer do not make a curve."""
+"""Points of one curve: more are not visible, fewer do not make a curve."""
 
 
 def plain(text: str) -> str:
-    """Text as plotly shows it unchanged: plotly reads some HTML, and fills in what looks like a template."""
+    """Escape text for plotly, which interprets some HTML and replaces `%{...}`."""
     return html.escape(text, quote=False).replace("%{", "%&#123;")
 
 
 def short_names(names: Sequence[str], most: int = LONGEST_LABEL) -> dict[str, str]:
-    """Names that fit beside a figure and still differ: what long ones have in common goes first, then the middle."""
+    """Return distinct labels of at most `most` characters, by name.
+
+    Long names lose the parts that all of them have, then their middle.
+    """
     long = [re.split(r"[ ,]", name) for name in names if len(name) > most]
     common = set.intersection(*map(set, long)) if len(long) > 1 else set()
     found: dict[str, str] = {}
@@ -45,9 +48,10 @@ def short_names(names: Sequence[str], most: int = LONGEST_LABEL) -> dict[str, st
 
 
 def shortened(name: str, most: int = LONGEST_LABEL) -> str:
-    """A name that fits: options that are on lose their value, then the strategy loses its end, then all its middle.
+    """Return a name of at most `most` characters.
 
-    Strategies differ at the start, settings at the end.
+    Options that are on lose their value, then the strategy loses its end, then the whole name loses its middle:
+    strategies differ at the start, settings at the end.
     """
     name = name if len(name) <= most else name.replace("=true", "")
     if len(name) <= most:
@@ -59,21 +63,21 @@ def shortened(name: str, most: int = LONGEST_LABEL) -> str:
     return f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
 
 
-def power(value: float) -> str:
-    """A mark on a logarithmic axis."""
+def tick_label(value: float) -> str:
+    """Format a tick label of a logarithmic axis."""
     written = f"{value:g}" if 0.001 < value < 1e5 else f"{value:.0e}"
     return written.replace("e-0", "e-").replace("e+0", "e+")
 
 
 class Panel(NamedTuple):
-    """The part of a figure that one pair of axes takes, in shares of it."""
+    """Area of one pair of axes, as shares of the plot."""
 
     x: tuple[float, float]
     y: tuple[float, float]
 
 
 def grid(count: int, columns: int, *, gap_x: float, gap_y: float) -> list[Panel]:
-    """Panels of equal size in reading order."""
+    """Return panels of equal size in reading order."""
     rows = math.ceil(count / columns)
     width = (1 - gap_x * (columns - 1)) / columns
     height = (1 - gap_y * (rows - 1)) / rows
@@ -88,7 +92,7 @@ def grid(count: int, columns: int, *, gap_x: float, gap_y: float) -> list[Panel]
 
 
 def base_layout(height: int, *, left: int = 56, right: int = 16, top: int = 16, bottom: int = 44) -> Json:
-    """A figure without decoration."""
+    """Return a layout without decoration."""
     return {
         "height": height,
         "autosize": True,
@@ -103,7 +107,7 @@ def base_layout(height: int, *, left: int = 56, right: int = 16, top: int = 16, 
 
 
 def axis(title: str | None = None, **extra: Any) -> Json:
-    """An axis with faint lines and nothing else."""
+    """Return an axis with faint grid lines and no other decoration."""
     settings: Json = {
         "gridcolor": "@grid",
         "gridwidth": 1,
@@ -119,7 +123,7 @@ def axis(title: str | None = None, **extra: Any) -> Json:
 
 
 def heading(text: str, panel: Panel, *, raised: int = 8) -> Json:
-    """A panel's title, above its left end."""
+    """Return a panel's title, above its left end."""
     return {
         "text": text,
         "x": panel.x[0],
@@ -135,18 +139,18 @@ def heading(text: str, panel: Panel, *, raised: int = 8) -> Json:
 
 
 def side_note(text: str, panel: Panel, *, raised: int = 8) -> Json:
-    """Lesser text above a panel's right end."""
+    """Return secondary text above a panel's right end."""
     lesser = {"x": panel.x[1], "xanchor": "right", "font": {"size": LABEL_SIZE, "color": "@muted"}}
     return heading(text, panel, raised=raised) | lesser
 
 
 def numbered(name: str, number: int) -> str:
-    """Plotly's name of the nth axis: x, x2, x3, and so on."""
+    """Return plotly's name of the nth axis: x, x2, x3, and so on."""
     return name if number == 0 else f"{name}{number + 1}"
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Round values from `low` to `high` for a logarithmic axis: 1, 2, 5 in each decade, or the decades alone."""
+    """Return round values from `low` to `high` for a logarithmic axis: 1, 2, 5 in each decade, or the decades alone."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     fine = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
     inside = [value for value in fine if low <= value <= high]
@@ -157,7 +161,7 @@ def decades(low: float, high: float) -> list[float]:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round values for a logarithmic axis, a few of them however short it is."""
+    """Return round values for a logarithmic axis, a few even for a short one."""
     if high / low > 8:
         return decades(low, high)
     step = 10.0 ** math.floor(math.log10(high - low))
@@ -166,20 +170,20 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def whole_ticks(steps: int) -> dict[str, int]:
-    """Marks at whole iterations, where there are so few that plotly would mark halves."""
+    """Return the axis setting for ticks at whole steps, where plotly would also mark halves."""
     return {"dtick": 1} if steps <= 10 else {}
 
 
 def points_per_curve(points: int, curves: int) -> int:
-    """How many points each of several curves gets, so that the page stays small however much was measured."""
+    """Return the number of points per curve that keeps the page small."""
     return max(LEAST_POINTS, min(MOST_POINTS, points // max(1, curves)))
 
 
 def rounded(values: Iterable[float], digits: int = 5) -> list[float | None]:
-    """Values with a few significant digits, which is all that a figure can show; none where it is not a number."""
+    """Return values with a few significant digits, as many as a plot can show; None for values that are not finite."""
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
 
 
 def finite(values: Sequence[float]) -> list[float]:
-    """The values that are numbers."""
+    """Return the finite values."""
     return [value for value in values if math.isfinite(value)]

@@ -1,4 +1,4 @@
-"""Names behind the ends of curves: a label's height apart, with a thin line between an end and its name."""
+"""Labels at the ends of curves: spaced so that they do not overlap, each with a thin line to its curve."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from dataclasses import dataclass
 from paceline.report.plots.drawing import LABEL_SIZE, Json, plain, rounded
 
 LABEL_HEIGHT = 16
-"""In pixels."""
+"""Pixels."""
 
 
 @dataclass(frozen=True)
 class AxisScale:
-    """An axis: from where to where, and how far a value is up, in its own terms."""
+    """Range of an axis, linear or logarithmic."""
 
     low: float
     high: float
     logarithmic: bool
 
     def place(self, value: float) -> float:
-        """Where a value is, as plotly counts on this axis."""
+        """Return the position of a value in plotly's axis coordinates."""
         return math.log10(value) if self.logarithmic else value
 
     def value(self, place: float) -> float:
-        """And back."""
+        """Return the value at a position."""
         return 10**place if self.logarithmic else place
 
     @property
     def ends(self) -> list[float]:
-        """Both ends, as plotly counts."""
+        """Both ends, in plotly's axis coordinates."""
         return [self.place(self.low), self.place(self.high)]
 
 
-def named_end(text: str, colour: str, end: tuple[float, float], place: tuple[float, float]) -> Json:
-    """A name at a place, and a line to it from the end that it is of."""
+def end_label(text: str, colour: str, end: tuple[float, float], place: tuple[float, float]) -> Json:
+    """Return a trace with a label at `place` and a line to it from the `end` of its curve."""
     return {
         "type": "scatter",
         "mode": "lines+text",
@@ -50,19 +50,19 @@ def named_end(text: str, colour: str, end: tuple[float, float], place: tuple[flo
     }
 
 
-def apart(wanted: Sequence[float], scale: AxisScale, taken: Sequence[float], *, height: int) -> list[float]:
-    """Places for labels in a panel of some height, close to those wanted, that are a label's height apart.
+def spread_labels(wanted: Sequence[float], scale: AxisScale, taken: Sequence[float], *, height: int) -> list[float]:
+    """Return positions for labels in a panel of `height` pixels, near `wanted`, at least one label height apart.
 
-    They keep the order of the ends that they are of, and away from places that are `taken`.
+    Labels keep the order of their curves' ends, and keep clear of positions that are `taken`.
     """
     low, high = scale.ends
     gap = LABEL_HEIGHT / height * (high - low)
     fixed = {-1 - number: place for number, place in enumerate(taken)}
     order = sorted([*fixed, *range(len(wanted))], key=lambda n: (fixed[n] if n in fixed else wanted[n], n >= 0))
     places = [fixed[n] if n in fixed else wanted[n] for n in order]
-    for number in range(1, len(places)):  # Upwards first, then back down from where the panel ends.
+    for number in range(1, len(places)):  # Move labels up first, then back down from the top of the panel.
         places[number] = max(places[number], places[number - 1] + gap)
-    top = max(high - 0.02 * (high - low), *taken, low)  # Beyond the end of an axis plotly shows nothing.
+    top = max(high - 0.02 * (high - low), *taken, low)  # Plotly hides text beyond the end of an axis.
     for number in range(len(places) - 1, -1, -1):
         bound = top if number == len(places) - 1 else places[number + 1] - gap
         own = order[number]

@@ -1,4 +1,4 @@
-"""Bandwidth of all-reduces against their size, and of the links that they go over."""
+"""Plot of the bandwidth of all-reduces by size, with the bandwidth of the links."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.report.tables.columns import SIZES, Unit, unit_for
 
 HEIGHT = 280
 MARKED_EVERY = 2
-"""Sizes grow by four; every second one is marked."""
+"""Sizes grow by a factor of four; every second one is labelled on the axis."""
 
 
 class _LinkCurve(NamedTuple):
-    """All-reduces over some ranks."""
+    """All-reduces over a set of ranks."""
 
     label: str
     colour: str
@@ -28,7 +28,7 @@ class _LinkCurve(NamedTuple):
 
 
 def link(comparison: Comparison) -> Json | None:
-    """The figure; None where nothing was measured between ranks."""
+    """Return the plot; None where the link was not measured."""
     if comparison.examination is None or comparison.examination.link is None:
         return None
     found = comparison.examination.link
@@ -45,9 +45,9 @@ def link(comparison: Comparison) -> Json | None:
 
 
 def _curves(found: MeasuredLinks) -> list[_LinkCurve]:
-    """All ranks first; of those within a host, the slowest, since all wait for it."""
-    everyone, *parts = found.all_reduces
-    curves = [_LinkCurve(f"all-reduce, {plural(len(everyone.ranks), 'rank')}", COLOURS[0], everyone)]
+    """Return the curve of all ranks, then of the slowest host, since all wait for it, then of one rank per host."""
+    all_ranks, *parts = found.all_reduces
+    curves = [_LinkCurve(f"all-reduce, {plural(len(all_ranks.ranks), 'rank')}", COLOURS[0], all_ranks)]
     within = [part for part in parts if part.within_host]
     if within:
         slowest = min(within, key=lambda part: part.best.busbw_bytes_per_s)
@@ -57,7 +57,7 @@ def _curves(found: MeasuredLinks) -> list[_LinkCurve]:
 
 
 def _levels(found: MeasuredLinks) -> list[tuple[str, float]]:
-    """Point-to-point bandwidths, of the slowest link of each kind."""
+    """Return the point-to-point bandwidth of the slowest link within a host and between hosts."""
     kinds = ((True, "point to point"), (False, "point to point between hosts"))
     slowest = [(name, [pair.bytes_per_s for pair in found.of(within_host=within)]) for within, name in kinds]
     return [(name, min(values)) for name, values in slowest if values]
@@ -86,11 +86,11 @@ def _layout(
     marked = sizes[::MARKED_EVERY]
     top = max([value for _, value in levels] + [curve.measured.best.busbw_bytes_per_s for curve in curves])
     return base_layout(HEIGHT, left=64, top=40) | {
-        "showlegend": True,  # There is no place beside a curve that it never passes.
+        "showlegend": True,  # Labels beside the curves would overlap them.
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": "@ink"}},
         "hovermode": "closest",
         "xaxis": axis(
-            "size of the message",
+            "size of the tensor",
             type="log",
             showgrid=False,
             range=[math.log10(sizes[0] / 1.5), math.log10(sizes[-1] * 1.5)],

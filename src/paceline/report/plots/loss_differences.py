@@ -1,4 +1,4 @@
-"""How far the losses of lossless runs are from the reference's, step by step."""
+"""Plot of the relative difference between the losses of lossless runs and the reference, by step."""
 
 from __future__ import annotations
 
@@ -18,40 +18,38 @@ from paceline.report.plots.drawing import (
     finite,
     plain,
     points_per_curve,
-    power,
     rounded,
     shortened,
+    tick_label,
     whole_ticks,
 )
 from paceline.report.plots.palette import colours
 
 POINTS = 4_000
-"""Of all curves together."""
+"""Most points of all curves together."""
 
 
 def loss_differences(comparison: Comparison) -> Json | None:
-    """The figure; None where all losses are the same to the last bit."""
-    parted = [
-        loss_difference for loss_difference in comparison.loss_differences if loss_difference.first_step is not None
-    ]
-    if not parted:
+    """Return the plot; None where all losses are identical to the last bit."""
+    differing = [difference for difference in comparison.loss_differences if difference.first_step is not None]
+    if not differing:
         return None
     colour_of = colours(comparison.record_set.candidates)
-    curves = [_differences(comparison, loss_difference) for loss_difference in parted]
+    curves = [_differences(comparison, difference) for difference in differing]
     points = points_per_curve(POINTS, len(curves))
     return {
-        "title": "Where the losses part",
+        "title": "Relative loss difference at every step",
         "data": [
-            _line(loss_difference.candidate, curve, colour_of[loss_difference.candidate], points)
-            for loss_difference, curve in zip(parted, curves, strict=True)
+            _line(difference.candidate, curve, colour_of[difference.candidate], points)
+            for difference, curve in zip(differing, curves, strict=True)
         ],
-        "layout": _layout(parted[0].reference, curves),
-        "candidates": [loss_difference.candidate for loss_difference in parted],
+        "layout": _layout(differing[0].reference, curves),
+        "candidates": [difference.candidate for difference in differing],
     }
 
 
 def _differences(comparison: Comparison, loss_difference: LossDifference) -> list[float]:
-    """Of the first repeat that both have; a logarithmic axis has no place for what is equal, nor for infinity."""
+    """Return the differences in the first repeat of both; NaN for 0 and infinity, which a logarithmic axis lacks."""
     ones, others = (
         comparison.record_set.runs_of(loss_difference.candidate),
         comparison.record_set.runs_of(loss_difference.reference),
@@ -81,13 +79,13 @@ def _layout(reference: str, curves: Sequence[Sequence[float]]) -> Json:
     marks = decades(low, high)
     return base_layout(280, left=76) | {
         "hovermode": "closest",
-        "xaxis": axis("iteration", showgrid=False, rangemode="tozero", **whole_ticks(max(map(len, curves)))),
+        "xaxis": axis("step", showgrid=False, rangemode="tozero", **whole_ticks(max(map(len, curves)))),
         "yaxis": axis(
-            f"difference to {plain(shortened(reference, 16))}",
+            f"difference from {plain(shortened(reference, 16))}",
             type="log",
             range=[math.log10(low), math.log10(high)],
             tickvals=marks,
-            ticktext=[power(mark) for mark in marks],
+            ticktext=[tick_label(mark) for mark in marks],
         ),
         "shapes": [_visible_line()],
         "annotations": [_visible_note(curves)],
@@ -100,12 +98,12 @@ def _visible_line() -> Json:
 
 
 def _visible_note(curves: Sequence[Sequence[float]]) -> Json:
-    """Says what the line is, at the end where the curves keep clear of it."""
+    """Return the label of the line, at the end where the curves are further away from it."""
     starts = [known[0] for curve in curves if (known := finite(curve[: len(curve) // 3 + 1]))]
     ends = [known[-1] for curve in curves if (known := finite(curve[-len(curve) // 3 :]))]
     at_left = _clearance(starts) >= _clearance(ends)
     return {
-        "text": "0.1%: a plot of the losses shows it",
+        "text": "0.1%: visible in a plot of the losses",
         "xref": "paper",
         "x": 0 if at_left else 1,
         "xanchor": "left" if at_left else "right",
@@ -118,5 +116,5 @@ def _visible_note(curves: Sequence[Sequence[float]]) -> Json:
 
 
 def _clearance(values: Sequence[float]) -> float:
-    """How many decades the nearest value is from the line."""
+    """Return the distance of the nearest value from the line, in decades."""
     return min((abs(math.log10(value / VISIBLE)) for value in values), default=math.inf)

@@ -1,7 +1,7 @@
-"""Training loss of every run against iteration, epoch and wall time.
+"""Plot of the training loss of every run over steps, epochs and wall time.
 
-The page shows one repeat at a time: repeats have seeds of their own, so a band over them would show the spread between
-seeds, which is large, where the reader looks for the difference between strategies, which is small.
+The page shows one repeat at a time. Each repeat has its own seed, so a band over repeats would show the spread between
+seeds, which is large, and hide the differences between strategies, which are small.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from paceline.report.plots.drawing import (
     finite,
     plain,
     points_per_curve,
-    power,
     rounded,
+    tick_label,
     ticks,
     whole_ticks,
 )
 from paceline.report.plots.palette import colours
 
 POINTS = 16_000
-"""Of all curves together."""
+"""Most points of all curves together."""
 DASHES = {"candidate": "solid", "bound": "dot", "baseline": "dash"}
 FLATTENING = 20
-"""A loss this many times the median flattens the others on a linear axis."""
+"""Ratio of the largest loss to the median from which the axis is logarithmic."""
 
 
 @dataclass(frozen=True)
 class _RunCurve:
-    """One run in the figure."""
+    """Loss curve of one run."""
 
     row: CandidateRow
     repeat: int
@@ -50,7 +50,7 @@ class _RunCurve:
 
 
 def losses(comparison: Comparison) -> Json | None:
-    """The figure, with all that its controls choose from; None where there is no loss to draw."""
+    """Return the plot, with the data for all its controls; None where there is no loss to draw."""
     curves = _curves(comparison)
     if not curves:
         return None
@@ -60,7 +60,7 @@ def losses(comparison: Comparison) -> Json | None:
     scales = _scales(curves)
     layout = base_layout(380, left=64)
     layout |= {
-        "xaxis": axis("iteration", showgrid=False, **whole_ticks(_longest(curves))),
+        "xaxis": axis("step", showgrid=False, **whole_ticks(_longest(curves))),
         "yaxis": scales[str(first)],
         "hovermode": "closest",
     }
@@ -84,7 +84,7 @@ def _longest(curves: Sequence[_RunCurve]) -> int:
 
 
 def _curves(comparison: Comparison) -> list[_RunCurve]:
-    """Every run that has losses, the best drawn last, on top; of very many repeats the first ones."""
+    """Return every run that has losses, the best last, so that it is drawn on top; of many repeats the first ones."""
     repeats = sorted({entry.repeat for entry in comparison.record_set.runs})
     shown = repeats[: max(1, POINTS // LEAST_POINTS // max(1, len(comparison.rows)))]
     found = []
@@ -112,7 +112,7 @@ def _line(curve: _RunCurve, indices: Sequence[int], colour: str, *, visible: boo
     }
     if diverged is None:
         return line
-    # Without a next point to draw, the curve would just end: a cross says that it diverged.
+    # Without a next point the curve just ends: a cross shows that it diverged.
     last = max((i for i in indices if i < diverged), default=None)
     sizes = [10 if i == last else 0 for i in indices]
     return line | {
@@ -122,7 +122,7 @@ def _line(curve: _RunCurve, indices: Sequence[int], colour: str, *, visible: boo
 
 
 def _scales(curves: Sequence[_RunCurve]) -> dict[str, Json]:
-    """The loss axis of each repeat, and of all: one repeat may diverge where another does not."""
+    """Return the loss axis of each repeat, and of all: one repeat may diverge where another does not."""
     repeats = sorted({curve.repeat for curve in curves})
     of_one = {str(repeat): _scale([curve for curve in curves if curve.repeat == repeat]) for repeat in repeats}
     return of_one | {"all": _scale(curves)}
@@ -132,17 +132,17 @@ def _scale(curves: Sequence[_RunCurve]) -> Json:
     values = finite([loss for curve in curves for loss in curve.losses.losses])
     if min(values) > 0 and max(values) > FLATTENING * statistics.median(values):
         marks = ticks(min(values) / 1.1, max(values) * 1.1)
-        return axis("training loss", type="log", tickvals=marks, ticktext=[power(mark) for mark in marks])
+        return axis("training loss", type="log", tickvals=marks, ticktext=[tick_label(mark) for mark in marks])
     return axis("training loss", nticks=6)
 
 
 def _x_axes(curves: Sequence[_RunCurve], kept: Sequence[Sequence[int]]) -> list[Json]:
-    """What the curves can be drawn against, and how: curves that would hide each other get stripes."""
+    """Return the horizontal axes to choose from, with dashes: curves that coincide are drawn striped."""
     stripes = _stripes(curves)
     own = [DASHES[curve.row.candidate.role] for curve in curves]
     striped = [stripes.get(curve.name, dash) for curve, dash in zip(curves, own, strict=True)]
     steps = [list(indices) for indices in kept]
-    axes: list[Json] = [{"label": "Iteration", "title": "iteration", "x": steps, "dashes": striped}]
+    axes: list[Json] = [{"label": "Step", "title": "step", "x": steps, "dashes": striped}]
     epochs = [curve.losses.epochs for curve in curves]
     if all(epochs):
         x = [rounded(epoch[i] for i in k) for epoch, k in zip(epochs, kept, strict=True) if epoch is not None]
@@ -152,7 +152,7 @@ def _x_axes(curves: Sequence[_RunCurve], kept: Sequence[Sequence[int]]) -> list[
 
 
 def _stripes(curves: Sequence[_RunCurve]) -> dict[str, str]:
-    """Dashes that fit into each other's gaps, so that each of several curves in the same place can be seen."""
+    """Return dashes that fill each other's gaps, so that each of several coinciding curves is visible."""
     dashes = {}
     for names in _coincident(curves):
         length = 10 if len(names) <= 6 else 5
@@ -163,10 +163,10 @@ def _stripes(curves: Sequence[_RunCurve]) -> dict[str, str]:
 
 
 def _coincident(curves: Sequence[_RunCurve]) -> list[list[str]]:
-    """Candidates whose losses cannot be told apart in a plot, in the first repeat; groups of two or more."""
+    """Return groups of two or more candidates whose losses coincide in a plot, in the first repeat."""
     groups: list[list[_RunCurve]] = []
     for curve in (curve for curve in curves if curve.repeat == 0):
-        alike = [group for group in groups if _look_the_same(group[0].losses.losses, curve.losses.losses)]
+        alike = [group for group in groups if _coincide(group[0].losses.losses, curve.losses.losses)]
         if alike:
             alike[0].append(curve)
         else:
@@ -174,7 +174,7 @@ def _coincident(curves: Sequence[_RunCurve]) -> list[list[str]]:
     return [[curve.name for curve in group] for group in groups if len(group) > 1]
 
 
-def _look_the_same(ones: Sequence[float], others: Sequence[float]) -> bool:
+def _coincide(ones: Sequence[float], others: Sequence[float]) -> bool:
     return len(ones) == len(others) and all(map(_is_close, ones, others))
 
 

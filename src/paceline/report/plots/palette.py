@@ -1,4 +1,4 @@
-"""One colour per candidate, the same on the whole page and, for well-known strategies, on every page."""
+"""Colours of candidates and of parts of a step; the same on a whole page and, for built-in strategies, on all pages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ COLOURS = (
     "#a0694b",  # brown
     "#b04fc0",  # magenta
 )
-"""Okabe and Ito's colours, told apart by people who see red and green alike, darkened until a thin line of each has a
-contrast of 3 or more on white paper and on a dark screen; then others in the same range."""
+"""Okabe and Ito's colours, which are distinct for colour-blind readers, darkened until a thin line of each has a
+contrast of 3 or more on white and on a dark background; then others in the same range."""
 NEUTRALS = ("#858b93", "#8a6f52", "#5f7690")
-"""For bounds and baselines: what nobody can pick is not in colour."""
+"""Muted colours of bounds and baselines, which cannot be picked."""
 FAVOURITES = dict(
     zip(
         (
@@ -47,8 +47,8 @@ FAVOURITES = dict(
 NEUTRAL_FAVOURITES = {"none": NEUTRALS[0], "single": NEUTRALS[1]}
 
 PARTS = {"compute": "#0072b2", "overlapped": "#7f58c9", "exposed": "#c65300", "other": "#6f757d"}
-"""The time split: cold is computing, warm is communication, between them is both at once, grey is neither. White text
-can be read on each of them."""
+"""Colours of the time split: cold for computing, warm for communication, between them for both at once, grey for
+neither. White text is readable on each of them."""
 PHASES = {
     "data": NEUTRALS[0],
     "forward": "#2f96cf",
@@ -70,11 +70,11 @@ OPERATIONS = {
     "barrier": "#5f7690",
     "shared_reduce": "#c87800",
 }
-"""What happens in a step, in the same sense: phases are cold, operations are warm."""
+"""Colours of the timeline, in the same sense: cold for phases, warm for operations."""
 
 
 def colours(candidates: Sequence[Candidate]) -> dict[str, str]:
-    """A colour for every candidate by name; no two have the same, and the order of the results does not matter."""
+    """Return a distinct colour for every candidate, by name; it does not depend on the results."""
     given: dict[str, str] = {}
     for candidate in candidates:
         favourite = (FAVOURITES | NEUTRAL_FAVOURITES).get(candidate.strategy)
@@ -82,18 +82,18 @@ def colours(candidates: Sequence[Candidate]) -> dict[str, str]:
             given[candidate.name] = favourite
     for candidate in candidates:
         if candidate.name not in given:
-            given[candidate.name] = next(colour for colour in _wanted(candidate) if colour not in given.values())
+            given[candidate.name] = next(colour for colour in _preferred(candidate) if colour not in given.values())
     return {candidate.name: given[candidate.name] for candidate in candidates}
 
 
-def _wanted(candidate: Candidate) -> Iterator[str]:
-    """The colours that suit a candidate, best first, without end."""
+def _preferred(candidate: Candidate) -> Iterator[str]:
+    """Yield the colours that suit a candidate, preferred ones first, without end."""
     first, later = (COLOURS, ()) if candidate.role == "candidate" else (NEUTRALS, COLOURS)
-    return itertools.chain(first, later, _further())
+    return itertools.chain(first, later, _more_hues())
 
 
-def _further() -> Iterator[str]:
-    """Ever new hues of the same lightness, a golden angle apart, for comparisons of more than a dozen."""
+def _more_hues() -> Iterator[str]:
+    """Yield new hues of similar luminance, a golden angle apart, for comparisons of more than a dozen candidates."""
     for number in itertools.count(1):
         hue = (0.05 + number * 0.618034) % 1
         for lightness in (value / 100 for value in range(60, 20, -1)):
@@ -104,14 +104,14 @@ def _further() -> Iterator[str]:
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of `#rrggbb`, as WCAG 2 defines it."""
+    """Return the relative luminance of `#rrggbb`, as WCAG 2 defines it."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast ratio of two colours, from 1 to 21."""
+    """Return the contrast ratio of two colours, from 1 to 21."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 

@@ -1,4 +1,4 @@
-"""CPU and resident memory of every rank over the first repeat: two panels per candidate, with what happened marked."""
+"""Plot of CPU and memory of every rank in the first repeat: two panels per candidate, with events marked."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ from paceline.report.plots.palette import colours
 from paceline.report.tables.columns import SIZES, Unit, unit_for
 
 LEDE = (
-    "CPU time of every rank ÷ wall time (100% is one core all the time), and below it the memory that it has in RAM, "
-    "sampled over the first repeat. The figure at the right is how busy the cores of each host were, whoever made them "
-    "so."
+    "Upper panels: CPU time of every rank ÷ wall time (100% is one core all the time). Lower panels: its resident "
+    "memory. Both are sampled during the first repeat. The number at the right is how busy the cores of each host "
+    "were, with all processes counted."
 )
 CAPTION = (
-    "Solid is the lowest rank, dotted are the others. Dotted uprights are ends of epochs, shaded is evaluation (light) "
-    "and the writing of checkpoints (dark), triangles are garbage collections."
+    "Solid line: the lowest rank. Dotted lines: the other ranks. Dotted vertical lines: ends of epochs. Shaded: "
+    "evaluation (light) and writing of checkpoints (dark). Triangles: garbage collections."
 )
-"""What the page says around the figure."""
+"""Texts of the page above and below the plot."""
 
 POINTS = 12_000
-"""Of all curves together."""
+"""Most points of all curves together."""
 MOST_RANKS = 8
 MOST_HOSTS = 3
-"""That are named one by one."""
+"""Most hosts that are listed one by one."""
 MOST_EPOCHS = 40
-"""More uprights than that would be a wall."""
+"""Most ends of epochs that are marked in a panel."""
 MOST_COLLECTIONS = 100
-"""Of one candidate: the longest."""
+"""Most garbage collections that are marked per candidate: the longest ones."""
 COLUMNS = 3
 LONGEST_NAME = 26
-"""Beside which there is room for how busy a host was."""
+"""Longest name that leaves room beside it for how busy a host was."""
 PLOT_HEIGHT, INNER_GAP, GAP_HEIGHT, TOP, BOTTOM = 92, 14, 58, 30, 40
 BLOCK_HEIGHT = 2 * PLOT_HEIGHT + INNER_GAP
 SHADES = {"evaluation": 0.10, "checkpoint": 0.28}
-"""How dark a span is shaded."""
+"""Opacity of the shading, by kind of event."""
 
 
 @dataclass(frozen=True)
 class _ResourceCurve:
-    """One figure of one rank over the run."""
+    """Measurement of one rank over the run."""
 
     times: list[float]
     values: list[float]
@@ -68,7 +68,7 @@ class _ResourceCurve:
 
 @dataclass(frozen=True)
 class _ResourcePanels:
-    """What the two panels of a candidate show."""
+    """Data of the two panels of a candidate."""
 
     row: CandidateRow
     cpu: dict[int, _ResourceCurve]
@@ -76,28 +76,28 @@ class _ResourcePanels:
     memory: dict[int, _ResourceCurve]
     """Bytes, by rank."""
     marks: list[tuple[int, MarkRow]]
-    """With the rank that each is of."""
+    """Rank and event."""
     busy: list[float]
-    """Of each host, as far as it is known."""
+    """Busy share of each host for which it is known."""
 
     def spans(self) -> list[MarkRow]:
-        """What the first rank did beside training."""
+        """Return evaluations and checkpoints of the first rank."""
         return [mark for rank, mark in self.marks if mark.kind in SHADES and rank == min(self.cpu)]
 
     def epochs(self) -> list[MarkRow]:
-        """Ends of epochs on the first rank, but for the last, where training ends anyway."""
+        """Return the ends of epochs on the first rank, without the last, where training ends."""
         ends = [mark for rank, mark in self.marks if mark.kind == "epoch" and rank == min(self.cpu)][:-1]
         return ends[:: math.ceil(len(ends) / MOST_EPOCHS)] if ends else []
 
     def collections(self) -> list[tuple[int, MarkRow]]:
-        """The longest garbage collections."""
+        """Return the longest garbage collections."""
         found = [(rank, mark) for rank, mark in self.marks if mark.kind == "gc"]
         found.sort(key=lambda one: one[1].start_s - one[1].end_s)
         return found[:MOST_COLLECTIONS]
 
 
 def resources(comparison: Comparison) -> Json | None:
-    """The figure; None where nothing was sampled."""
+    """Return the plot; None where nothing was sampled."""
     panels = [found for row in comparison.rows if (found := _contents(comparison, row)) is not None]
     if not panels:
         return None
@@ -114,7 +114,7 @@ def resources(comparison: Comparison) -> Json | None:
         data += [trace | upper for trace in drawn]
         data += [trace | lower for trace in _lines(panel.memory, colour, points, unit, shape="linear")]
     return {
-        "title": "CPU and memory over the run",
+        "title": "CPU and memory during the run",
         "data": data,
         "layout": _layout(panels, unit, top, COLUMNS),
         "medium": _layout(panels, unit, top, 2),
@@ -144,7 +144,7 @@ def _contents(comparison: Comparison, row: CandidateRow) -> _ResourcePanels | No
 
 
 def _ranks_to_show(run: RunRecord) -> list[int]:
-    """Of many ranks, those that used the least and the most CPU."""
+    """Return the ranks to draw; of many ranks, those with the least and the most CPU time."""
     used = [own for own in usage(run) if len(run.resources[own.rank]) > 1]
     ordered = [own.rank for own in sorted(used, key=lambda own: own.cpu_share or 0.0)]
     ends = ordered if len(ordered) <= MOST_RANKS else ordered[: MOST_RANKS // 2] + ordered[-MOST_RANKS // 2 :]
@@ -152,12 +152,12 @@ def _ranks_to_show(run: RunRecord) -> list[int]:
 
 
 def _stepped(values: list[float]) -> list[float]:
-    """Each value holds since the point before it, the first since the start."""
+    """Repeat the first value, since each value holds from the previous point on, the first from the start."""
     return [*values[:1], *values]
 
 
 def _lines(curves: dict[int, _ResourceCurve], colour: str, points: int, unit: Unit, *, shape: str) -> list[Json]:
-    """A line per rank; those of the later ranks are dotted, so that the first shows through."""
+    """Return a line per rank; all but the first are dotted, so that it stays visible below them."""
     found = []
     for place, (rank, curve) in enumerate(curves.items()):
         kept = thinned(curve.values, points)
@@ -183,7 +183,7 @@ def _lines(curves: dict[int, _ResourceCurve], colour: str, points: int, unit: Un
 
 
 def _marks(panel: _ResourcePanels, top: float) -> list[Json]:
-    """What can be hovered over: spans at the top of the upper panel, garbage collections at its foot."""
+    """Return markers with tooltips: spans at the top of the upper panel, garbage collections at its bottom."""
     collections = panel.collections()
     shown = [
         _points(
@@ -246,13 +246,13 @@ def _layout(panels: Sequence[_ResourcePanels], unit: Unit, top: float, columns: 
             at_bottom=at_bottom,
         )
         for axes in (2 * number, 2 * number + 1):
-            layout["shapes"] += [*_shades(panel, axes), *_uprights(panel, axes)]
+            layout["shapes"] += [*_shades(panel, axes), *_epoch_lines(panel, axes)]
         layout["annotations"] += _headings(panel, place, names[panel.row.candidate.name])
     return layout
 
 
 def _halves(place: Panel) -> tuple[Panel, Panel]:
-    """A candidate's two panels."""
+    """Split the area of a candidate into its upper and lower panel."""
     pixel = (place.y[1] - place.y[0]) / BLOCK_HEIGHT
     middle = place.y[0] + PLOT_HEIGHT * pixel
     return Panel(place.x, (middle + INNER_GAP * pixel, place.y[1])), Panel(place.x, (place.y[0], middle))
@@ -261,7 +261,7 @@ def _halves(place: Panel) -> tuple[Panel, Panel]:
 def _axes(
     number: int, part: Panel, title: str, reach: list[float], x_range: list[float], *, at_left: bool, at_bottom: bool
 ) -> Json:
-    """The pair of axes of one panel; only the outermost ones are labelled, since all have the same scale."""
+    """Return the axes of one panel; only the outermost ones are labelled, since all panels share a scale."""
     across = axis(
         "seconds" if at_bottom else None,
         domain=part.x,
@@ -283,7 +283,7 @@ def _axes(
 
 
 def _shades(panel: _ResourcePanels, number: int) -> list[Json]:
-    """Spans, over the whole height of a panel."""
+    """Return shaded spans over the whole height of a panel."""
     return [
         {
             "type": "rect",
@@ -302,8 +302,8 @@ def _shades(panel: _ResourcePanels, number: int) -> list[Json]:
     ]
 
 
-def _uprights(panel: _ResourcePanels, number: int) -> list[Json]:
-    """A line at the end of every epoch."""
+def _epoch_lines(panel: _ResourcePanels, number: int) -> list[Json]:
+    """Return a vertical line at the end of every epoch."""
     return [
         {
             "type": "line",
@@ -321,15 +321,15 @@ def _uprights(panel: _ResourcePanels, number: int) -> list[Json]:
 
 
 def _headings(panel: _ResourcePanels, place: Panel, name: str) -> list[Json]:
-    """The candidate's name and, at the right, how busy its hosts were."""
+    """Return the candidate's name and, at the right, how busy its hosts were."""
     found = [heading(plain(name), place, raised=4)]
     if panel.busy:
-        found.append(side_note(_busy(panel.busy), place, raised=4))
+        found.append(side_note(_format_busy(panel.busy), place, raised=4))
     return found
 
 
-def _busy(shares: Sequence[float]) -> str:
-    """Of many hosts, the least and the most busy."""
+def _format_busy(shares: Sequence[float]) -> str:
+    """Format how busy the hosts were; of many hosts, the least and the most busy."""
     if len(shares) == 1:
         return f"host {percent(shares[0], 0)} busy"
     if len(shares) <= MOST_HOSTS:

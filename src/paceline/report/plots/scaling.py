@@ -1,4 +1,4 @@
-"""Time, speed-up and efficiency against ranks: a panel each, a line per strategy, named where it ends."""
+"""Plots of time, speed-up and efficiency over ranks: a panel each, with a line per strategy, labelled at its end."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from paceline.report.plots.drawing import (
     heading,
     numbered,
     plain,
-    power,
     rounded,
     short_names,
+    tick_label,
     ticks,
 )
-from paceline.report.plots.end_labels import AxisScale, apart, named_end
+from paceline.report.plots.end_labels import AxisScale, end_label, spread_labels
 from paceline.report.plots.palette import colours
-from paceline.report.scaling_verdict import TITLES, vague, where
+from paceline.report.scaling_verdict import TITLES, format_ranks, format_wide_interval
 from paceline.report.tables.columns import TIMES, Unit, percent_unit, unit_for
 
 HEIGHT, GAP_HEIGHT, TOP, BOTTOM, LEFT = 250, 74, 34, 48, 52
-"""Of a panel, between two that are below each other, and around them."""
+"""Pixels: height of a panel, gap between rows of panels, and margins."""
 WIDE = 960
-"""The width that panels beside each other are laid out for."""
+"""Width that panels in a row are laid out for, in pixels."""
 MANY_TIMES = 6.0
-"""From this ratio of the slowest to the fastest on, times are on a logarithmic axis."""
+"""Ratio of the slowest to the fastest time from which the axis of times is logarithmic."""
 MANY_RANKS = 12
-"""The same for ranks."""
+"""Ratio of the most to the fewest ranks from which the axis of ranks is logarithmic."""
 LONGEST_NAME = 18
 SHIFT, FURTHEST_SHIFT = 0.03, 0.045
-"""Between the points of two lines on the same ranks, and from the ranks themselves at most, as shares of the axis."""
+"""Shares of the axis: shift between the points of two lines on the same ranks, and the largest shift."""
 
 Value = Callable[[ScalingPoint], Estimate | None]
 BASELINES = {"over_single": "single", "over_one_rank": "itself on 1 rank"}
@@ -48,7 +48,7 @@ BASELINES = {"over_single": "single", "over_one_rank": "itself on 1 rank"}
 
 @dataclass(frozen=True)
 class _Line:
-    """A curve as it is drawn."""
+    """Curve with its values and style."""
 
     label: str
     colour: str
@@ -58,10 +58,10 @@ class _Line:
     unit: Unit
     scaling: Scaling
     shift: float
-    """Of all its points along the axis, as a share of it, so that intervals of several lines can be told apart."""
+    """Horizontal shift of its points, as a share of the axis, so that intervals of several lines do not coincide."""
 
     def xs(self, across: AxisScale) -> list[float]:
-        """Where its points are."""
+        """Return the horizontal positions of its points."""
         low, high = across.ends
         return [across.value(across.place(point.ranks) + self.shift * (high - low)) for point in self.places]
 
@@ -71,13 +71,13 @@ class _Line:
 
 
 def strategy_colours(scaling: Scaling) -> dict[str, str]:
-    """A colour per strategy, the same in all figures and tables."""
+    """Return a colour per strategy, the same in all plots and tables."""
     roles = {candidate.strategy: candidate.role for candidate in scaling.record_set.candidates}
     return colours([Candidate(strategy, strategy, role=role) for strategy, role in roles.items()])
 
 
 def curve_names(scaling: Scaling) -> dict[tuple[str, int | None], str]:
-    """What curves are called beside their ends: the strategy, and how many ranks a host has where that differs."""
+    """Return the labels of curves: the strategy, and the ranks per host where the experiment varies them."""
     short = short_names(list(dict.fromkeys(curve.strategy for curve in scaling.curves)), LONGEST_NAME)
     alone = {"single"} | {curve.strategy for curve in scaling.curves if curve.role == "baseline"}
     return {
@@ -88,7 +88,7 @@ def curve_names(scaling: Scaling) -> dict[tuple[str, int | None], str]:
 
 
 def curves_figure(scaling: Scaling, mode: Mode) -> Json | None:
-    """The figure of one kind of scaling; None where nothing was measured."""
+    """Return the plot of strong or weak scaling; None where nothing was measured."""
     measured = [curve for curve in scaling.in_mode(mode) if any(point.row.is_measured for point in curve.points)]
     if not measured:
         return None
@@ -106,7 +106,7 @@ def curves_figure(scaling: Scaling, mode: Mode) -> Json | None:
                 _on_panel(panel, [*drawn, *_panel_traces(lines, scales[panel], across, ranks, taken=ideal[-1:])])
             )
         titles = [
-            f"Time per iteration, {times[0].unit.name}",
+            f"Time per step, {times[0].unit.name}",
             f"Speed-up over {baseline}",
             f"Efficiency over {baseline}",
         ]
@@ -114,14 +114,14 @@ def curves_figure(scaling: Scaling, mode: Mode) -> Json | None:
         views.append(
             {
                 "group": "",
-                "label": f"Against {baseline}",
+                "label": f"Relative to {baseline}",
                 "sets": [[0, "y"], [number, "y2"], [number + 1, "y3"]],
                 "layout": _layout(titles, notes, scales, across, ranks, _label_px(scaling), 3),
                 "medium": _layout(titles, notes, scales, across, ranks, _label_px(scaling), 1),
             }
         )
     return {
-        "title": f"{TITLES[mode]}: time, speed-up and efficiency against ranks",
+        "title": f"{TITLES[mode]}: time, speed-up and efficiency over ranks",
         "data": [],
         "sets": sets,
         "views": views,
@@ -130,12 +130,12 @@ def curves_figure(scaling: Scaling, mode: Mode) -> Json | None:
 
 
 def _on_panel(number: int, traces: Sequence[Json]) -> list[Json]:
-    """Traces with the horizontal axis of their panel; the page gives them the vertical one."""
+    """Return the traces with the horizontal axis of their panel; the view sets the vertical one."""
     return [trace | {"xaxis": numbered("x", number)} for trace in traces]
 
 
 def _order(curves: Sequence[ScalingCurve]) -> dict[str, str]:
-    """The baselines to hold points against: first one that efficiencies are claimed against, of both `single`."""
+    """Return the baselines to compare with; first those for which efficiencies are claimed, `single` before itself."""
     points = [point for curve in curves for point in curve.points]
     known = {key: [gain for point in points if (gain := point.gains[key]) is not None] for key in BASELINES}
     kept = [key for key in BASELINES if known[key]] or ["over_single"]
@@ -158,7 +158,7 @@ def _lines(scaling: Scaling, curves: Sequence[ScalingCurve], value: Value, unit:
 
 
 def _shifts(curves: Sequence[ScalingCurve]) -> list[float]:
-    """A little to the left or right for each curve but that of one process, which is a level."""
+    """Return a small horizontal shift for each curve but that of one process, which is a horizontal line."""
     moved = [number for number, curve in enumerate(curves) if curve.role != "baseline"]
     gap = min(SHIFT, 2 * FURTHEST_SHIFT / max(1, len(moved) - 1))
     places = {number: gap * (place - (len(moved) - 1) / 2) for place, number in enumerate(moved)}
@@ -198,7 +198,7 @@ def _reason(curves: Sequence[ScalingCurve], key: str) -> str:
 
 
 def _reach(ranks: Sequence[int]) -> tuple[float, float]:
-    """A little room on both sides; at the right for the lines that lead to labels."""
+    """Return the range of the axis of ranks, with room at the right for the lines to the labels."""
     if ranks[-1] / ranks[0] >= MANY_RANKS:
         return ranks[0] / 1.15, ranks[-1] * 1.35
     span = max(1, ranks[-1] - ranks[0])
@@ -206,32 +206,32 @@ def _reach(ranks: Sequence[int]) -> tuple[float, float]:
 
 
 def _label_place(across: AxisScale) -> float:
-    """Where labels begin."""
+    """Return the horizontal position at which labels begin."""
     low, high = across.ends
     return across.value(high - 0.03 * (high - low))
 
 
 def _time_scale(lines: Sequence[_Line]) -> AxisScale:
     values = [value for line in lines for value in line.ys]
-    tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
+    tops = [_upper_end(line, place) for line in lines for place in range(len(line.ys))]
     if max(values) / min(values) >= MANY_TIMES:
         return AxisScale(min(values) / 1.25, max([*values, *tops]) * 1.15, logarithmic=True)
     return AxisScale(0.0, 1.08 * max([*values, *tops]), logarithmic=False)
 
 
 def _speed_scale(lines: Sequence[_Line], ranks: Sequence[int]) -> AxisScale:
-    """The ideal line is always in it."""
-    tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
+    """Return the axis of speed-ups, which always includes the ideal line."""
+    tops = [_upper_end(line, place) for line in lines for place in range(len(line.ys))]
     return AxisScale(0.0, 1.06 * max([float(ranks[-1]), *tops]), logarithmic=False)
 
 
 def _share_scale(lines: Sequence[_Line]) -> AxisScale:
-    tops = [_high(line, place) for line in lines for place in range(len(line.ys))]
+    tops = [_upper_end(line, place) for line in lines for place in range(len(line.ys))]
     return AxisScale(0.0, max([110.0, *[1.05 * top for top in tops]]), logarithmic=False)
 
 
-def _high(line: _Line, place: int) -> float:
-    """The upper end of an interval, unless it is so wide that it would flatten everything else."""
+def _upper_end(line: _Line, place: int) -> float:
+    """Return the upper end of an interval, limited so that a wide one does not flatten everything else."""
     high = line.values[place].high
     value = line.ys[place]
     return value if high is None else min(high / line.unit.scale, 1.3 * value)
@@ -240,20 +240,20 @@ def _high(line: _Line, place: int) -> float:
 def _panel_traces(
     lines: Sequence[_Line], scale: AxisScale, across: AxisScale, ranks: Sequence[int], taken: Sequence[float] = ()
 ) -> list[Json]:
-    """Lines with their intervals, then their names; at heights that are `taken` there are labels already."""
-    drawn = [_drawn(line, ranks, scale, across) for line in lines]
-    places = apart(
+    """Return the lines with their intervals, then their labels, which keep clear of heights that are `taken`."""
+    drawn = [_line_trace(line, ranks, scale, across) for line in lines]
+    places = spread_labels(
         [scale.place(line.ys[-1]) for line in lines], scale, [scale.place(own) for own in taken], height=HEIGHT
     )
     labels = [_label(line, scale.value(place), across, ranks) for line, place in zip(lines, places, strict=True)]
     return [*drawn, *labels]
 
 
-def _drawn(line: _Line, ranks: Sequence[int], scale: AxisScale, across: AxisScale) -> Json:
-    """A line; what one process takes goes on, dotted, to where it can be compared with the others."""
+def _line_trace(line: _Line, ranks: Sequence[int], scale: AxisScale, across: AxisScale) -> Json:
+    """Return the trace of a line; that of one process becomes a dotted horizontal line over the whole panel."""
     level = line.places[0].candidate.role == "baseline" and len(line.places) == 1 and len(ranks) > 1
     values = line.values * (2 if level else 1)
-    reach = [end * line.unit.scale for end in (scale.low, scale.high)]  # Intervals end where the panel does.
+    reach = [end * line.unit.scale for end in (scale.low, scale.high)]  # Intervals are cut off at the panel's edge.
     highs = [None if v.high is None else (min(v.high, reach[1]) - v.value) / line.unit.scale for v in values]
     lows = [None if v.low is None else (v.value - max(v.low, reach[0])) / line.unit.scale for v in values]
     oversubscribed = [bool(point.oversubscribed) for point in line.places]
@@ -279,36 +279,36 @@ def _drawn(line: _Line, ranks: Sequence[int], scale: AxisScale, across: AxisScal
             "symbol": ["circle-open" if own else "circle" for own in oversubscribed],
         },
         "cliponaxis": False,
-        "customdata": [_about(line, place) for place in range(len(line.places))] * (2 if level else 1),
+        "customdata": [_tooltip(line, place) for place in range(len(line.places))] * (2 if level else 1),
         "hovertemplate": "%{customdata}<extra></extra>",
     }
 
 
-def _about(line: _Line, place: int) -> str:
+def _tooltip(line: _Line, place: int) -> str:
     point, value = line.places[place], line.values[place]
     unit = line.unit
     interval = ""
     if value.is_vague:
-        interval = f"<br>95% interval: {vague(value)}"
+        interval = f"<br>95% interval: {format_wide_interval(value)}"
     elif value.low is not None and value.high is not None:
         interval = f"<br>95% interval: {unit.write(value.low)} to {unit.write(value.high)} {unit.name}"
     oversubscribed = f"<br>{plain(point.oversubscribed)}" if point.oversubscribed else ""
-    what = f"{plain(point.strategy)} on {where(point, line.scaling)}, batch {point.batch:,}"
+    what = f"{plain(point.strategy)} on {format_ranks(point, line.scaling)}, batch {point.batch:,}"
     return f"{what}<br>{unit.write(value.value)} {unit.name}{interval}{oversubscribed}"
 
 
 def _label(line: _Line, height: float, across: AxisScale, ranks: Sequence[int]) -> Json:
-    """A curve's name behind its end, and a thin line between the two."""
+    """Return a curve's label, with a thin line to its end."""
     level = line.places[0].candidate.role == "baseline"
     end = ranks[-1] if level else line.xs(across)[-1]
-    return named_end(line.label, line.colour, (end, line.ys[-1]), (_label_place(across), height))
+    return end_label(line.label, line.colour, (end, line.ys[-1]), (_label_place(across), height))
 
 
 def _ideal(ranks: Sequence[int], values: Sequence[float], across: AxisScale) -> list[Json]:
-    """What adding ranks would give at best: N times as fast on N ranks, with nothing lost."""
+    """Return the line of ideal scaling and its label."""
     line = {"color": "@muted", "width": 1.2, "dash": "dash"}
     ideal = {"type": "scatter", "mode": "lines", "x": list(ranks), "y": list(values), "line": line, "hoverinfo": "skip"}
-    return [ideal, named_end("ideal", "@muted", (ranks[-1], values[-1]), (_label_place(across), values[-1]))]
+    return [ideal, end_label("ideal", "@muted", (ranks[-1], values[-1]), (_label_place(across), values[-1]))]
 
 
 def _label_px(scaling: Scaling) -> int:
@@ -324,7 +324,7 @@ def _layout(
     label_px: int,
     columns: int,
 ) -> Json:
-    """Panels beside each other, or below each other where there is no room."""
+    """Return a layout with `columns` panels in a row."""
     lines = math.ceil(len(titles) / columns)
     inside = lines * HEIGHT + (lines - 1) * GAP_HEIGHT
     gap_x = (label_px + LEFT) / (WIDE - LEFT - label_px) if columns > 1 else 0.0
@@ -358,16 +358,16 @@ def _layout(
 def _vertical(scale: AxisScale, *, share: bool) -> Json:
     if scale.logarithmic:
         marks = ticks(scale.low, scale.high)
-        return axis(type="log", range=scale.ends, tickvals=marks, ticktext=[power(mark) for mark in marks])
+        return axis(type="log", range=scale.ends, tickvals=marks, ticktext=[tick_label(mark) for mark in marks])
     return axis(range=scale.ends, nticks=6, **({"ticksuffix": "%"} if share else {}))
 
 
 def _note(text: str, panel: Panel) -> Json:
-    """Why a panel has no curves."""
+    """Return a note in the middle of a panel without curves."""
     middle: Json = {"x": sum(panel.x) / 2, "y": sum(panel.y) / 2}
-    words = plain(text).replace(", ", ",<br>")
+    lines = plain(text).replace(", ", ",<br>")
     return (
-        heading(words, panel, raised=0)
+        heading(lines, panel, raised=0)
         | middle
         | {
             "xanchor": "center",

@@ -1,4 +1,4 @@
-"""Where the time of a step goes at every point of a scaling experiment, as stacked bars."""
+"""Plot of the time split at every point of a scaling experiment, as stacked bars."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from paceline.report.plots.split import (
     bar_layout,
     bar_traces,
 )
-from paceline.report.scaling_verdict import TITLES, where
+from paceline.report.scaling_verdict import TITLES, format_ranks
 from paceline.report.tables.columns import TIMES, unit_for
 
 BAR_HEIGHT = 26
 NARROW_ROOM = 1.5
-"""Axis length ÷ the longest bar on a narrow screen, where labels leave little to the bars."""
+"""Axis length ÷ longest bar on a narrow screen, where labels leave little room for the bars."""
 
 
 def split_figure(scaling: Scaling, mode: Mode) -> Json | None:
-    """A bar per point, by strategy, fewest ranks first; None where no events were collected."""
+    """Return a bar per point, by strategy, fewest ranks first; None where no events were recorded."""
     bars = _bars(scaling, mode)
     if not bars:
         return None
     unit = unit_for([bar.split.step_s for bar in bars], TIMES)
     return {
-        "title": f"{TITLES[mode]}: where the time of a step goes",
+        "title": f"{TITLES[mode]}: time split of a step",
         "data": bar_traces(bars, unit),
-        "layout": _around() | bar_layout(bars, unit, BAR_HEIGHT, LABEL_ROOM),
-        "narrow": _around() | bar_layout(bars, unit, BAR_HEIGHT, NARROW_ROOM),
+        "layout": _base_layout() | bar_layout(bars, unit, BAR_HEIGHT, LABEL_ROOM),
+        "narrow": _base_layout() | bar_layout(bars, unit, BAR_HEIGHT, NARROW_ROOM),
         "keys": [{"label": NAMES[part], "colour": COLOURS[part], "hollow": False} for part in PARTS],
     }
 
 
-def _around() -> Json:
+def _base_layout() -> Json:
     stacked = {"barmode": "stack", "bargap": 0.3, "uniformtext": {"minsize": 10, "mode": "hide"}}
     return base_layout(0, left=0, right=8, top=TOP, bottom=BOTTOM) | stacked
 
@@ -53,12 +53,13 @@ def _bars(scaling: Scaling, mode: Mode) -> list[StackedBar]:
         assert point.row.split is not None
         place += GAP if before not in (None, point.strategy) else 0.0
         label = _label(scaling, point, names[point.strategy] if before != point.strategy else "")
-        bars.append(StackedBar(label, f"{point.strategy} on {where(point, scaling)}", place, point.row.split.mean))
+        about = f"{point.strategy} on {format_ranks(point, scaling)}"
+        bars.append(StackedBar(label, about, place, point.row.split.mean))
         place, before = place + 1, point.strategy
     return bars
 
 
 def _label(scaling: Scaling, point: ScalingPoint, name: str) -> str:
-    """A strategy's name beside the first of its bars, and the ranks beside each."""
-    ranks = where(point, scaling)
+    """Return the label of a bar: its ranks, after the strategy's name for the first of its bars."""
+    ranks = format_ranks(point, scaling)
     return f"{name}  {ranks}" if name else ranks

@@ -1,4 +1,4 @@
-"""The time split as stacked bars: of every candidate on average, or of each of its ranks."""
+"""Plot of the time split as stacked bars: the mean of every candidate, or each of its ranks."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ NAMES = {
 BAR_HEIGHT, TOP, BOTTOM = 34, 8, 44
 RANK_HEIGHT = 24
 GAP = 0.6
-"""Between the ranks of two candidates, in bars."""
+"""Space between the ranks of two candidates, in bars."""
 NARROW_LABEL = 18
-"""Letters of a name on a narrow screen."""
+"""Longest name on a narrow screen, in characters."""
 LABEL_ROOM, NARROW_LABEL_ROOM = 1.12, 1.3
-"""Axis length ÷ the longest bar, so that the figure behind it fits."""
+"""Axis length ÷ longest bar, so that the number after the bar fits."""
 
 
 @dataclass(frozen=True)
 class StackedBar:
-    """One stacked bar: what stands beside it, what it is about, and how far down it is."""
+    """One stacked bar: its label, its name in the tooltip, its vertical place, and the time split."""
 
     label: str
     about: str
@@ -48,7 +48,7 @@ class StackedBar:
 
 
 def split(comparison: Comparison) -> Json | None:
-    """The figure; None where no events were collected."""
+    """Return the plot; None where no events were recorded."""
     rows = [row for row in comparison.rows if row.split is not None]
     if not rows:
         return None
@@ -56,7 +56,7 @@ def split(comparison: Comparison) -> Json | None:
     views = [("On average", _means, BAR_HEIGHT), ("By rank", _ranks, RANK_HEIGHT)]
     unit = unit_for([row.split.mean.step_s for row in rows if row.split is not None], TIMES)
     return {
-        "title": "Where the time of a step goes",
+        "title": "Time split of a step",
         "data": [],
         "sets": [bar_traces(bars(rows, wide), unit) for _, bars, _ in views],
         "views": [
@@ -84,7 +84,7 @@ def _means(rows: Sequence[CandidateRow], names: dict[str, str]) -> list[StackedB
 
 
 def _ranks(rows: Sequence[CandidateRow], names: dict[str, str]) -> list[StackedBar]:
-    """A bar per rank; the first of a candidate also has its name."""
+    """Return a bar per rank; the label of a candidate's first bar includes its name."""
     bars: list[StackedBar] = []
     place = 0.0
     for row in rows:
@@ -99,7 +99,7 @@ def _ranks(rows: Sequence[CandidateRow], names: dict[str, str]) -> list[StackedB
 
 
 def bar_traces(bars: Sequence[StackedBar], unit: Unit) -> list[Json]:
-    """A trace per part, and the whole step behind the bars."""
+    """Return a trace per part, and the time of the whole step after the bars."""
     traces: list[Json] = []
     for part in PARTS:
         values = [float(getattr(bar.split, f"{part}_s")) for bar in bars]
@@ -118,7 +118,7 @@ def bar_traces(bars: Sequence[StackedBar], unit: Unit) -> list[Json]:
                 "textfont": {"color": "#ffffff", "size": 11},
                 "meta": NAMES[part],
                 "customdata": [
-                    [plain(bar.about), seconds(value), percent(share), _more(part, bar.split)]
+                    [plain(bar.about), seconds(value), percent(share), _detail(part, bar.split)]
                     for bar, value, share in zip(bars, values, shares, strict=True)
                 ],
                 "hovertemplate": "%{customdata[0]}<br>%{meta}: %{customdata[1]}, %{customdata[2]} of the step"
@@ -128,13 +128,13 @@ def bar_traces(bars: Sequence[StackedBar], unit: Unit) -> list[Json]:
     return [*traces, _totals(bars, unit)]
 
 
-def _more(part: str, own: Split) -> str:
-    """What else there is to say about a part."""
+def _detail(part: str, own: Split) -> str:
+    """Return more detail on a part for the tooltip."""
     if part == "compute" and own.descheduled_s is not None:
-        return f"<br>of all computing, {seconds(own.descheduled_s)} had no processor"
+        return f"<br>descheduled during all computing: {seconds(own.descheduled_s)}"
     if part == "overlapped" and own.overlap is not None:
-        return f"<br>{percent(own.overlap)} of all communication is hidden"
-    return f"<br>{seconds(own.data_s)} of it to get the batch" if part == "other" else ""
+        return f"<br>{percent(own.overlap)} of all communication is overlapped"
+    return f"<br>{seconds(own.data_s)} of it loading the batch" if part == "other" else ""
 
 
 def _totals(bars: Sequence[StackedBar], unit: Unit) -> Json:
@@ -152,7 +152,7 @@ def _totals(bars: Sequence[StackedBar], unit: Unit) -> Json:
 
 
 def bar_layout(bars: Sequence[StackedBar], unit: Unit, height: int, label_room: float) -> Json:
-    """Room for bars of a height, their labels, and the figures behind them."""
+    """Return a layout with room for bars of a height, their labels, and the numbers after them."""
     last = bars[-1].place
     longest = max(bar.split.step_s for bar in bars) / unit.scale
     return {

@@ -1,4 +1,4 @@
-"""Time of every step of every rank in the first repeat: a small panel per candidate, all on the same scale."""
+"""Plot of the time of every step of every rank in the first repeat: a panel per candidate, all on one scale."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from paceline.report.plots.drawing import (
     numbered,
     plain,
     points_per_curve,
-    power,
     rounded,
     short_names,
     side_note,
+    tick_label,
     ticks,
 )
 from paceline.report.plots.palette import colours
 from paceline.report.tables.columns import TIMES, Unit, unit_for
 
 POINTS = 12_000
-"""Of all curves together."""
+"""Most points of all curves together."""
 MOST_RANKS = 8
 COLUMNS = 3
 PLOT_HEIGHT, GAP_HEIGHT, TOP, BOTTOM = 124, 46, 30, 40
@@ -38,15 +38,15 @@ PLOT_HEIGHT, GAP_HEIGHT, TOP, BOTTOM = 124, 46, 30, 40
 
 @dataclass(frozen=True)
 class _StepTimePanel:
-    """What a panel shows."""
+    """Data of one panel."""
 
     row: CandidateRow
     ranks: dict[int, list[float]]
-    """Seconds of every step."""
+    """Seconds of every step, by rank."""
 
 
 def step_time_plot(comparison: Comparison) -> Json | None:
-    """The figure; None where no step was taken."""
+    """Return the plot; None where no step was recorded."""
     panels = [
         _StepTimePanel(row, ranks) for row in comparison.rows if (ranks := _first_run(comparison, row.candidate.name))
     ]
@@ -61,7 +61,7 @@ def step_time_plot(comparison: Comparison) -> Json | None:
         colour = colour_of[panel.row.candidate.name]
         data += [trace | axes for trace in [*_lines(panel, colour, points, unit), _first_steps(panel, colour, unit)]]
     return {
-        "title": "Time per iteration, step by step",
+        "title": "Time of every step",
         "data": data,
         "layout": _layout(panels, unit, COLUMNS),
         "narrow": _layout(panels, unit, 1),
@@ -69,18 +69,18 @@ def step_time_plot(comparison: Comparison) -> Json | None:
 
 
 def _first_run(comparison: Comparison, name: str) -> dict[int, list[float]]:
-    """Of many ranks, those at both ends: the fastest and the slowest say whether there is a straggler."""
+    """Return the step times of each rank; of many ranks, those of the fastest and slowest, which show stragglers."""
     runs = comparison.record_set.runs_of(name)
     if not runs:
         return {}
-    step_time_plot = step_times(runs[min(runs)])
-    ordered = sorted(step_time_plot, key=lambda rank: statistics.median(step_time_plot[rank]))
+    times = step_times(runs[min(runs)])
+    ordered = sorted(times, key=lambda rank: statistics.median(times[rank]))
     ends = ordered if len(ordered) <= MOST_RANKS else ordered[: MOST_RANKS // 2] + ordered[-MOST_RANKS // 2 :]
-    return {rank: step_time_plot[rank] for rank in sorted(ends)}
+    return {rank: times[rank] for rank in sorted(ends)}
 
 
 def _lines(panel: _StepTimePanel, colour: str, points: int, unit: Unit) -> list[Json]:
-    """A line per rank; those of the later ranks are dotted, so that the first shows through."""
+    """Return a line per rank; all but the first are dotted, so that it stays visible below them."""
     found = []
     for place, (rank, values) in enumerate(panel.ranks.items()):
         kept = thinned(values, points)
@@ -100,7 +100,7 @@ def _lines(panel: _StepTimePanel, colour: str, points: int, unit: Unit) -> list[
 
 
 def _first_steps(panel: _StepTimePanel, colour: str, unit: Unit) -> Json:
-    """A circle around the first step of every rank."""
+    """Return circles around the first step of every rank."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -114,7 +114,7 @@ def _first_steps(panel: _StepTimePanel, colour: str, unit: Unit) -> Json:
 
 
 def _scaled(value: float, unit: Unit) -> float:
-    """A time in the figure's unit; a logarithmic axis has no place for 0."""
+    """Return a time in the plot's unit; NaN for 0, which a logarithmic axis lacks."""
     return value / unit.scale if value > 0 else math.nan
 
 
@@ -131,7 +131,7 @@ def _layout(panels: Sequence[_StepTimePanel], unit: Unit, columns: int) -> Json:
     for number, (panel, place) in enumerate(zip(panels, places, strict=True)):
         at_left, at_bottom = number % columns == 0, number + columns >= len(panels)
         layout[numbered("xaxis", number)] = axis(
-            "iteration" if at_bottom else None,
+            "step" if at_bottom else None,
             domain=place.x,
             anchor=numbered("y", number),
             showgrid=False,
@@ -147,16 +147,16 @@ def _layout(panels: Sequence[_StepTimePanel], unit: Unit, columns: int) -> Json:
 
 
 def _time_axis(panels: Sequence[_StepTimePanel], unit: Unit) -> Json:
-    """Logarithmic, so that the first step does not flatten the rest."""
+    """Return a logarithmic axis, so that the first step does not flatten the others."""
     values = [v / unit.scale for panel in panels for values in panel.ranks.values() for v in values if v > 0] or [1.0]
     low, high = min(values) / 1.08, max(values) * 1.12
     marks = ticks(low, high)
     reach = [math.log10(low), math.log10(high)]
-    return axis(type="log", range=reach, tickvals=marks, ticktext=[power(mark) for mark in marks])
+    return axis(type="log", range=reach, tickvals=marks, ticktext=[tick_label(mark) for mark in marks])
 
 
 def _headings(panel: _StepTimePanel, place: Panel, name: str) -> list[Json]:
-    """The candidate's name and, at the right, its time per iteration."""
+    """Return the candidate's name and, at the right, its time per step."""
     found = [heading(plain(name), place, raised=4)]
     if panel.row.step_s is not None:
         found.append(side_note(seconds(panel.row.step_s.value), place, raised=4))

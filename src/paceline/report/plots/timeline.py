@@ -1,4 +1,4 @@
-"""Typical steps of every candidate on one clock: ranks as rows, what each computed and what it had on the wire."""
+"""Plot of typical steps on one clock: a row per rank, with its computing and its communication."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from paceline.report.plots.drawing import (
 )
 from paceline.report.plots.palette import OPERATIONS, PHASES
 from paceline.report.plots.timeline_steps import (
+    COMMUNICATION_PLACE,
     COMPUTE_PLACE,
     MEDIAN,
-    WIRE_PLACE,
     TimelineBar,
     TimelineStep,
     thinned,
@@ -33,22 +33,22 @@ from paceline.report.plots.timeline_steps import (
 from paceline.report.tables.columns import Unit, unit_for
 
 MOST_BARS = 4500
-"""In all steps on all ranks; where there are more, those that are nearest to each other are drawn as one."""
+"""Most bars in all steps on all ranks; of more, those closest to each other are merged."""
 MOST_ROWS = 40
-"""Ranks in the view of all candidates; where there would be more, it is one of the best ones."""
+"""Most ranks in the view of all candidates; where there would be more, it shows only the best candidates."""
 UNITS = ((1.0, "s"), (1e-3, "ms"))
-WORDS = {"s": "seconds", "ms": "milliseconds"}
-WAITING_WORDS = "waiting for the wire"
+UNIT_NAMES = {"s": "seconds", "ms": "milliseconds"}
+WAITING_LABEL = "waiting for communication"
 
 ROW_HEIGHT, GAP_HEIGHT, TOP, BOTTOM = 46, 34, 30, 46
-"""Of a rank, with both of its lines; between two candidates."""
+"""Heights in pixels: of a rank with both of its lines, between two candidates, and of the margins."""
 SMALL_ROW_HEIGHT = 28
-"""Where several candidates are drawn at once."""
+"""Height of a rank where several candidates are drawn at once."""
 LEFT = 74
 
 
 def timeline(comparison: Comparison) -> Json | None:
-    """The figure, a view of all candidates and two of each; None where no timelines were kept."""
+    """Return the plot, with a view of all candidates and two of each; None where no timelines were recorded."""
     timeline_steps = [
         timeline_step for row in comparison.rows for timeline_step in typical_steps(comparison, row.candidate)
     ]
@@ -72,37 +72,37 @@ def timeline(comparison: Comparison) -> Json | None:
 
 
 def _overview(timeline_steps: Sequence[TimelineStep]) -> list[int]:
-    """The median steps of as many candidates as fit below each other, best first."""
+    """Return the indices of the median steps of the best candidates, as many as fit."""
     medians = [number for number, timeline_step in enumerate(timeline_steps) if timeline_step.which == MEDIAN]
     rows = [sum(len(timeline_steps[number].ranks) for number in medians[: count + 1]) for count in range(len(medians))]
     return [number for number, above in zip(medians, rows, strict=True) if above <= MOST_ROWS]
 
 
 def _traces(timeline_step: TimelineStep, unit: Unit) -> Iterator[Json]:
-    """A trace per kind of bar."""
+    """Yield a trace per kind of bar."""
     kinds: dict[tuple[str, str], list[TimelineBar]] = defaultdict(list)
     for bar in timeline_step.bars:
         kinds[bar.what, bar.purpose].append(bar)
     for (what, purpose), bars in kinds.items():
-        named = f"{what} of {purpose}" if purpose else WAITING_WORDS if what == WAITING else what
+        named = f"{what} of {purpose}" if purpose else WAITING_LABEL if what == WAITING else what
         trace = {
             "type": "bar",
             "orientation": "h",
-            "base": [_in(unit, bar.start_s) for bar in bars],
-            "x": [_in(unit, bar.end_s - bar.start_s) for bar in bars],
+            "base": [_scaled(unit, bar.start_s) for bar in bars],
+            "x": [_scaled(unit, bar.end_s - bar.start_s) for bar in bars],
             "y": [round(bar.place, 3) for bar in bars],
-            "width": _alike([round(bar.thickness, 3) for bar in bars]),
-            "marker": _look(what),
+            "width": _one_if_equal([round(bar.thickness, 3) for bar in bars]),
+            "marker": _marker(what),
             "meta": plain(named),
-            "customdata": [_about(bar, timeline_step.ranks) for bar in bars],
-            "hovertemplate": "%{customdata[0]}: %{meta}%{customdata[1]}<br>%{customdata[2]}, from %{base:.2f} "
-            f"{unit.name} on<extra></extra>",
+            "customdata": [_tooltip_parts(bar, timeline_step.ranks) for bar in bars],
+            "hovertemplate": "%{customdata[0]}: %{meta}%{customdata[1]}<br>%{customdata[2]}, starts at %{base:.2f} "
+            f"{unit.name}<extra></extra>",
         }
         yield trace
 
 
-def _look(what: str) -> Json:
-    """Waiting is not filled, since nothing is done in it."""
+def _marker(what: str) -> Json:
+    """Return the fill of a bar; waiting is hatched, since nothing is computed in it."""
     colour = (PHASES | OPERATIONS)[what]
     if what != WAITING:
         return {"color": colour, "line": {"width": 0}}
@@ -110,26 +110,26 @@ def _look(what: str) -> Json:
     return {"color": f"{colour}1f", "line": {"width": 0}, "pattern": pattern}
 
 
-def _about(bar: TimelineBar, ranks: Sequence[int]) -> list[str]:
-    """What is said of a bar beside its kind: whose it is, how much it carries and to whom, how long it took."""
-    carried = [f"{bar.several} ×"] if bar.several > 1 else []
+def _tooltip_parts(bar: TimelineBar, ranks: Sequence[int]) -> list[str]:
+    """Return the parts of a bar's tooltip: its rank; its bytes and peer; its duration."""
+    carried = [f"{bar.merged} ×"] if bar.merged > 1 else []
     carried += [size(bar.bytes)] if bar.purpose else []
     carried += [bar.peer] if bar.peer else []
-    words = "".join(f", {part}" for part in carried)
-    return [f"rank {ranks[round(bar.place)]}", words, seconds(bar.end_s - bar.start_s)]
+    details = "".join(f", {part}" for part in carried)
+    return [f"rank {ranks[round(bar.place)]}", details, seconds(bar.end_s - bar.start_s)]
 
 
-def _in(unit: Unit, value_s: float) -> float:
-    """To a microsecond, or to what a figure of several seconds can show."""
+def _scaled(unit: Unit, value_s: float) -> float:
+    """Return a time in the plot's unit, rounded to a microsecond, or to 10 µs where the unit is a second."""
     return round(value_s / unit.scale, 3 if unit.scale < 1 else 5)
 
 
-def _alike(values: list[float]) -> float | list[float]:
+def _one_if_equal(values: list[float]) -> float | list[float]:
     return values[0] if len(set(values)) == 1 else values
 
 
 def _keys(timeline_steps: Sequence[TimelineStep]) -> list[Json]:
-    """What the colours mean, of those that occur; two kinds that share a colour share a line."""
+    """Return the legend of the colours that occur; kinds that share a colour share an entry."""
     seen = {bar.what for timeline_step in timeline_steps for bar in timeline_step.bars}
     found: dict[str, Json] = {}
     for what in (*ACTIVITIES, *[kind.title for kind in RowKind if kind.is_operation]):
@@ -143,12 +143,12 @@ def _keys(timeline_steps: Sequence[TimelineStep]) -> list[Json]:
 
 
 def _view(timeline_steps: Sequence[TimelineStep], numbers: Sequence[int], names: dict[str, str], unit: Unit) -> Json:
-    """Some of the scenes below each other, on one scale."""
+    """Return a view of some steps below each other, on one scale."""
     shown = [timeline_steps[number] for number in numbers]
     first, alone = shown[0], len(shown) == 1
-    everyone = len(shown) == sum(timeline_step.which == MEDIAN for timeline_step in timeline_steps)
+    complete = len(shown) == sum(timeline_step.which == MEDIAN for timeline_step in timeline_steps)
     return {
-        "group": names[first.candidate.name] if alone else "All" if everyone else f"Best {len(shown)}",
+        "group": names[first.candidate.name] if alone else "All" if complete else f"Best {len(shown)}",
         "label": first.which if alone else "median steps",
         "sets": [[number, numbered("y", place)] for place, number in enumerate(numbers)],
         "layout": _layout(shown, names, ROW_HEIGHT if alone else SMALL_ROW_HEIGHT, unit),
@@ -158,12 +158,15 @@ def _view(timeline_steps: Sequence[TimelineStep], numbers: Sequence[int], names:
 def _layout(timeline_steps: Sequence[TimelineStep], names: dict[str, str], row_height: int, unit: Unit) -> Json:
     heights = [row_height * len(timeline_step.ranks) for timeline_step in timeline_steps]
     inside = sum(heights) + GAP_HEIGHT * (len(timeline_steps) - 1)
-    # One process may take much longer than those that share the work: then it is cut, so that they can be seen.
-    sharing = [timeline_step.length_s for timeline_step in timeline_steps if timeline_step.candidate.role != "baseline"]
-    longest_s = max(sharing or [timeline_step.length_s for timeline_step in timeline_steps])
+    # One process may take much longer than distributed training: then it is cut off, so that the others are visible.
+    distributed = [step.length_s for step in timeline_steps if step.candidate.role != "baseline"]
+    longest_s = max(distributed or [timeline_step.length_s for timeline_step in timeline_steps])
     layout: Json = {"height": inside + TOP + BOTTOM, "annotations": []}
     layout["xaxis"] = axis(
-        f"{WORDS[unit.name]} since the step began", range=[0, _in(unit, 1.01 * longest_s)], fixedrange=False, nticks=10
+        f"{UNIT_NAMES[unit.name]} since the start of the step",
+        range=[0, _scaled(unit, 1.01 * longest_s)],
+        fixedrange=False,
+        nticks=10,
     )
     layout["xaxis"]["anchor"] = numbered("y", len(timeline_steps) - 1)
     top = inside
@@ -185,7 +188,7 @@ def _rank_axis(timeline_step: TimelineStep, panel: Panel) -> Json:
         anchor="x",
         range=[count - 0.5, -0.5],
         showgrid=False,
-        tickvals=[row + place for row in range(count) for place in (COMPUTE_PLACE, WIRE_PLACE)],
-        ticktext=[text for rank in timeline_step.ranks for text in (f"rank {rank} ", "wire ")],
+        tickvals=[row + place for row in range(count) for place in (COMPUTE_PLACE, COMMUNICATION_PLACE)],
+        ticktext=[text for rank in timeline_step.ranks for text in (f"rank {rank} ", "comm ")],
         tickfont={"size": 10.5, "color": "@muted"},
     )

@@ -1,4 +1,4 @@
-"""The steps that a timeline shows: which ones are typical, and what lasted from when to when on each rank."""
+"""Steps shown in the timeline plot: the median and the slowest step, with the activities of each rank."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from paceline.records.timeline import NO_PEER, Purpose, RowKind, Timeline
 
 MOST_RANKS = 8
 FINEST, COARSEST = 1 / 1600, 1 / 50
-"""The share of a step that can be told apart, at best and at worst."""
+"""Smallest gap between bars that stay separate, as a share of the step: at best, and at worst."""
 MEDIAN, SLOWEST = "median step", "slowest step"
 
-COMPUTE_PLACE, WIRE_PLACE = -0.21, 0.21
+COMPUTE_PLACE, COMMUNICATION_PLACE = -0.21, 0.21
 THICKNESS = 0.38
-"""Of a line; a rank has a height of 1."""
+"""Height of a line; a rank has a height of 1."""
 
 
 class TimelineBar(NamedTuple):
-    """Something that lasted, on one line of one rank."""
+    """Activity or operation with a duration, on one line of one rank."""
 
     what: str
-    """The title of a phase or of an operation."""
+    """Title of a phase or an operation."""
     purpose: str
-    """What an operation carries."""
+    """Content of an operation; empty for a phase."""
     place: float
-    """How far down; ranks are 1 apart."""
+    """Vertical position, downwards; ranks are 1 apart."""
     thickness: float
     start_s: float
     end_s: float
     bytes: int = 0
     peer: str = ""
-    several: int = 1
-    """How many stand behind it."""
+    merged: int = 1
+    """Number of bars drawn as this one."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ class TimelineStep:
 
     candidate: Candidate
     which: str
-    """Why this one is shown."""
+    """Reason why this step is shown: `MEDIAN` or `SLOWEST`."""
     step: int
     length_s: float
-    """From its start on the first rank until it has ended on the last."""
+    """Time from the earliest start to the latest end over the ranks."""
     longest_s: float
-    """On the rank that took longest."""
+    """Time on the rank that took longest."""
     ranks: list[int]
     bars: list[TimelineBar]
 
 
 def typical_steps(comparison: Comparison, candidate: Candidate) -> list[TimelineStep]:
-    """The median step of the first repeat and the slowest one, warm-up apart."""
+    """Return the median and the slowest step of the first repeat with timelines, without warm-up steps."""
     runs = comparison.record_set.runs_of(candidate.name)
     run = next((runs[repeat] for repeat in sorted(runs) if runs[repeat].timelines), None)
     if run is None:
@@ -70,12 +70,13 @@ def typical_steps(comparison: Comparison, candidate: Candidate) -> list[Timeline
     chosen = _typical_steps([run.timelines[rank] for rank in ranks], profiled_steps(windows_of(run)))
     done = {rank: {one.step: one for one in step_activities(run.timelines[rank], chosen)} for rank in ranks}
     return [
-        _scene(candidate, which, run, [done[rank][step] for rank in ranks], ranks) for step, which in chosen.items()
+        _timeline_step(candidate, which, run, [done[rank][step] for rank in ranks], ranks)
+        for step, which in chosen.items()
     ]
 
 
 def _typical_steps(timelines: Sequence[Timeline], without: Collection[int]) -> dict[int, str]:
-    """The steps to show, with what they are, of those that all ranks have; `without` those that a profiler slowed."""
+    """Return the steps to show, of those that all ranks have; `without` lists profiled steps to leave out."""
     lengths: dict[int, list[float]] = defaultdict(list)
     for timeline in timelines:
         for row in timeline.steps:
@@ -92,34 +93,34 @@ def _typical_steps(timelines: Sequence[Timeline], without: Collection[int]) -> d
 
 
 def _shown_ranks(ranks: Sequence[int]) -> list[int]:
-    """Of many ranks, some from the first to the last."""
+    """Return the ranks to draw; of many ranks, evenly spaced ones."""
     if len(ranks) <= MOST_RANKS:
         return list(ranks)
     return [ranks[round(n * (len(ranks) - 1) / (MOST_RANKS - 1))] for n in range(MOST_RANKS)]
 
 
-def _scene(
+def _timeline_step(
     candidate: Candidate, which: str, run: RunRecord, steps: Sequence[StepActivity], ranks: Sequence[int]
 ) -> TimelineStep:
-    """Times from the start of the step on the first rank; where ranks do not wait for each other, on each its own."""
+    """Return a step, with times since its first start, or since each rank's own start if ranks do not step together."""
     first_s = min(step.start_s for step in steps)
     together = run.topology.get("exchanges", True) and run.lockstep
     origins = [first_s if together else step.start_s for step in steps]
     length_s = max(step.end_s - origin_s for step, origin_s in zip(steps, origins, strict=True))
     bars: list[TimelineBar] = []
     for row, (step, origin_s) in enumerate(zip(steps, origins, strict=True)):
-        bars += [*_computed(row, step, origin_s), *_wired(row, step, origin_s)]
+        bars += [*_compute_bars(row, step, origin_s), *_operation_bars(row, step, origin_s)]
     longest_s = max(step.end_s - step.start_s for step in steps)
     return TimelineStep(candidate, which, steps[0].step, length_s, longest_s, list(ranks), bars)
 
 
-def _computed(row: int, step: StepActivity, origin_s: float) -> Iterator[TimelineBar]:
+def _compute_bars(row: int, step: StepActivity, origin_s: float) -> Iterator[TimelineBar]:
     for what, start_s, end_s in step.activities:
         yield TimelineBar(what, "", row + COMPUTE_PLACE, THICKNESS, start_s - origin_s, end_s - origin_s)
 
 
-def _wired(row: int, step: StepActivity, origin_s: float) -> Iterator[TimelineBar]:
-    """Operations that overlap share the height of the line."""
+def _operation_bars(row: int, step: StepActivity, origin_s: float) -> Iterator[TimelineBar]:
+    """Yield the operations of a step; those that overlap share the height of the line."""
     lanes = _lanes(step.operations)
     count = max(lanes, default=0) + 1
     thickness = THICKNESS / count
@@ -129,7 +130,7 @@ def _wired(row: int, step: StepActivity, origin_s: float) -> Iterator[TimelineBa
         yield TimelineBar(
             what=kind.title,
             purpose=Purpose(int(operation["purpose"])).title,
-            place=row + WIRE_PLACE + (lane - (count - 1) / 2) * thickness,
+            place=row + COMMUNICATION_PLACE + (lane - (count - 1) / 2) * thickness,
             thickness=thickness,
             start_s=float(operation["start_s"]) - origin_s,
             end_s=float(operation["end_s"]) - origin_s,
@@ -139,7 +140,7 @@ def _wired(row: int, step: StepActivity, origin_s: float) -> Iterator[TimelineBa
 
 
 def _lanes(operations: Iterable[Any]) -> list[int]:
-    """For each operation, in the order of their start, the first lane that is free by then."""
+    """Return, for each operation in the order of their starts, the first lane that is free at its start."""
     free_from_s: list[float] = []
     found = []
     for operation in operations:
@@ -150,7 +151,7 @@ def _lanes(operations: Iterable[Any]) -> list[int]:
 
 
 def thinned(timeline_step: TimelineStep, most: int) -> TimelineStep:
-    """The same with no more bars than that, if merging those that can hardly be told apart gets there."""
+    """Return the step with at most `most` bars, if merging bars that are very close reaches that."""
     bars, finest = timeline_step.bars, FINEST
     while len(bars) > most and finest < COARSEST:
         bars = list(_merged(timeline_step.bars, finest * timeline_step.length_s))
@@ -159,7 +160,7 @@ def thinned(timeline_step: TimelineStep, most: int) -> TimelineStep:
 
 
 def _merged(bars: Sequence[TimelineBar], finest_s: float) -> Iterator[TimelineBar]:
-    """Bars of one kind on one line that lie closer than can be told apart, as one."""
+    """Yield the bars, with those of one kind that are closer than `finest_s` merged."""
     lines: dict[tuple[Any, ...], list[TimelineBar]] = defaultdict(list)
     for bar in sorted(bars, key=lambda bar: bar.start_s):
         line = lines[bar.what, bar.purpose, bar.place]
@@ -168,7 +169,7 @@ def _merged(bars: Sequence[TimelineBar], finest_s: float) -> Iterator[TimelineBa
             line.append(bar)
             continue
         peer = last.peer if last.peer == bar.peer else ""
-        end_s, count = max(last.end_s, bar.end_s), last.several + bar.several
-        line[-1] = last._replace(end_s=end_s, bytes=last.bytes + bar.bytes, peer=peer, several=count)
+        end_s, merged = max(last.end_s, bar.end_s), last.merged + bar.merged
+        line[-1] = last._replace(end_s=end_s, bytes=last.bytes + bar.bytes, peer=peer, merged=merged)
     for line in lines.values():
         yield from line

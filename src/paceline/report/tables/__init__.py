@@ -1,1 +1,1 @@
-"""Rows and columns of the tables, shared by the page, CSV files and JSON."""
+"""Rows and columns of tables, shared by the page, CSV files and JSON."""

@@ -1,4 +1,4 @@
-"""The tables of the page: columns in one unit each, cells that align, and what to sort them by."""
+"""Table columns of the page: one unit per column, aligned cells, and values to sort by."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ MOST_DECIMALS = 4
 
 
 class Unit(NamedTuple):
-    """How all figures of one column are written."""
+    """Number format of one column."""
 
     scale: float
     name: str
     decimals: int
 
     def write(self, value: float) -> str:
-        """A figure without its unit, which the heading has."""
+        """Format a figure without its unit, which is in the heading."""
         return _signed(f"{value / self.scale:,.{self.decimals}f}")
 
     def write_end(self, value: float) -> str:
-        """An end of an interval: briefly, where it is so far off that its digits say nothing."""
+        """Format an end of an interval; in thousands or millions where it is too far off for its digits to matter."""
         for limit, name in ((1e6, "M"), (1e4, "k")):
             if abs(value / self.scale) >= limit and self.decimals:
                 return _signed(f"{value / self.scale / limit * (10 if name == 'k' else 1):,.0f} {name}")
@@ -40,7 +40,7 @@ class Unit(NamedTuple):
 
 
 def _signed(text: str) -> str:
-    """With a minus sign that is as wide as a digit."""
+    """Replace the hyphen by a minus sign, which is as wide as a digit."""
     return text.replace("-", "−")
 
 
@@ -50,7 +50,7 @@ WHOLE = Unit(1, "", 0)
 
 
 def unit_for(values: Iterable[float], ladder: Sequence[tuple[float, str]]) -> Unit:
-    """The unit that suits most of a column's figures, and as many decimals as the least of them needs."""
+    """Return the unit that suits the median of a column, with as many decimals as its smallest figure needs."""
     positive = sorted(value for value in values if value > 0 and math.isfinite(value))
     if not positive:
         return Unit(1, "", 0)
@@ -63,27 +63,27 @@ def unit_for(values: Iterable[float], ladder: Sequence[tuple[float, str]]) -> Un
 
 
 def percent_unit(decimals: int) -> Unit:
-    """Shares of one, written as per cent."""
+    """Return the unit that writes shares of one as per cent."""
     return Unit(0.01, "%", decimals)
 
 
 @dataclass(frozen=True)
 class PageCell:
-    """A figure as the page shows it."""
+    """Figure as the page shows it."""
 
     text: str
     sort: float | None = None
-    """What the column is sorted by; cells without stay last."""
+    """Value to sort the column by; cells without one stay last."""
     interval: str = ""
     share: float | None = None
-    """The length of the bar beside it, of the longest one."""
+    """Length of the bar beside the figure, as a share of the longest bar; None for no bar."""
     parts: tuple[float, ...] = ()
-    """Shares of the bar, in the order of `PARTS`; none where it is of one piece."""
+    """Shares of the bar, in the order of `PARTS`; empty for a bar of one colour."""
 
 
 @dataclass(frozen=True)
 class PageColumn:
-    """A column's heading, definition and cells, one per row."""
+    """Heading, definition and cells of a column, one cell per row."""
 
     key: str
     heading: str
@@ -93,12 +93,12 @@ class PageColumn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to show in it."""
+        """Return whether no cell has a value."""
         return all(cell.sort is None for cell in self.cells)
 
 
 def comparison_columns(rows: Sequence[CandidateRow], reference: str | None) -> list[PageColumn]:
-    """Every figure of the comparison table; a column that nothing was measured for is left out, but never the time."""
+    """Return the columns of the comparison table, without empty ones; the time is always included."""
     percent = percent_unit(1)
     columns = [
         _times(rows),
@@ -110,22 +110,22 @@ def comparison_columns(rows: Sequence[CandidateRow], reference: str | None) -> l
         _estimates("test_loss", "Test loss", rows, PLAIN),
         _estimates("test_accuracy", "Test accuracy", rows, percent),
         plain_column("peak_bytes", "Peak memory", rows, SIZES),
-        _estimates("staleness", "Age of gradients", rows, Unit(1, "", 1)),
-        _estimates("over_limit_share", "Late", rows, percent),
+        _estimates("staleness", "Gradient staleness", rows, Unit(1, "", 1)),
+        _estimates("over_limit_share", "Late gradients", rows, percent),
     ]
     return [column for column in columns if column.key == "step_s" or not column.is_empty]
 
 
 def _times(rows: Sequence[CandidateRow]) -> PageColumn:
-    """The time per iteration, whose bar shows the time split where that was measured."""
-    column = _estimates("step_s", "Median time per iteration", rows, TIMES, bars=True)
+    """Return the time per step, with bars that show the time split where it was measured."""
+    column = _estimates("step_s", "Median time per step", rows, TIMES, bars=True)
     parts = [() if row.split is None else tuple(row.split.mean.share(part) for part in PARTS) for row in rows]
     cells = [replace(cell, parts=own) for cell, own in zip(column.cells, parts, strict=True)]
     return replace(column, cells=cells)
 
 
 def _split(rows: Sequence[CandidateRow]) -> list[PageColumn]:
-    """Where the step goes, as measured; without events, what is known from the bound alone."""
+    """Return the shares of the step; without events, the share above the bound."""
     if all(row.split is None for row in rows):
         return [_estimates("above_bound", "Above the bound", rows, percent_unit(0))]
     computing = [None if row.split is None else row.split.compute for row in rows]
@@ -136,7 +136,7 @@ def _split(rows: Sequence[CandidateRow]) -> list[PageColumn]:
 
 
 def rank_columns(rows: Sequence[RankRow]) -> list[PageColumn]:
-    """Every figure of the table of ranks but the rank itself; the phases share a unit, since they add up."""
+    """Return the columns of the table of ranks, without the rank; phases are in one unit, since they add up."""
     phase = unit_for([row.step_s for row in rows if row.step_s is not None], TIMES)
     columns = [
         plain_column("samples", "Samples", rows, WHOLE),
@@ -152,7 +152,7 @@ def rank_columns(rows: Sequence[RankRow]) -> list[PageColumn]:
         plain_column("resident_bytes", "Resident memory", rows, SIZES),
         plain_column("peak_bytes", "Peak memory", rows, SIZES),
         plain_column("device_bytes", "GPU memory", rows, SIZES),
-        plain_column("device_used_bytes", "GPU in use", rows, SIZES),
+        plain_column("device_used_bytes", "GPU memory in use", rows, SIZES),
         *_collections(rows),
         plain_column("sent_bytes", "Sent", rows, SIZES),
         plain_column("received_bytes", "Received", rows, SIZES),
@@ -161,11 +161,11 @@ def rank_columns(rows: Sequence[RankRow]) -> list[PageColumn]:
 
 
 def _collections(rows: Sequence[RankRow]) -> list[PageColumn]:
-    """Garbage collections, where there were any."""
+    """Return the columns of garbage collections, where there were any."""
     if not any(row.collections for row in rows):
         return []
-    count = plain_column("collections", "Collections", rows, WHOLE)
-    return [count, plain_column("collection_s", "Collecting", rows, TIMES)]
+    count = plain_column("collections", "GC runs", rows, WHOLE)
+    return [count, plain_column("collection_s", "GC time", rows, TIMES)]
 
 
 def _estimates(
@@ -177,7 +177,7 @@ def _estimates(
     bars: bool = False,
     definition: str | None = None,
 ) -> PageColumn:
-    """A column of figures with intervals."""
+    """Return a column of the rows' estimates `key`, with their intervals."""
     estimates = [getattr(row, key) for row in rows]
     return estimate_column(key, heading, estimates, how, bars=bars, definition=definition)
 
@@ -191,7 +191,7 @@ def estimate_column(
     bars: bool = False,
     definition: str | None = None,
 ) -> PageColumn:
-    """A column of these figures, with their intervals."""
+    """Return a column of estimates, with their intervals."""
     values = [estimate.value for estimate in estimates if estimate is not None]
     unit = how if isinstance(how, Unit) else unit_for(values, how)
     longest = max(values, default=0) if bars else 0
@@ -210,7 +210,7 @@ def _estimate_cell(estimate: Estimate | None, unit: Unit, longest: float) -> Pag
 
 
 def interval_text(low: str, high: str) -> str:
-    """Both ends of an interval; words keep apart what two minus signs and a dash would run together."""
+    """Format an interval; "to" replaces the dash where minus signs would make it hard to read."""
     return f"{low} to {high}" if low.startswith("−") else f"{low}–{high}"
 
 
@@ -222,7 +222,7 @@ def plain_column(
     *,
     definition: str | None = None,
 ) -> PageColumn:
-    """A column of figures without intervals."""
+    """Return a column of the rows' figures `key`, without intervals."""
     values: list[float | None] = [getattr(row, key) for row in rows]
     unit = how if isinstance(how, Unit) else unit_for([value for value in values if value is not None], how)
     write: Callable[[float], str] = unit.write

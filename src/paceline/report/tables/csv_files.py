@@ -1,4 +1,4 @@
-"""The tables of a comparison as CSV files, with plain numbers: seconds, bytes, shares of one."""
+"""Tables of a comparison as CSV files, with plain numbers: seconds, bytes, shares of one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from paceline.report.tables.steps import bytes_rows, operation_rows, rank_split_
 
 ESTIMATES = ("step_s", "samples_per_s", "ratio", "exposed", "above_bound", "train_loss", "test_loss", "test_accuracy")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""What a spreadsheet takes for the beginning of a formula."""
+"""Characters at which a spreadsheet begins to read a formula."""
 PLAIN = ("busiest_sent_bytes", "imbalance", "peak_bytes", "workers", "batch", "failure")
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
-    """Writes every table into a folder; returns the files."""
+    """Write every table into a folder; return the files."""
     tables: dict[str, list[dict[str, Any]]] = {
         "comparison.csv": [_row(row) for row in comparison.rows],
         "ranks.csv": [
@@ -45,13 +45,13 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def save_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> list[Path]:
-    """Writes those tables that have rows into a folder, by the names of their files; returns the files."""
+    """Write the tables that have rows into a folder, by file name; return the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_write(folder / name, rows) for name, rows in tables.items() if rows]
     except OSError as error:
         raise RecordError(
-            f"cannot write to {folder}: {error.strerror}.", hint="name another folder with --csv"
+            f"cannot write to {folder}: {error.strerror}.", hint="choose another folder with --csv"
         ) from None
 
 
@@ -81,5 +81,8 @@ def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def _cell(value: Any) -> Any:
-    """Names and messages come from elsewhere: a spreadsheet shows text behind an apostrophe and never computes it."""
+    """Return the value with an apostrophe before text that looks like a formula.
+
+    Names and messages come from users. A spreadsheet shows text after an apostrophe and never evaluates it.
+    """
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value

@@ -1,4 +1,4 @@
-"""Who sends how much to whom, as the kernel counted it: sentences, rows and columns, and a matrix for the page."""
+"""Bytes sent between ranks, as the kernel counted them: sentences, rows and columns, and a matrix for the page."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.analysis.traffic.payload import PLAN, TOLERANCE, Payload, RankBytes
+from paceline.analysis.traffic.payload import TOLERANCE, Payload, RankBytes
 from paceline.report.formatting import percent, plural, size
 from paceline.report.tables.columns import NOTHING, SIZES, PageCell, PageColumn, Unit, plain_column, unit_for
 
-ALIKE = 0.02
-"""Ranks whose bytes differ by less are told of together."""
-NEXT_TO_NOTHING = 1e-4
-"""Buckets may be cut at other places than planned, which moves a few bytes from one rank to another."""
+SIMILAR = 0.02
+"""Relative difference of bytes up to which ranks share a clause in the sentence."""
+NEGLIGIBLE = 1e-4
+"""Deviation from the plan that is not reported exactly: bucket boundaries may differ from the planned ones, which
+moves a few bytes from one rank to another."""
 MOST_RANKS = 16
-"""A larger matrix is not drawn; the table of ranks has them all."""
+"""Most ranks for which the matrix is drawn; the table of ranks has all of them."""
 
 
 @dataclass(frozen=True)
 class RankBytesRow:
-    """What a rank of a candidate sends and receives in a step, by the kernel's count, and what it should."""
+    """Bytes that a rank sends and receives per step, as counted by the kernel and as planned."""
 
     candidate: str
     rank: int
@@ -28,43 +29,43 @@ class RankBytesRow:
     planned_sent_bytes: float | None
     framing_bytes: float | None
     over_plan: float | None
-    """Counted ÷ planned with framing."""
+    """Counted bytes ÷ planned bytes with framing."""
     received_bytes: float
     retransmitted_bytes: float | None
-    """None where nothing had to be sent again."""
+    """Retransmitted bytes; None where there were none."""
     interface: str | None
-    """On the first rank of a host: what its ranks send through."""
+    """Network interface that the ranks of a host send through; set on the host's first rank only."""
     interface_sent_bytes: float | None
     interface_received_bytes: float | None
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Who sends how much to whom, for one candidate."""
+    """Bytes per step between each pair of ranks, for one candidate."""
 
     candidate: str
     sentence: str
     holds: bool | None
     unit: str
     cells: list[list[PageCell]]
-    """A row per sender; `share` is of the busiest pair of all candidates. Empty where there are too many ranks."""
+    """One row per sender; `share` is relative to the busiest pair of all candidates. Empty for too many ranks."""
 
 
 def payload_sentence(payload: Payload) -> str:
-    """What the ranks send in a step, and how far that is from what was planned."""
-    return f"{_who_sends(payload.ranks)}{_proven(payload)}"
+    """Return the bytes that ranks send per step and their deviation from the plan; without a full stop."""
+    return f"{_bytes_per_rank(payload.ranks)}{_deviation(payload)}"
 
 
-def _who_sends(ranks: Sequence[RankBytes]) -> str:
+def _bytes_per_rank(ranks: Sequence[RankBytes]) -> str:
     if not any(rank.sent_bytes for rank in ranks):
         return "nothing is sent"
-    if _alike(ranks):
-        return f"every rank {_both(ranks[0])} per step"
+    if _similar(ranks):
+        return f"every rank {_sends_and_receives(ranks[0])} per step"
     for odd in ranks:
         others = [rank for rank in ranks if rank is not odd]
-        if _alike(others):
-            them = f"each of the others {_both(others[0])}" if len(others) > 1 else f"the other one {_both(others[0])}"
-            return f"rank {odd.rank} {_both(odd)} per step, {them}"
+        if _similar(others):
+            them = "each of the others" if len(others) > 1 else f"rank {others[0].rank}"
+            return f"rank {odd.rank} {_sends_and_receives(odd)} per step, {them} {_sends_and_receives(others[0])}"
     least, most = (pick(ranks, key=lambda rank: rank.sent_bytes) for pick in (min, max))
     return (
         f"ranks send from {size(least.sent_bytes)} (rank {least.rank}) to {size(most.sent_bytes)} (rank {most.rank}) "
@@ -72,46 +73,42 @@ def _who_sends(ranks: Sequence[RankBytes]) -> str:
     )
 
 
-def _both(rank: RankBytes) -> str:
+def _sends_and_receives(rank: RankBytes) -> str:
     sent, received = size(rank.sent_bytes), size(rank.received_bytes)
     return f"sends and receives {sent}" if sent == received else f"sends {sent} and receives {received}"
 
 
-def _alike(ranks: Sequence[RankBytes]) -> bool:
+def _similar(ranks: Sequence[RankBytes]) -> bool:
     for sizes in ([rank.sent_bytes for rank in ranks], [rank.received_bytes for rank in ranks]):
-        if max(sizes) - min(sizes) > ALIKE * max(sizes):
+        if max(sizes) - min(sizes) > SIMILAR * max(sizes):
             return False
     return True
 
 
-def _proven(payload: Payload) -> str:
+def _deviation(payload: Payload) -> str:
     counted = f"measured at the sockets over {plural(payload.steps, 'step')}"
     off = payload.deviation
     if off is None:
         return f": {counted}"
-    against = (
-        f"{payload.expected_from} and its framing"
-        if payload.expected_from == PLAN
-        else f"{payload.expected_from} and framing"
-    )
+    against = f"{payload.expected_from} plus framing"
     if off == 0:
         return f": {counted}, exactly {against}"
-    if off < NEXT_TO_NOTHING:
-        return f": {counted}, within {percent(NEXT_TO_NOTHING, 2)} of {against}"
-    apart = f"{percent(off, 2)} from {against}" if off < 10 else f"far from {against}"
-    return f": {counted}, {apart}" + ("" if payload.holds else f", more than the {percent(TOLERANCE, 0)} allowed")
+    if off < NEGLIGIBLE:
+        return f": {counted}, within {percent(NEGLIGIBLE, 2)} of {against}"
+    difference = f"{percent(off, 2)} off {against}" if off < 10 else f"far off {against}"
+    return f": {counted}, {difference}" + ("" if payload.holds else f", more than the {percent(TOLERANCE, 0)} allowed")
 
 
 def matrices(payloads: Mapping[str, Payload]) -> list[Matrix]:
-    """One per candidate that sends anything, all in one unit and one scale."""
+    """Return one matrix per candidate that sends anything, all in one unit and on one scale."""
     sending = {name: payload for name, payload in payloads.items() if any(pair.bytes for pair in payload.pairs)}
     sizes = [pair.bytes for payload in sending.values() for pair in payload.pairs]
-    unit, most = unit_for([value for value in sizes if value > ALIKE * max(sizes)], SIZES), max(sizes, default=0.0)
+    unit, most = unit_for([value for value in sizes if value > SIMILAR * max(sizes)], SIZES), max(sizes, default=0.0)
     unit = unit._replace(decimals=min(unit.decimals, 2))
     return [
         Matrix(
             candidate=name,
-            sentence=_capital(payload_sentence(payload)),
+            sentence=_capitalised(payload_sentence(payload)),
             holds=payload.holds,
             unit=unit.name,
             cells=_cells(payload, unit, most) if len(payload.ranks) <= MOST_RANKS else [],
@@ -123,22 +120,22 @@ def matrices(payloads: Mapping[str, Payload]) -> list[Matrix]:
 def _cells(payload: Payload, unit: Unit, most: float) -> list[list[PageCell]]:
     return [
         [
-            PageCell("" if source == target else _written(value, unit), value, share=value / most)
+            PageCell("" if source == target else _format_bytes(value, unit), value, share=value / most)
             for target, value in enumerate(row)
         ]
         for source, row in enumerate(payload.matrix)
     ]
 
 
-def _written(value: float, unit: Unit) -> str:
-    """A figure without its unit; one too small for its digits keeps its own, since it is not nothing."""
+def _format_bytes(value: float, unit: Unit) -> str:
+    """Format bytes without the unit; a value that would round to zero gets its own unit."""
     if value == 0:
         return NOTHING
     return size(value) if 0 < value < 0.5 * unit.scale * 10**-unit.decimals else unit.write(value)
 
 
 def rank_bytes_rows(payloads: Mapping[str, Payload]) -> list[RankBytesRow]:
-    """One per rank of each candidate that was counted and sends anything."""
+    """Return one row per rank of each candidate that was counted and sends anything."""
     return [
         _row(name, payload, rank)
         for name, payload in payloads.items()
@@ -148,7 +145,7 @@ def rank_bytes_rows(payloads: Mapping[str, Payload]) -> list[RankBytesRow]:
 
 
 def payload_rows(payloads: Mapping[str, Payload]) -> list[dict[str, Any]]:
-    """One per pair of ranks of each candidate, with plain numbers."""
+    """Return one row per pair of ranks of each candidate, with plain numbers."""
     return [
         {"candidate": name, **asdict(pair), "deviation": pair.deviation}
         for name, payload in payloads.items()
@@ -157,7 +154,7 @@ def payload_rows(payloads: Mapping[str, Payload]) -> list[dict[str, Any]]:
 
 
 def payload_context(payloads: Mapping[str, Payload]) -> dict[str, Any]:
-    """What the template of this section needs."""
+    """Return the data of the page's section on bytes between ranks."""
     rows = rank_bytes_rows(payloads)
     return {
         "matrices": matrices(payloads),
@@ -185,20 +182,20 @@ def _row(candidate: str, payload: Payload, rank: RankBytes) -> RankBytesRow:
 
 
 def rank_bytes_columns(rows: Sequence[RankBytesRow]) -> list[PageColumn]:
-    """Every figure of such a row."""
+    """Return the columns of the table of bytes by rank."""
     unit = unit_for([row.sent_bytes for row in rows], SIZES)
     columns = [
         plain_column("sent_bytes", "Sent", rows, unit, definition="socket_bytes"),
-        plain_column("planned_sent_bytes", "Tensors by the plan", rows, unit, definition="socket_plan"),
+        plain_column("planned_sent_bytes", "Planned tensor bytes", rows, unit, definition="socket_plan"),
         plain_column("framing_bytes", "Framing", rows, SIZES, definition="framing_bytes"),
         plain_column("over_plan", "Sent ÷ expected", rows, Unit(1, "", 4), definition="socket_proof"),
         plain_column("received_bytes", "Received", rows, unit, definition="socket_bytes"),
-        plain_column("retransmitted_bytes", "Sent again", rows, SIZES),
+        plain_column("retransmitted_bytes", "Retransmitted", rows, SIZES),
         plain_column("interface_sent_bytes", "Interface sent", rows, unit, definition="interface_bytes"),
         plain_column("interface_received_bytes", "Interface received", rows, unit, definition="interface_bytes"),
     ]
     return [column for column in columns if not column.is_empty]
 
 
-def _capital(text: str) -> str:
+def _capitalised(text: str) -> str:
     return text[0].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""What torch's profiler found, operator by operator: for the terminal and for the page."""
+"""Time per operator, measured by torch's profiler: tables for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from paceline.report.plots.drawing import shortened
 from paceline.report.tables.columns import NOTHING, TIMES, PageCell, PageColumn, Unit, percent_unit, unit_for
 
 TOP = 10
-"""Operators that the terminal shows."""
+"""Number of operators that the terminal shows."""
 LONGEST_NAME = 60
 
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """An operator on one rank; figures are per step."""
+    """Operator on one rank; figures are per step."""
 
     name: str
     calls: float
     self_cpu_s: float
     cpu_s: float | None
     self_device_s: float | None
-    """None where no GPU did any work, as the other one."""
+    """None where no GPU did any work, like `device_s`."""
     device_s: float | None
     share: float
-    """Of the time of all operators themselves: on the GPU, where one did the work."""
+    """Share of the own time of all operators: GPU time where a GPU did the work, else CPU time."""
 
 
 def profile_rows(run: RunRecord, rank: int | None = None) -> list[ProfileRow]:
-    """The operators of one rank (the lowest that has a profile), those that took most time first; none without one."""
+    """Return the operators of a rank (None: the lowest profiled one), longest first; empty without a profile."""
     profile = _profile_of(run, rank)
     if profile is None:
         return []
     operators = [*profile.operators, *([] if profile.rest is None else [profile.rest])]
-    whole = sum(_own_s(operator, profile) for operator in operators)
+    whole = sum(_self_s(operator, profile) for operator in operators)
     return [_row(operator, profile, whole) for operator in operators]
 
 
 def profile_columns(rows: Sequence[ProfileRow]) -> list[PageColumn]:
-    """The columns of a table of operators but for their names; those of a GPU only where one did the work."""
+    """Return the columns of the table of operators, without names; GPU columns only where a GPU did the work."""
     unit = unit_for([row.self_device_s or row.self_cpu_s for row in rows], TIMES)
     whole = Unit(1, "", 0 if all(row.calls == int(row.calls) for row in rows) else 1)
     figures: list[tuple[str, str, Unit, Callable[[ProfileRow], float | None]]] = [
@@ -66,7 +66,7 @@ def profile_columns(rows: Sequence[ProfileRow]) -> list[PageColumn]:
 
 
 def profile_table(run: RunRecord) -> Table | None:
-    """The operators of the lowest rank that took most time; None where nothing was profiled."""
+    """Return the longest operators of the lowest profiled rank for the terminal; None where nothing was profiled."""
     rows = profile_rows(run)
     if not rows:
         return None
@@ -83,31 +83,31 @@ def profile_table(run: RunRecord) -> Table | None:
 
 
 def profile_sentences(run: RunRecord) -> Iterator[str]:
-    """Which steps were profiled, and which were not though they were asked for."""
-    asked = _asked(run)
+    """Yield which steps were profiled, and which requested ones were not."""
+    requested = _requested_steps(run)
     profile = _profile_of(run, None)
     if profile is not None:
         rank = min(run.profiles)
-        traces = f"{plural(len(run.profiles), 'trace')} beside it, for Perfetto"
+        traces = f"{plural(len(run.profiles), 'trace')} for Perfetto in the record's folder"
         yield (
-            f"{_named(range(profile.first_step, profile.last_step + 1))} of rank {rank} under torch's profiler, "
-            f"{seconds(profile.step_s)} each, which is not counted; {traces}"
+            f"{_format_steps(range(profile.first_step, profile.last_step + 1))} of rank {rank} ran under torch's "
+            f"profiler, {seconds(profile.step_s)} each, which no other figure counts; {traces}"
         )
     done = range(0) if profile is None else range(profile.first_step, profile.last_step + 1)
-    if len(done) < len(asked):
-        missing = asked[len(done) :]
-        yield f"{_named(missing)} could not be profiled: the run ended before"
+    if len(done) < len(requested):
+        missing = requested[len(done) :]
+        yield f"{_format_steps(missing)} could not be profiled: the run ended before that"
 
 
-def _asked(run: RunRecord) -> range:
+def _requested_steps(run: RunRecord) -> range:
     text = run.config.get("profile")
     try:
         return step_range(str(text), "profile") if text else range(0)
-    except UsageError:  # Of a version that writes it in another way.
+    except UsageError:  # Another version wrote the record in another format.
         return range(0)
 
 
-def _named(steps: range) -> str:
+def _format_steps(steps: range) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}–{steps[-1]}"
 
 
@@ -117,7 +117,7 @@ def _profile_of(run: RunRecord, rank: int | None) -> Profile | None:
     return run.profiles.get(min(run.profiles) if rank is None else rank)
 
 
-def _own_s(operator: Operator, profile: Profile) -> float:
+def _self_s(operator: Operator, profile: Profile) -> float:
     return operator.self_device_s if profile.on_device else operator.self_cpu_s
 
 
@@ -129,7 +129,7 @@ def _row(operator: Operator, profile: Profile, whole: float) -> ProfileRow:
         cpu_s=operator.cpu_s,
         self_device_s=operator.self_device_s if profile.on_device else None,
         device_s=operator.device_s if profile.on_device else None,
-        share=_own_s(operator, profile) / whole if whole else 0.0,
+        share=_self_s(operator, profile) / whole if whole else 0.0,
     )
 
 

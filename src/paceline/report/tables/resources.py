@@ -1,4 +1,4 @@
-"""What processes and hosts used, beside the curves: a table of hosts for the page, and all of it for scripts."""
+"""Resource use of processes and hosts: the page's table of hosts, and the complete data as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.report.tables.profile import profile_rows
 
 @dataclass(frozen=True)
 class HostRow:
-    """A host in the first repeat of a candidate."""
+    """Resource use of a host in the first repeat of a candidate."""
 
     candidate: str
     host: int
@@ -27,7 +27,7 @@ class HostRow:
 
 
 def host_rows(comparison: Comparison) -> list[HostRow]:
-    """One per candidate and host that was sampled."""
+    """Return one row per candidate and host that was sampled."""
     return [
         HostRow(name, own.host, own.busy, own.cpu_share, own.resident_bytes, own.used_bytes, own.available_bytes)
         for name, run in first_runs(comparison).items()
@@ -36,35 +36,35 @@ def host_rows(comparison: Comparison) -> list[HostRow]:
 
 
 def host_columns(rows: Sequence[HostRow]) -> list[PageColumn]:
-    """Every figure of a host but its number."""
+    """Return the columns of the table of hosts, without the host's number."""
     columns = [
         plain_column("busy", "Busy", rows, percent_unit(0), definition="host_busy"),
         plain_column("cpu_share", "CPU of its ranks", rows, percent_unit(0), definition="host_cpu_share"),
         plain_column("resident_bytes", "Memory of its ranks", rows, SIZES, definition="host_resident_bytes"),
         plain_column("used_bytes", "Memory in use", rows, SIZES, definition="host_used_bytes"),
-        plain_column("available_bytes", "Memory left", rows, SIZES, definition="host_available_bytes"),
+        plain_column("available_bytes", "Memory available", rows, SIZES, definition="host_available_bytes"),
     ]
     return [column for column in columns if not column.is_empty]
 
 
 def first_runs(comparison: Comparison) -> dict[str, RunRecord]:
-    """The first repeat of every candidate that has one, best first."""
+    """Return the first repeat of every candidate that has one, best first."""
     runs = {row.candidate.name: comparison.record_set.runs_of(row.candidate.name) for row in comparison.rows}
     return {name: own[min(own)] for name, own in runs.items() if own}
 
 
 def sampling_share(comparison: Comparison) -> float | None:
-    """What sampling took of a core, on the rank where it took most; None where nothing was sampled."""
+    """Return the highest share of a core that sampling used on any rank; None where nothing was sampled."""
     used = [own.sampler_share for entry in comparison.record_set.runs for own in usage(entry.run)]
     return max((share for share in used if share is not None), default=None)
 
 
 def usage_json(run: RunRecord) -> dict[str, Any]:
-    """What the ranks and the hosts of a run used, for scripts."""
+    """Return the resource use of the ranks and hosts of a run as JSON data."""
     ranks, hosts = [asdict(own) for own in usage(run)], [asdict(own) for own in host_usage(run)]
     return {"ranks": ranks, "hosts": hosts}
 
 
 def run_json(run: RunRecord) -> dict[str, Any]:
-    """What the summary of a run leaves out, for scripts: operators of the lowest rank that has them, and resources."""
+    """Return JSON data that a run's summary lacks: operators of the lowest profiled rank, and resource use."""
     return {"operators": [asdict(row) for row in profile_rows(run)], "resources": usage_json(run)}

@@ -1,4 +1,4 @@
-"""The tables of a scaling experiment: columns for the page, rows for CSV, and what each figure means."""
+"""Tables of a scaling experiment: columns for the page, rows for CSV, and the definitions of their figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.analysis.scaling.curves import Scaling, ScalingPoint
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.split import PARTS
 from paceline.report.definitions import DEFINITIONS, Definition
-from paceline.report.scaling_verdict import vague
+from paceline.report.scaling_verdict import format_wide_interval
 from paceline.report.tables.columns import TIMES, PageColumn, Unit, estimate_column, percent_unit, plain_column
 from paceline.report.tables.csv_files import save_tables
 from paceline.report.tables.payload import payload_rows, rank_bytes_rows
@@ -23,44 +23,49 @@ GAINS = {"over_single": "single", "over_one_rank": "itself"}
 SCALING_DEFINITIONS = {
     **{key: DEFINITIONS[key] for key in ("strategy", "step_s", "interval")},
     "ranks": Definition("Ranks", "The world size: processes that train together, over all hosts."),
-    "hosts": Definition("Hosts", "The hosts that the ranks are on, as many on each."),
-    "batch": Definition("Global batch", "Samples per step over all ranks: kept in strong scaling, grown in weak."),
-    "batch_per_rank": Definition("Batch per rank", "Samples per step on each rank: kept in weak scaling."),
-    "epoch_s": Definition("Time per epoch", "Time per iteration × the steps that an epoch has at this global batch."),
+    "hosts": Definition("Hosts", "Number of hosts; each has the same number of ranks."),
+    "batch": Definition(
+        "Global batch",
+        "Samples per step over all ranks: constant in strong scaling, proportional to the ranks in weak scaling.",
+    ),
+    "batch_per_rank": Definition("Batch per rank", "Samples per step on each rank: constant in weak scaling."),
+    "epoch_s": Definition("Time per epoch", "Time per step × the number of steps of an epoch at this global batch."),
     "speed_up": Definition(
         "Speed-up",
-        "Samples per second ÷ those of the baseline, paired by repeat. In strong scaling, where the batch is the same, "
-        "that is T₁/T_N; in weak scaling N·T₁/T_N, since N ranks train N times the samples in a step.",
+        "Samples per second ÷ those of the baseline, paired by repeat. T₁ is the baseline's time per step, T_N that on "
+        "N ranks. In strong scaling, where the batch is the same, the speed-up is T₁/T_N; in weak scaling it is "
+        "N·T₁/T_N, since N ranks train N times the samples in a step.",
     ),
     "efficiency": Definition(
         "Efficiency",
         "Speed-up ÷ the number of ranks N: in strong scaling E = T₁/(N·T_N) at a fixed global batch, in weak scaling "
-        "E = T₁/T_N at a fixed batch per rank. Claimed where every rank had what the baseline had to compute with.",
+        "E = T₁/T_N at a fixed batch per rank. It is claimed only where every rank had the same compute resources as "
+        "the baseline.",
     ),
     "baselines": Definition(
         "Baselines",
-        "single is one process, without any strategy, with what one host has. Itself is the same strategy on one rank, "
-        "where it has nobody to send to: what it takes beyond single is its own cost.",
+        "single is one process without any strategy, with the cores of one host. Itself is the same strategy on one "
+        "rank, where it sends nothing: the time it takes beyond single is the overhead of the strategy.",
     ),
     "oversubscribed": Definition(
         "No speed-up claimed",
-        "Ranks that have not got a core each wait for each other's turn: their times say nothing about more machines. "
-        "Hosts with a share of the cores (--host-cpus) are another matter.",
+        "Ranks without a core each run in turns, so their times say nothing about more machines. This does not apply "
+        "to emulated hosts with a fixed share of the cores (--host-cpus).",
     ),
     **{key: DEFINITIONS[key] for key in DEFINITIONS if key.startswith("split_") or key == "samples_per_s"},
     **{key: DEFINITIONS[key] for key in ("socket_bytes", "socket_plan", "socket_proof", "framing_bytes")},
     **{key: DEFINITIONS[key] for key in ("rank", "interface_bytes", "parity", "lossless", "measuring_cost", "busbw")},
 }
-"""By the name of the figure in the code."""
+"""Definitions by the figure's name in the code."""
 
 
 def scaling_columns(points: Sequence[ScalingPoint]) -> list[PageColumn]:
-    """Every figure of the table but the strategy's name; what was not measured has no column."""
+    """Return the columns of the table of points, without the strategy's name and without empty columns."""
     columns = [
         *_shape_columns(points),
         plain_column("batch", "Global batch", points, COUNT),
         plain_column("batch_per_rank", "Per rank", points, _batch_unit(points)),
-        _ratio_column("step_s", "Time per iteration", [point.row.step_s for point in points], TIMES),
+        _ratio_column("step_s", "Time per step", [point.row.step_s for point in points], TIMES),
         _ratio_column("epoch_s", "Time per epoch", [point.epoch_s for point in points], TIMES),
     ]
     for key, baseline in GAINS.items():
@@ -69,7 +74,7 @@ def scaling_columns(points: Sequence[ScalingPoint]) -> list[PageColumn]:
 
 
 def part_columns(points: Sequence[ScalingPoint]) -> list[PageColumn]:
-    """The shares of a step that go into computing and communicating, at points whose events were collected."""
+    """Return the columns of the time split, as shares of a step, for points that recorded events."""
     splits = [point.row.split for point in points]
     return [
         *_shape_columns(points),
@@ -99,10 +104,10 @@ def _ratio_column(
     how: Unit | Sequence[tuple[float, str]],
     definition: str | None = None,
 ) -> PageColumn:
-    """A column of times or ratios; an interval too wide to be read says from how few repeats it is."""
+    """Return a column of times or ratios; an interval too wide to be useful is replaced by the number of repeats."""
     column = estimate_column(key, heading, estimates, how, definition=definition)
     cells = [
-        cell if own is None or not own.is_vague else replace(cell, interval=vague(own))
+        cell if own is None or not own.is_vague else replace(cell, interval=format_wide_interval(own))
         for cell, own in zip(column.cells, estimates, strict=True)
     ]
     return replace(column, cells=cells)
@@ -124,13 +129,13 @@ def _gain_columns(points: Sequence[ScalingPoint], key: str, baseline: str) -> li
     return [
         replace(faster, cells=cells),
         _ratio_column(
-            f"efficiency_{key}", f"Efficiency to {baseline}", shares, percent_unit(0), definition="efficiency"
+            f"efficiency_{key}", f"Efficiency vs {baseline}", shares, percent_unit(0), definition="efficiency"
         ),
     ]
 
 
 def write_scaling_tables(scaling: Scaling, folder: Path) -> list[Path]:
-    """Writes the tables as CSV, with plain numbers, into a folder; returns the files."""
+    """Write the tables as CSV files, with plain numbers, into a folder; return the files."""
     rows = [_csv_row(point) for mode in scaling.modes for point in scaling.points(mode)]
     comparison = scaling.comparison
     tables = {

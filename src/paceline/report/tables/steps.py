@@ -1,4 +1,4 @@
-"""The tables behind a step: where its time went, what it sent, and how fast; rows and columns for the page and CSV."""
+"""Tables about the steps: time split, bytes sent and operations; rows for CSV, columns for the page."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PURPOSES = ("gradients", "buffers", "statistics", "weights")
 
 @dataclass(frozen=True)
 class SplitRow:
-    """The time split of a candidate, or of one of its ranks; seconds per step."""
+    """Time split of a candidate, or of one of its ranks; seconds per step."""
 
     candidate: str
     rank: int | None
-    """None for the mean over all of them."""
+    """None for the mean over all ranks."""
     step_s: float
     compute_s: float
     overlapped_s: float
@@ -44,14 +44,14 @@ class SplitRow:
     descheduled_s: float | None
     overlap: float | None
     wait_s: float | None
-    """For others to come, in isolated operations."""
+    """Waiting for other ranks to arrive at isolated operations."""
     waited_for: float | None
-    """The share of all such waiting that was for this rank."""
+    """Share of all such waiting that was for this rank."""
 
 
 @dataclass(frozen=True)
 class BytesRow:
-    """What the ranks of a candidate send in a step: the one that sends most, by what it carries."""
+    """Bytes that the busiest rank of a candidate sends in a step, by content."""
 
     candidate: str
     gradients: int | None
@@ -60,14 +60,14 @@ class BytesRow:
     weights: int | None
     total: int
     lower_bound: int | None
-    """What the busiest rank must send at least to all-reduce the gradients."""
+    """Least that the busiest rank must send to all-reduce the gradients."""
     over_bound: float | None
-    """Gradients sent, and weights where these come back in the gradients' place, ÷ that."""
+    """Gradients sent, and weights where a strategy returns weights instead of gradients, ÷ `lower_bound`."""
 
 
 @dataclass(frozen=True)
 class OperationRow:
-    """The operations of one kind that carry one thing, in a candidate's typical run."""
+    """Operations of one kind and content, in a candidate's run of median speed."""
 
     candidate: str
     kind: str
@@ -85,7 +85,7 @@ class OperationRow:
 
 
 def split_rows(comparison: Comparison) -> list[SplitRow]:
-    """One per candidate that collected events, best first."""
+    """Return one row per candidate that recorded events, best first."""
     return [
         _split_row(row.candidate.name, None, row.split.mean, comparison.wires.get(row.candidate.name))
         for row in comparison.rows
@@ -94,7 +94,7 @@ def split_rows(comparison: Comparison) -> list[SplitRow]:
 
 
 def rank_split_rows(comparison: Comparison) -> list[SplitRow]:
-    """One per rank of each of them."""
+    """Return one row per rank of every candidate that recorded events."""
     return [
         _split_row(row.candidate.name, rank, own, comparison.wires.get(row.candidate.name))
         for row in comparison.rows
@@ -114,15 +114,15 @@ def _split_row(candidate: str, rank: int | None, split: Split, wire: Wire | None
 
 
 def split_columns(rows: Sequence[SplitRow]) -> list[PageColumn]:
-    """The parts of a step share a unit, since they add up; the small print is their share."""
+    """Return the columns of the time split: times in one unit, since they add up, with their shares in small print."""
     unit = unit_for([row.step_s for row in rows], TIMES)
     columns = [plain_column("step_s", "Mean step", rows, unit, definition="split_step_s")]
     for part in SPLIT_PARTS:
         cells = [_part_cell(getattr(row, f"{part}_s"), row.step_s, unit) for row in rows]
         columns.append(PageColumn(part, DEFINITIONS[f"split_{part}"].term, unit.name, f"split_{part}", cells))
     columns.append(plain_column("overlap", "Overlap", rows, percent_unit(0)))
-    columns.append(plain_column("wait_s", "Waits for others", rows, unit, definition="wait"))
-    columns.append(plain_column("waited_for", "Is waited for", rows, percent_unit(0)))
+    columns.append(plain_column("wait_s", "Waiting for others", rows, unit, definition="wait"))
+    columns.append(plain_column("waited_for", "Waited for by others", rows, percent_unit(0)))
     return [column for column in columns if not column.is_empty]
 
 
@@ -133,7 +133,7 @@ def _part_cell(value: float | None, step_s: float, unit: Unit) -> PageCell:
 
 
 def bytes_rows(comparison: Comparison) -> list[BytesRow]:
-    """One per candidate that sends anything."""
+    """Return one row per candidate that sends anything."""
     found = []
     for name, wire in comparison.wires.items():
         busiest = {purpose: max(sizes) for purpose, sizes in wire.sent_bytes.items()}
@@ -149,30 +149,30 @@ def bytes_rows(comparison: Comparison) -> list[BytesRow]:
     return found
 
 
-def in_memory(comparison: Comparison) -> list[str]:
-    """Sentences on what passes between ranks without a network."""
+def shared_memory_sentences(comparison: Comparison) -> list[str]:
+    """Return sentences on the bytes that ranks exchange through shared memory."""
     found = []
     for name, wire in comparison.wires.items():
         shared = sum(traffic.bytes_per_step for traffic in wire.traffic if traffic.kind == RowKind.SHARED_REDUCE.title)
         if shared:
-            found.append(f"{name}: ranks of a host add up {size(shared)} per step in memory that they share.")
+            found.append(f"{name}: the ranks of a host sum {size(shared)} per step in shared memory.")
     return found
 
 
 def bytes_columns(rows: Sequence[BytesRow]) -> list[PageColumn]:
-    """Sizes share a unit; what nobody sends has no column."""
+    """Return the columns of bytes sent, in one unit; a kind that no candidate sends has no column."""
     unit = unit_for([row.total for row in rows], SIZES)
     columns = [plain_column(purpose, purpose.capitalize(), rows, unit, definition="sent_kinds") for purpose in PURPOSES]
     columns += [
-        plain_column("total", "In all", rows, unit, definition="sent_kinds"),
-        plain_column("lower_bound", "Least for gradients", rows, unit),
-        plain_column("over_bound", "Sent ÷ least", rows, Unit(1, "", 2), definition="lower_bound"),
+        plain_column("total", "Total", rows, unit, definition="sent_kinds"),
+        plain_column("lower_bound", "Minimum for gradients", rows, unit),
+        plain_column("over_bound", "Sent ÷ minimum", rows, Unit(1, "", 2), definition="lower_bound"),
     ]
     return [column for column in columns if not column.is_empty]
 
 
 def operation_rows(comparison: Comparison) -> list[OperationRow]:
-    """One per candidate, kind of operation and what it carries."""
+    """Return one row per candidate, kind of operation and content."""
     examination = comparison.examination
     link = examination.link if examination is not None else None
     bandwidth = link.bytes_per_s if link is not None else None
@@ -192,7 +192,7 @@ def _operation_row(candidate: str, traffic: Traffic, bandwidth: float | None) ->
 
 
 def operation_columns(rows: Sequence[OperationRow]) -> list[PageColumn]:
-    """Every figure of an operation but its name."""
+    """Return the columns of the table of operations, without the operation's name."""
     times = unit_for([row.duration_s for row in rows], TIMES)
     rates = unit_for([row.busbw for row in rows if row.busbw is not None], RATES)
     rates = rates._replace(decimals=min(rates.decimals, 1))

@@ -1,1 +1,1 @@
-"""Results in the terminal: tables, verdicts and the next command; and the same as JSON."""
+"""Results in the terminal: tables, verdicts and the next command; the same results as JSON."""

@@ -1,4 +1,4 @@
-"""A comparison in the terminal: the table, best first, the verdict, and what to do next."""
+"""Terminal output of a comparison: the table, best first, the verdict, and the next command; the same as JSON."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ROLES = {"bound": "bound", "baseline": "baseline", "candidate": ""}
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """The table and the verdict."""
-    columns = fitting(_columns(comparison), console.width)
+    """Print the table and the verdict."""
+    columns = fit_columns(_columns(comparison), console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     names, *figures = columns
     table.add_column(escape(names.heading), no_wrap=True, min_width=12)
@@ -45,7 +45,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def print_next(comparison: Comparison, report: Path | None, console: Console) -> None:
-    """Where the report is, and a command that makes sense now."""
+    """Print the path of the report and the suggested next command."""
     if report:
         console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
     command = next_command(comparison)
@@ -55,21 +55,21 @@ def print_next(comparison: Comparison, report: Path | None, console: Console) ->
 
 @dataclass(frozen=True)
 class TerminalColumn:
-    """A column of the table."""
+    """Column of a table in the terminal."""
 
     heading: str
     cells: list[str]
-    needed: int
-    """Those with a lower number go first where the screen is too narrow for all."""
+    priority: int
+    """Columns of lower priority are dropped first where the terminal is too narrow."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to show in it."""
+        """Return whether no cell has a value."""
         return all(cell == "–" for cell in self.cells)
 
     @property
     def width(self) -> int:
-        """What it takes on the screen, with the gap before it."""
+        """Characters it takes, with the gap before it."""
         return 2 + max(map(cell_len, [self.heading, *self.cells]))
 
 
@@ -78,8 +78,8 @@ def _columns(comparison: Comparison) -> list[TerminalColumn]:
     return [
         TerminalColumn("strategy" if _by_strategy(comparison) else "setting", [_name(row) for row in rows], 10),
         TerminalColumn("time/step", [_value(row.step_s, seconds) for row in rows], 10),
-        TerminalColumn("95%", [_interval(row.step_s) for row in rows], 5),
-        TerminalColumn(_over(comparison.reference), [_value(row.ratio, factor) for row in rows], 9),
+        TerminalColumn("95% interval", [_interval(row.step_s) for row in rows], 5),
+        TerminalColumn(_ratio_heading(comparison.reference), [_value(row.ratio, factor) for row in rows], 9),
         *_split(rows),
         TerminalColumn("sent/step", [size(row.busiest_sent_bytes) for row in rows], 6),
         TerminalColumn("samples/s", [_value(row.samples_per_s, lambda value: f"{value:,.0f}") for row in rows], 4),
@@ -91,7 +91,7 @@ def _columns(comparison: Comparison) -> list[TerminalColumn]:
 
 
 def _split(rows: Sequence[CandidateRow]) -> list[TerminalColumn]:
-    """Shares of the step as measured; without events, what is known from the bound alone."""
+    """Return the shares of the step; without events, the share above the bound."""
     if all(row.split is None for row in rows):
         return [TerminalColumn("above bound", [_value(row.above_bound, _share) for row in rows], 8)]
     return [
@@ -105,14 +105,14 @@ def _share(value: float) -> str:
     return percent(value, 0)
 
 
-def fitting(columns: list[TerminalColumn], width: int) -> list[TerminalColumn]:
-    """The columns that fit on a screen. The page and the JSON have them all.
+def fit_columns(columns: list[TerminalColumn], width: int) -> list[TerminalColumn]:
+    """Return the columns that fit into the terminal. The page and the JSON output have all of them.
 
-    One goes at a time: what has nothing to tell first, then the least needed, of equals the last.
+    Columns are dropped one at a time: empty ones first, then those of the lowest priority, the last of equals first.
     """
     kept = list(columns)
     while sum(column.width for column in kept) - 2 > width and len(kept) > 2:
-        kept.remove(min(reversed(kept[1:]), key=lambda column: (not column.is_empty, column.needed)))
+        kept.remove(min(reversed(kept[1:]), key=lambda column: (not column.is_empty, column.priority)))
     return kept
 
 
@@ -122,14 +122,14 @@ def _name(row: CandidateRow) -> str:
 
 
 def _interval(estimate: Estimate | None) -> str:
-    """Without the unit, which is that of the value beside it."""
+    """Format the interval without its unit, which is that of the value beside it."""
     if estimate is None:
         return "–"
     return time_range(estimate.low, estimate.high, around=estimate.value).rpartition(" ")[0] or "–"
 
 
-def _over(reference: str | None) -> str:
-    """The heading of the ratios; a long name would push the table off the screen."""
+def _ratio_heading(reference: str | None) -> str:
+    """Return the heading of the ratios; a long name would make the table too wide."""
     return f"÷ {reference}" if reference and len(reference) <= 10 else "÷ reference"
 
 
@@ -142,7 +142,7 @@ def _by_strategy(comparison: Comparison) -> bool:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """The whole result, for scripts; operators and resources are those of the first repeat."""
+    """Return the whole result as JSON data; operators and resources are those of the first repeat."""
     runs = first_runs(comparison)
     return {
         "records": comparison.record_set.sources,

@@ -1,4 +1,4 @@
-"""An examination in the terminal: what was found, a table of the link; and its progress while it goes on."""
+"""Terminal output of the doctor: findings, a table of the link, and progress while the examination runs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from paceline.report.live.run import FolderFollower, Tail
 
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 STAGES = {
-    "machines": "asking every rank about its machine",
+    "machines": "collecting facts about every rank's machine",
     "link": "measuring latency and bandwidth between ranks",
     "all-reduce": "measuring all-reduces, small to large",
-    "contention": "measuring communication beside computation",
+    "contention": "measuring communication during computation",
     "workload": "training a few steps of the workload",
-    "cost": "measuring what measuring costs",
+    "cost": "measuring the cost of measuring",
 }
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class FindingRow(NamedTuple):
-    """A finding as tables have it."""
+    """Finding as a table row."""
 
     level: str
     topic: str
@@ -41,14 +41,14 @@ class FindingRow(NamedTuple):
 
 
 def finding_rows(examination: Examination) -> list[FindingRow]:
-    """Every finding of an examination: problems first, then notes, then what is fine."""
+    """Return every finding of an examination: problems first, then notes, then passed checks."""
     order = ["problem", "note", "ok"]
     found = sorted(findings(examination), key=lambda finding: order.index(finding.level))
     return [FindingRow(finding.level, finding.topic, finding.message, finding.fix) for finding in found]
 
 
 def print_examination(examination: Examination, console: Console) -> None:
-    """The findings in the order of the checks, the link, and how it ended."""
+    """Print the findings in the order of the checks, the link, and the verdict."""
     found = findings(examination)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -69,7 +69,7 @@ def print_examination(examination: Examination, console: Console) -> None:
 
 
 def to_json(examination: Examination, folder: Path) -> dict[str, Any]:
-    """The findings, and all that was measured, for scripts."""
+    """Return the findings and all measurements as JSON data."""
     found = findings(examination)
     return {
         "record": str(folder / DOCTOR_FILE),
@@ -80,15 +80,15 @@ def to_json(examination: Examination, folder: Path) -> dict[str, Any]:
 
 
 def verdict(found: Sequence[Finding]) -> str:
-    """The whole examination in one sentence."""
+    """Return the result of the examination in one sentence."""
     bad, notes = len(problems(found)), sum(finding.level == "note" for finding in found)
     if bad:
-        return f"{plural(bad, 'problem')} to mend" + (f", {plural(notes, 'note')}." if notes else ".")
-    return f"Nothing to mend, {plural(notes, 'note')}." if notes else "Nothing to mend."
+        return f"{plural(bad, 'problem')} to fix" + (f", {plural(notes, 'note')}." if notes else ".")
+    return f"No problems found, {plural(notes, 'note')}." if notes else "No problems found."
 
 
-def spark(values: Sequence[float]) -> str:
-    """A curve in a word: a block per value, as high as it is of the highest."""
+def sparkline(values: Sequence[float]) -> str:
+    """Draw a curve as one block character per value, scaled to the highest value."""
     top = max(values)
     return "".join(BLOCKS[min(len(BLOCKS) - 1, int(len(BLOCKS) * value / top))] for value in values)
 
@@ -106,7 +106,7 @@ def _pairs(link: MeasuredLinks) -> Table:
         table.add_column(heading, justify="left" if heading == "link" else "right", no_wrap=True)
     for pair in link.pairs:
         table.add_row(
-            _where(pair),
+            _format_hosts(pair),
             f"{pair.ranks[0]} ↔ {pair.ranks[1]}",
             duration(pair.alpha_s),
             f"{pair.beta_s_per_byte * 1e9:.3g} ns/B",
@@ -115,16 +115,16 @@ def _pairs(link: MeasuredLinks) -> Table:
     return table
 
 
-def _where(pair: PairLink) -> str:
+def _format_hosts(pair: PairLink) -> str:
     return f"within host {pair.hosts[0]}" if pair.within_host else f"host {pair.hosts[0]} to {pair.hosts[1]}"
 
 
 def _title(measured: AllReduceTimes) -> str:
-    where = (
+    hosts = (
         f"within host {measured.hosts[0]}" if measured.within_host else f"over {plural(len(measured.hosts), 'host')}"
     )
-    curve = spark([point.busbw_bytes_per_s for point in measured.points])
-    return f"all-reduce of {plural(len(measured.ranks), 'rank')} {where}, busbw from small to large: {curve}"
+    curve = sparkline([point.busbw_bytes_per_s for point in measured.points])
+    return f"all-reduce on {plural(len(measured.ranks), 'rank')} {hosts}, busbw from small to large: {curve}"
 
 
 def _all_reduce(measured: AllReduceTimes) -> Table:
@@ -138,9 +138,9 @@ def _all_reduce(measured: AllReduceTimes) -> Table:
 
 
 class LiveExamination(FolderFollower):
-    """Shows how far an examination is, by its events.
+    """Progress display of an examination, which follows its events.
 
-    On anything but a terminal it prints a line per stage, unless it is to be quiet there.
+    Where the console is not a terminal, it prints one line per stage, or nothing if `quiet`.
     """
 
     def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
@@ -154,9 +154,9 @@ class LiveExamination(FolderFollower):
 
     def catch_up(self) -> None:
         for event in map(json.loads, self._events.new_lines()):
-            words = STAGES.get(event.get("stage", ""))
-            if words is None:
+            stage = STAGES.get(event.get("stage", ""))
+            if stage is None:
                 continue
-            self._progress.update(self._task, description=words)
+            self._progress.update(self._task, description=stage)
             if not self._console.is_terminal and not self._quiet:
-                self._console.print(words, markup=False, highlight=False, soft_wrap=True)
+                self._console.print(stage, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The end of a training run in the terminal: a row per rank, then the test and the time it took."""
+"""Terminal summary of a training run: a row per rank, the time split, the test results and the time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from paceline.report.formatting import WARM_UP_COUNTS, number, percent, plural, 
 from paceline.report.tables.payload import payload_sentence
 from paceline.report.tables.profile import profile_sentences, profile_table
 
-PHASES = {"first": "first_step_s", "forward": "forward_s", "backward": "backward_s", "update": "update_s"}
-WIDE = 112
-"""Columns of a terminal that the phases of a step fit into too."""
+PHASES = {"first step": "first_step_s", "forward": "forward_s", "backward": "backward_s", "update": "update_s"}
+WIDE = 114
+"""Terminal width from which the phases of a step are shown."""
 SPLIT_WIDE = 100
-"""The same of times beside the shares of a step."""
+"""Terminal width from which the time split shows times beside shares."""
 
 
 def print_run(record: RunRecord, console: Console) -> None:
-    """The figures of one run."""
+    """Print the summary of one run."""
     summary = summarise(record)
     phases = PHASES if console.width >= WIDE else {}
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -60,23 +60,24 @@ def print_run(record: RunRecord, console: Console) -> None:
 
 
 def staleness_sentence(staleness: dict[str, Any]) -> str:
-    """How old gradients were, where ranks do not step together."""
+    """Return the staleness of gradients under an asynchronous strategy."""
     if not staleness["gradients"]:
-        return "no gradient came to a server"
+        return "no gradient reached a server"
     late = [f"{plural(staleness[what], 'gradient')} {what}" for what in ("damped", "dropped") if staleness[what]]
-    bound = "" if staleness["max_allowed"] is None else f", at most {staleness['max_allowed']} allowed"
+    bound = "" if staleness["max_allowed"] is None else f" (allowed: {staleness['max_allowed']})"
     return (
-        f"a gradient was {staleness['mean']:.1f} updates old on average, {staleness['max']} at most{bound}"
-        f": {' and '.join(late) or 'none was late'}"
+        f"staleness of gradients: {staleness['mean']:.1f} updates on average, {staleness['max']} at most{bound}"
+        f", {' and '.join(late) or 'no late gradients'}"
     )
 
 
 def split_table(record: RunRecord, width: int) -> Table | None:
-    """Where a step's time went on each rank, on a narrow screen in shares alone; None where nobody collected events."""
+    """Return the time split of each rank, in a narrow terminal without times; None where no events were recorded."""
     splits = splits_of(record)
     if not splits:
         return None
-    table = Table(box=None, pad_edge=False, header_style="bold", title="where the mean step goes", title_justify="left")
+    title = "time split of the mean step"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     for heading in ("rank", *PARTS, "(data)", "(descheduled)", "overlap"):
         table.add_column(heading, justify="right", no_wrap=True)
     for rank, split in splits.items():
@@ -93,7 +94,7 @@ def _split_cells(split: Split, *, shares_only: bool) -> list[str]:
 
 
 def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
-    """What the table does not say."""
+    """Yield the results that are not in the tables."""
     test = summary.get("test")
     if test:
         available = "" if test["available"] is None else f"/{test['available']}"
@@ -106,13 +107,13 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         yield payload_sentence(payload)
     divergence = summary.get("buffer_divergence")
     if divergence is not None:
-        apart = f"apart by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"
+        apart = f"differ by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"
         yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
     times = [rank["step_s"] for rank in summary["ranks"] if rank["step_s"]]
     together = record.topology.get("exchanges") and record.lockstep
     if together and times and max(times) > (1 + UNEVEN) * min(times):
         apart = percent(max(times) / min(times) - 1)
-        yield f"time per iteration differs by {apart} between ranks, which a synchronous run should not show"
+        yield f"step times differ by {apart} between ranks, although they step together; {_shared_cores(record)}"
     if summary.get("staleness"):
         yield staleness_sentence(summary["staleness"])
     if "train_s" in summary:
@@ -126,13 +127,20 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         yield f"{plural(estimate['epochs'], 'epoch')} would take about {seconds(estimate['seconds'])}"
     diverged = [rank["diverged_step"] for rank in summary["ranks"] if rank["diverged_step"] is not None]
     if diverged:
-        yield f"the loss is not a number since step {min(diverged)}. hint: lower --lr, or --clip-norm 1"
-    state = "" if record.finished else " (cut short)"
+        yield f"the loss is not a number since step {min(diverged)}. hint: use a lower --lr, or --clip-norm 1"
+    state = "" if record.finished else " (interrupted)"
     yield f"record: {record.path}{state}"
 
 
+def _shared_cores(record: RunRecord) -> str:
+    """Return the probable cause of uneven step times, with the ranks and cores of a host where they are known."""
+    ranks, cores = record.topology.get("ranks_per_host"), record.topology.get("cores")
+    placed = f" ({plural(ranks, 'rank')} on {cores:g} cores)" if ranks and cores else ""
+    return f"ranks probably share cores with each other or with other programs{placed}"
+
+
 def _hosts(record: RunRecord) -> Iterator[str]:
-    """How busy the hosts were, whoever made them so."""
+    """Yield how busy the cores of each host were, with all processes counted."""
     hosts = host_usage(record)
     for host in hosts:
         if host.busy is not None:

@@ -1,4 +1,4 @@
-"""A scaling experiment in the terminal and as JSON: a table per kind of scaling, then what it comes down to."""
+"""Terminal output of a scaling experiment: a table for strong and for weak scaling, then the verdict; as JSON too."""
 
 from __future__ import annotations
 
@@ -16,51 +16,54 @@ from paceline.report.formatting import factor, percent, seconds
 from paceline.report.scaling_verdict import (
     NOT_SCALED,
     TITLES,
-    closing,
-    headline_of,
-    kind_in_words,
+    closing_sentences,
+    format_mode,
+    headline_sentence,
     mode_sentences,
     sentences,
 )
-from paceline.report.terminal.comparison import TerminalColumn, fitting
+from paceline.report.terminal.comparison import TerminalColumn, fit_columns
 
 NOTHING = "–"
-INTERVALS = "± is half of a 95% interval. An efficiency has that of its speed-up, an epoch that of its step."
+INTERVALS = (
+    "± is half the width of the 95% interval. It is the same for an efficiency and its speed-up, and for the time of "
+    "an epoch and of a step."
+)
 
 
 def print_scaling(scaling: Scaling, console: Console) -> None:
-    """The tables, the sentences, and what to know before believing them."""
+    """Print the tables, the verdict and the warnings."""
     for mode in scaling.modes:
-        _notify(console, f"{TITLES[mode]}: {kind_in_words(scaling, mode)}")
+        _print(console, f"{TITLES[mode]}: {format_mode(scaling, mode)}")
         console.print(_table(scaling, mode, console.width))
         if any(point.row.repeats > 1 for point in scaling.points(mode)):
-            _notify(console, INTERVALS)
+            _print(console, INTERVALS)
         for sentence in mode_sentences(scaling, mode):
-            _notify(console, sentence)
+            _print(console, sentence)
         console.print()
     for row in scaling.comparison.rows:
         if row.failure:
-            _notify(console, f"{row.candidate.name} failed: {row.failure}")
-    for sentence in (headline_of(scaling), *closing(scaling)):
-        _notify(console, sentence)
+            _print(console, f"{row.candidate.name} failed: {row.failure}")
+    for sentence in (headline_sentence(scaling), *closing_sentences(scaling)):
+        _print(console, sentence)
     for warning in scaling.warnings:
-        _notify(console, f"note: {warning}")
-    _notify(console, f"note: {NOT_SCALED}")
+        _print(console, f"note: {warning}")
+    _print(console, f"note: {NOT_SCALED}")
 
 
 def print_report(report: Path | None, console: Console) -> None:
-    """Where the page is."""
+    """Print the path of the report."""
     if report:
-        _notify(console, f"report: {report}")
+        _print(console, f"report: {report}")
 
 
-def _notify(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(scaling: Scaling, mode: Mode, width: int) -> Table:
     points = scaling.points(mode)
-    columns = fitting(_columns(points), width)
+    columns = fit_columns(_columns(points), width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     names, *figures = columns
     table.add_column(escape(names.heading), no_wrap=True)
@@ -73,14 +76,16 @@ def _table(scaling: Scaling, mode: Mode, width: int) -> Table:
 
 
 def _columns(points: list[ScalingPoint]) -> list[TerminalColumn]:
-    """Of the shares the two that say most; the page and the JSON have all four."""
+    """Return the columns, with the two most useful shares; the page and the JSON output have all four."""
     several = any(point.hosts > 1 for point in points)
     return [
         TerminalColumn("strategy", [_name(points, place) for place in range(len(points))], 10),
         TerminalColumn("ranks/hosts" if several else "ranks", [_ranks(point, several=several) for point in points], 10),
         TerminalColumn("batch", [f"{point.batch:,}" for point in points], 7),
         TerminalColumn(
-            "time/step", _beside([_value(p.row.step_s) for p in points], [_around(p.row.step_s) for p in points]), 10
+            "time/step",
+            _align([_value(p.row.step_s) for p in points], [_half_interval(p.row.step_s) for p in points]),
+            10,
         ),
         TerminalColumn("epoch", [_value(point.epoch_s) for point in points], 3),
         TerminalColumn("vs single", _gains(points, "over_single"), 9),
@@ -91,7 +96,7 @@ def _columns(points: list[ScalingPoint]) -> list[TerminalColumn]:
 
 
 def _name(points: list[ScalingPoint], place: int) -> str:
-    """A strategy's name beside the first of its points."""
+    """Return the strategy's name for the first of its points, else nothing."""
     point = points[place]
     repeated = place > 0 and points[place - 1].strategy == point.strategy
     return "" if repeated else point.strategy
@@ -106,27 +111,27 @@ def _value(estimate: Estimate | None) -> str:
     return NOTHING if estimate is None else seconds(estimate.value)
 
 
-def _around(estimate: Estimate | None) -> str:
-    """Half of the interval, as a share of the value; nothing where there is none."""
+def _half_interval(estimate: Estimate | None) -> str:
+    """Format half of the interval as a share of the value; empty where there is none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
     half = (estimate.high - estimate.low) / 2 / estimate.value
     return f"±{percent(half, 0)}" if half < 1 else ">±100%"
 
 
-def _beside(*parts: list[str]) -> list[str]:
-    """Cells of several parts, aligned below each other; a part that no cell has takes no room."""
+def _align(*parts: list[str]) -> list[str]:
+    """Join several parts of each cell, aligned in columns; a part that is empty in all cells is left out."""
     widths = [max(map(len, own), default=0) for own in parts]
     rows = zip(*parts, strict=True)
     return [" ".join(f"{part:>{width}}" for part, width in zip(row, widths, strict=True) if width) for row in rows]
 
 
 def _gains(points: list[ScalingPoint], key: str) -> list[str]:
-    """Speed-up with its interval, and efficiency; a dash where none is claimed."""
+    """Format speed-up with its interval, and efficiency; a dash where none is claimed."""
     known = [None if point.oversubscribed else point.gains[key] for point in points]
-    return _beside(
+    return _align(
         [NOTHING if gain is None else factor(gain.speed_up.value) for gain in known],
-        ["" if gain is None else _around(gain.speed_up) for gain in known],
+        ["" if gain is None else _half_interval(gain.speed_up) for gain in known],
         ["" if gain is None else NOTHING if gain.efficiency is None else _share(gain.efficiency) for gain in known],
     )
 
@@ -136,7 +141,7 @@ def _share(estimate: Estimate) -> str:
 
 
 def _part(point: ScalingPoint, part: str) -> str:
-    """A share of the step, with half of its interval in points of it."""
+    """Format a share of the step, with half of its interval in percentage points."""
     split = point.row.split
     if split is None:
         return NOTHING
@@ -147,7 +152,7 @@ def _part(point: ScalingPoint, part: str) -> str:
 
 
 def to_json(scaling: Scaling) -> dict[str, Any]:
-    """The whole result, for scripts."""
+    """Return the whole result as JSON data."""
     comparison = scaling.comparison
     return {
         "records": scaling.record_set.sources,
@@ -168,7 +173,7 @@ def _mode_json(scaling: Scaling, mode: Mode) -> dict[str, Any]:
     best = scaling.best(mode)
     peaks = [peak for curve in scaling.candidates(mode) if (peak := scaling.peak(curve)) is not None]
     return {
-        "kind": kind_in_words(scaling, mode),
+        "kind": format_mode(scaling, mode),
         "points": [point.to_dict() | {"split_s": _split_json(point)} for point in scaling.points(mode)],
         "best": best and best.candidate.name,
         "fastest": {
@@ -186,6 +191,6 @@ def _mode_json(scaling: Scaling, mode: Mode) -> dict[str, Any]:
 
 
 def _split_json(point: ScalingPoint) -> dict[str, float] | None:
-    """Seconds of a step by where they go, on average over ranks and repeats."""
+    """Return the time split in seconds per step, the mean over ranks and repeats."""
     split = point.row.split
     return None if split is None else {part: getattr(split.mean, f"{part}_s") for part in PARTS}

@@ -1,11 +1,11 @@
-// Draws the figures, recolours them with the theme, lets the reader choose what they show, and saves them.
+// Draws the plots, adapts their colours to the theme, adds controls, and saves plots as images.
 
 const NARROW = 560;
 const MEDIUM = 860;
-const SIZES = ["layout", "medium", "narrow"]; // Of a view; the smaller changes what it has to of the larger.
+const SIZES = ["layout", "medium", "narrow"]; // Layouts of a view; a narrower one overrides parts of the wider one.
 const SAVED_WIDTH = 1100;
 const MOST_BUTTONS = 8;
-const PAPER_WIDTH = 690; // Fits between the margins of A4 and of Letter; the paper is laid out too late to ask it.
+const PAPER_WIDTH = 690; // Fits A4 and Letter; the browser lays out the paper too late to measure it.
 const FONT = getComputedStyle(document.body).fontFamily;
 const content = JSON.parse(document.getElementById("data").textContent);
 
@@ -18,7 +18,7 @@ class Figure {
     this.repeat = 0;
     this.axis = (spec.axes || [null])[0];
     this.view = (spec.views || [null])[0];
-    this.range = null; // What was zoomed to.
+    this.range = null; // The zoomed range of the horizontal axis.
     this.addControls(element.querySelector(".controls"));
     for (const button of element.querySelectorAll("[data-save]")) {
       button.addEventListener("click", () => this.save(button.dataset.save));
@@ -28,23 +28,23 @@ class Figure {
     new ResizeObserver(() => this.resize()).observe(this.plot);
   }
 
-  // The figure as it stands, in the colours of a theme.
+  // The plot's current data and layout, in the colours of a theme.
   contents(colours, width) {
     const { narrow, medium, layout: wide } = this.spec;
     const layout = structuredClone((width < NARROW && narrow) || (width < MEDIUM && medium) || wide);
     const data = structuredClone(this.traces()).map((trace, index) => this.shown(trace, index));
     if (this.view) Object.assign(layout, ...[true, width < MEDIUM, width < NARROW].map((fits, place) => fits && structuredClone(this.view[SIZES[place]])));
-    if (this.spec.zoom) layout.dragmode = width < NARROW ? false : "zoom"; // A finger has to be able to scroll past it.
+    if (this.spec.zoom) layout.dragmode = width < NARROW ? false : "zoom"; // On a phone, dragging must scroll the page.
     if (this.range) layout.xaxis.range = [...this.range];
     if (this.axis) layout.xaxis.title.text = this.axis.title;
-    if (this.axis && this.axis !== this.spec.axes[0]) delete layout.xaxis.dtick; // Whole marks are for iterations.
+    if (this.axis && this.axis !== this.spec.axes[0]) delete layout.xaxis.dtick; // Ticks at whole numbers are for steps only.
     if (this.spec.scales) layout.yaxis = structuredClone(this.spec.scales[this.repeat]);
     layout.font.family = FONT;
     layout.hoverlabel.font.family = FONT;
     return { data: recoloured(data, colours), layout: recoloured(layout, colours) };
   }
 
-  // A view puts some of the figure's sets of traces together, each on a y axis of its own.
+  // A view combines some of the plot's sets of traces, each on its own y axis.
   traces() {
     if (!this.view) return this.spec.data;
     return this.view.sets.flatMap(([number, yaxis]) => this.spec.sets[number].map((trace) => ({ ...trace, yaxis })));
@@ -93,7 +93,7 @@ class Figure {
     if (this.spec.keys) place.append(this.keys());
   }
 
-  // Two choices: whose view (buttons, or a list where there are many), and which of theirs.
+  // Two controls: the group of views (buttons, or a list of many), and the view within the group.
   addViews(place) {
     const groups = [...new Set(this.spec.views.map((view) => view.group))];
     const labels = make("span", { className: "choice" });
@@ -115,7 +115,7 @@ class Figure {
   zoomButtons() {
     const group = make("div", { className: "switch zoom", role: "group", ariaLabel: "Zoom" });
     const whole = () => this.view.layout.xaxis.range;
-    // Keeps the middle, and stays inside the whole.
+    // Keeps the centre, and stays inside the whole range.
     const zoom = (factor, shift = 0) => {
       const [low, high] = this.range || whole();
       const length = Math.min((high - low) * factor, whole()[1] - whole()[0]);
@@ -129,7 +129,7 @@ class Figure {
       ["+", "Zoom in", () => zoom(0.5)],
       ["←", "Earlier", () => zoom(1, -0.4)],
       ["→", "Later", () => zoom(1, 0.4)],
-      ["whole", "The whole step", () => ((this.range = null), this.draw())],
+      ["reset", "Show the whole step", () => ((this.range = null), this.draw())],
     ];
     for (const [text, label, act] of buttons) {
       const button = make("button", { type: "button", textContent: text, ariaLabel: label, title: label });
@@ -139,7 +139,7 @@ class Figure {
     return group;
   }
 
-  // Dragging zooms, and a double click shows the whole again.
+  // Dragging zooms in, and a double click resets the zoom.
   listen() {
     this.plot.on("plotly_relayout", (change) => {
       if ("xaxis.range[0]" in change) this.range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
@@ -150,7 +150,7 @@ class Figure {
     });
   }
 
-  // What the colours mean.
+  // Legend of the colours.
   keys() {
     const list = make("div", { className: "keys" });
     for (const { label, colour, hollow } of this.spec.keys) {
@@ -203,7 +203,7 @@ class Figure {
     return list;
   }
 
-  // Plotly's own legend would show the stripes of curves that lie on each other: a plain line of each colour is clearer.
+  // Plotly's own legend would show the stripes of coinciding curves; a plain line of each colour is clearer.
   legendEntries() {
     const listed = ({ name }) => this.spec.candidates.includes(name) && !this.hidden.has(name);
     const shown = this.spec.keys || content.candidates.filter(listed);
@@ -211,7 +211,7 @@ class Figure {
     return shown.map(({ label, colour }) => ({ ...entry, name: escaped(label), line: { color: colour, width: 3 } }));
   }
 
-  // Saved figures go into reports: light, on white, and with what the page around them says.
+  // Saved plots are meant for documents: light, on white, with the title and the legend that the page shows around them.
   async save(format) {
     const { data, layout } = this.contents(theme.colours("light"), SAVED_WIDTH);
     const margin = layout.margin;
@@ -220,7 +220,7 @@ class Figure {
     layout.title = { text: this.spec.title + shown, x: 0, xref: "paper", xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { t: 14 } };
     layout.title.font = { size: 16, color: theme.colours("light")["@ink"] };
     if (this.spec.candidates || this.spec.keys) {
-      const above = margin.t / (layout.height - margin.t - margin.b); // Headings of panels stand between.
+      const above = margin.t / (layout.height - margin.t - margin.b); // Leaves room for the headings of panels.
       for (const trace of data) trace.showlegend = false;
       data.push(...this.legendEntries());
       layout.showlegend = true;
@@ -238,7 +238,7 @@ class Figure {
   }
 }
 
-// Colours that depend on the theme are tokens in the data; user's strings that merely hold one stay as they are.
+// Replaces the tokens of theme colours; strings that only contain a token stay unchanged.
 function recoloured(value, colours) {
   if (typeof value === "string") return Object.hasOwn(colours, value) ? colours[value] : value;
   if (Array.isArray(value)) return value.map((item) => recoloured(item, colours));
@@ -248,7 +248,7 @@ function recoloured(value, colours) {
   return value;
 }
 
-// One of several texts: buttons where they fit, else a list.
+// A control that selects one of several texts: buttons where they fit, else a list.
 function choice(name, texts, chosen, choose) {
   if (texts.length > MOST_BUTTONS) {
     const select = make("select", { ariaLabel: name });
@@ -269,7 +269,7 @@ function choice(name, texts, chosen, choose) {
 }
 
 function escaped(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;"); // Plotly reads some HTML.
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;"); // Plotly interprets some HTML.
 }
 
 function make(name, properties) {

@@ -1,4 +1,4 @@
-// Sorting by a heading, definitions beside it, and buttons that copy.
+// Sortable tables, tooltips with definitions, and copy buttons.
 
 const sortTable = (() => {
   const value = (row, place) => {
@@ -8,7 +8,7 @@ const sortTable = (() => {
     return text === "" || Number.isNaN(number) ? text : number;
   };
 
-  // What has no value stays last, whichever way the others go.
+  // Rows without a value stay last in both directions.
   function order(one, other, way) {
     if (one === null || other === null) return (one === null) - (other === null);
     if (typeof one === "number" && typeof other === "number") return way * (one - other);
@@ -34,7 +34,7 @@ for (const button of document.querySelectorAll("table.sortable .sort")) {
   button.addEventListener("click", () => sortTable(button.closest("th")));
 }
 
-// One tooltip for all definitions, above everything, so that no table cuts it off.
+// One tooltip for all definitions, outside the tables, so that none of them clips it.
 (() => {
   const tip = document.getElementById("tip");
   let owner = null;
@@ -87,7 +87,7 @@ for (const button of document.querySelectorAll(".copy")) {
       await navigator.clipboard.writeText(code.textContent);
       button.textContent = "Copied";
     } catch {
-      getSelection().selectAllChildren(code); // A file may not write to the clipboard: then one keystroke is left.
+      getSelection().selectAllChildren(code); // Without access to the clipboard, select the text so that the user can copy it.
       button.textContent = "Selected";
     }
     setTimeout(() => (button.textContent = "Copy"), 1600);

@@ -1,6 +1,6 @@
 "use strict";
 
-// Light or dark: as the system says, until the reader says otherwise. Print is always light.
+// Light or dark theme: that of the system, until the reader switches it. Print is always light.
 const theme = (() => {
   const root = document.documentElement;
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -14,7 +14,7 @@ const theme = (() => {
     try {
       return localStorage.getItem("paceline-theme");
     } catch {
-      return null; // Some browsers keep nothing for files.
+      return null; // Some browsers have no storage for local files.
     }
   }
 
@@ -32,7 +32,7 @@ const theme = (() => {
     listeners.forEach((listener) => listener());
   }
 
-  // A browser that prints says so before it lays the paper out; one that only shows how it would, by the query.
+  // Printing fires an event before the paper is laid out; a preview only matches the media query.
   function setPrinting(begins) {
     printing = begins;
     apply();
@@ -43,12 +43,12 @@ const theme = (() => {
     try {
       localStorage.setItem("paceline-theme", chosen);
     } catch {
-      // Then it holds until the page is closed.
+      // Without storage, the choice lasts until the page is closed.
     }
     apply();
   }
 
-  // What figures call @ink and the like, as colours of a theme.
+  // Colours of a theme for the tokens in the plots, such as @ink.
   function colours(name = current()) {
     const before = root.dataset.theme;
     root.dataset.theme = name;
