@@ -1,8 +1,8 @@
-"""Runs `paceline` as a user does: in processes of its own, where the users' modules are.
+"""Run `paceline` commands in separate processes, in the folder of the users' modules.
 
-Most of what a command costs is to import torch. `paceline` therefore forks each command, and each rank that the command
-starts, from a process that has imported it. `start` starts new processes for commands and their ranks: for those whose
-whole process group is signalled.
+Most of the time of a command is the import of torch. `paceline` therefore forks each command, and each rank that the
+command starts, from a process that has imported it. `start` starts new processes for commands and their ranks, for
+tests that send signals to the process group.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ LIMIT_S = 150
 
 
 def paceline(*arguments: str, expect: int = 0, cwd: Path = HERE) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end."""
+    """Run a command, and check its exit code."""
     with forked(*arguments, cwd=cwd) as started:
-        done = started.end()
+        done = started.wait()
     assert done.returncode == expect, done.stdout + done.stderr
     return done
 
 
 class Forked:
-    """A command that runs."""
+    """Running command that was forked from the server."""
 
     def __init__(self, folder: Path, cwd: Path, arguments: tuple[str, ...], cores: set[int] | None) -> None:
         self._arguments = arguments
-        self._said = folder / "stdout", folder / "stderr"
-        self.process = SERVER.Process(target=_run, args=(arguments, cwd, dict(os.environ), cores, *self._said))
+        self._output_files = folder / "stdout", folder / "stderr"
+        self.process = SERVER.Process(target=_run, args=(arguments, cwd, dict(os.environ), cores, *self._output_files))
         self.process.start()
 
     @property
     def pid(self) -> int:
-        """Of the process that runs it."""
+        """PID of the process of the command."""
         assert self.process.pid is not None
         return self.process.pid
 
-    def end(self) -> subprocess.CompletedProcess[str]:
-        """What it left, once it has come to its end."""
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        """Wait for the command; return its exit code and output."""
         self.process.join(LIMIT_S)
-        self.process.kill()  # And with it its ranks, if it has not ended by itself.
+        self.process.kill()  # This also ends its ranks, if it has not ended by itself.
         self.process.join()
         assert self.process.exitcode is not None
-        stdout, stderr = (file.read_text() for file in self._said)
+        stdout, stderr = (file.read_text() for file in self._output_files)
         return subprocess.CompletedProcess(self._arguments, self.process.exitcode, stdout, stderr)
 
 
 @contextmanager
 def forked(*arguments: str, cwd: Path = HERE, cores: set[int] | None = None) -> Iterator[Forked]:
-    """Starts a command, on some of the cores, and kills it at the end if it still runs then."""
+    """Start a command, on the given cores if any, and kill it at the end of the `with` block if it still runs."""
     with tempfile.TemporaryDirectory() as folder:
         started = Forked(Path(folder), cwd, arguments, cores)
         try:
@@ -78,7 +78,7 @@ def _run(
     stdout: Path,
     stderr: Path,
 ) -> None:
-    """Do what `python -m paceline` would, in the process that was forked for it."""
+    """Run `python -m paceline` in the forked process."""
     from paceline.cli import main
 
     if cores is not None:
@@ -90,14 +90,14 @@ def _run(
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
     sys.argv = ["paceline", *arguments]
-    mp.set_start_method(None, force=True)  # As in a new process, not as in one of a fork server.
+    mp.set_start_method(None, force=True)  # As in a new process, not as in a fork of the server.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
     start_ranks_from_spares()
     main()
 
 
 def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Starts a command as a shell would: in a process group of its own; `by` another that starts it, as nohup."""
+    """Start a command in a new process group, as a shell does; `by` is a command that starts it, for example nohup."""
     return subprocess.Popen(
         [*by, *command(*arguments)],
         cwd=HERE,
@@ -105,17 +105,17 @@ def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # Whoever runs the tests may have it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # The test runner may ignore it.
     )
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line."""
+    """Return the command line of a `paceline` command."""
     return [sys.executable, "-m", "paceline", *arguments]
 
 
 def wait_until(holds: Callable[[], Any], what: str) -> None:
-    """Waits for something that a process of ours will do."""
+    """Wait until a condition holds; fail after `LIMIT_S`."""
     deadline = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < deadline, f"not within {LIMIT_S} s: {what}"

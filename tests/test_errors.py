@@ -1,4 +1,4 @@
-"""The exception tree: one exit code per branch, and names that are nearly right."""
+"""Exception tree: one exit code per branch; errors for unknown names and invalid choices."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import re
 import pytest
 
 from paceline import errors
-from paceline.errors import BY_NAME, PacelineError, UsageError, unknown_name, wrong_choice
+from paceline.errors import ERRORS_BY_NAME, PacelineError, UsageError, unknown_name, wrong_choice
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PacelineError)]
 
 
-def test_every_branch_has_an_exit_code_of_its_own() -> None:
+def test_every_branch_has_a_different_exit_code() -> None:
     codes = [kind.exit_code for kind in KINDS]
     assert len(set(codes)) == len(codes)
     assert 0 not in codes
     assert not {errors.INTERRUPTED_EXIT_CODE, errors.PROBLEM_EXIT_CODE} & set(codes)
 
 
-def test_the_docstring_draws_the_tree_as_it_is() -> None:
+def test_the_docstring_shows_the_whole_tree() -> None:
     drawn = dict(re.findall(r"(\w+Error)\s+(\d+)\s", errors.__doc__ or ""))
     assert {name: int(code) for name, code in drawn.items()} == {kind.__name__: kind.exit_code for kind in KINDS}
 
 
-def test_by_name_knows_the_whole_tree() -> None:
-    assert {kind.__name__: kind for kind in KINDS} == BY_NAME
+def test_errors_by_name_has_the_whole_tree() -> None:
+    assert {kind.__name__: kind for kind in KINDS} == ERRORS_BY_NAME
 
 
 def test_an_error_keeps_message_hint_and_detail() -> None:
@@ -44,7 +44,7 @@ def test_an_error_keeps_message_hint_and_detail() -> None:
         ("zzz", "known: allreduce, ddp"),
     ],
 )
-def test_unknown_name_offers_the_nearest_and_then_all(name: str, hint: str) -> None:
+def test_unknown_name_suggests_the_closest_and_then_all(name: str, hint: str) -> None:
     error = unknown_name("strategy", name, ["ddp", "allreduce"])
     assert isinstance(error, UsageError)
     assert error.message == f"there is no strategy {name!r}."

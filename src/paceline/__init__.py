@@ -1,4 +1,4 @@
-"""Paceline trains PyTorch models data-parallel under every way of synchronising gradients, and tells which to pick."""
+"""Train PyTorch models data-parallel under every way of synchronising gradients, and compare their speed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the public names when they are first used, so that `paceline --help` need not import torch."""
+    """Import a public name when it is first used, so that `paceline --help` does not import torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,16 +1,17 @@
-"""The exceptions a user may meet: one tree, one exit code per branch.
+"""Exceptions shown to users: one tree, one exit code per branch.
 
-    PacelineError        1   anything that went wrong in a way we can explain
-    ├── UsageError       2   a name, value or combination that cannot be
-    ├── DataError        3   a data set that is missing, truncated or tampered with
-    ├── WorkloadError    4   the user's own code failed, or is not what it should be
-    ├── LaunchError      5   ranks could not be started or could not find each other
-    ├── RankError        6   a rank died, or failed while training
-    ├── ParityError      7   a strategy that promises the mean gradient computes something else
-    └── RecordError      8   a record that cannot be read or would be overwritten
+    PacelineError        1   any error with a known cause
+    ├── UsageError       2   an unknown name, an invalid value or an invalid combination of options
+    ├── DataError        3   a data set is missing, truncated or altered
+    ├── WorkloadError    4   the user's code raised an exception or has the wrong interface
+    ├── LaunchError      5   ranks could not start or could not connect to each other
+    ├── RankError        6   a rank process was killed or failed during a run
+    ├── ParityError      7   a strategy that should compute the mean gradient computes another value
+    └── RecordError      8   a record cannot be read, or would be overwritten
 
-A message is one sentence on what was found; `hint` is one on what to do about it. `detail` is shown before both: a
-traceback that belongs to the user's own code. Anything outside this tree is our mistake and keeps its traceback.
+The message says in one sentence what was found; `hint` says in one sentence what to do. `detail` is printed before
+both, for example the traceback of the user's code. Any other exception is a bug in Paceline and is shown with its
+traceback.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 PROBLEM_EXIT_CODE = 9
-"""What `paceline doctor` leaves with when it found a problem: nothing went wrong, but something has to be mended."""
+"""Exit code of `paceline doctor` when it ran without an error and found a problem to fix."""
 INTERRUPTED_EXIT_CODE = 130
-"""What a shell expects of a command that Ctrl-C ended (128 + SIGINT)."""
+"""Exit code after Ctrl-C, as shells expect it (128 + SIGINT)."""
 
 
 class PacelineError(Exception):
-    """An error with one sentence on what was found and, in `hint`, one on what to do."""
+    """Base class: one sentence on what was found and, in `hint`, one on what to do."""
 
     exit_code: ClassVar[int] = 1
 
@@ -36,37 +37,37 @@ class PacelineError(Exception):
         self.hint = hint
         self.detail = detail
         self.run: int | None = None
-        """Which of a job's runs it happened in, where that is known."""
+        """Index of the run in its job in which the error occurred; None where unknown."""
         if hint:
-            self.add_note(f"hint: {hint}")  # Shown where the error ends a program of the user's own.
+            self.add_note(f"hint: {hint}")  # Shown in tracebacks of a user's program.
 
 
 class UsageError(PacelineError):
-    """A name, value or combination that cannot be."""
+    """Unknown name, invalid value or invalid combination of options."""
 
     exit_code = 2
 
 
 class DataError(PacelineError):
-    """A data set that is missing, truncated or tampered with."""
+    """Data set that is missing, truncated or altered."""
 
     exit_code = 3
 
 
 class WorkloadError(PacelineError):
-    """The user's own code failed, or is not what it should be."""
+    """Exception in the user's code, or user code with the wrong interface."""
 
     exit_code = 4
 
 
 class LaunchError(PacelineError):
-    """Ranks could not be started or could not find each other."""
+    """Ranks could not start or could not connect to each other."""
 
     exit_code = 5
 
 
 class RankError(PacelineError):
-    """A rank died, or failed while training."""
+    """A rank process was killed or failed during a run."""
 
     exit_code = 6
 
@@ -75,22 +76,22 @@ class RankError(PacelineError):
     ) -> None:
         super().__init__(message, hint=hint, detail=detail)
         self.peer_lost = peer_lost
-        """Whether it only waited for another that is gone: the reason to show is that one's."""
+        """Whether this rank failed only because it lost a peer; the peer's error is then the root cause."""
 
 
 class ParityError(PacelineError):
-    """A strategy that promises the mean gradient computes something else."""
+    """Strategy that should compute the mean gradient and computes another value."""
 
     exit_code = 7
 
 
 class RecordError(PacelineError):
-    """A record that cannot be read or would be overwritten."""
+    """Record that cannot be read, or would be overwritten."""
 
     exit_code = 8
 
 
-BY_NAME: dict[str, type[PacelineError]] = {
+ERRORS_BY_NAME: dict[str, type[PacelineError]] = {
     kind.__name__: kind
     for kind in (
         PacelineError,
@@ -103,17 +104,17 @@ BY_NAME: dict[str, type[PacelineError]] = {
         RecordError,
     )
 }
-"""The tree by class name: how an error crosses from a rank's process to the launcher's."""
+"""Exception classes by name, to rebuild an error that another process sent."""
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not among `known`: the nearest one if there is one, then all of them."""
+    """Return the error for a name that is not in `known`; its hint lists the closest match, then all known names."""
     names = sorted(known)
     return UsageError(f"there is no {what} {name!r}.", hint=f"{_nearest(name, names)}known: {', '.join(names)}")
 
 
 def wrong_choice(option: str, value: str, choices: Iterable[str]) -> UsageError:
-    """The error for a value that an option does not take."""
+    """Return the error for an option value that is not in `choices`."""
     names = sorted(choices)
     return UsageError(f"{option} cannot be {value!r}.", hint=f"{_nearest(value, names)}choices: {', '.join(names)}")
 

@@ -1,4 +1,4 @@
-"""Finds and imports the user's own modules, from the folder the user is in. Free of torch."""
+"""Find and import the user's modules from the current folder. Free of torch."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from paceline.errors import UsageError, WorkloadError
 
 
 def check_module(name: str) -> None:
-    """Refuses a module that is not there, without running it (but for the package it is in)."""
+    """Raise `UsageError` if a module does not exist. Does not import the module, but imports its parent packages."""
     if "/" in name or name.endswith(".py") or not name:
         raise UsageError(
-            f"{name!r} is not the name of a module.", hint=f"write it as python imports it: {Path(name).stem}:NAME"
+            f"{name!r} is not a module name.", hint=f"write it as in a Python import: {Path(name).stem}:NAME"
         )
-    _look_here_first()
+    _add_cwd_to_sys_path()
     try:
         found = importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # ValueError: __main__ and its like.
+    except (ImportError, ValueError):  # ValueError: modules without a spec, for example __main__.
         found = False
     except Exception as error:
-        raise _failed(name, error) from None
+        raise _import_error(name, error) from None
     if not found:
-        raise UsageError(f"there is no module {name!r} in {Path.cwd()}.", hint="run from the folder it is in")
+        raise UsageError(
+            f"there is no module {name!r} in {Path.cwd()}.",
+            hint="run the command in the folder that contains the module",
+        )
 
 
 def source_digest(name: str) -> str | None:
-    """Tells two versions of a module's file apart; None where it has none."""
-    _look_here_first()
+    """Return a digest of a module's source file; None if it has no file."""
+    _add_cwd_to_sys_path()
     found = importlib.util.find_spec(name)
     return None if found is None or found.origin is None else file_digest(Path(found.origin))
 
 
 def file_digest(path: Path) -> str | None:
-    """Tells two versions of a file apart; None where it cannot be read."""
+    """Return a digest of a file's content; None if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError:
@@ -46,20 +49,20 @@ def file_digest(path: Path) -> str | None:
 
 
 def import_module(name: str) -> ModuleType:
-    """Imports a module; what goes wrong inside it is shown with the user's own traceback."""
-    _look_here_first()
+    """Import a module; raise `WorkloadError` with the traceback of the user's code if that fails."""
+    _add_cwd_to_sys_path()
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise _failed(name, error) from None
+        raise _import_error(name, error) from None
 
 
-def _look_here_first() -> None:
+def _add_cwd_to_sys_path() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
-def _failed(name: str, error: Exception) -> WorkloadError:
+def _import_error(name: str, error: Exception) -> WorkloadError:
     found = f"importing {name!r} failed: {type(error).__name__}: {error}"
     return WorkloadError(found, detail=traceback.format_exc().rstrip())

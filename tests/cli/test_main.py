@@ -22,7 +22,7 @@ from experiments_on_disk import write_experiment
 from paceline.cli import main
 from paceline.cli.main import run
 from paceline.config import LaunchConfig, RunConfig
-from paceline.errors import BY_NAME, LaunchError, PacelineError
+from paceline.errors import ERRORS_BY_NAME, LaunchError, PacelineError
 from paceline.records import read_run
 from paceline.records.examination import write_examination
 from paceline.strategies.base.strategy import NoOptions
@@ -73,8 +73,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
             "",
         ),
         (["train", "--hosts", "2"], "error: --hosts 2 was given without --master.", "--master"),
-        (["train", "gone:make"], "error: there is no module 'gone' in", "run from the folder"),
-        (["train", "--strategy", "gone:Mine"], "error: there is no module 'gone' in", "run from the folder"),
+        (["train", "gone:make"], "error: there is no module 'gone' in", "run the command in the folder"),
+        (["train", "--strategy", "gone:Mine"], "error: there is no module 'gone' in", "run the command in the folder"),
         (["train", "--config", "none.toml"], "error: cannot read none.toml: No such file", "TOML"),
         (["strategies", "dpd"], "error: there is no strategy 'dpd'.", "did you mean 'ddp'?"),
         (["train", "--bacth", "3"], "error: No such option: --bacth", "--help"),
@@ -232,7 +232,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr("paceline.experiments.train.train", train)
 
 
-@pytest.mark.parametrize("kind", BY_NAME.values())
+@pytest.mark.parametrize("kind", ERRORS_BY_NAME.values())
 def test_every_kind_of_error_leaves_with_its_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: type[PacelineError]
 ) -> None:

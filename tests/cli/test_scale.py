@@ -118,7 +118,7 @@ def test_emulated_hosts_with_shares_are_claimed_from(tmp_path: Path) -> None:
 
 def test_a_mistake_is_told_before_anything_starts(tmp_path: Path) -> None:
     done = paceline("scale", "--ranks", "1,two", "--out", str(tmp_path / "out"), expect=2)
-    assert "--ranks 1,two is not a list of numbers" in done.stderr
+    assert "--ranks 1,two is not a list of positive numbers" in done.stderr
     done = paceline("scale", "--batch", "1", "--ranks", "2", "--out", str(tmp_path / "out"), expect=2)
     assert "a global batch of 1 leaves some of the 2 ranks without a sample" in done.stderr
     assert not (tmp_path / "out").exists()

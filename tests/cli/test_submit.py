@@ -173,7 +173,7 @@ def test_a_task_for_each_rank(capsys: pytest.CaptureFixture[str], arguments: lis
         (["--", "train", "--bacth", "3"], "error: No such option: --bacth", "--help"),
         (["--", "train", "--batch", "many"], "error: Invalid value for '--batch'", "--help"),
         (["--", "train", "cmn"], "error: there is no workload 'cmn'.", "did you mean 'cnn'?"),
-        (["--", "train", "gone:make"], "error: there is no module 'gone' in", "run from the folder"),
+        (["--", "train", "gone:make"], "error: there is no module 'gone' in", "run the command in the folder"),
         (["--", "train", "--data", "digts"], "error: there is no data set 'digts'.", "did you mean 'digits'?"),
         (["--", "train", "--strategy", "dpd"], "error: there is no strategy 'dpd'.", "did you mean 'ddp'?"),
         (["--", "compare", "--strategies", "ddp,dpd"], "error: there is no strategy 'dpd'.", "did you mean 'ddp'?"),
@@ -223,8 +223,8 @@ def test_a_task_for_each_rank(capsys: pytest.CaptureFixture[str], arguments: lis
             "leave it out",
         ),
         (["--", "compare", "--emulate", "4"], "error: --emulate 4 was given in a command for Slurm.", "leave it out"),
-        (["--comment", "a\nb", "--", "train"], "error: 'a\\nb' has a line break in it.", "one line"),
-        (["--", "train", "--out", "a\nb"], "error: 'a\\nb' has a line break in it.", "one line"),
+        (["--comment", "a\nb", "--", "train"], "error: 'a\\nb' contains a line break.", "one line"),
+        (["--", "train", "--out", "a\nb"], "error: 'a\\nb' contains a line break.", "one line"),
         (["--account", "a\n#SBATCH --uid=0", "--", "train"], "error: '--account=a\\n#SBATCH", "one line"),
         (["--script", "no/folder", "--", "train"], "error: cannot write no/folder: No such file", "--script"),
     ],
@@ -332,7 +332,7 @@ def test_a_sign_of_slurms_in_the_name_of_the_users_folder_is_part_of_the_name(
 
 def test_without_sbatch(capsys: pytest.CaptureFixture[str]) -> None:
     error = refused(capsys, "--", "train", code=5)
-    assert error.startswith("error: there is no sbatch on this machine.\nhint: ")
+    assert error.startswith("error: sbatch was not found on this machine.\nhint: ")
     assert "login node" in error
     assert "--dry-run" in error
 
@@ -340,5 +340,5 @@ def test_without_sbatch(capsys: pytest.CaptureFixture[str]) -> None:
 def test_sbatchs_refusal_is_shown_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     install(tmp_path, "sbatch", "echo 'sbatch: error: [your] account has expired' >&2; exit 1")
     assert refused(capsys, "--", "train", code=5).startswith(
-        "sbatch: error: [your] account has expired\nerror: sbatch did not take the job.\n"
+        "sbatch: error: [your] account has expired\nerror: sbatch rejected the job.\n"
     )

@@ -1,4 +1,4 @@
-"""What is measured of a link adds up, on real ranks; which pairs are measured; slopes with known answers."""
+"""Tests of link measurements on real ranks: consistency of times, choice of pairs, slopes of known lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.comm.texts import gather_json
 from paceline.doctor.contention import measure_contention
 from paceline.doctor.link import (
     ALL_REDUCE_BYTES,
-    LEAST_SIZES,
+    MIN_SIZES,
     PAIR_BYTES,
     measure_all_reduce,
     measure_pairs,
@@ -24,7 +24,7 @@ from ranks import Pool
 from tries import eventually
 
 LOOPBACK = (2e7, 5e10)
-"""Bytes per second that main memory may give, on a machine that does other things too."""
+"""Upper bound of main memory's bytes per second, on a machine that runs other programs too."""
 
 
 def pairs(comm: Comm, hosts: list[int], pair_s: float) -> list[PairLink]:
@@ -60,7 +60,7 @@ def test_a_pair_on_one_host(pool: Pool) -> None:
     assert LOOPBACK[0] < pair.bytes_per_s < LOOPBACK[1]
     assert pair.bytes_per_s == pytest.approx(1 / pair.beta_s_per_byte)
     assert [point.bytes for point in pair.points] == list(PAIR_BYTES[: len(pair.points)])
-    assert len(pair.points) >= LEAST_SIZES
+    assert len(pair.points) >= MIN_SIZES
     assert pair.points[-1].one_way_s > pair.alpha_s
     assert all(point.repeats >= 1 for point in pair.points)
 
@@ -94,7 +94,7 @@ def test_busbw_of_three_ranks_has_its_factor(pool: Pool) -> None:
 
 def test_a_budget_of_nothing_still_gives_a_few_sizes(pool: Pool) -> None:
     points, took_s = pool.run(all_reduce, 2, 0.0)[0]
-    assert len(points) >= LEAST_SIZES
+    assert len(points) >= MIN_SIZES
     assert {point.repeats for point in points} == {1}
     assert took_s < 20
 
@@ -107,7 +107,7 @@ def test_contention(pool: Pool) -> None:
         assert one.bytes == ALL_REDUCE_BYTES[5]
         assert one.flop == 2 * 384**3
         assert 1e8 < one.flop / one.product_alone_s < 1e13
-        # Beside other work nothing gets faster, but for noise; nor slower than taking turns would make it.
+        # Beside other work nothing gets faster, except by noise, nor slower than alternating would be.
         assert 0.7 < one.compute_factor < 50
         assert 0.5 < one.communication_factor < 50
 

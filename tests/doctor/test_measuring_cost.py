@@ -1,4 +1,4 @@
-"""What events cost, measured on real ranks: little, and more where they are made to cost more."""
+"""Tests of the measured cost of events on real ranks: small, and larger if recording is slowed down."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ BURNT_S = 0.002
 
 
 def middling() -> Workload:
-    """A few milliseconds a step; an epoch is twenty steps long."""
+    """Workload with a few milliseconds per step and twenty steps per epoch."""
     model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 3))
     x = torch.randn(640, 256)
     return Workload(model=model, train=(x, x.argmax(1) % 3), loss=F.cross_entropy)
 
 
 def batches() -> Workload:
-    """A list of batches, of which only going through it tells the number."""
+    """Workload on an iterable of batches of unknown length."""
     model, x = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), torch.randn(8, 4)
     return Workload(model=model, train=_Batches([(x, x.argmax(1) % 3)] * 5), loss=F.cross_entropy)
 
@@ -50,7 +50,7 @@ class _Batches:
 
 
 def once() -> Workload:
-    """Batches that can be gone through only once."""
+    """Workload on batches that can be iterated only once."""
     model, x = nn.Linear(4, 3), torch.randn(8, 4)
     return Workload(model=model, train=iter([(x, x.argmax(1) % 3)] * 100), loss=F.cross_entropy)
 
@@ -62,7 +62,7 @@ def burn() -> None:
 
 
 def measure(_: Comm, settings: dict[str, Any], slow: bool) -> tuple[MeasuringCost | None, int]:
-    """On the first two ranks; also how many groups are left. The others have to be there when groups are made."""
+    """Measure on the first two ranks; return also the number of open groups. All ranks must help to open groups."""
     rank, groups = dist.get_rank(), len(dist.distributed_c10d._world.pg_map)
     config = RunConfig(**{"batch": 32, "lr": 0.001} | settings)
     if rank >= 2:
@@ -125,7 +125,7 @@ def test_data_that_can_be_gone_through_only_once_is_left_alone(pool: Pool) -> No
 
 
 def measure_crowded(comm: Comm) -> MeasuringCost | None:
-    """The last run needed more on rank 1 than there is left."""
+    """Measure as if the last run had needed more memory on rank 1 than is free."""
     world = World(
         comm.rank, SIZE, local_rank=comm.rank, local_size=SIZE, interface="lo", sharing=SIZE, store=dist.HashStore()
     )

@@ -1,4 +1,4 @@
-"""Hosts that cannot reach each other say so before they hang, with the address that was tried."""
+"""Tests of reachability: hosts that cannot connect raise an error with the address, instead of hanging."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.errors import LaunchError
 
 
 def check(networks: list[str], interface: str = "lo") -> list[BaseException | None]:
-    """Every rank's outcome; ranks are threads here, since only sockets and a store are involved."""
+    """Return every rank's result; ranks are threads here, since only sockets and a store are involved."""
     store = HashStore()
 
     def one(rank: int) -> None:
@@ -28,7 +28,7 @@ def check(networks: list[str], interface: str = "lo") -> list[BaseException | No
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
-    """The addresses that were connected to."""
+    """Return the addresses that were connected to."""
     found: list[tuple[str, int]] = []
     lock, connect = threading.Lock(), reach.socket.create_connection
 

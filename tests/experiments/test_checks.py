@@ -86,7 +86,7 @@ def test_a_script_has_no_tickets() -> None:
 
 @pytest.mark.parametrize("name", ["./gpt.py:make", "folder/gpt:make", "gpt.py:make"])
 def test_a_path_is_not_a_module(name: str) -> None:
-    with pytest.raises(UsageError, match="is not the name of a module") as caught:
+    with pytest.raises(UsageError, match="is not a module name") as caught:
         check_names(RunConfig(workload=name))
     assert "gpt:NAME" in (caught.value.hint or "")
 

@@ -1,4 +1,4 @@
-"""Ranks under torch's elastic launcher: what Ctrl-C does to them."""
+"""Effect of Ctrl-C on ranks under torch's elastic launcher."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.launch.leader import Leader, join_launch
 from paceline.records import RunFolder
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Nobody waits for ranks that the launcher lost.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # No process waits for ranks that the launcher lost.
 
 
 def job_in(folder: Path) -> tuple[Job, Leader]:
-    """A job of one run, and what starts its ranks."""
+    """Return a job of one run, and a leader that can start its ranks."""
     job = Job.single(RunConfig(steps=8), RunFolder.create(folder), iface=None, threads=1)
     leader = join_launch(LauncherProcess(), LaunchConfig(), {}, timeout_s=10, notify=print)
     assert leader is not None
@@ -39,7 +39,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def test_ranks_that_were_just_started_end_with_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher does not know of them yet, so it does not end them."""
+    """torch's launcher does not track these ranks yet, so it does not stop them."""
     start, started = SubprocessContext._start, []
     job, leader = job_in(tmp_path)
 
@@ -52,7 +52,7 @@ def test_ranks_that_were_just_started_end_with_ctrl_c(tmp_path: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         leader.run(job, Shape(1, 2))
     assert len(started) == 2
-    wait_until(lambda: not ranks_of(job), "the ranks are gone")
+    wait_until(lambda: not ranks_of(job), "the ranks have ended")
 
 
 def test_the_launcher_leaves_ctrl_c_to_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +61,12 @@ def test_the_launcher_leaves_ctrl_c_to_the_command(tmp_path: Path, monkeypatch: 
     start = SubprocessContext._start
     job, leader = job_in(tmp_path)
 
-    def look(context: SubprocessContext) -> None:
+    def read_handlers(context: SubprocessContext) -> None:
         during.update({number: signal.getsignal(number) for number in before})
         start(context)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SubprocessContext, "_start", look)
+    monkeypatch.setattr(SubprocessContext, "_start", read_handlers)
     with pytest.raises(KeyboardInterrupt):
         leader.run(job, Shape(1, 1))
     assert during[signal.SIGINT] is before[signal.SIGINT]

@@ -1,4 +1,4 @@
-"""How hosts get to know each other, and what they send each other."""
+"""Handshake of launcher processes, the files they send each other, and the address of the leader."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import pytest
 
 from paceline.comm import network
 from paceline.errors import LaunchError, PacelineError
-from paceline.launch import control_store as meeting_place
-from paceline.launch import rendezvous
-from paceline.launch.handshake import mismatch, own_launcher_info, read_launcher_info, shake_hands
+from paceline.launch import control_store, rendezvous
+from paceline.launch.handshake import find_mismatch, own_launcher_info, read_launcher_info, run_handshake
 from paceline.launch.launcher_process import LauncherProcess
 from paceline.launch.store_channel import CHUNK_BYTES, StoreChannel
 
@@ -29,13 +28,13 @@ def channel() -> StoreChannel:
     return StoreChannel(rendezvous.open_store("127.0.0.1", port, listener, STORE_S), f"127.0.0.1:{port}")
 
 
-def arrive(
+def join(
     channel: StoreChannel, number: int, settings: dict[str, Any], launchers: int = 2, timeout_s: float = 5.0
 ) -> Any:
-    """What a host hears from the others, or why it is refused."""
+    """Return the infos of all launchers, or the error that refuses this one."""
     launcher = LauncherProcess(number=number, launchers=launchers, node=number)
     try:
-        return shake_hands(
+        return run_handshake(
             channel, launcher, own_launcher_info(launcher, "127.0.0.1", settings), timeout_s, lambda _: None
         )
     except PacelineError as error:
@@ -44,13 +43,13 @@ def arrive(
 
 def both(channel: StoreChannel, *settings: dict[str, Any]) -> list[Any]:
     with ThreadPoolExecutor() as hosts:
-        return list(hosts.map(lambda number: arrive(channel, number, settings[number]), range(2)))
+        return list(hosts.map(lambda number: join(channel, number, settings[number]), range(2)))
 
 
-def test_all_hosts_hear_of_all(channel: StoreChannel) -> None:
+def test_all_hosts_get_the_info_of_all(channel: StoreChannel) -> None:
     first, second = both(channel, {"batch": 8}, {"batch": 8})
     assert first == second
-    assert [info.launcher for info in first] == [0, 1]
+    assert [launcher_info.launcher for launcher_info in first] == [0, 1]
     assert first[0].versions.keys() == {"Paceline", "torch"}
 
 
@@ -65,35 +64,35 @@ def test_another_configuration_is_refused_by_name_on_every_host(channel: StoreCh
 def test_another_version_is_refused_by_name(what: str) -> None:
     own = own_launcher_info(LauncherProcess(), "127.0.0.1", {})
     other = replace(own, launcher=1, node=1, host="n2", versions=own.versions | {what: "0.0.9"})
-    error = mismatch([own, own, other])
+    error = find_mismatch([own, own, other])
     assert error is not None
     assert error.message.startswith(f"host 1 (n2) runs {what} 0.0.9, but host 0 ({own.host}) runs {own.versions[what]}")
-    assert mismatch([own, own]) is None
+    assert find_mismatch([own, own]) is None
 
 
-def test_a_number_can_be_taken_once(channel: StoreChannel) -> None:
+def test_a_node_rank_can_be_used_once(channel: StoreChannel) -> None:
     both(channel, {}, {})
-    again = arrive(channel, 1, {})
+    again = join(channel, 1, {})
     assert isinstance(again, LaunchError)
     assert "another host was started with --node-rank 1" in again.message
 
 
-def test_hosts_that_do_not_come_are_named(channel: StoreChannel) -> None:
-    error = arrive(channel, 0, {}, launchers=4, timeout_s=0.2)
+def test_missing_hosts_are_named(channel: StoreChannel) -> None:
+    error = join(channel, 0, {}, launchers=4, timeout_s=0.2)
     assert isinstance(error, LaunchError)
-    assert f"hosts 1, 2, 3 of 4 did not come to {channel.where} within 0.2 s" in error.message
+    assert f"hosts 1, 2, 3 of 4 did not connect to {channel.endpoint} within 0.2 s" in error.message
 
 
-def test_a_leader_that_waits_says_for_whom(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_leader_shows_the_missing_hosts(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.launch.handshake.NOTIFY_AFTER_S", 0.0)
-    said: list[str] = []
+    messages: list[str] = []
     launcher = LauncherProcess(launchers=3)
-    with pytest.raises(LaunchError, match="hosts 1, 2 of 3 did not come"):
-        shake_hands(channel, launcher, own_launcher_info(launcher, "127.0.0.1", {}), 0.2, said.append)
-    assert said == [f"waiting at {channel.where} for hosts 1, 2 of 3 …"]
+    with pytest.raises(LaunchError, match="hosts 1, 2 of 3 did not connect"):
+        run_handshake(channel, launcher, own_launcher_info(launcher, "127.0.0.1", {}), 0.2, messages.append)
+    assert messages == [f"waiting at {channel.endpoint} for hosts 1, 2 of 3 …"]
 
 
-def test_files_travel_whole_and_nothing_is_overwritten(channel: StoreChannel, tmp_path: Path) -> None:
+def test_files_are_sent_whole_and_nothing_is_overwritten(channel: StoreChannel, tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     contents = {
         "run/rank-1.csv": b"",
@@ -116,43 +115,49 @@ def test_files_travel_whole_and_nothing_is_overwritten(channel: StoreChannel, tm
 @pytest.mark.parametrize("path", ["../outside", "elsewhere/file", "/etc/paceline", "run/../../up"])
 def test_a_host_cannot_write_outside_of_the_record(channel: StoreChannel, tmp_path: Path, path: str) -> None:
     channel.post("files", [{"path": path, "chunks": 0, "bytes": 0}])
-    with pytest.raises(LaunchError, match="which is not in the record"):
+    with pytest.raises(LaunchError, match="which is outside of the record's folders"):
         channel.receive_files("files", tmp_path, [tmp_path / "run"])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_master_whose_name_leads_home_listens_where_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Debian's /etc/hosts has it: the host's own name is 127.0.1.1."""
-    said: list[str] = []
-    monkeypatch.setattr(meeting_place, "addresses_of_name", lambda name: ["127.0.1.1"] if name == "n1" else [name])
-    monkeypatch.setattr(meeting_place, "reachable_addresses", lambda: ["198.18.0.7"])
-    assert meeting_place.own_address("n1", said.append) == "198.18.0.7"
-    assert said == ["n1 resolves to 127.0.1.1, which other hosts cannot reach: this host listens on 198.18.0.7"]
-    assert meeting_place.own_address("127.0.0.1", said.append) == "127.0.0.1", "an address is taken at its word"
-    monkeypatch.setattr(meeting_place, "reachable_addresses", lambda: ["198.18.0.7", "198.19.0.7"])
-    with pytest.raises(LaunchError, match=r"n1 resolves to 127.0.1.1, which other hosts cannot reach") as refused:
-        meeting_place.own_address("n1", said.append)
-    assert refused.value.hint == "give the address itself, one of 198.18.0.7, 198.19.0.7"
+def test_a_master_whose_name_is_loopback_listens_on_a_reachable_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's /etc/hosts maps the host's own name to 127.0.1.1."""
+    messages: list[str] = []
+    monkeypatch.setattr(control_store, "addresses_of_name", lambda name: ["127.0.1.1"] if name == "n1" else [name])
+    monkeypatch.setattr(control_store, "reachable_addresses", lambda: ["198.18.0.7"])
+    assert control_store.leader_address("n1", messages.append) == "198.18.0.7"
+    assert messages == [
+        "n1 resolves to 127.0.1.1, a loopback address that other hosts cannot reach; listening on 198.18.0.7 instead"
+    ]
+    assert control_store.leader_address("127.0.0.1", messages.append) == "127.0.0.1", (
+        "a loopback address that the user gives is used"
+    )
+    monkeypatch.setattr(control_store, "reachable_addresses", lambda: ["198.18.0.7", "198.19.0.7"])
+    with pytest.raises(
+        LaunchError, match=r"n1 resolves to 127.0.1.1, a loopback address that other hosts cannot reach"
+    ) as refused:
+        control_store.leader_address("n1", messages.append)
+    assert refused.value.hint == "use an address in --master: one of 198.18.0.7, 198.19.0.7"
 
 
-def test_localhost_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting_place, "addresses_of_name", lambda _: ["::1", "127.0.0.1"])
-    assert meeting_place.own_address("localhost", pytest.fail) == "127.0.0.1"
+def test_localhost_stays_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_store, "addresses_of_name", lambda _: ["::1", "127.0.0.1"])
+    assert control_store.leader_address("localhost", pytest.fail) == "127.0.0.1"
 
 
-def test_a_host_that_comes_back_finds_its_number_free(channel: StoreChannel) -> None:
-    assert isinstance(arrive(channel, 1, {}, timeout_s=-5.0), LaunchError), "nobody answers, so it leaves"
-    assert [info.launcher for info in both(channel, {}, {})[1]] == [0, 1]
+def test_a_host_that_failed_can_join_again_with_its_node_rank(channel: StoreChannel) -> None:
+    assert isinstance(join(channel, 1, {}, timeout_s=-5.0), LaunchError), "host 0 does not answer, so host 1 fails"
+    assert [launcher_info.launcher for launcher_info in both(channel, {}, {})[1]] == [0, 1]
 
 
-def test_a_version_that_says_other_things_of_itself_is_refused_for_its_version() -> None:
+def test_an_info_with_other_fields_is_refused_for_its_version() -> None:
     own = own_launcher_info(LauncherProcess(), "127.0.0.1", {"batch": 8})
-    said = {"launcher": 1, "node": 1, "host": "n2", "versions": own.versions | {"Paceline": "9"}, "gpus": 8}
-    error = mismatch([own, read_launcher_info(said)])
+    message = {"launcher": 1, "node": 1, "host": "n2", "versions": own.versions | {"Paceline": "9"}, "gpus": 8}
+    error = find_mismatch([own, read_launcher_info(message)])
     assert error is not None
     assert error.message.startswith("host 1 (n2) runs Paceline 9, but host 0")
 
 
-def test_addresses_that_others_reach() -> None:
+def test_reachable_addresses_are_not_loopback() -> None:
     found = network.reachable_addresses()
     assert not any(network.is_loopback(address) for address in found)

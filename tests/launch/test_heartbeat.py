@@ -1,4 +1,4 @@
-"""Hosts that leave, or fall silent, are noticed."""
+"""Detection of followers that abort or stop sending heartbeats."""
 
 from __future__ import annotations
 
@@ -8,66 +8,70 @@ from types import SimpleNamespace
 import pytest
 
 from commands import wait_until
-from paceline.launch import heartbeat as presence
-from paceline.launch import rendezvous
-from paceline.launch.heartbeat import SILENT_S, HeartbeatMonitor, send_heartbeats
+from paceline.launch import heartbeat, rendezvous
+from paceline.launch.heartbeat import LOST_AFTER_S, HeartbeatMonitor, send_heartbeats
 from paceline.launch.store_channel import StoreChannel
 
 
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> StoreChannel:
-    monkeypatch.setattr(presence, "BEAT_S", 0.02)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.02)
     listener = rendezvous.bind()
     port = listener.getsockname()[1]
     return StoreChannel(rendezvous.open_store("127.0.0.1", port, listener, timedelta(seconds=10)), f"127.0.0.1:{port}")
 
 
-class Leader:
-    """The leader's view, on a clock that stands still unless it is told to go on: a busy machine changes nothing."""
+class FakeClockMonitor:
+    """Heartbeat monitor with a clock that only advances on request, so that a busy machine has no effect."""
 
     def __init__(self, channel: StoreChannel, launchers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._mail, self._now = channel, 100.0
-        monkeypatch.setattr(presence, "time", SimpleNamespace(monotonic=lambda: self._now))
-        self._found = HeartbeatMonitor(channel, launchers)
+        self._channel, self._now_s = channel, 100.0
+        monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: self._now_s))
+        self._monitor = HeartbeatMonitor(channel, launchers)
 
-    def gone_after(self, seconds: float) -> set[int]:
-        """The seats that are gone so much later."""
-        self._now += seconds
-        return self._found.gone()
+    def lost_after(self, seconds: float) -> set[int]:
+        """Advance the clock; return the launchers that are lost then."""
+        self._now_s += seconds
+        return self._monitor.lost()
 
-    def wait_for_a_beat(self, launcher: int) -> None:
-        """Wait until the next beat of a seat has come."""
-        before = self._mail.count(presence._pulse(launcher), by=0)
-        wait_until(lambda: self._mail.count(presence._pulse(launcher), by=0) > before, f"a beat of seat {launcher}")
+    def wait_for_heartbeat(self, launcher: int) -> None:
+        """Wait until the next heartbeat of a launcher arrives."""
+        before = self._heartbeats(launcher)
+        wait_until(lambda: self._heartbeats(launcher) > before, f"a heartbeat of launcher {launcher}")
+
+    def _heartbeats(self, launcher: int) -> int:
+        return self._channel.add(heartbeat._heartbeat_key(launcher), 0)
 
 
-def test_a_host_with_a_pulse_is_there(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    leader = Leader(channel, [1], monkeypatch)
+def test_a_host_with_heartbeats_is_not_lost(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeClockMonitor(channel, [1], monkeypatch)
     with send_heartbeats(channel, 1):
         for _ in range(3):
-            leader.wait_for_a_beat(1)
-            assert leader.gone_after(0.9 * SILENT_S) == set()
+            monitor.wait_for_heartbeat(1)
+            assert monitor.lost_after(0.9 * LOST_AFTER_S) == set()
 
 
-def test_a_host_without_a_pulse_is_gone_after_a_while(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    leader = Leader(channel, [1, 2], monkeypatch)
+def test_a_host_without_heartbeats_is_lost_after_the_limit(
+    channel: StoreChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = FakeClockMonitor(channel, [1, 2], monkeypatch)
     with send_heartbeats(channel, 2):
-        leader.wait_for_a_beat(2)
-        assert leader.gone_after(0.9 * SILENT_S) == set(), "not at once"
-        leader.wait_for_a_beat(2)
-        assert leader.gone_after(0.2 * SILENT_S) == {1}
+        monitor.wait_for_heartbeat(2)
+        assert monitor.lost_after(0.9 * LOST_AFTER_S) == set(), "not at once"
+        monitor.wait_for_heartbeat(2)
+        assert monitor.lost_after(0.2 * LOST_AFTER_S) == {1}
 
 
-def test_a_host_that_fails_says_so_at_once(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    leader = Leader(channel, [1, 2], monkeypatch)
+def test_a_host_that_aborts_is_lost_at_once(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeClockMonitor(channel, [1, 2], monkeypatch)
     with pytest.raises(KeyboardInterrupt), send_heartbeats(channel, 2):
         raise KeyboardInterrupt
-    leader.gone_after(0.1)  # It may have had a beat, which comes first.
-    assert leader.gone_after(0.1) == {2}
+    monitor.lost_after(0.1)  # A last heartbeat may have arrived, which is read first.
+    assert monitor.lost_after(0.1) == {2}
 
 
-def test_a_host_that_is_done_is_not_missed(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    leader = Leader(channel, [1], monkeypatch)
+def test_a_host_that_finished_is_not_lost(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeClockMonitor(channel, [1], monkeypatch)
     with send_heartbeats(channel, 1):
         pass
-    assert [leader.gone_after(0.3 * SILENT_S) for _ in range(3)] == [set()] * 3
+    assert [monitor.lost_after(0.3 * LOST_AFTER_S) for _ in range(3)] == [set()] * 3

@@ -1,4 +1,4 @@
-"""Several hosts for real: each a command of its own, which meet on the loopback address, or over emulated networks."""
+"""Launches on several hosts: one command per host, connected by the loopback address or by emulated networks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK = ("--batch", "16", "--repeats", "1", "--max-repeats", "1", "--no-doctor",
 
 
 def free_master() -> str:
-    """An address for hosts to meet at. Its port is none that the kernel gives to others while it is still free."""
+    """Return an address for `--master`, with a free port outside of the kernel's ephemeral ports."""
     with ExitStack() as closing:
         for port in random.sample(range(29_000, 32_000), 100):
             with suppress(OSError):
@@ -37,14 +37,14 @@ def free_master() -> str:
 
 
 def on_two_hosts(*arguments: str, expect: int = 0) -> list[subprocess.CompletedProcess[str]]:
-    """What the same command says on each of two hosts."""
+    """Run the same command on two hosts; return the output of each."""
     options = (*arguments, "--hosts", "2", "--ranks", "2", "--master", free_master())
     with ThreadPoolExecutor() as hosts:
         return list(hosts.map(lambda number: paceline(*options, "--node-rank", str(number), expect=expect), range(2)))
 
 
-def without_the_disk(folder: Path, temporary: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Starts a command that sees an empty disk where others have `folder`, as on a host of its own."""
+def start_without_shared_disk(folder: Path, temporary: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command for which `folder` is empty, as on a host with a separate disk."""
     hidden = f'mount -t tmpfs none {folder} && exec "$@"'
     return subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", hidden, "sh", *command(*arguments)],
@@ -57,7 +57,7 @@ def without_the_disk(folder: Path, temporary: Path, *arguments: str) -> subproce
 
 
 class Compared:
-    """A comparison on two hosts that share no disk."""
+    """Comparison on two hosts without a shared disk."""
 
     def __init__(self, folder: Path, *arguments: str, expect: int) -> None:
         out = folder / "shared" / "compared"
@@ -65,7 +65,7 @@ class Compared:
         out.parent.mkdir()
         self.temporary.mkdir()
         options = (*arguments, "--hosts", "2", "--ranks", "2", "--master", free_master(), "--out", str(out))
-        other = without_the_disk(out.parent, self.temporary, *options, "--node-rank", "1")
+        other = start_without_shared_disk(out.parent, self.temporary, *options, "--node-rank", "1")
         self.leader = paceline(*options, "--node-rank", "0", expect=expect)
         self.out, self.error = other.communicate(timeout=LIMIT_S)
         assert other.returncode == expect, self.error
@@ -78,7 +78,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     return Compared(tmp_path_factory.mktemp("compared"), *arguments, expect=0)
 
 
-def test_the_leader_has_what_the_ranks_of_all_hosts_wrote(compared: Compared) -> None:
+def test_the_leader_has_the_records_of_all_ranks(compared: Compared) -> None:
     runs = [measured.run for measured in compared.record.runs]
     assert [measured.candidate.name for measured in compared.record.runs] == ["ddp", "gather_scatter"]
     for run in runs:
@@ -91,7 +91,7 @@ def test_the_leader_has_what_the_ranks_of_all_hosts_wrote(compared: Compared) ->
     assert (job / "logs" / "rank-1.log").exists()
 
 
-def test_the_record_and_its_words_name_the_hosts(compared: Compared) -> None:
+def test_the_record_and_the_output_state_the_number_of_hosts(compared: Compared) -> None:
     design = compared.record.design
     assert (design["hosts"], design["ranks_per_host"], design["ranks"], design["emulated"]) == (2, 1, 2, None)
     assert "2 ranks × " in compared.leader.stderr
@@ -99,23 +99,26 @@ def test_the_record_and_its_words_name_the_hosts(compared: Compared) -> None:
     assert "--hosts 2 --node-rank R --master ADDRESS:PORT" in compared.leader.stdout
 
 
-def test_a_host_that_follows_says_who_leads_and_leaves_nothing(compared: Compared) -> None:
+def test_a_follower_names_the_leader_and_leaves_no_files(compared: Compared) -> None:
     assert compared.out == ""
-    assert compared.error == f"host 1 of 2: host 0 ({socket.gethostname()}) leads, and shows what is done\n"
+    assert (
+        compared.error
+        == f"host 1 of 2: connected; host 0 ({socket.gethostname()}) is the leader and shows the progress\n"
+    )
     assert list(compared.temporary.glob("paceline-*")) == []
 
 
-def test_a_rank_that_fails_on_another_host_is_the_reason_on_all(tmp_path: Path) -> None:
+def test_a_rank_that_fails_on_a_follower_is_the_root_cause_on_all_hosts(tmp_path: Path) -> None:
     arguments = ("compare", "user_workloads:fails_on_rank_1", "--strategies", "ddp", "--steps", "10", *QUICK)
     failed = Compared(tmp_path, *arguments, expect=6)
-    for said in (failed.leader.stderr, failed.error):
-        assert "RuntimeError: sample 17 is damaged" in said
-        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in said
+    for output in (failed.leader.stderr, failed.error):
+        assert "RuntimeError: sample 17 is damaged" in output
+        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in output
     log = next(tmp_path.rglob("logs/rank-1.log"))
     assert "sample 17 is damaged" in log.read_text()
 
 
-def test_hosts_that_were_asked_for_different_things_refuse_each_other(tmp_path: Path) -> None:
+def test_hosts_with_different_settings_are_refused(tmp_path: Path) -> None:
     options = (
         "train",
         "user_workloads:plain",
@@ -131,8 +134,8 @@ def test_hosts_that_were_asked_for_different_things_refuse_each_other(tmp_path: 
     with ThreadPoolExecutor() as hosts:
         other = hosts.submit(paceline, *options, "--node-rank", "1", "--lr", "0.5", expect=5)
         leader = paceline(*options, "--node-rank", "0", expect=5)
-    for said in (leader.stderr, other.result().stderr):
-        assert "was started with --lr 0.5, but host 0" in said
+    for output in (leader.stderr, other.result().stderr):
+        assert "was started with --lr 0.5, but host 0" in output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -147,7 +150,7 @@ def test_one_run_on_two_hosts(tmp_path: Path) -> None:
     assert other.stdout == ""
 
 
-def test_a_host_that_nobody_answers_gives_up(tmp_path: Path) -> None:
+def test_a_follower_without_a_leader_fails_after_the_timeout(tmp_path: Path) -> None:
     options = ("--hosts", "2", "--ranks", "2", "--master", "127.0.0.1:9", "--timeout", "1", "--node-rank", "1")
     done = paceline("train", "user_workloads:plain", *options, "--out", str(tmp_path / "run"), expect=5)
     assert "host 1 cannot reach host 0 at 127.0.0.1:9" in done.stderr
@@ -156,8 +159,8 @@ def test_a_host_that_nobody_answers_gives_up(tmp_path: Path) -> None:
 
 
 @contextmanager
-def two_that_compare(out: Path, workload: str = "user_workloads:slow") -> Iterator[list[Forked]]:
-    """Two hosts in the middle of a comparison that would take days."""
+def two_hosts_comparing(out: Path, workload: str = "user_workloads:slow") -> Iterator[list[Forked]]:
+    """Start a comparison on two hosts that would take days; yield once both ranks train."""
     options = (workload, "--strategies", "ddp,allreduce", "--steps", "1000000", *QUICK, "--out", str(out))
     launch = ("--hosts", "2", "--ranks", "2", "--master", free_master())
     commands = [("compare", *options, *launch, "--node-rank", str(number)) for number in range(2)]
@@ -166,14 +169,14 @@ def two_that_compare(out: Path, workload: str = "user_workloads:slow") -> Iterat
         yield [leader, other]
 
 
-@pytest.mark.parametrize(("killed", "other"), [(1, ") is gone."), (0, "lost contact with the first host")])
-def test_a_host_that_dies_is_named_by_the_others_and_no_strategy_is_blamed(
-    tmp_path: Path, killed: int, other: str
-) -> None:
-    with two_that_compare(tmp_path / "compared") as hosts:
+@pytest.mark.parametrize(
+    ("killed", "other"), [(1, "lost contact with host 1 ("), (0, "lost the connection to host 0 at")]
+)
+def test_a_host_that_dies_is_named_and_no_strategy_counts_as_failed(tmp_path: Path, killed: int, other: str) -> None:
+    with two_hosts_comparing(tmp_path / "compared") as hosts:
         ranks = [rank for host in hosts for rank in psutil.Process(host.pid).children(recursive=True)]
         os.kill(hosts[killed].pid, signal.SIGKILL)
-        left = hosts[1 - killed].end()
+        left = hosts[1 - killed].wait()
         assert left.returncode == 5, left.stderr
         assert other in left.stderr
         assert "Traceback" not in left.stderr
@@ -182,16 +185,16 @@ def test_a_host_that_dies_is_named_by_the_others_and_no_strategy_is_blamed(
     assert read_experiment(tmp_path / "compared").events_of("failure") == []
 
 
-def test_a_rank_that_is_busy_ends_with_those_that_failed_on_another_host(tmp_path: Path) -> None:
+def test_a_busy_rank_is_stopped_after_a_failure_on_another_host(tmp_path: Path) -> None:
     options = ("user_workloads:fails_while_rank_0_is_busy", "--batch", "16", "--out", str(tmp_path / "run"))
-    for said in on_two_hosts("train", *options, expect=6):
-        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in said.stderr
+    for output in on_two_hosts("train", *options, expect=6):
+        assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in output.stderr
 
 
-def test_ctrl_c_on_the_leader_lets_the_others_go_whatever_their_ranks_do(tmp_path: Path) -> None:
-    with two_that_compare(tmp_path / "compared", "user_workloads:hangs_on_rank_1") as hosts:
+def test_ctrl_c_on_the_leader_ends_followers_whose_ranks_hang(tmp_path: Path) -> None:
+    with two_hosts_comparing(tmp_path / "compared", "user_workloads:hangs_on_rank_1") as hosts:
         os.kill(hosts[0].pid, signal.SIGINT)
-        assert [host.end().returncode for host in hosts] == [130, 130]
+        assert [host.wait().returncode for host in hosts] == [130, 130]
 
 
 def test_compare_under_torchrun(tmp_path: Path) -> None:
@@ -226,12 +229,12 @@ def test_compare_under_torchrun(tmp_path: Path) -> None:
     assert done.stdout.count("report: ") == 1
 
 
-def test_a_name_that_leads_home_does_not_keep_hosts_apart(tmp_path: Path) -> None:
-    """Host 0's /etc/hosts has its own name as 127.0.1.1, as Debian writes it; host 1 knows its address."""
+def test_a_master_name_that_is_loopback_on_host_0_works(tmp_path: Path) -> None:
+    """Host 0's /etc/hosts maps its own name to 127.0.1.1, as on Debian; on host 1 the name has the real address."""
     with emulated_hosts("2") as hosts:
         processes = []
         for host, address in zip(hosts, ("127.0.1.1", hosts[0].address), strict=True):
-            own = tmp_path / f"hosts-{host.place.host}"
+            own = tmp_path / f"hosts-{host.emulation.host}"
             own.write_text(f"127.0.0.1 localhost\n{address} n0\n")
             arguments = (
                 "train",
@@ -241,13 +244,13 @@ def test_a_name_that_leads_home_does_not_keep_hosts_apart(tmp_path: Path) -> Non
                 "--hosts",
                 "2",
                 "--node-rank",
-                str(host.place.host),
+                str(host.emulation.host),
             )
             program = command(*arguments, "--ranks", "2", "--master", "n0:29511", "--out", str(tmp_path / "run"))
-            hostile = f'umount /etc/hosts; mount --bind {own} /etc/hosts && exec "$@"'
+            with_own_hosts_file = f'umount /etc/hosts; mount --bind {own} /etc/hosts && exec "$@"'
             processes.append(
                 host.popen(
-                    *["unshare", "--mount", "sh", "-c", hostile, "sh", *program],
+                    *["unshare", "--mount", "sh", "-c", with_own_hosts_file, "sh", *program],
                     env={name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")},
                     cwd=HERE,
                     stdout=subprocess.PIPE,
@@ -255,6 +258,6 @@ def test_a_name_that_leads_home_does_not_keep_hosts_apart(tmp_path: Path) -> Non
                     text=True,
                 )
             )
-        said = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
+        output = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], output
     assert read_run(tmp_path / "run").topology["interface"] == "eth0"

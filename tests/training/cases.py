@@ -1,4 +1,4 @@
-"""Workloads for proofs: small, and each with something that has gone wrong in somebody's data-parallel code."""
+"""Workloads for proofs: small ones, each with a property that data-parallel code has handled wrongly before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.workloads.workload import Workload, count_top1
 
 
 class Tied(nn.Module):
-    """The output layer's weight is the embedding's: one parameter under two names, two gradients into one."""
+    """Model whose output layer shares the embedding's weight: one parameter with two names and two gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,19 +26,19 @@ class Tied(nn.Module):
         self.out.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits for the next token."""
+        """Return logits for the next token."""
         return self.out(torch.tanh(self.hidden(self.embedding(tokens).mean(1))))
 
 
 def tied() -> Workload:
-    """Next-token prediction on random tokens."""
+    """Return next-token prediction on random tokens."""
     torch.manual_seed(1)
     tokens = torch.randint(0, 11, (96, 5))
     return Workload(model=Tied(), train=(tokens[:, :4], tokens[:, 4]), loss=F.cross_entropy, correct=count_top1)
 
 
 def frozen() -> Workload:
-    """A fine-tuning case: the first layer wants no gradient."""
+    """Return a fine-tuning case: the first layer requires no gradient."""
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
     model[0].requires_grad_(False)
@@ -46,14 +46,14 @@ def frozen() -> Workload:
 
 
 def dropout() -> Workload:
-    """Randomness inside the model."""
+    """Return a model with dropout."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 3))
     return Workload(model=model, train=(torch.randn(96, 6), torch.randint(0, 3, (96,))), loss=F.cross_entropy)
 
 
 def small_bn() -> Workload:
-    """Convolutions with BatchNorm, as VGG-11 has them, in miniature."""
+    """Return convolutions with BatchNorm, like a small VGG-11."""
     torch.manual_seed(5)
     layers = [
         nn.Conv2d(3, 4, 3),
@@ -68,13 +68,13 @@ def small_bn() -> Workload:
 
 
 def images(model: str) -> Workload:
-    """A built-in model on a few synthetic images, so that nothing has to be there."""
+    """Return a built-in model on a few synthetic images, which need no files."""
     config = RunConfig(workload=model, data="synthetic:size=96,test_size=36,noise=0.7", seed=4)
     return load_workload(config)
 
 
 def slim_vgg11() -> Workload:
-    """VGG-11 with an eighth of its channels: as many layers and tensors, and a sixtieth of the bytes."""
+    """Return VGG-11 with an eighth of its channels: as many layers and tensors, and a sixtieth of the bytes."""
     slim = [[channels // 8 for channels in setup] for setup in vgg._STAGES]
     workload = images("cnn")
     torch.manual_seed(8)
@@ -83,7 +83,7 @@ def slim_vgg11() -> Workload:
 
 
 def make(name: str) -> Workload:
-    """The case of a name, in double precision."""
+    """Return the case with the given name, in double precision."""
     own = {"tied": tied, "frozen": frozen, "dropout": dropout, "small_bn": small_bn, "slim_vgg11": slim_vgg11}
     workload = own[name]() if name in own else images(name)
     workload.model.double()

@@ -1,4 +1,4 @@
-"""BatchNorm over ranks: buffers are kept together or measured apart, and `sync` is BatchNorm on the whole batch."""
+"""Tests of BatchNorm over ranks: buffers are broadcast or their divergence measured; `sync` equals the whole batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.comm import Comm
 from paceline.errors import WorkloadError
 from paceline.strategies.registry import create
-from paceline.training.batchnorm import LiveBuffers, SyncedBatchNorm, synced
+from paceline.training.batchnorm import SyncedBatchNorm, UpdatedBuffers, sync_batchnorm
 from paceline.training.sync import Sync
 from paceline.workloads.sampler import split
 from ranks import Pool
@@ -39,7 +39,7 @@ def train_three_steps(comm: Comm, bn: Any) -> dict[str, Any]:
     with sync.agreed() as shipped:
         agreed = shipped[1].running_mean.clone()
     after = model[1].running_mean.clone()
-    # Before the next forward pass, `broadcast` brings the buffers together again.
+    # Before the next forward pass, `broadcast` makes the buffers equal again.
     sync.model(torch.zeros(2, 3, 8, 8, dtype=torch.float64))
     then = model[1].running_mean.clone()
     sync.close()
@@ -76,9 +76,9 @@ def test_broadcast_brings_ranks_closer_than_local(pool: Pool) -> None:
 
 def live_names(comm: Comm) -> list[list[bool]]:
     model = make_model()
-    buffers = LiveBuffers(model, comm)
+    buffers = UpdatedBuffers(model, comm)
     before = len(buffers._tensors())
-    if comm.rank == 1:  # A change on one rank alone counts for all.
+    if comm.rank == 1:  # A change on one rank is enough.
         model.get_buffer("mask").add_(1)
     model(torch.randn(4, 3, 8, 8, dtype=torch.float64))
     buffers.broadcast()
@@ -90,11 +90,11 @@ def test_only_buffers_that_change_are_sent(pool: Pool) -> None:
 
 
 def synced_layer(comm: Comm, kind: str, shape: tuple[int, ...], momentum: float | None) -> dict[str, Tensor]:
-    """One layer under `synced`, on an uneven share of a batch of 7."""
+    """Run one layer under `sync_batchnorm`, on an uneven share of a batch of 7."""
     layer, x, target = layer_and_batch(kind, shape, momentum)
     own = split(len(x), comm.world_size)[comm.rank]
     mine = x[own.start : own.stop].clone().requires_grad_()
-    with synced(layer, comm):
+    with sync_batchnorm(layer, comm):
         for _ in range(2):
             out = layer(mine)
     (out * target[own.start : own.stop]).sum().backward()
@@ -138,12 +138,12 @@ def test_sync_is_batchnorm_on_the_whole_batch(
 
 
 def evaluates_like_plain(comm: Comm, track: bool) -> bool:
-    if not track and comm.rank == 1:  # In evaluation ranks may have unlike numbers of batches: nobody may wait.
+    if not track and comm.rank == 1:  # In evaluation ranks may have different numbers of batches, so none may wait.
         return True
     layer = nn.BatchNorm2d(3, track_running_stats=track).double()
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     plain = copy.deepcopy(layer).eval()
-    with synced(layer, comm):
+    with sync_batchnorm(layer, comm):
         assert type(layer) is SyncedBatchNorm
         return torch.equal(layer.eval()(x), plain(x))
 
@@ -157,7 +157,7 @@ def without_bias(comm: Comm) -> tuple[Tensor, None]:
     torch.manual_seed(comm.rank)
     layer = nn.BatchNorm2d(3)
     layer.bias = None
-    with synced(layer, comm):
+    with sync_batchnorm(layer, comm):
         layer(torch.randn(4, 3, 5, 5)).square().sum().backward()
     return layer.weight.grad, layer.bias
 
@@ -169,24 +169,24 @@ def test_sync_without_a_bias(pool: Pool) -> None:
 
 
 class Renamed(nn.BatchNorm2d):
-    """A layer that is a BatchNorm by another name."""
+    """BatchNorm subclass with the same forward pass."""
 
 
 class Different(nn.BatchNorm2d):
-    """A layer that normalises in a way of its own."""
+    """BatchNorm subclass with another forward pass."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Twice the usual."""
+        """Return twice the usual output."""
         return 2 * super().forward(input)
 
 
 def kinds_under_sync(comm: Comm) -> tuple[bool, str]:
     renamed = Renamed(3)
-    with synced(renamed, comm):
+    with sync_batchnorm(renamed, comm):
         taken = type(renamed) is SyncedBatchNorm
     assert type(renamed) is Renamed
     try:
-        with synced(Different(3), comm):
+        with sync_batchnorm(Different(3), comm):
             return taken, "no error"
     except WorkloadError as error:
         return taken, error.message
@@ -195,14 +195,14 @@ def kinds_under_sync(comm: Comm) -> tuple[bool, str]:
 def test_sync_takes_subclasses_or_refuses_them_by_name(pool: Pool) -> None:
     for taken, message in pool.run(kinds_under_sync, 2):
         assert taken
-        assert "cannot take the place of Different" in message
+        assert "cannot replace Different" in message
 
 
 def half_precision(comm: Comm) -> tuple[torch.dtype, float]:
     torch.manual_seed(comm.rank)
     layer = nn.BatchNorm2d(3)
     x = torch.randn(4, 3, 5, 5)
-    with synced(layer, comm), torch.autocast("cpu", torch.bfloat16):
+    with sync_batchnorm(layer, comm), torch.autocast("cpu", torch.bfloat16):
         out = layer(x.bfloat16())
     (out.float() ** 2).sum().backward()
     return out.dtype, float(layer.running_mean.abs().sum())

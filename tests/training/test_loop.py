@@ -1,4 +1,4 @@
-"""The time split of real runs, against what others say of the same steps: PyTorch's profiler, `none`, a late rank."""
+"""Tests of the loop's time split in real runs, against PyTorch's profiler, the strategy `none` and a late rank."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LATE_S = 0.1
 
 
 def wide() -> Workload:
-    """Enough to compute, and six layers of a megabyte to send."""
+    """Return a workload with enough computation, and six layers of a megabyte to send."""
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU())]
     x = torch.randn(640, 512)
@@ -59,18 +59,18 @@ WIDE_BYTES = 4 * (6 * (512 * 512 + 512) + 3 * 512 + 3)
 
 
 def small_bn() -> Workload:
-    """Two BatchNorm layers, of 4 and 6 channels."""
+    """Return a model with two BatchNorm layers, of 4 and 6 channels."""
     return cases.small_bn()
 
 
 def late() -> Workload:
-    """Rank 1 sleeps in every forward pass after the warm-up."""
+    """Return a workload in which rank 1 sleeps in every forward pass after the warm-up."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
     calls = itertools.count()
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
-        if next(calls) > WARM_UP and dist.get_rank() == 1:  # The first is a trial before the first step.
+        if next(calls) > WARM_UP and dist.get_rank() == 1:  # The first call is the check before the first step.
             time.sleep(LATE_S)
         return F.cross_entropy(output, target)
 
@@ -79,7 +79,7 @@ def late() -> Workload:
 
 
 class Hooked(Ddp):
-    """DDP with a hook of its own, which sends from Python; DDP itself waits for it, where nobody sees it."""
+    """DDP with a communication hook that sends from Python; DDP waits for it in C++."""
 
     name: ClassVar[str] = "hooked"
 
@@ -93,7 +93,7 @@ class Hooked(Ddp):
 
 
 def train(_: Comm, settings: dict[str, Any], folder: str, ranks: int) -> None:
-    """A run of the first ranks; the others have to be there when groups are made."""
+    """Run on the first ranks; all ranks must help to open groups."""
     rank = dist.get_rank()
     if rank >= ranks:
         open_comm(range(ranks), device=CPU, backend="gloo", timeout_s=30, stopwatch=make_stopwatch(CPU, events=True))
@@ -116,7 +116,7 @@ def splits(found: dict[int, Timeline]) -> list[Split]:
 
 
 def steps_of(timeline: Timeline) -> list[Any]:
-    """The operations of each step after the warm-up."""
+    """Return the operations of each step after the warm-up."""
     operations = timeline.operations
     return [operations[operations["step"] == step] for step in timeline.steps["step"] if step >= WARM_UP]
 
@@ -125,11 +125,11 @@ def steps_of(timeline: Timeline) -> list[Any]:
 
 
 class Seen(NamedTuple):
-    """An operation that the profiler saw, by its own clock, from when Gloo's thread took it up."""
+    """Operation in the profiler's trace, by its clock, from the start of Gloo's thread."""
 
     name: str
     bytes: int
-    """0 where it does not tell."""
+    """0 if the profiler does not report it."""
     start_s: float
     end_s: float
 
@@ -160,7 +160,7 @@ def train_profiled(comm: Comm, settings: dict[str, Any], folder: str) -> list[Se
 def test_the_profiler_sees_the_same_operations(
     pool: Pool, tmp_path: Path, strategy: str, names: set[str], smallest: int
 ) -> None:
-    """The loop's own group has all-reduces as well, but small ones."""
+    """The loop's control group runs all-reduces too, but small ones."""
 
     def check(attempt: int) -> None:
         folder = RunFolder.create(tmp_path / str(attempt)).path
@@ -173,7 +173,7 @@ def test_the_profiler_sees_the_same_operations(
             assert [f"gloo:{RowKind(kind).title}" for kind in ours["kind"]] == [event.name for event in theirs]
             assert len(ours) >= 50
             starts, ends = np.array([[event.start_s, event.end_s] for event in theirs]).T
-            # Ours begins before Gloo's, and ends after it: how long before and after, but for where the clocks start?
+            # Our event starts before Gloo's and ends after it; the difference of the clocks' zero points is removed.
             before, after = ours["start_s"] - starts, ours["end_s"] - ends
             lag_s = median(after) - max(before)
             assert 0 <= lag_s < 0.5 * median(ends - starts)
@@ -196,7 +196,7 @@ def test_none_sends_nothing_and_computes_as_much_as_ddp(pool: Pool, tmp_path: Pa
             assert none.communication_s == 0
             assert ddp.communication_s > 0
             assert none.compute_s > 0.7 * none.step_s
-            # Without what other processes took away; communication still costs caches and memory bandwidth.
+            # Without the time that other processes took; communication still costs cache and memory bandwidth.
             assert 0.7 < (ddp.computing_s - ddp.descheduled_s) / (none.computing_s - none.descheduled_s) < 1.4
 
     eventually(check)
@@ -240,15 +240,15 @@ def test_a_late_rank_is_exposed_communication_on_the_others(pool: Pool, tmp_path
 
 
 def measured_script(comm: Comm, folder: str, agrees: bool) -> None:
-    """The loop of a user's own, of which rank 1 is late; ranks may agree on a figure before they train."""
+    """Run a user's loop in which rank 1 is late; ranks may average a figure before they train."""
     config = RunConfig(strategy="ddp", steps=8)
-    assignment = TimingTask(script=Script(path="there/train.py"), config=config, folder=RunFolder(Path(folder)))
-    stopwatch = assignment.stopwatch(CPU)
+    task = TimingTask(script=Script(path="there/train.py"), config=config, folder=RunFolder(Path(folder)))
+    stopwatch = task.stopwatch(CPU)
     ours = open_comm(range(2), device=CPU, backend="gloo", timeout_s=30, stopwatch=stopwatch)
     if ours is None:
         return
     model = nn.Linear(64, 64)
-    with assignment.attach(model, lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), ours, "local") as sync:
+    with task.attach(model, lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), ours, "local") as sync:
         try:
             while True:
                 if comm.rank == 1:
@@ -279,7 +279,7 @@ def test_a_late_rank_of_a_script(pool: Pool, tmp_path: Path, agrees: bool) -> No
 
 
 class Stream:
-    """Global batches that nobody knows the number of; they are late on rank 1."""
+    """Global batches of unknown number, which arrive late on rank 1."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for _ in range(6):
@@ -311,11 +311,11 @@ def test_late_data_is_data_on_its_own_rank_alone(pool: Pool, tmp_path: Path) -> 
     eventually(check)
 
 
-# Strategies of a user's own.
+# Strategies written by a user.
 
 
 class ByItself(Strategy):
-    """Agrees in a `step` of its own, through the default group or one that it makes."""
+    """Strategy that communicates in its own `step`, through the default group or one that it creates."""
 
     def make_group(self) -> dist.ProcessGroup | None:
         return None
@@ -325,7 +325,7 @@ class ByItself(Strategy):
         return model
 
     def step(self, max_norm: float | None = None) -> None:  # noqa: ARG002
-        time.sleep(SPENT_S)  # The arithmetic of a scheme.
+        time.sleep(SPENT_S)  # Stands for the strategy's computation.
         for _, parameter in self.parameters:
             dist.all_reduce(parameter.grad, group=self.group)
         self.optimizer.step()
@@ -396,7 +396,7 @@ def test_a_strategy_that_sends_past_us_is_found_out(
 
 
 def bytes_by_purpose(timeline: Timeline) -> list[dict[tuple[RowKind, Purpose], list[int]]]:
-    """Per step, the sizes of what was sent."""
+    """Return the sizes of all messages per step."""
     found = []
     for operations in steps_of(timeline):
         sizes: dict[tuple[RowKind, Purpose], list[int]] = {}
@@ -412,7 +412,7 @@ STATISTICS = {
     (RowKind.ALL_GATHER, Purpose.STATISTICS): [2 * 4 * (2 * channels + 1) for channels in CHANNELS],
     (RowKind.ALL_REDUCE, Purpose.STATISTICS): [4 * 2 * channels for channels in reversed(CHANNELS)],
 }
-"""Forward every rank gathers means, squares and a count; backward, from the last layer on, two sums are added up."""
+"""In forward every rank gathers means, squares and a count; in backward, from the last layer on, two sums are added."""
 
 
 @pytest.mark.parametrize(
@@ -435,13 +435,13 @@ def test_what_is_sent_is_for_what_it_says(pool: Pool, tmp_path: Path, bn: str, o
             assert row["waited_from_s"] == row["start_s"], "forward and backward stand still meanwhile"
 
 
-# Clocks that are apart.
+# Clocks with an offset.
 
 AHEAD_S = 5.0
 
 
 def train_with_another_clock(comm: Comm, settings: dict[str, Any], folder: str) -> None:
-    """As if rank 1 were on another host, whose clock is ahead."""
+    """Run as if rank 1 were on another host, whose clock is ahead."""
     if dist.get_rank() != 1:
         train(comm, settings, folder, 2)
         return
@@ -459,5 +459,5 @@ def test_clocks_that_are_apart_are_laid_side_by_side(pool: Pool, tmp_path: Path)
     first, other = read_run(tmp_path / "run").timelines.values()
     ends = [timeline.operations["end_s"] for timeline in (first, other)]
     assert len(ends[0]) == len(ends[1]) > 20
-    # An all-reduce ends everywhere at about the same moment, whoever came late.
+    # An all-reduce ends on all ranks at about the same time, whichever rank arrived last.
     assert median(np.abs(ends[0] - ends[1])) < 0.1 * LATE_S

@@ -1,11 +1,11 @@
-"""Who moves the bytes, from the GPUs that ranks have."""
+"""Tests of the choice of the backend from the GPUs of the ranks."""
 
 from __future__ import annotations
 
 import pytest
 
 from paceline.comm import Comm
-from paceline.training.placement import NO_GPU, gather_marks, one_gpu_each
+from paceline.training.placement import NO_GPU, gather_gpu_ids, one_gpu_each
 from ranks import Pool
 
 ONE, OTHER = b"1" * 16, b"2" * 16
@@ -26,7 +26,7 @@ def test_gpus_of_their_own(marks: list[bytes], each: bool) -> None:
 
 
 def marks_of_all(comm: Comm) -> list[bytes]:
-    return gather_marks(bytes([comm.rank]) * 16)
+    return gather_gpu_ids(bytes([comm.rank]) * 16)
 
 
 def test_ranks_know_each_others_gpus(pool: Pool) -> None:

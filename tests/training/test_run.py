@@ -1,4 +1,4 @@
-"""What a run leaves beside its steps, from one launch: resources, marks, a profile, scalars for TensorBoard."""
+"""Tests of a run's record besides its steps, from one launch: resources, marks, a profile, TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from paceline.records import RunRecord, read_run
 
 STEPS, WARM_UP, PROFILED = 15, 5, range(8, 10)
 CONVOLUTIONS = 2
-"""Of the `cnn`."""
+"""Number of convolutions in `cnn`."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A run that has ended."""
+    """Finished run."""
 
     record: RunRecord
     process: subprocess.CompletedProcess[str]
 
     def scalars(self, rank: int) -> dict[str, dict[int, float]]:
-        """What TensorBoard would draw: by tag, values by step."""
+        """Return the scalars in TensorBoard's files: by tag, values by step."""
         accumulator = EventAccumulator(str(self.record.path / "tensorboard" / f"rank-{rank}"))
         accumulator.Reload()
         return {tag: {e.step: e.value for e in accumulator.Scalars(tag)} for tag in accumulator.Tags()["scalars"]}
@@ -123,7 +123,7 @@ def test_tensorboard_has_every_ranks_resources_and_split(done: Done) -> None:
         assert scalars.keys() >= {"resources/cpu_percent", "resources/resident_mb", *parts}
         assert all(50 < value < 2000 for value in scalars["resources/resident_mb"].values())
         assert all(value >= 0 for value in scalars["resources/cpu_percent"].values())
-        # The parts of a window's steps add up to them.
+        # The parts of the time split add up to the window's steps.
         total_s = done.record.steps[rank].total_s
         together = sum(scalars[part][STEPS] for part in parts)
         assert together == pytest.approx(total_s[10:].mean(), rel=0.02)

@@ -1,4 +1,4 @@
-"""The strategies on a GPU: two ranks that share one through Gloo, against one process. Run with `pytest -m gpu`."""
+"""Tests of `Sync` with every strategy on a GPU: two ranks share it through Gloo. Run with `pytest -m gpu`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_one_rank_speaks_nccl(tmp_path: Path) -> None:
     assert all(phase > 0 for phase in record.steps[0]["backward_s"])
 
 
-# Where a step goes, by the events of the GPU's streams.
+# Time splits, from the events of the GPU's streams.
 
 BUCKETED = "ddp:bucket_mb=1"
 STEPS = 16
@@ -53,7 +53,7 @@ STEPS = 16
 
 @pytest.fixture(scope="module")
 def timed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, str], RunRecord]:
-    """Runs of a model with enough to compute and to send, each made once: strategy, ranks, backend."""
+    """Return runs of a model with enough to compute and to send, cached by strategy, ranks and backend."""
 
     @cache
     def make(strategy: str, ranks: int, backend: str) -> RunRecord:

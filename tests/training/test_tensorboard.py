@@ -1,4 +1,4 @@
-"""What TensorBoard gets where a run has less to tell than it might."""
+"""Tests of the TensorBoard writer for runs with incomplete figures."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ WINDOW = {"epoch": 0, "samples": 32, "correct": None, "wall_s": 0.5}
 
 
 def scalars_after(folder: Path, rank: int, *events: tuple[str, dict[str, Any]]) -> dict[str, dict[int, float]]:
-    """What is drawn of some events, without a timeline."""
+    """Return the scalars written for some events, without a timeline."""
     scalars = TensorBoardWriter(RunFolder(folder), rank, HostClock(), torch.device("cpu"))
     for event, values in events:
-        scalars.hear(event, **values)
+        scalars.on_event(event, **values)
     scalars.add_split(9, Split(1.0, 0.25, 0.5, 0.125, 0.125, 0.0, None))
     scalars.close()
     scalars.close()
     accumulator = EventAccumulator(str(folder / "tensorboard" / f"rank-{rank}"))
     accumulator.Reload()
-    return {tag: {e.step: e.value for e in accumulator.TensorBoardWriter(tag)} for tag in accumulator.Tags()["scalars"]}
+    return {tag: {e.step: e.value for e in accumulator.Scalars(tag)} for tag in accumulator.Tags()["scalars"]}
 
 
 def test_what_is_not_known_has_no_point(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a record says about a model."""
+"""Tests of the description of a model in the record."""
 
 from __future__ import annotations
 

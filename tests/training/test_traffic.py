@@ -1,4 +1,4 @@
-"""The proof of bytes for every strategy: what the kernel counts in real steps is the plan and its framing."""
+"""Tests of planned traffic for every strategy: the kernel's byte counts in real steps equal plan and framing."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Links = dict[tuple[int, int], float]
 
 
 def with_batch_norm(dtype: torch.dtype) -> nn.Module:
-    """Small layers, whose framing counts, one large one, and buffers that are broadcast."""
+    """Return small layers, whose framing matters, a large one, and buffers that are broadcast."""
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()]
     model = nn.Sequential(*layers, nn.Linear(128, 1500), nn.ReLU(), nn.Linear(1500, 10))
     return model.to(dtype)
 
 
 class TwoTypes(nn.Module):
-    """One with buffers of two types, so two messages."""
+    """Model with buffers of two dtypes, hence two messages."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class TwoTypes(nn.Module):
         self.register_buffer("steps", torch.zeros(300, dtype=torch.float16))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return logits."""
         self.steps += 1
         return self.inner(x)
 
@@ -68,7 +68,7 @@ def tiny() -> nn.Module:
 
 
 def train_and_count(comm: Comm, strategy: str, dtype: torch.dtype = torch.float32) -> dict[str, tuple[Links, Links]]:
-    """What a step of each model sends from rank to rank, and what it should."""
+    """Return the bytes that a step of each model sends from rank to rank, and the planned bytes."""
     return {name: _count(comm, strategy, model) for name, model in models(dtype).items()}
 
 

@@ -1,4 +1,4 @@
-"""Workloads that are hard to prove strategies on; the tests run `paceline compare proof_cases:NAME` here."""
+"""Workloads for which the parity proof is difficult; tests run `paceline compare proof_cases:NAME` in this folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline import Workload
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    """Noise that depends on the seed of a DataLoader's worker, as random crops do."""
+    """Samples with noise that depends on the seed of the DataLoader's worker, as random crops do."""
 
     def __len__(self) -> int:
         return 64
@@ -22,7 +22,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 
 
 def workers() -> Workload:
-    """The most common set-up, worker processes that augment; and weights that differ each time it is loaded."""
+    """Return a workload with augmenting worker processes, and with different weights each time it is loaded."""
     model, numbers = nn.Linear(4, 3), np.random.default_rng()
     with torch.no_grad():
         model.weight.copy_(torch.from_numpy(numbers.normal(size=(3, 4))))
@@ -30,7 +30,7 @@ def workers() -> Workload:
 
 
 def unseeded() -> Workload:
-    """A loss that draws from a generator that nobody seeds."""
+    """Return a workload whose loss draws from an unseeded generator."""
     numbers = np.random.default_rng()
     samples = torch.randn(64, 4), torch.randint(0, 3, (64,))
 

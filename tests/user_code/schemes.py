@@ -1,4 +1,4 @@
-"""Strategies of a user's own: one that is right, one that is wrong, one that breaks, one that is slow."""
+"""A user's strategies: correct, incorrect, failing during training, slow, and failing at the end."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from paceline import AfterBackward
 
 
 class Mean(AfterBackward):
-    """The mean over the ranks."""
+    """Correct: the mean over the ranks."""
 
     name: ClassVar[str] = "mean"
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
-        """Adds up and divides."""
+        """Sum the gradients and divide."""
         for gradient in gradients:
             dist.all_reduce(gradient, group=self.comm.group)
         torch._foreach_div_(list(gradients), self.comm.world_size)
 
 
 class Sum(AfterBackward):
-    """Forgets to divide."""
+    """Incorrect: the sum, without the division."""
 
     name: ClassVar[str] = "sum"
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
-        """Adds up."""
+        """Sum the gradients."""
         for gradient in gradients:
             dist.all_reduce(gradient, group=self.comm.group)
 
 
 class Breaks(Mean):
-    """Passes the proof, and fails a few steps into training."""
+    """Passes the proof, and fails after a few steps of training."""
 
     name: ClassVar[str] = "breaks"
     calls = 0
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
-        """Fails on one rank."""
+        """Raise on rank 1 in the seventh call."""
         self.calls += 1
         if self.calls > 6 and self.comm.rank == 1:
             raise RuntimeError("the seventh message was one too many")
@@ -51,23 +51,23 @@ class Breaks(Mean):
 
 
 class Slow(Mean):
-    """Takes its time."""
+    """Correct, and 100 ms slower per step."""
 
     name: ClassVar[str] = "slow"
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
-        """Sleeps before it agrees."""
+        """Sleep before the all-reduce."""
         time.sleep(0.1)
         super().agree(gradients)
 
 
 class BadClose(Mean):
-    """Trains well, and fails when it is done."""
+    """Trains correctly, and fails in `close`."""
 
     name: ClassVar[str] = "bad_close"
 
     def close(self) -> None:
-        """Fails in training, not in the proof, whose optimiser steps nothing."""
+        """Raise after training, but not after the proof, whose optimiser makes no step."""
         stepped = bool(self.optimizer.state) if self._attached else False
         super().close()
         if stepped:

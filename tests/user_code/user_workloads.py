@@ -1,4 +1,4 @@
-"""Workloads of a user's own, that work or fail in the ways users' do; the tests run `paceline train own:NAME` here."""
+"""A user's workloads that work, or fail in common ways; tests run `paceline train user_workloads:NAME` here."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from paceline import Workload
 
 
 def plain() -> Workload:
-    """A linear model on a few samples."""
+    """Return a linear model on a few samples."""
     torch.manual_seed(0)
     return Workload(model=nn.Linear(4, 3), train=_samples(), test=_samples(), loss=F.cross_entropy)
 
 
 def slow() -> Workload:
-    """Steps of 20 ms, for tests that interrupt it."""
+    """Return a workload with steps of 20 ms, for tests that interrupt it."""
     return _with_loss(lambda _: time.sleep(0.02))
 
 
 def fails_on_rank_1() -> Workload:
-    """An exception on one rank, a few steps in."""
+    """Return a workload that raises on rank 1 after 3 steps."""
 
     def fail(calls: int) -> None:
         if _on_rank_1() and calls > 3:
@@ -36,7 +36,7 @@ def fails_on_rank_1() -> Workload:
 
 
 def killed_on_rank_1() -> Workload:
-    """What the kernel does to a rank that takes too much memory."""
+    """Return a workload that kills rank 1 after 3 steps, as the kernel does when memory runs out."""
 
     def kill(calls: int) -> None:
         if _on_rank_1() and calls > 3:
@@ -46,7 +46,7 @@ def killed_on_rank_1() -> Workload:
 
 
 def hangs_on_rank_1() -> Workload:
-    """A rank that never comes back."""
+    """Return a workload that hangs on rank 1 after 3 steps."""
 
     def hang(calls: int) -> None:
         if _on_rank_1() and calls > 3:
@@ -56,7 +56,7 @@ def hangs_on_rank_1() -> Workload:
 
 
 def fails_while_rank_0_is_busy() -> Workload:
-    """An exception on one rank that the other, which does not wait for it, would learn of much later."""
+    """Return a workload that raises on rank 1 while the other ranks are busy and do not wait for it."""
 
     def fail(calls: int) -> None:
         if calls > 3:
@@ -68,33 +68,33 @@ def fails_while_rank_0_is_busy() -> Workload:
 
 
 def unused() -> Workload:
-    """A layer that gets no gradient."""
+    """Return a workload with a layer that gets no gradient."""
     return Workload(model=Auxiliary(), train=_samples(), loss=F.cross_entropy)
 
 
 class Auxiliary(nn.Module):
-    """A model with a head that it does not use."""
+    """Model with an unused head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used, self.aux = nn.Linear(4, 3), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One head."""
+        """Return the output of the used head."""
         return self.used(x)  # type: ignore[no-any-return]
 
 
 def past_the_model() -> Workload:
-    """A step that goes past `model(…)`, so that nothing could be synchronised."""
+    """Return a workload whose step does not call `model(…)`, so that nothing could be synchronised."""
     model = nn.Sequential(nn.Linear(4, 3))
     return Workload(model=model, train=_samples(), step=lambda m, batch: F.cross_entropy(m[0](batch[0]), batch[1]))
 
 
 class Slow:
-    """Batches that take their time, in an order of their own."""
+    """Slow batches in random order."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Twelve batches, 10 ms each, shuffled by torch's own random numbers."""
+        """Yield 12 batches, 10 ms each, shuffled with torch's random numbers."""
         x, y = _samples(96)
         for indices in torch.randperm(96).split(8):
             time.sleep(0.01)
@@ -102,13 +102,13 @@ class Slow:
 
 
 def slow_stream() -> Workload:
-    """An iterable whose loading costs more than its training."""
+    """Return a workload whose data loading takes longer than its training."""
     torch.manual_seed(0)
     return Workload(model=nn.Linear(4, 3), train=Slow(), loss=F.cross_entropy)
 
 
 def fails_in_the_test() -> Workload:
-    """A test that fails after the training."""
+    """Return a workload that fails in the evaluation after training."""
     calls = [0]
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -121,44 +121,44 @@ def fails_in_the_test() -> Workload:
 
 
 def attempt() -> Workload:
-    """Fails in the way that the environment says."""
+    """Raise an error with the message from the environment."""
     raise ValueError(os.environ["PACELINE_TEST_MISTAKE"])
 
 
 def normalised() -> Workload:
-    """A model with BatchNorm, whose loss depends on how the batch is shared out, unless statistics are synced."""
+    """Return a model with BatchNorm, whose loss depends on the split of the batch unless BatchNorm is synchronised."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     return Workload(model=model, train=_samples(90), loss=F.cross_entropy)
 
 
 class Uneven:
-    """Batches of which nobody knows how many there are: rank 1 has fewer."""
+    """Batches without a length; rank 1 has fewer."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Five batches, or seven."""
+        """Yield 5 batches on rank 1, 7 on the others."""
         torch.manual_seed(0)
         for _ in range(5 if _on_rank_1() else 7):
             yield torch.randn(9, 4), torch.randint(0, 3, (9,))
 
 
 def uneven() -> Workload:
-    """Ranks that do not have the same number of batches."""
+    """Return a workload with different numbers of batches on the ranks."""
     return Workload(model=nn.Linear(4, 3), train=Uneven(), loss=F.cross_entropy)
 
 
 class _OutOfOrder(torch.optim.SGD):
-    """Fails where it has something to step."""
+    """Optimiser that fails in a step with gradients."""
 
     def step(self, closure=None):  # type: ignore[no-untyped-def, override]
-        """Steps nothing."""
+        """Raise if any parameter has a gradient."""
         if any(parameter.grad is not None for group in self.param_groups for parameter in group["params"]):
             raise ValueError("the optimiser is out of order")
         return super().step(closure)
 
 
 def server_fails() -> Workload:
-    """An optimiser that fails, wherever it is that steps."""
+    """Return a workload whose optimiser fails on the rank that makes the step."""
     model = nn.Linear(4, 3)
     return Workload(
         model=model, train=_samples(), loss=F.cross_entropy, optimizer=lambda named: _OutOfOrder(named, lr=0.1)

@@ -1,4 +1,4 @@
-"""Every rank's pieces of every batch: together they are the global batch, and their weights make a plain mean right."""
+"""Tests of micro-batches: those of all ranks are the global batch, and their weights make a plain mean exact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from paceline.errors import UsageError, WorkloadError
-from paceline.workloads.batches import Indexed, Loaded, Share, Source, Stream, make_source
+from paceline.workloads.batches import IndexedSource, LoaderSource, Share, Source, StreamSource, make_source
 from paceline.workloads.data.images import ImageSet
 from paceline.workloads.sampler import Sampler
 
@@ -25,7 +25,7 @@ PAIRS = (NUMBERS.double().view(-1, 1), NUMBERS)
 
 
 class Items(Dataset[tuple[Tensor, int]]):
-    """Samples one by one."""
+    """Data set with an index for single samples."""
 
     def __len__(self) -> int:
         return SIZE
@@ -35,7 +35,7 @@ class Items(Dataset[tuple[Tensor, int]]):
 
 
 class ItemsAtOnce(Items):
-    """Samples by the batch, as PyTorch's fetchers use where they can."""
+    """Data set with `__getitems__`, which PyTorch's fetchers prefer."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         raise AssertionError("one by one")
@@ -45,7 +45,7 @@ class ItemsAtOnce(Items):
 
 
 class Forgetful(IterableDataset[tuple[Tensor, Tensor]]):
-    """Global batches from a data set that only goes forward, with a length, as many write it."""
+    """Iterable of global batches with a length."""
 
     def __len__(self) -> int:
         return 4
@@ -55,7 +55,7 @@ class Forgetful(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 class Factory:
-    """A fresh generator each time, told the epoch."""
+    """Iterable that creates a new generator each time and receives the epoch by `set_epoch`."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
@@ -68,12 +68,12 @@ class Factory:
 
 
 def global_batches() -> list[tuple[Tensor, Tensor]]:
-    """Batches of 12, 12, 12 and 11."""
+    """Yield batches of 12, 12, 12 and 11 samples."""
     return [(PAIRS[0][start : start + BATCH], NUMBERS[start : start + BATCH]) for start in range(0, SIZE, BATCH)]
 
 
 def keep_list(samples: list[tuple[Tensor, int]]) -> dict[str, Any]:
-    """A collate function of one's own: a dict in place of a tuple."""
+    """Collate into a dict instead of a tuple."""
     inputs, target = default_collate(samples)
     return {"inputs": inputs, "target": target}
 
@@ -98,7 +98,7 @@ def target_of(batch: Any) -> Tensor:
 
 
 def walk(ranks: list[Source], epoch: int | None) -> list[list[int]]:
-    """The samples of each step, over the ranks in turn, after checking sizes and weights."""
+    """Yield the samples of each step, rank by rank, after checking sizes and weights."""
     steps: list[list[int]] = []
     for everyone in zip(*[source.epoch(epoch) for source in ranks], strict=True):
         pieces = [piece for own in everyone for piece in own]
@@ -137,11 +137,11 @@ INDEXED = {
 @pytest.mark.parametrize(("workers", "micro_batches"), [(1, 1), (3, 1), (4, 1), (2, 3)])
 def test_the_union_of_the_pieces_is_the_samplers_batch(data: Any, workers: int, micro_batches: int) -> None:
     ranks = sources(data, workers, micro_batches)
-    assert all(type(source) is Indexed for source in ranks)
+    assert all(type(source) is IndexedSource for source in ranks)
     for epoch in (0, 1):
         expected = [batch.tolist() for batch in Sampler(SIZE, BATCH, SEED).batches(epoch)]
         assert walk(ranks, epoch) == expected
-    assert {(source.steps(), source.expected_steps, source.batch, source.dropped) for source in ranks} == {
+    assert {(source.steps_per_epoch(), source.expected_steps, source.batch, source.dropped) for source in ranks} == {
         (4, 4, BATCH, 0)
     }
 
@@ -158,7 +158,7 @@ def test_a_last_batch_too_small_for_the_ranks_is_left_out_in_training_only() -> 
     training = sources(few, 3)
     assert [len(samples) for samples in walk(training, 0)] == [12, 12, 12]
     assert training[0].dropped == 2
-    assert training[0].steps() == 3
+    assert training[0].steps_per_epoch() == 3
     testing = sources(few, 3, train=False)
     assert joined(walk(testing, None)) == list(range(38))
     assert testing[0].dropped == 0
@@ -187,7 +187,7 @@ def test_pieces_of_all_ranks_tile_the_batch(total: int, workers: int, micro_batc
     positions = [
         position
         for rank in range(workers)
-        for part in share_of(rank, workers, micro_batches).pieces(total)
+        for part in share_of(rank, workers, micro_batches).ranges(total)
         for position in part
     ]
     assert positions == list(range(total))
@@ -197,7 +197,7 @@ def test_pieces_of_all_ranks_tile_the_batch(total: int, workers: int, micro_batc
 def test_a_loader_with_processes_fetches_our_indices(collate: Any) -> None:
     loader = DataLoader(Items(), batch_size=5, num_workers=2, collate_fn=collate)
     ranks = sources(loader, 2, micro_batches=2)
-    assert all(type(source) is Loaded for source in ranks)
+    assert all(type(source) is LoaderSource for source in ranks)
     expected = [batch.tolist() for batch in Sampler(SIZE, BATCH, SEED).batches(1)]
     assert walk(ranks, 1) == expected
     (piece, _), kind = next(ranks[0].epoch(0)), dict if collate else list
@@ -224,9 +224,9 @@ STREAMS = {
 @pytest.mark.parametrize("epoch", [0, 1, None])
 def test_a_stream_is_shared_batch_by_batch(data: Any, workers: int, micro_batches: int, epoch: int | None) -> None:
     ranks = sources(data, workers, micro_batches, train=epoch is not None)
-    assert all(type(source) is Stream for source in ranks)
+    assert all(type(source) is StreamSource for source in ranks)
     assert walk(ranks, epoch) == [target.tolist() for _, target in global_batches()]
-    assert ranks[0].steps() is None
+    assert ranks[0].steps_per_epoch() is None
     assert ranks[0].batch is None
 
 
@@ -273,7 +273,7 @@ def test_a_stream_keeps_named_tuples() -> None:
 @pytest.mark.parametrize("batch", ["text", {"a": 1}, torch.tensor(1.0)])
 def test_a_batch_without_samples_is_the_workloads_mistake(batch: Any) -> None:
     (source,) = sources([batch], 1)
-    with pytest.raises(WorkloadError, match="holds no tensor to count samples by"):
+    with pytest.raises(WorkloadError, match="has no tensor to count its samples by"):
         list(source.epoch(0))
 
 
@@ -296,7 +296,7 @@ def test_a_peek_does_not_use_up_what_comes_once() -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_floats_take_the_precision_of_the_run_and_images_its_layout(dtype: torch.dtype, channels_last: bool) -> None:
     share = share_of(0, 1, dtype=dtype, channels_last=channels_last)
-    images, labels, row = share.place((torch.randn(2, 3, 4, 5), torch.tensor([1, 2]), torch.randn(2, 3)))
+    images, labels, row = share.to_device((torch.randn(2, 3, 4, 5), torch.tensor([1, 2]), torch.randn(2, 3)))
     assert (images.dtype, labels.dtype, row.dtype) == (dtype, torch.int64, dtype)
     assert images.is_contiguous(memory_format=torch.channels_last) == channels_last
     assert images.is_contiguous() != channels_last
@@ -349,7 +349,7 @@ def test_images_are_augmented_in_training_and_not_in_evaluation() -> None:
 
 
 def test_the_weighted_mean_over_ranks_is_the_mean_over_samples() -> None:
-    """What the weights are for: 11 samples on 3 ranks × 2 micro-batches, shares of 4, 4 and 3."""
+    """Weights make the mean exact for 11 samples on 3 ranks × 2 micro-batches, with shares of 4, 4 and 3."""
     values = torch.randn(11, dtype=torch.float64)
     total = 0.0
     for source in sources(values, 3, micro_batches=2, batch=11):
@@ -361,7 +361,7 @@ def test_the_weighted_mean_over_ranks_is_the_mean_over_samples() -> None:
 
 
 class Transformed(TensorDataset):
-    """A data set of tensors with an index of its own."""
+    """Data set of tensors with its own index."""
 
     def __getitem__(self, index: int) -> Any:
         return tuple(1000 + tensor for tensor in super().__getitem__(index))

@@ -1,4 +1,4 @@
-"""Names, options, and where the files go."""
+"""Tests of data sets' names, options and folders."""
 
 import dataclasses
 import subprocess
@@ -38,7 +38,7 @@ def test_a_data_set_describes_itself_and_is_named_alike(name: str) -> None:
     kind = data.REGISTRY[name]
     assert kind.__name__.lower() == name
     assert kind.__module__ == f"paceline.workloads.data.{name}"
-    assert "train on" in str(kind.__doc__) or "made in memory" in str(kind.__doc__)
+    assert "for training" in str(kind.__doc__) or "generated in memory" in str(kind.__doc__)
     assert dataclasses.is_dataclass(kind)
 
 

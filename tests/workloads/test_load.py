@@ -1,4 +1,4 @@
-"""Finding a workload: the built-in models, and the user's own with every way it can go wrong."""
+"""Tests of loading workloads: built-in models, and a user's with every way in which it can fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Own = Callable[[str], str]
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Own]:
-    """Writes a module of the user's into the current folder, under a name that no other test has."""
+    """Return a function that writes a user's module into the current folder, under a unique name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     name = "own_" + "".join(c if c.isalnum() else "_" for c in request.node.name)
@@ -60,7 +60,7 @@ def test_a_built_in_model_fits_its_data() -> None:
     assert isinstance(workload.test, ImageSet)
     assert (len(workload.train), len(workload.test)) == (40, 12)
     batch = workload.train.batch(torch.arange(5), seed=0, epoch=None)
-    outcome = workload.evaluate(workload.model, batch)
+    outcome = workload.forward(workload.model, batch)
     assert outcome.output.shape == (5, 3)
     assert outcome.loss.shape == ()
     counted = workload.count_correct(outcome)
@@ -121,7 +121,7 @@ def test_an_unknown_data_set_offers_the_nearest() -> None:
 
 
 def test_images_too_small_for_the_model_are_refused() -> None:
-    with pytest.raises(UsageError, match="vgg11 cannot take images of 12×10"):
+    with pytest.raises(UsageError, match="vgg11 cannot process images of 12×10"):
         load("vgg11", data=SMALL)
 
 
@@ -223,7 +223,7 @@ def test_a_workload_that_cannot_be(change: dict[str, object], message: str) -> N
 
 def test_a_step_has_no_notion_of_right() -> None:
     workload = Workload(model=nn.Linear(1, 1), train=torch.ones(3, 1), step=lambda model, batch: model(batch).sum())
-    outcome = workload.evaluate(workload.model, torch.ones(2, 1))
+    outcome = workload.forward(workload.model, torch.ones(2, 1))
     assert outcome.loss == workload.model(torch.ones(2, 1)).sum()
     assert workload.count_correct(outcome) is None
 
@@ -243,7 +243,7 @@ def test_right_answers_of_an_output_that_is_not_a_tensor() -> None:
         correct=lambda output, target: count_top1(output["logits"], target),
     )
     logits = torch.tensor([[0.0, 1.0]], requires_grad=True)
-    outcome = workload.evaluate(workload.model, ({"logits": logits}, torch.tensor([1])))
+    outcome = workload.forward(workload.model, ({"logits": logits}, torch.tensor([1])))
     right = workload.count_correct(outcome)
     assert right is not None
     assert int(right) == 1

@@ -1,4 +1,4 @@
-"""The built-in models: as large as they say, for images of many shapes."""
+"""Tests of the built-in models: their sizes, and images of many shapes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_smallest_images(name: str, side: int) -> None:
     ("name", "shape"), [("cnn", (1, 7, 9)), ("cnn", (1, 9, 7)), ("vgg11", (3, 31, 64)), ("vgg11", (3, 64, 31))]
 )
 def test_images_that_are_too_small(name: str, shape: tuple[int, int, int]) -> None:
-    with pytest.raises(UsageError, match=f"{name} cannot take images of {shape[1]}×{shape[2]}") as caught:
+    with pytest.raises(UsageError, match=f"{name} cannot process images of {shape[1]}×{shape[2]}") as caught:
         MODELS[name](shape, 10)
     assert "or larger" in (caught.value.hint or "")
 

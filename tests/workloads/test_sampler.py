@@ -1,4 +1,4 @@
-"""Which samples a step trains on: every one once, the same on any number of ranks."""
+"""Tests of the sampler: every sample once per epoch, the same batches on any number of ranks."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_order_changes_with_seed_and_epoch(seed: int, other_seed: int, epoch
 
 
 def test_orders_do_not_repeat_shifted_from_seed_to_seed() -> None:
-    """As they would if the key were seed + epoch: run 0's epoch 1 would be run 1's epoch 0."""
+    """With a key of seed + epoch, epoch 1 of run 0 would equal epoch 0 of run 1."""
     orders = {tuple(Sampler(100, 7, seed).order(epoch).tolist()) for seed in range(12) for epoch in range(12)}
     assert len(orders) == 144
 
@@ -110,7 +110,7 @@ def test_evaluation_keeps_the_order_of_the_data(size: int, batch: int, epoch: in
 
 @given(SIZES, st.integers(8, 80), SEEDS, EPOCHS)
 def test_a_global_batch_is_the_same_on_any_number_of_ranks(size: int, batch: int, seed: int, epoch: int) -> None:
-    """Ranks only change what is too small to train on, at the end."""
+    """The number of ranks changes only the last batch, which may be too small to train on."""
     alone = list(Sampler(size, batch, seed).batches(epoch))
     for ranks in (2, 3, 7):
         shared = list(Sampler(size, batch, seed, smallest=ranks).batches(epoch))

@@ -1,4 +1,4 @@
-"""Tickets: every sample is trained once an epoch, whoever has the ticket for it."""
+"""Tests of tickets: every sample is trained once per epoch, on whichever rank received its ticket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.workloads.tickets import Tickets
 CPU = torch.device("cpu")
 SIZE, BATCH, WORKERS = 47, 12, 3
 STEPS = 4
-"""Of an epoch: the last has 11 samples."""
+"""Steps per epoch; the last one has 11 samples."""
 NUMBERS = torch.arange(SIZE)
 
 
@@ -37,7 +37,7 @@ def samples(source: Any, pieces: list[Any]) -> list[int]:
 @pytest.mark.parametrize("data", [NUMBERS, batches()], ids=["indexed", "stream"])
 @given(owners=st.lists(st.integers(0, WORKERS - 1), min_size=2 * STEPS * WORKERS, max_size=2 * STEPS * WORKERS))
 def test_every_sample_is_trained_once_an_epoch(data: Any, owners: list[int]) -> None:
-    """Whoever gets which ticket."""
+    """Tickets are distributed over the ranks at random."""
     by_rank = [tickets(data, rank, epochs=2) for rank in range(WORKERS)]
     source = make_source(data, Share(0, WORKERS, 1, CPU), batch=BATCH, seed=0)
     trained: dict[int, list[int]] = {0: [], 1: []}
@@ -46,10 +46,10 @@ def test_every_sample_is_trained_once_an_epoch(data: Any, owners: list[int]) -> 
         assert found is not None
         assert found.step == ticket // WORKERS
         assert found.epoch == found.step // STEPS
-        trained[found.epoch] += samples(source, found.pieces)
+        trained[found.epoch] += samples(source, found.micro_batches)
     assert all(sorted(epoch) == NUMBERS.tolist() for epoch in trained.values())
     assert all(own.find(len(owners)) is None for own in by_rank)
-    assert [own.ends for own in by_rank] == [[STEPS, 2 * STEPS]] * WORKERS
+    assert [own.epoch_ends for own in by_rank] == [[STEPS, 2 * STEPS]] * WORKERS
 
 
 def test_a_ticket_is_the_share_of_a_rank_that_steps_with_all() -> None:
@@ -59,8 +59,8 @@ def test_a_ticket_is_the_share_of_a_rank_that_steps_with_all() -> None:
     for step, pieces in enumerate(source.epoch(0)):
         found = whole.find(step * WORKERS + 1)
         assert found is not None
-        assert [(p.samples, p.weight) for p in found.pieces] == [(p.samples, p.weight) for p in pieces]
-        assert samples(source, found.pieces) == samples(source, pieces)
+        assert [(p.samples, p.weight) for p in found.micro_batches] == [(p.samples, p.weight) for p in pieces]
+        assert samples(source, found.micro_batches) == samples(source, pieces)
 
 
 def test_a_run_of_so_many_steps_ends_there() -> None:

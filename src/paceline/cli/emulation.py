@@ -34,4 +34,4 @@ def on_hosts(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
     console = messages()
     # Emulated hosts reach each other alone, not the places that data sets come from.
     fetch = partial(prepare_all_data, configs)
-    return run_emulated(launch, TYPED.get(), lambda text: console.print(text, markup=False), before=fetch)
+    return run_emulated(launch, TYPED.get(), lambda text: console.print(text, markup=False), prepare=fetch)

@@ -18,14 +18,14 @@ from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
 from paceline.launch.launcher_process import LauncherProcess
 from paceline.launch.slurm.sbatch import (
-    JOB,
+    JOB_ID,
     BatchJob,
     SbatchOptions,
     count_gpus,
     find_log,
-    gpus_of_host,
+    gpus_per_host,
+    option_value,
     submit_job,
-    value_of,
 )
 
 SHORT = {"-A": "--account", "-c": "--cpus-per-task", "-N": "--nodes", "-n": "--ntasks", "-o": "--output"}
@@ -116,7 +116,7 @@ def command(
         options=options,
         output=output or "",
         records=str(asked.rest["out"] or _folder_name(words[0], asked)),
-        names_records=not asked.rest["out"],
+        add_out_option=not asked.rest["out"],
     )
     text = job.script()
     if script is not None:
@@ -232,8 +232,8 @@ def _default_ranks(asked: Request, hosts: int, options: SbatchOptions) -> int:
     run = _config(asked, RunConfig)
     if run is not None and run.strategy.partition(":")[0] == "single":
         return 1
-    gpus = gpus_of_host(options, hosts)
-    return max(1, gpus // (count_gpus(value_of(options, "--gpus-per-task")) or 1)) if gpus else RANKS_ON_A_CPU
+    gpus = gpus_per_host(options, hosts)
+    return max(1, gpus // (count_gpus(option_value(options, "--gpus-per-task")) or 1)) if gpus else RANKS_ON_A_CPU
 
 
 def _for_sbatch(words: Sequence[str]) -> list[tuple[str, ...]]:
@@ -253,7 +253,7 @@ def _folder_name(name: str, asked: Request) -> str:
     """Where the records go if the user does not say: told apart by the job, whose number Slurm gives."""
     run = _config(asked, RunConfig)
     words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{run.workload}-{name}" if run is not None else name)
-    return f"runs/slurm-{JOB}-{words}"
+    return f"runs/slurm-{JOB_ID}-{words}"
 
 
 def _config(asked: Request, kind: type[AnyConfig]) -> AnyConfig | None:

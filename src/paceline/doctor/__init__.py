@@ -1,1 +1,1 @@
-"""Examination of machines and links by the ranks themselves: facts, reachability, latency, bandwidth, contention."""
+"""Examination of machines and links, run on the ranks: machine facts, reachability, latency, bandwidth, contention."""

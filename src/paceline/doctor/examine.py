@@ -1,4 +1,4 @@
-"""What a rank does for the doctor: tells of its machine, measures the link with the others, tries the workload."""
+"""Examination on each rank: gather rank information, measure the link, train a few steps of the workload."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from paceline.training.placement import Placement
 from paceline.training.run import run
 
 STEPS = 4
-"""Of the workload: after two all that training keeps is there, the optimiser's state and DDP's buckets included."""
-PART_S = 1.0
-"""For all-reduces over a part of the ranks."""
-MOST_PARTS_WITHIN = 4
+"""Steps of the workload. After two, all memory that training needs is allocated (optimiser state, DDP's buckets)."""
+SUBGROUP_S = 1.0
+"""Time budget for all-reduces within a subgroup of the ranks."""
+MAX_SUBGROUPS_WITHIN_HOSTS = 4
 WORKLOAD_FOLDER = "workload"
 
 OpenComm = Callable[[Sequence[int]], Comm | None]
-"""Makes groups among some ranks, as training would have them; called on all ranks."""
+"""Function that opens process groups among the given ranks, as training does; called on all ranks."""
 
 
 def examine_run(
@@ -45,52 +45,60 @@ def examine_run(
     command: str | None = None,
     with_workload: bool = True,
 ) -> None:
-    """Examines, and leaves what was found on rank 0's disk; what is known before the workload fails is there then."""
+    """Examine machines, link and workload, and write the result to rank 0's disk.
+
+    The result is written before the workload runs, so that it is kept if the workload fails.
+    """
     began = time.perf_counter()
-    stages = ExaminationProgress(folder, world.rank)
-    found = _examine_machines(config, world, folder.path, threads, command, stages)
+    progress = ExaminationProgress(folder, world.rank)
+    examination = _examine_machines(config, world, folder.path, threads, command, progress)
     if with_workload:
-        stages.enter("workload")
+        progress.enter("workload")
         short = RunConfig(**{name: getattr(config, name) for name in EXAMINED_SETTINGS}, steps=STEPS, evaluate=False)
         needs = _try_workload(short, world, folder.path / WORKLOAD_FOLDER, threads, number, command)
-        found = replace(found, workload=needs)
+        examination = replace(examination, workload=needs)
         if world.rank == 0:
-            write_examination(folder.path, found)
-        stages.enter("cost")
-        found = replace(found, measuring_cost=measure_cost(short, world, threads=threads, number=number))
+            write_examination(folder.path, examination)
+        progress.enter("cost")
+        examination = replace(examination, measuring_cost=measure_cost(short, world, threads=threads, number=number))
     if world.rank == 0:
-        write_examination(folder.path, replace(found, measured_s=time.perf_counter() - began))
+        write_examination(folder.path, replace(examination, measured_s=time.perf_counter() - began))
         folder.mark_finished()
-    stages.close()
+    progress.close()
 
 
 examine_machines = functools.partial(examine_run, with_workload=False)
-"""The same without a workload: for a script of the user's own, which owns its process."""
+"""The same without a workload: used for a user's script, which must own its process."""
 
 
 class ExaminationProgress:
-    """Rank 0's account of how far the examination is, for whoever waits for it."""
+    """Writer of the examination's stages to rank 0's events, for the live display."""
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
         self._events = EventWriter(folder) if rank == 0 else None
 
-    def enter(self, setup: str) -> None:
-        """The next part begins."""
+    def enter(self, stage: str) -> None:
+        """Record that the next stage begins."""
         if self._events is not None:
-            self._events.write("stage", setup=setup)
+            self._events.write("stage", stage=stage)
 
     def close(self) -> None:
-        """It is done."""
+        """Record the end and close the file."""
         if self._events is not None:
             self._events.write("end")
             self._events.close()
 
 
 def _examine_machines(
-    config: RunConfig, world: World, folder: Path, threads: int | None, command: str | None, stages: ExaminationProgress
+    config: RunConfig,
+    world: World,
+    folder: Path,
+    threads: int | None,
+    command: str | None,
+    progress: ExaminationProgress,
 ) -> Examination:
-    """All but the workload, written down before anything of the user's own is run."""
-    stages.enter("machines")
+    """Run everything except the workload, and write the result before any code of the user's runs."""
+    progress.enter("machines")
     placement = Placement.choose(config, world, [Role.WORKER] * world.size, threads)
     placement.apply(config)
     open_groups = functools.partial(
@@ -101,55 +109,57 @@ def _examine_machines(
     rank_info = gather_rank_info(world, placement, comm, folder)
     link = contention = None
     if world.size > 1:
-        link = _measure_link(comm, [rank.host for rank in rank_info], open_groups, stages)
-        stages.enter("contention")
+        link = _measure_link(comm, [rank.host for rank in rank_info], open_groups, progress)
+        progress.enter("contention")
         contention = measure_contention(comm, link.all_reduces[0].points)
-    found = Examination(
+    examination = Examination(
         provenance=provenance(command), ranks=rank_info, link=link, contention=contention, workload=None
     )
     if world.rank == 0:
-        write_examination(folder, found)
-    comm.smallest(0)  # No rank goes on, and perhaps fails, before that is safe.
+        write_examination(folder, examination)
+    comm.smallest(0)  # A barrier: no rank may continue, and perhaps fail, before the result is on disk.
     close_comm(comm)
-    return found
+    return examination
 
 
 def _measure_link(
-    comm: Comm, hosts: Sequence[int], open_groups: OpenComm, stages: ExaminationProgress
+    comm: Comm, hosts: Sequence[int], open_groups: OpenComm, progress: ExaminationProgress
 ) -> MeasuredLinks:
-    """Between pairs, over all ranks, and on several hosts within one and between them."""
-    stages.enter("link")
+    """Measure pairs, all ranks together and, on several hosts, subgroups within a host and between hosts."""
+    progress.enter("link")
     pairs = measure_pairs(comm, hosts)
-    stages.enter("all-reduce")
-    everyone = AllReduceTimes(ranks=[*range(len(hosts))], hosts=sorted(set(hosts)), points=measure_all_reduce(comm))
-    own = []
-    for ranks in parts_to_measure(hosts):
-        comm.smallest(0)  # One part at a time.
-        part = open_groups(ranks)
-        if part is None:
+    progress.enter("all-reduce")
+    over_all_ranks = AllReduceTimes(
+        ranks=[*range(len(hosts))], hosts=sorted(set(hosts)), points=measure_all_reduce(comm)
+    )
+    measured = []
+    for ranks in subgroups_to_measure(hosts):
+        comm.smallest(0)  # A barrier: one subgroup is measured at a time.
+        subgroup = open_groups(ranks)
+        if subgroup is None:
             continue
-        points = measure_all_reduce(part, PART_S)
-        close_comm(part)
-        if part.rank == 0:
-            own.append(AllReduceTimes(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
-    found = gather_json([asdict(part) for part in own], comm)
-    parts = [build(AllReduceTimes, part) for rank in found for part in rank]
-    return MeasuredLinks(pairs, [everyone, *sorted(parts, key=lambda part: not part.within_host)])
+        points = measure_all_reduce(subgroup, SUBGROUP_S)
+        close_comm(subgroup)
+        if subgroup.rank == 0:
+            measured.append(AllReduceTimes(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
+    gathered = gather_json([asdict(times) for times in measured], comm)
+    parts = [build(AllReduceTimes, part) for rank in gathered for part in rank]
+    return MeasuredLinks(pairs, [over_all_ranks, *sorted(parts, key=lambda part: not part.within_host)])
 
 
-def parts_to_measure(hosts: Sequence[int]) -> list[list[int]]:
-    """The ranks of each host, then one of each host; nothing that is the same as all ranks."""
+def subgroups_to_measure(hosts: Sequence[int]) -> list[list[int]]:
+    """Return the ranks of each host, then the first rank of each host; leaves out what equals all ranks."""
     members = [[rank for rank, host in enumerate(hosts) if host == own] for own in sorted(set(hosts))]
     if len(members) == 1:
         return []
     within = [ranks for ranks in members if len(ranks) > 1]
-    return within[:MOST_PARTS_WITHIN] + ([[ranks[0] for ranks in members]] if within else [])
+    return within[:MAX_SUBGROUPS_WITHIN_HOSTS] + ([[ranks[0] for ranks in members]] if within else [])
 
 
 def _try_workload(
     config: RunConfig, world: World, folder: Path, threads: int | None, number: int, command: str | None
 ) -> WorkloadNeeds | None:
-    """Trains a few steps as a run of its own; what it needed, on rank 0."""
+    """Train a few steps as a separate run; return the resources that it needed on rank 0, None elsewhere."""
     folder.mkdir(parents=True, exist_ok=True)
     run(config, world, RunFolder(folder), threads=threads, number=number, command=command)
     if world.rank != 0:
@@ -159,7 +169,7 @@ def _try_workload(
     trained = record.summary["ranks"]
     times = [rank["median_step_s"] for rank in trained if rank["median_step_s"] is not None]
     if not times:
-        raise WorkloadError("the training data gave fewer than two batches.", hint="use a smaller --batch")
+        raise WorkloadError("the training data has fewer than two batches.", hint="use a smaller --batch")
     roles = create(config.strategy).roles(world.size)
     workers = [rank for rank, role in enumerate(roles) if role is Role.WORKER]
     peaks = {rank: summary["peak_bytes"] for rank, summary in zip(workers, trained, strict=True)}

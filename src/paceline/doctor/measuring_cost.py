@@ -1,7 +1,7 @@
-"""What collecting events costs a step, measured: the same workload with it and without it, in turn, on the same data.
+"""Measure the cost of collecting events: the same workload with and without them, in turn, on the same data.
 
-Processor time of all threads, since wall time on a busy machine says more about the machine. What samples resources
-goes on beside both sides alike, and is not part of it: it keeps an account of its own.
+The cost is CPU time of all threads: wall time on a busy machine depends more on other programs. The resource sampler
+runs during both, so its cost is not included; it is measured separately.
 """
 
 from __future__ import annotations
@@ -31,42 +31,43 @@ from paceline.strategies.registry import create
 from paceline.training.loop import TrainingLoop
 from paceline.training.rank_setup import RankSetup, set_up_rank
 from paceline.training.run import optimizer_factory
-from paceline.training.run_recorder import silent
+from paceline.training.run_recorder import discard_event
 from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 from paceline.training.windows import Windows
-from paceline.workloads.batches import Piece
+from paceline.workloads.batches import MicroBatch
+from paceline.workloads.tickets import ONE_SHOT_HINT
 
 BUDGET_S = 5.0
 BLOCK_S = 0.05
-"""A block is about this long: enough for a clock, and short, so that the machine is in the same mood for both."""
+"""Length of a block: long enough for the clock, and short enough for equal conditions with and without events."""
 WARM_UP_STEPS = 4
-"""Reducers build their buckets in the second, allocators and caches fill."""
-FEWEST_PAIRS = 6
-MOST_BUDGETS = 4
-"""Workloads whose steps are so long that the fewest pairs take more than this many budgets are not measured: there,
-events cost nothing that could be seen."""
+"""In the first steps reducers build their buckets, and allocators and caches fill."""
+MIN_PAIRS = 6
+MAX_BUDGETS = 4
+"""Workloads whose steps are so long that `MIN_PAIRS` would take more than this many budgets are not measured: the cost
+of events in such long steps is too small to measure."""
 
 
 def measure_cost(
     config: RunConfig, world: World, *, threads: int | None, number: int = 0, budget_s: float = BUDGET_S
 ) -> MeasuringCost | None:
-    """Measures it, after a run of the same workload; called on all ranks.
+    """Measure the cost of events; called on all ranks, after a run of the same workload.
 
-    None on ranks that stay idle, and on all of them where it cannot be measured.
+    Return None on idle ranks, and on all ranks if the cost cannot be measured.
     """
     if Role.SERVER in create(config.strategy).roles(world.size):  # A rank cannot serve two trainings at once.
         return None
-    room = torch.tensor(int(_has_room(world.local_size)))
-    dist.all_reduce(room, dist.ReduceOp.MIN)
-    if not room:
+    has_memory = torch.tensor(int(_has_memory(world.local_size)))
+    dist.all_reduce(has_memory, dist.ReduceOp.MIN)
+    if not has_memory:
         return None
-    stages = [set_up_rank(replace(config, events=events), world, threads, timed=True) for events in (True, False)]
+    setups = [set_up_rank(replace(config, events=events), world, threads, timed=True) for events in (True, False)]
     done = f"cost-{number}"
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder, ExitStack() as stack:
         sides = [
             stack.enter_context(TimedTraining(setup, Path(folder) / name))
-            for setup, name in zip(stages, ("with", "without"), strict=True)
+            for setup, name in zip(setups, ("with", "without"), strict=True)
             if setup is not None
         ]
         if not sides:
@@ -78,8 +79,8 @@ def measure_cost(
     return found
 
 
-def _has_room(local_ranks: int) -> bool:
-    """Whether there is memory for two trainings at once on every rank of the host, as far as the last run tells."""
+def _has_memory(local_ranks: int) -> bool:
+    """Whether every rank of the host has memory for two trainings at once, judged by the peak of the last run."""
     host = torch.device("cpu")
     grown = max(0, (peak_bytes(host) or 0) - psutil.Process().memory_info().rss)
     free = available_memory_bytes(memory_limits(), psutil.virtual_memory().available)
@@ -92,7 +93,7 @@ def _has_room(local_ranks: int) -> bool:
 
 
 class TimedTraining:
-    """One rank's training of the workload, with events or without, a few steps at a time."""
+    """Training of the workload on one rank, with or without events, a few steps at a time."""
 
     def __init__(self, setup: RankSetup, folder: Path) -> None:
         config, self.comm, self._stopwatch = setup.config, setup.comm, setup.stopwatch
@@ -100,22 +101,29 @@ class TimedTraining:
         self.strategy = config.strategy
         self._source = setup.source()
         self.can_start_again = self._source.peek(1) is not None
-        """Data that can be gone through only once cannot be shared by two sides."""
+        """False for data that can be iterated only once: two trainings cannot share it."""
         self._sync = Sync(setup.model, optimizer_factory(config, setup.workload), setup.strategy, self.comm, config.bn)
-        place = RunFolder.create(folder)
-        self._steps = StepWriter(place, self.comm.rank)
-        self._timeline = TimelineWriter(place.path, self.comm.rank) if config.events else None
-        self._ledger = StepRecorder(self._stopwatch, self._steps, self._timeline)
-        windows = Windows(self._sync, self._ledger, config.log_every, silent)
+        run_folder = RunFolder.create(folder)
+        self._steps = StepWriter(run_folder, self.comm.rank)
+        self._timeline = TimelineWriter(run_folder.path, self.comm.rank) if config.events else None
+        self._step_recorder = StepRecorder(self._stopwatch, self._steps, self._timeline)
+        windows = Windows(self._sync, self._step_recorder, config.log_every, discard_event)
         self._loop = TrainingLoop(
-            config, setup.workload, self._sync, self._source, self._stopwatch, self._ledger, windows, silent
+            config,
+            setup.workload,
+            self._sync,
+            self._source,
+            self._stopwatch,
+            self._step_recorder,
+            windows,
+            discard_event,
         )
         self._epoch = -1
-        self._batches: Iterator[list[Piece]] = iter(())
+        self._batches: Iterator[list[MicroBatch]] = iter(())
 
     def train(self, steps: int) -> TimedSteps:
-        """Trains some steps, and writes them down; ranks begin together."""
-        self._stopwatch.next_step = 0  # In a long run fewer steps are kept, and cost less.
+        """Train and record the given number of steps; the ranks start together."""
+        self._stopwatch.next_step = 0  # A long run records fewer steps, which would hide the cost.
         self.comm.smallest(0)
         before_s, cpu_before_s = time.perf_counter(), time.process_time()
         for _ in range(steps):
@@ -124,7 +132,7 @@ class TimedTraining:
         if self.comm.device.type == "cuda":
             torch.cuda.synchronize(self.comm.device)
             self._stopwatch.clock.anchor()
-        self._ledger.settle()
+        self._step_recorder.flush()
         return TimedSteps(time.process_time() - cpu_before_s, time.perf_counter() - before_s)
 
     def _train_step(self) -> None:
@@ -133,7 +141,7 @@ class TimedTraining:
         self._epoch += 1
         self._batches = self._source.epoch(self._epoch)
         if not self._loop.train_step(self._epoch, self._batches):
-            raise WorkloadError(f"the training data gave no batch in epoch {self._epoch + 1}.")
+            raise WorkloadError(f"the training data has no batch in epoch {self._epoch + 1}.", hint=ONE_SHOT_HINT)
 
     def __enter__(self) -> TimedTraining:
         return self
@@ -148,33 +156,34 @@ class TimedTraining:
 
 @dataclass(frozen=True)
 class TimedSteps:
-    """What some steps took on one rank."""
+    """Time that some steps took on one rank."""
 
     cpu_s: float
     wall_s: float
 
 
-def _compare(with_it: TimedTraining, without: TimedTraining, budget_s: float) -> MeasuringCost | None:
-    comm = with_it.comm
-    if not comm.smallest(with_it.can_start_again):
+def _compare(with_events: TimedTraining, without_events: TimedTraining, budget_s: float) -> MeasuringCost | None:
+    """Train with and without events in turn; None if the data or the budget does not allow it."""
+    comm = with_events.comm
+    if not comm.smallest(with_events.can_start_again):
         return None
-    for side in (with_it, without):
+    for side in (with_events, without_events):
         side.train(WARM_UP_STEPS)
-    step_s = comm.largest(without.train(WARM_UP_STEPS).wall_s / WARM_UP_STEPS)
+    step_s = comm.largest(without_events.train(WARM_UP_STEPS).wall_s / WARM_UP_STEPS)
     steps = max(1, round(BLOCK_S / step_s))
     pair_s = 2 * steps * step_s
-    if FEWEST_PAIRS * pair_s > MOST_BUDGETS * budget_s:
+    if MIN_PAIRS * pair_s > MAX_BUDGETS * budget_s:
         return None
-    pairs = max(FEWEST_PAIRS, round(budget_s / pair_s))
-    on, off = _cpu_of_pairs(with_it, without, steps, pairs, comm)
+    pairs = max(MIN_PAIRS, round(budget_s / pair_s))
+    on, off = _cpu_of_pairs(with_events, without_events, steps, pairs, comm)
     share = extra_share(on, off)
     assert share is not None
     assert share.low is not None
     assert share.high is not None
     step_cpu_s = sorted(off)[pairs // 2] / steps / comm.world_size
     return MeasuringCost(
-        workload=with_it.name,
-        strategy=with_it.strategy,
+        workload=with_events.name,
+        strategy=with_events.strategy,
         share=share.value,
         low=share.low,
         high=share.high,
@@ -185,10 +194,10 @@ def _compare(with_it: TimedTraining, without: TimedTraining, budget_s: float) ->
 
 
 def _cpu_of_pairs(
-    with_it: TimedTraining, without: TimedTraining, steps: int, pairs: int, comm: Comm
+    with_events: TimedTraining, without_events: TimedTraining, steps: int, pairs: int, comm: Comm
 ) -> tuple[list[float], list[float]]:
-    """Processor time of blocks over all ranks, in the order ABBA, so that what changes slowly favours neither."""
-    sides, blocks = (with_it, without), torch.empty(pairs, 2, dtype=torch.float64)
+    """Return the CPU time of each block, summed over the ranks; the order ABBA cancels slow changes."""
+    sides, blocks = (with_events, without_events), torch.empty(pairs, 2, dtype=torch.float64)
     for pair in range(pairs):
         for turn in (0, 1) if pair % 2 == 0 else (1, 0):
             blocks[pair, turn] = sides[turn].train(steps).cpu_s

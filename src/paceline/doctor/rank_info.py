@@ -1,4 +1,4 @@
-"""What a rank knows of its machine: the doctor has every rank tell it."""
+"""Gather each rank's information about its machine: addresses, device, cores, memory, disk, versions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from paceline.records.decode import build
 from paceline.records.examination import RankInfo
 from paceline.training.placement import Placement
 
-REST_S = 0.3
+IDLE_SAMPLE_S = 0.3
 
 
 def gather_rank_info(
     world: World, placement: Placement, comm: Comm, folder: Path, now: ReadClock = time.time
 ) -> list[RankInfo]:
-    """The facts of every rank, on every rank, with their clocks compared."""
+    """Return the information of every rank, with its clock offset; the same on every rank."""
     own = {"network": network_id(), **own_rank_info(world, placement, folder)}
-    comm.smallest(0)  # All ranks are at rest while they look at what others do.
-    everyone = gather_json(own | {"busy_cores": busy_cores()}, comm)
+    comm.smallest(0)  # A barrier: all ranks are idle while each measures the load of other programs.
+    all_info = gather_json(own | {"busy_cores": busy_cores()}, comm)
     offsets = measure_offsets(comm, now)
-    networks = list(dict.fromkeys(rank_info["network"] for rank_info in everyone))
+    networks = list(dict.fromkeys(rank_info["network"] for rank_info in all_info))
     found = []
-    for rank, (rank_info, offset) in enumerate(zip(everyone, offsets, strict=True)):
+    for rank, (rank_info, offset) in enumerate(zip(all_info, offsets, strict=True)):
         host = networks.index(rank_info.pop("network"))
         clock = {"clock_offset_s": offset.offset_s, "clock_error_s": offset.error_s}
         found.append(build(RankInfo, rank_info | clock | {"rank": rank, "host": host}))
@@ -45,12 +45,12 @@ def gather_rank_info(
 
 
 def busy_cores() -> float:
-    """Cores' worth of time that is taken while this process sleeps."""
-    return psutil.cpu_percent(REST_S) / 100 * (psutil.cpu_count() or 1)
+    """Return the number of cores that other programs use, measured while this process sleeps."""
+    return psutil.cpu_percent(IDLE_SAMPLE_S) / 100 * (psutil.cpu_count() or 1)
 
 
 def own_rank_info(world: World, placement: Placement, folder: Path) -> dict[str, Any]:
-    """What this rank can tell without asking another."""
+    """Return the information that this rank finds without communication."""
     address = address_of(world.interface)
     about = provenance()
     return {
@@ -88,6 +88,7 @@ def _memory(device: torch.device) -> dict[str, int | None]:
 
 
 def _bind_error(address: str) -> str | None:
+    """Return the reason why a socket cannot listen on the address; None if it can."""
     try:
         listen(address).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whether hosts can reach each other's ports, found out before ranks connect: else they would hang until a timeout."""
+"""Check that hosts reach each other's ports before ranks connect; otherwise ranks would hang until a time-out."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CONNECT_S = 5.0
 
 
 def check_reach(store: Store, rank: int, size: int, interface: str, *, network: str | None = None) -> None:
-    """Has the first rank of every host connect to the others' first; raises, on all ranks, where one cannot.
+    """Connect the first rank of every host to the first ranks of the other hosts; raise on all ranks if one fails.
 
-    Ranks with the same `network` are on one host, and need not be tried.
+    Ranks with the same `network` are on one host and are not tested against each other.
     """
     address = address_of(interface)
     if address is None:
@@ -27,8 +27,8 @@ def check_reach(store: Store, rank: int, size: int, interface: str, *, network: 
 
         known = ", ".join(sorted(psutil.net_if_addrs()))
         raise LaunchError(
-            f"rank {rank}: the interface {interface!r} of {platform.node()} has no address.",
-            hint=f"name one of {known} with --iface",
+            f"rank {rank}: the network interface {interface!r} of {platform.node()} has no address.",
+            hint=f"choose another interface with --iface: {known}",
         )
     with listen(address) as listener:
         own = {
@@ -36,34 +36,34 @@ def check_reach(store: Store, rank: int, size: int, interface: str, *, network: 
             "network": network or network_id(),
             "at": [address, listener.getsockname()[1]],
         }
-        everyone = _exchange(store, "place", rank, size, own)
-        firsts: dict[str, int] = {}
-        for other, place in enumerate(everyone):
-            firsts.setdefault(place["network"], other)
-        others = [peer for peer in firsts.values() if peer != rank] if rank in firsts.values() else []
-        failures = [failure for peer in others if (failure := _try(everyone[rank], everyone[peer]))]
-        # Nobody closes before everybody has tried; and all leave with the same reason.
+        endpoints = _exchange(store, "endpoint", rank, size, own)
+        first_ranks: dict[str, int] = {}
+        for other, endpoint in enumerate(endpoints):
+            first_ranks.setdefault(endpoint["network"], other)
+        peers = [peer for peer in first_ranks.values() if peer != rank] if rank in first_ranks.values() else []
+        failures = [failure for peer in peers if (failure := _connection_error(endpoints[rank], endpoints[peer]))]
+        # A barrier too: no rank closes its socket before all have tried, and all raise the same error.
         found = [failure for failures in _exchange(store, "found", rank, size, failures) for failure in failures]
     if found:
-        raise LaunchError(found[0]["what"], hint=found[0]["fix"])
+        raise LaunchError(found[0]["message"], hint=found[0]["hint"])
 
 
-def _exchange(store: Store, what: str, rank: int, size: int, value: Any) -> list[Any]:
-    """Every rank's value, by way of the store."""
-    store.set(f"{what}-{rank}", json.dumps(value))
-    return [json.loads(store.get(f"{what}-{other}")) for other in range(size)]
+def _exchange(store: Store, key: str, rank: int, size: int, value: Any) -> list[Any]:
+    """Return the value of every rank, exchanged through the store."""
+    store.set(f"{key}-{rank}", json.dumps(value))
+    return [json.loads(store.get(f"{key}-{other}")) for other in range(size)]
 
 
-def _try(own: dict[str, Any], peer: dict[str, Any]) -> dict[str, str] | None:
-    """What is wrong with the way to a peer; None where nothing is."""
+def _connection_error(own: dict[str, Any], peer: dict[str, Any]) -> dict[str, str] | None:
+    """Try to connect to a peer; return the message and hint of the failure, None if it succeeds."""
     address, port = peer["at"]
     try:
         with socket.create_connection((address, port), timeout=CONNECT_S):
             return None
     except OSError as error:
-        what = f"{own['host']} cannot reach {peer['host']} at {address}:{port}: {error.strerror or error}."
+        message = f"{own['host']} cannot reach {peer['host']} at {address}:{port}: {error.strerror or error}."
         if is_loopback(address):
-            fix = f"{address} leads nowhere but to its own host: name the interface of {peer['host']} with --iface"
+            hint = f"{address} reaches only its own host: name the interface of {peer['host']} with --iface"
         else:
-            fix = "open the ports between the hosts in their firewalls, or name another interface with --iface"
-        return {"what": what, "fix": fix}
+            hint = "open the ports between the hosts in their firewalls, or choose another interface with --iface"
+        return {"message": message, "hint": hint}

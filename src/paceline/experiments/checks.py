@@ -18,10 +18,10 @@ from paceline.errors import UsageError
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import create
-from paceline.training.sync import not_together
+from paceline.training.sync import sync_batchnorm_unsupported
 from paceline.training.tensorboard import check_tensorboard
 from paceline.user_code import file_digest, source_digest
-from paceline.workloads.names import is_own
+from paceline.workloads.names import is_user_workload
 
 RANKS_ON_A_CPU = 2
 """Ranks on a host without a GPU, unless the user gives a number: enough to measure synchronisation."""
@@ -68,7 +68,7 @@ def _user_code(settings: Mapping[str, Any]) -> list[str | None]:
     """Return digests of the user's workload, strategy and script, to detect different versions between hosts."""
     script = settings.get("script")
     named = (str(settings["workload"]), Spec.parse(str(settings["strategy"])).name)
-    modules = [name.partition(":")[0] for name in named if is_own(name)]
+    modules = [name.partition(":")[0] for name in named if is_user_workload(name)]
     return [*[source_digest(module) for module in modules], file_digest(Path(script)) if script else None]
 
 
@@ -87,7 +87,7 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
         if rank < ranks and roles[rank] is Role.SERVER:
             raise _does_not_train(rank, strategy, roles)
     if config.bn == "sync" and not strategy.lockstep:
-        raise not_together(strategy)
+        raise sync_batchnorm_unsupported(strategy)
     wanted = {"clip": config.clip_norm is not None, "accumulate": config.accumulate > 1}
     for ability, asked in wanted.items():
         if asked and ability not in strategy.supports:

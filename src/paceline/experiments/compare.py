@@ -69,7 +69,7 @@ def compare(
         )
     candidates = [candidate_config.candidate for candidate_config in candidate_configs]
     target.prepare(candidate_configs)
-    known = target.describe(candidate_configs, shape.ranks, config) if launcher.leads else {}
+    known = target.describe(candidate_configs, shape.ranks, config) if launcher.is_leader else {}
     settings = settings_of("compare", launch, base, config) | {"script_args": list(script_args)}
     leader = join_launch(launcher, launch, settings, timeout_s=base.timeout, notify=notify)
     if leader is None:

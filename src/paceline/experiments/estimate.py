@@ -87,7 +87,7 @@ def run_trial(config: RunConfig) -> Trial:
         for _ in range(2 if batch is not None else 0):
             began = time.perf_counter()
             with autocast(config.precision, share.device):
-                outcome = workload.evaluate(model, batch)
+                outcome = workload.forward(model, batch)
             outcome.loss.backward()
             times.append(time.perf_counter() - began)
         test_samples = len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0

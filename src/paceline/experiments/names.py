@@ -12,12 +12,12 @@ from paceline.errors import UsageError, unknown_name
 from paceline.strategies import registry
 from paceline.user_code import check_module
 from paceline.workloads import data
-from paceline.workloads.names import MODEL_NAMES, is_own
+from paceline.workloads.names import MODEL_NAMES, is_user_workload
 
 
 def check_names(config: RunConfig) -> None:
     """Raise for an unknown workload or strategy; the error suggests the nearest known name."""
-    if is_own(config.workload):
+    if is_user_workload(config.workload):
         check_module(config.workload.partition(":")[0])
     elif config.workload not in MODEL_NAMES:
         raise unknown_name("workload", config.workload, [*MODEL_NAMES, "my_module:make_workload"])
@@ -30,7 +30,7 @@ def check_names(config: RunConfig) -> None:
 
 def prepare_data(config: RunConfig) -> None:
     """Make sure that the data set exists and is intact: once, in one process, before any rank starts."""
-    if not is_own(config.workload):
+    if not is_user_workload(config.workload):
         data.prepare(config.data, data_dir=data.data_dir(config.data_dir), svhn_extra=config.svhn_extra)
 
 
@@ -43,7 +43,7 @@ def check_all_names(configs: Sequence[object]) -> None:
         return
     if run is None:
         return
-    if not is_own(run.workload):
+    if not is_user_workload(run.workload):
         data.check(run.data, svhn_extra=run.svhn_extra)
     texts = [text for config in configs if (text := getattr(config, "strategies", ""))]
     for strategy in registry.parse_list(",".join(texts)) if texts else [run.strategy]:

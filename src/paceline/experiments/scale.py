@@ -37,7 +37,7 @@ from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
 from paceline.records.experiment import ExperimentFolder, read_experiment
 from paceline.training.windows import WARM_UP_STEPS
-from paceline.workloads.names import is_own
+from paceline.workloads.names import is_user_workload
 
 DEFAULT_STEPS = 20
 
@@ -105,8 +105,10 @@ def scale(
         return
     with leader:
         place = place_settings() | {"machine_cores": cores}
-        place |= {"machines": find_machines(leader.infos, emulated=place["emulated"] is not None, quota=own_quota())}
-        place |= {"bound": are_bound(leader.infos)}
+        place |= {
+            "machines": find_machines(leader.launcher_infos, emulated=place["emulated"] is not None, quota=own_quota())
+        }
+        place |= {"bound": are_bound(leader.launcher_infos)}
         threads = choose_threads(shapes, launch, place, gpus)
         expected_s = estimate_s(candidate_configs, config, place)
         design = (
@@ -137,7 +139,7 @@ def _check_gpus(base: RunConfig, shapes: Sequence[Shape], gpus: int, launcher: L
 
 
 def _target(base: RunConfig) -> str:
-    return base.workload if is_own(base.workload) else f"{base.workload} on {base.data}"
+    return base.workload if is_user_workload(base.workload) else f"{base.workload} on {base.data}"
 
 
 def _design(

@@ -27,7 +27,7 @@ from paceline.records.schema import PARITY_FILE
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.parity.proof import Parity
-from paceline.workloads.names import is_own
+from paceline.workloads.names import is_user_workload
 
 GRADIENTS_FILE = "gradients.pt"
 VARIED_IN_SCRIPTS = (*ATTACH_SETTINGS, "slow_rank")
@@ -107,7 +107,7 @@ class WorkloadTarget:
     ) -> dict[str, Any]:
         config = candidate_configs[0].config
         return {
-            "target": config.workload if is_own(config.workload) else f"{config.workload} on {config.data}",
+            "target": config.workload if is_user_workload(config.workload) else f"{config.workload} on {config.data}",
             "batch": None
             if len({candidate_config.config.batch for candidate_config in candidate_configs}) > 1
             else config.global_batch(ranks),

@@ -1,1 +1,1 @@
-"""Who starts the processes: torch's elastic launcher, on this host or on many; what a rank does."""
+"""Launching: starts the ranks with torch's elastic launcher, on one host or several, and runs each rank's job."""

@@ -1,7 +1,8 @@
-"""Where the processes that start ranks meet: at a store of host 0's, or at torchrun's.
+"""Control store of a launch: the key-value store through which launcher processes communicate.
 
-A host name may resolve to a loopback address on the host that has it (Debian writes 127.0.1.1 into /etc/hosts): what
-listens there hears nobody else (pytorch#15592).
+Host 0 opens it, or torchrun does. A host's own name may resolve to a loopback address on that host (Debian writes
+127.0.1.1 into /etc/hosts). A store that listens on a loopback address cannot be reached from other hosts
+(pytorch#15592).
 """
 
 from __future__ import annotations
@@ -24,40 +25,49 @@ CONNECT_S = 5.0
 
 
 def open_channel(launcher: LauncherProcess, timeout_s: float, notify: Notify) -> tuple[StoreChannel, str]:
-    """The store that all seats meet at, and this host's address on the way to it."""
+    """Open or connect to the control store; return its channel and this host's address on the route to it."""
     if launcher.master is None:
-        return _torchrun_channel(timeout_s)
+        return _open_torchrun_channel(timeout_s)
     name, port = rendezvous.parse_master(launcher.master)
-    if launcher.leads:
-        address = own_address(name, notify)
+    if launcher.is_leader:
+        address = leader_address(name, notify)
         listener: socket.socket | None = rendezvous.bind(address, port)
     else:
-        address, listener = _reach(name, port, launcher, timeout_s), None
+        address, listener = _reachable_leader_address(name, port, launcher, timeout_s), None
     store = rendezvous.open_store(address, port, listener, timedelta(seconds=timeout_s))
-    return StoreChannel(store, rendezvous.endpoint(address, port)), source_address(address)
+    return StoreChannel(store, rendezvous.format_endpoint(address, port)), source_address(address)
 
 
-def own_address(master: str, notify: Notify) -> str:
-    """The address of this host that others reach when they look for the master, which this host is."""
+def leader_address(master: str, notify: Notify) -> str:
+    """Return the address on which host 0, which is this host, listens for the other hosts.
+
+    Raise `LaunchError` if the name resolves to a loopback address and this host has no or several other addresses.
+    """
     addresses = addresses_of_name(master)
     outer = [address for address in addresses if not is_loopback(address)]
-    if outer or not _leads_home(master, addresses):
+    if outer or not _resolves_to_loopback(master, addresses):
         return outer[0] if outer else LOOPBACK if LOOPBACK in addresses else master
     reachable = reachable_addresses()
-    found = f"{master} resolves to {addresses[0]}, which other hosts cannot reach"
+    found = f"{master} resolves to {addresses[0]}, a loopback address that other hosts cannot reach"
     if len(reachable) != 1:
-        choice = f"give the address itself, one of {', '.join(reachable)}" if reachable else "this host has no other"
+        choice = (
+            f"use an address in --master: one of {', '.join(reachable)}"
+            if reachable
+            else "this host has no other address; connect it to the network of the other hosts"
+        )
         raise LaunchError(f"--master: {found}.", hint=choice)
-    notify(f"{found}: this host listens on {reachable[0]}")
+    notify(f"{found}; listening on {reachable[0]} instead")
     return reachable[0]
 
 
-def _reach(name: str, port: int, launcher: LauncherProcess, timeout_s: float) -> str:
-    """The address at which host 0 answers; it may not have started yet."""
+def _reachable_leader_address(name: str, port: int, launcher: LauncherProcess, timeout_s: float) -> str:
+    """Return the address at which host 0 accepts connections; retry until the time-out, since it may start later."""
     addresses = addresses_of_name(name)
     if not addresses:
-        raise LaunchError(f"there is no address for the master {name!r}.", hint="give its address in --master")
-    if _leads_home(name, addresses):  # Then host 0, which is this machine too, listens elsewhere.
+        raise LaunchError(
+            f"the host name {name!r} in --master cannot be resolved.", hint="use the IP address of host 0 in --master"
+        )
+    if _resolves_to_loopback(name, addresses):  # Host 0 is then this machine too, and listens on another address.
         addresses += reachable_addresses()
     deadline = time.monotonic() + timeout_s
     while True:
@@ -70,31 +80,32 @@ def _reach(name: str, port: int, launcher: LauncherProcess, timeout_s: float) ->
         if time.monotonic() > deadline:
             break
         time.sleep(RETRY_S)
-    home = all(map(is_loopback, addresses_of_name(name))) and not is_loopback(name) and name != "localhost"
+    loopback_only = all(map(is_loopback, addresses_of_name(name))) and not is_loopback(name) and name != "localhost"
     raise LaunchError(
         f"host {launcher.number} cannot reach host 0 at {name}:{port}: {found}.",
-        hint=f"{name} leads to this host itself: give host 0's address in --master"
-        if home
-        else f"start the same command on all {launcher.launchers} hosts, host 0 too, and open the port between them",
+        hint=f"{name} resolves to this host itself: use the IP address of host 0 in --master"
+        if loopback_only
+        else f"start the same command on all {launcher.launchers} hosts, including host 0, and open port {port} in "
+        "the firewall of host 0",
     )
 
 
-def _leads_home(name: str, addresses: list[str]) -> bool:
-    """Whether a host's own name is a loopback address to it; what the user writes as one is taken at its word."""
+def _resolves_to_loopback(name: str, addresses: list[str]) -> bool:
+    """Return whether a host name resolves to loopback addresses only. False for `localhost` and for addresses."""
     return name != "localhost" and name not in addresses and bool(addresses) and all(map(is_loopback, addresses))
 
 
-def _torchrun_channel(timeout_s: float) -> tuple[StoreChannel, str]:
+def _open_torchrun_channel(timeout_s: float) -> tuple[StoreChannel, str]:
     from torch.distributed.rendezvous import rendezvous as env_rendezvous
 
     master, port = os.environ.get("MASTER_ADDR", LOOPBACK), os.environ.get("MASTER_PORT", "")
     try:
         store: Store
         store, _, _ = next(env_rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    except (RuntimeError, ValueError) as error:  # ValueError: a variable is missing, or is not what it should be.
+    except (RuntimeError, ValueError) as error:  # ValueError: a variable is missing or invalid.
         found = str(error).splitlines()[0]
         raise LaunchError(
-            f"the launcher's ranks cannot meet at {master}:{port}: {found}",
-            hint="RANK and WORLD_SIZE are set, as torchrun does; unset them for a launch of Paceline's own",
+            f"cannot connect to torchrun's store at {master}:{port}: {found}",
+            hint="RANK and WORLD_SIZE are set, so torchrun must have started this process; if it did not, unset both",
         ) from None
     return StoreChannel(store, f"{master}:{port}"), source_address(master)

@@ -1,4 +1,4 @@
-"""Starts the ranks of one seat through torch's elastic launcher and waits for them."""
+"""Start the ranks of one launcher process with torch's elastic launcher, and wait for them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from paceline.errors import LaunchError
 from paceline.launch import rendezvous
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import RankRange
-from paceline.launch.rank import LOCAL_RANK, LOCAL_SIZE, MODULE, SHARING
-from paceline.launch.rendezvous import Failed
+from paceline.launch.rank import LOCAL_RANK, LOCAL_SIZE, MODULE, RANKS_ON_CORES
+from paceline.launch.rendezvous import FailureCheck
 from paceline.measure.cores import threads_per_rank
 
-GRACE_S = 3.0
-"""How long ranks get to notice by themselves, and to say so, that ranks elsewhere have failed."""
+STOP_GRACE_S = 3.0
+"""Seconds in which ranks can detect by themselves that ranks on other hosts failed, and report an error."""
 POLL_S = 0.2
-_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""What torch's launcher ends for; what we were started to ignore, as by nohup, it leaves ignored.
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that stop torch's launcher, except those that this process was started to ignore, as by nohup.
 
-Ctrl-C is not among them: the command handles it itself. Its KeyboardInterrupt passes through the launcher, which then
-ends the ranks.
+Ctrl-C is not one of them: the command handles it. Its KeyboardInterrupt passes through torch's launcher, which then
+stops the ranks.
 """
 
 
@@ -45,50 +45,57 @@ def start_ranks(
     *,
     store: Store | None,
     threads: int | None,
-    failed_elsewhere: Failed,
+    remote_failed: FailureCheck,
 ) -> dict[int, int]:
-    """Starts a seat's ranks, returns when all are done: how those that failed ended (negative: the signal), by rank.
+    """Start the ranks of a range and wait for all of them.
 
-    The seat of rank 0 brings the store that the others connect to, and keeps it until they are done.
+    Return the exit codes of the ranks that failed, by rank; a negative code is the number of a signal. `store` is the
+    store of the job on the launcher of rank 0, which opened it, and None on all others, which connect to it.
+    `remote_failed` returns whether ranks of another launcher failed.
     """
     _silence_elastic()
-    rendezvous.register(store, failed_elsewhere)
+    rendezvous.register(store, remote_failed)
     elastic = ElasticConfig(
-        min_nodes=rank_range.rank_ranges,
-        max_nodes=rank_range.rank_ranges,
+        min_nodes=rank_range.group_world_size,
+        max_nodes=rank_range.group_world_size,
         nproc_per_node=rank_range.ranks,
         run_id="paceline",
         rdzv_backend=rendezvous.BACKEND,
         rdzv_endpoint=endpoint,
-        rdzv_configs={"rank": rank_range.number, "timeout": math.ceil(job.timeout)},
+        rdzv_configs={"rank": rank_range.group_rank, "timeout": math.ceil(job.timeout)},
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-        signals_to_handle=",".join(number.name for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN),
+        signals_to_handle=",".join(
+            number.name for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+        ),
     )
     environment = {
-        "OMP_NUM_THREADS": str(threads or threads_per_rank(rank_range.sharing)),
+        "OMP_NUM_THREADS": str(threads or threads_per_rank(rank_range.ranks_on_cores)),
         LOCAL_RANK: str(rank_range.local_rank),
         LOCAL_SIZE: str(rank_range.local_size),
-        SHARING: str(rank_range.sharing),
+        RANKS_ON_CORES: str(rank_range.ranks_on_cores),
     }
     try:
-        with _environment(environment), _own_signal_handlers(), _ended_with_the_others(failed_elsewhere):
+        with _environment(environment), _restored_signal_handlers(), _stop_ranks_on_remote_failure(remote_failed):
             elastic_launch(elastic, sys.executable)("-m", MODULE, str(job.file))
     except ChildFailedError as error:
         return {rank_range.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
     except KeyboardInterrupt:
-        _end_ranks(job)
+        _kill_ranks(job)
         raise
     except SignalException:
         raise KeyboardInterrupt from None
     except (RuntimeError, ConnectionError) as error:
-        raise LaunchError(f"the ranks could not be started: {str(error).splitlines()[0]}") from error
+        raise LaunchError(
+            f"torch's elastic launcher could not start the ranks: {str(error).splitlines()[0]}",
+            hint="see the output of the same command on the other hosts" if rank_range.group_world_size > 1 else None,
+        ) from error
     return {}
 
 
-def _end_ranks(job: Job) -> None:
-    """Kill ranks that the launcher does not know of because it was interrupted while starting them."""
+def _kill_ranks(job: Job) -> None:
+    """Kill ranks that torch's launcher does not track because it was interrupted while starting them."""
     for process in psutil.Process().children():
         with suppress(psutil.Error):
             if str(job.file) in process.cmdline():
@@ -96,27 +103,27 @@ def _end_ranks(job: Job) -> None:
 
 
 def _silence_elastic() -> None:
-    """Keeps the elastic launcher from printing every failure and signal: we explain the one that counts."""
+    """Stop the elastic launcher from logging every failure and signal; Paceline shows only the root cause."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextmanager
-def _ended_with_the_others(failed_elsewhere: Failed) -> Iterator[None]:
-    """Ends our ranks a moment after some have failed elsewhere: they may wait for these, up to their time-out."""
+def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]:
+    """Stop this launcher's ranks `STOP_GRACE_S` after a remote failure, since they may wait for the failed ranks."""
     done = threading.Event()
 
     def watch() -> None:
-        while not failed_elsewhere():
+        while not remote_failed():
             if done.wait(POLL_S):
                 return
-        if not done.wait(GRACE_S):
+        if not done.wait(STOP_GRACE_S):
             for process in psutil.Process().children():
                 with suppress(psutil.NoSuchProcess):
                     process.terminate()
 
-    watcher = threading.Thread(target=watch, daemon=True, name="paceline-watch")
+    watcher = threading.Thread(target=watch, daemon=True, name="paceline-failure-watch")
     watcher.start()
     try:
         yield
@@ -126,9 +133,9 @@ def _ended_with_the_others(failed_elsewhere: Failed) -> Iterator[None]:
 
 
 @contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Puts back the signal handlers that torch's launcher replaces."""
-    before = {number: signal.getsignal(number) for number in _ENDING}
+def _restored_signal_handlers() -> Iterator[None]:
+    """Restore on exit the signal handlers that torch's launcher replaces."""
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
     try:
         yield
     finally:
@@ -139,7 +146,7 @@ def _own_signal_handlers() -> Iterator[None]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Adds variables to the environment that ranks inherit, for the length of a `with`."""
+    """Set environment variables, which ranks inherit, for the duration of a `with` block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

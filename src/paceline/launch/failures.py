@@ -1,7 +1,7 @@
-"""Finds out which rank failed first, and why: each rank that fails writes its reason down, the launcher reads them.
+"""Find the root cause of a failed job: each rank that fails writes an error file, and the launcher reads them all.
 
-When one rank fails, the others fail a moment later because it is gone. The one to show is the one that a signal ended,
-else the first whose failure was not the loss of a peer.
+When one rank fails, the others fail shortly after it because they lose the connection. The root cause is a rank that
+was killed by a signal, otherwise the first failure that is not the loss of a peer.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import BY_NAME, PacelineError, RankError
+from paceline.errors import ERRORS_BY_NAME, PacelineError, RankError
 from paceline.records import RunFolder
 from paceline.records.writer import write_json
 
-_PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL error")
+_PEER_LOST_PHRASES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "NCCL error",
+)
 _WRAPPER = "'DistributedDataParallel' object"
 _STACK = "Stack (most recent call first):"
-"""How faulthandler starts the stack that a rank prints when the launcher ends it."""
+"""First line of the stack that faulthandler prints when the launcher stops a rank."""
 
 
 def record_failure(error: BaseException, rank: int, file: Path, run: int | None = None) -> None:
-    """Writes down why this rank failed, and in which of the job's runs."""
+    """Write why this rank failed, and in which run of the job, to its error file."""
     known = isinstance(error, PacelineError)
     reason = {
         "rank": rank,
@@ -38,22 +44,26 @@ def record_failure(error: BaseException, rank: int, file: Path, run: int | None 
         "detail": error.detail if isinstance(error, PacelineError) else traceback.format_exc().rstrip(),
         "peer_lost": error.peer_lost
         if isinstance(error, RankError)
-        else not known and any(phrase in str(error) for phrase in _PEER_LOST),
+        else not known and any(phrase in str(error) for phrase in _PEER_LOST_PHRASES),
     }
     write_json(file, reason)
 
 
-def explain(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Iterable[int]) -> PacelineError:
-    """The error to show for the ranks of a job, given how some ended (negative: the signal that ended it)."""
+def find_root_cause(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Iterable[int]) -> PacelineError:
+    """Return the error to show for a failed job.
+
+    `exit_codes` are those of the failed ranks, by rank; a negative code is the number of a signal. `ranks` are all
+    ranks of the job.
+    """
     reasons = [json.loads(folder.error_file(rank).read_text()) for rank in ranks if folder.error_file(rank).exists()]
     reasons.sort(key=lambda reason: (reason["peer_lost"], reason["time_ns"]))
-    error = _error_to_show(exit_codes, reasons, folder, ranks)
+    error = _root_cause(exit_codes, reasons, folder, ranks)
     error.run = reasons[0].get("run") if reasons else None
     return error
 
 
-def to_message(error: BaseException | None) -> dict[str, Any]:
-    """How an end, or a failure, crosses to another host."""
+def error_to_message(error: BaseException | None) -> dict[str, Any]:
+    """Return the end of a process, with its error or None, as a JSON message to other hosts."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return {"kind": None, "interrupted": error is not None}
     known = isinstance(error, PacelineError)
@@ -66,60 +76,63 @@ def to_message(error: BaseException | None) -> dict[str, Any]:
     }
 
 
-def from_message(farewell: Mapping[str, Any]) -> PacelineError:
-    return BY_NAME[farewell["kind"]](farewell["message"], hint=farewell["hint"], detail=farewell["detail"])
+def error_from_message(message: Mapping[str, Any]) -> PacelineError:
+    """Return the error in a message from another host."""
+    return ERRORS_BY_NAME[message["kind"]](message["message"], hint=message["hint"], detail=message["detail"])
 
 
-def _error_to_show(
+def _root_cause(
     exit_codes: Mapping[int, int], reasons: list[dict[str, Any]], folder: RunFolder, ranks: Iterable[int]
 ) -> PacelineError:
     killed = [rank for rank, code in sorted(exit_codes.items()) if code < 0 and -code != signal.SIGTERM]
     if killed:
-        return _killed(killed[0], -exit_codes[killed[0]], folder)
+        return _killed_error(killed[0], -exit_codes[killed[0]], folder)
     if not reasons:
         rank, code = min(exit_codes.items())
-        return RankError(f"rank {rank} ended with exit code {code}.", hint=_see_log(rank, folder))
+        return RankError(f"rank {rank} ended with exit code {code}.", hint=_log_hint(rank, folder))
     if not reasons[0]["peer_lost"]:
-        return _reason(reasons[0], folder)
+        return _recorded_error(reasons[0], folder)
     failed = {reason["rank"] for reason in reasons}
-    return _peer_lost(reasons[0], [rank for rank in ranks if rank not in failed], folder)
+    return _peer_lost_error(reasons[0], [rank for rank in ranks if rank not in failed], folder)
 
 
-def _killed(rank: int, number: int, folder: RunFolder) -> RankError:
+def _killed_error(rank: int, number: int, folder: RunFolder) -> RankError:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    cause = "it may have run out of memory; " if number == signal.SIGKILL else ""
-    return RankError(f"rank {rank} was ended by {name}.", hint=cause + _see_log(rank, folder))
+    cause = "the host may have run out of memory; " if number == signal.SIGKILL else ""
+    return RankError(f"rank {rank} was killed by {name}.", hint=cause + _log_hint(rank, folder))
 
 
-def _reason(reason: dict[str, Any], folder: RunFolder) -> PacelineError:
+def _recorded_error(reason: dict[str, Any], folder: RunFolder) -> PacelineError:
     rank = reason["rank"]
     if reason["known"]:
-        return BY_NAME[reason["kind"]](reason["message"], hint=reason["hint"], detail=reason["detail"])
+        return ERRORS_BY_NAME[reason["kind"]](reason["message"], hint=reason["hint"], detail=reason["detail"])
     message = f"{reason['kind']}: {reason['message']}" if reason["message"] else reason["kind"]
-    wrapped = "a step has to call model(…) itself, which ddp goes around; " if _WRAPPER in message else ""
-    return RankError(f"rank {rank} failed: {message}", detail=reason["detail"], hint=wrapped + _see_log(rank, folder))
+    wrapped = "a strategy may wrap the model: call only model(…) in the step; " if _WRAPPER in message else ""
+    return RankError(f"rank {rank} failed: {message}", detail=reason["detail"], hint=wrapped + _log_hint(rank, folder))
 
 
-def _peer_lost(reason: dict[str, Any], silent: list[int], folder: RunFolder) -> RankError:
-    """For a rank that waited in vain: the ranks that neither failed nor answered, and where they were."""
+def _peer_lost_error(reason: dict[str, Any], unresponsive: list[int], folder: RunFolder) -> RankError:
+    """Return the error of a rank that lost its peers: names the ranks that did not respond, with the stack of one."""
     rank, found = reason["rank"], reason["message"].splitlines()[0].rpartition("] ")[2]
-    if not silent:
-        return RankError(f"rank {rank} lost contact with another rank: {found}", hint=_see_log(rank, folder))
-    names = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, silent))
+    if not unresponsive:
+        return RankError(f"rank {rank} lost the connection to another rank: {found}", hint=_log_hint(rank, folder))
+    stack = _read_stack(folder.log_file(unresponsive[0]))
+    where = "" if stack is None else f"the stack of rank {unresponsive[0]} is above; "
+    names = ("rank " if len(unresponsive) == 1 else "ranks ") + ", ".join(map(str, unresponsive))
     return RankError(
-        f"rank {rank} gave up waiting ({found}); {names} did not answer.",
-        hint=f"what it was doing stands above; --timeout waits longer; {_see_log(silent[0], folder)}",
-        detail=_stack_in(folder.log_file(silent[0])),
+        f"rank {rank} stopped waiting for other ranks ({found}); {names} did not respond.",
+        hint=f"{where}increase --timeout if it is only slow; {_log_hint(unresponsive[0], folder)}",
+        detail=stack,
     )
 
 
-def _stack_in(log: Path) -> str | None:
-    """Where a rank was when the launcher ended it, from the end of its log."""
+def _read_stack(log: Path) -> str | None:
+    """Return the stack that a rank printed when the launcher stopped it; None if its log has none."""
     if not log.exists():
         return None
     _, mark, stack = log.read_text(errors="replace").rpartition(_STACK)
     return (mark + stack).strip() if mark else None
 
 
-def _see_log(rank: int, folder: RunFolder) -> str:
-    return f"its output is in {folder.log_file(rank)}"
+def _log_hint(rank: int, folder: RunFolder) -> str:
+    return f"the output of rank {rank} is in {folder.log_file(rank)}"

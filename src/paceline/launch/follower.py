@@ -1,4 +1,4 @@
-"""What a process does that starts ranks and does not lead: it starts its part of every job, and says how it ended."""
+"""Follower: a launcher process that starts its ranks of each job that the leader posts, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from paceline.config import LaunchConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, LaunchError, PacelineError
 from paceline.launch.elastic import start_ranks
-from paceline.launch.failures import from_message, to_message
+from paceline.launch.failures import error_from_message, error_to_message
 from paceline.launch.heartbeat import send_heartbeats
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import LauncherProcess, RankRange
@@ -21,25 +21,50 @@ from paceline.launch.store_channel import POLL_S, StoreChannel
 from paceline.records.schema import ERRORS_FOLDER, LOGS_FOLDER
 
 END = "end"
-"""The key under which the leader says that all is done."""
+"""Key under which the leader posts that there are no more jobs, and the error that ended it, if any."""
+
+
+def job_key(number: int) -> str:
+    """Return the key of a job's description, which the leader posts."""
+    return f"job-{number}"
+
+
+def failed_key(number: int) -> str:
+    """Return the key that a launcher posts when some of its ranks of a job failed."""
+    return f"failed-{number}"
+
+
+def outcome_key(number: int, launcher: int) -> str:
+    """Return the key of a follower's report on its ranks of a job."""
+    return f"outcome-{number}-{launcher}"
+
+
+def files_key(number: int, launcher: int) -> str:
+    """Return the key of the files that a follower's ranks of a job wrote."""
+    return f"files-{number}-{launcher}"
+
+
+def finished_key(launcher: int) -> str:
+    """Return the key that a follower posts after it has read `END`."""
+    return f"finished-{launcher}"
 
 
 def follow(channel: StoreChannel, launcher: LauncherProcess, launch: LaunchConfig) -> None:
-    """Starts ranks when the leader says so, until it says that all is done."""
+    """Run this launcher's ranks of every job until the leader posts `END`."""
     with send_heartbeats(channel, launcher.number):
         number = 1
         while _wait_for_job(channel, number):
-            order = channel.read(f"job-{number}")
-            own = [rank_range for rank_range in order["rank_ranges"] if rank_range["launcher"] == launcher.number]
+            message = channel.read(job_key(number))
+            own = [rank_range for rank_range in message["rank_ranges"] if rank_range["launcher"] == launcher.number]
             if own:
-                _run_job(channel, number, RankRange(**own[0]), order, launch)
+                _run_job(channel, number, RankRange(**own[0]), message, launch)
             number += 1
-    _leave(channel, launcher)
+    _finish(channel, launcher)
 
 
 def _wait_for_job(channel: StoreChannel, number: int) -> bool:
-    """Waits for the next job; False where there is none any more."""
-    while not channel.has(f"job-{number}"):
+    """Wait for the next job; return False if there are no more."""
+    while not channel.has(job_key(number)):
         if channel.has(END):
             return False
         time.sleep(POLL_S)
@@ -47,47 +72,50 @@ def _wait_for_job(channel: StoreChannel, number: int) -> bool:
 
 
 def _run_job(
-    channel: StoreChannel, number: int, rank_range: RankRange, order: Mapping[str, Any], launch: LaunchConfig
+    channel: StoreChannel, number: int, rank_range: RankRange, message: Mapping[str, Any], launch: LaunchConfig
 ) -> None:
-    """Starts our ranks for a job, and says how they ended."""
-    file = Path(order["file"])
-    shared = file.is_file() and file.read_text() == order["job"]
+    """Start this launcher's ranks of a job, wait for them, and post the outcome."""
+    file = Path(message["file"])
+    shared = file.is_file() and file.read_text() == message["job"]
     outcome: dict[str, Any] = {"codes": {}, "error": None, "files": not shared}
 
-    def failed_elsewhere() -> bool:
+    def remote_failed() -> bool:
         try:
-            return channel.has(f"failed-{number}") or channel.has(END)
-        except LaunchError:  # The leader is gone, and its ranks with it.
+            return channel.has(failed_key(number)) or channel.has(END)
+        except LaunchError:  # The leader has ended, and its ranks with it.
             return True
 
-    with _folders(Job.from_json(order["job"], file.parent), shared=shared) as (job, root):
+    with _writable_folders(Job.from_json(message["job"], file.parent), shared=shared) as (job, root):
         try:
             outcome["codes"] = start_ranks(
                 job,
                 rank_range,
-                order["endpoint"],
+                message["endpoint"],
                 store=None,
                 threads=launch.threads,
-                failed_elsewhere=failed_elsewhere,
+                remote_failed=remote_failed,
             )
         except PacelineError as error:
-            outcome["error"] = to_message(error)
+            outcome["error"] = error_to_message(error)
         if outcome["codes"] or outcome["error"]:
-            channel.post(f"failed-{number}", rank_range.launcher)
+            channel.post(failed_key(number), rank_range.launcher)
         if root is not None:
-            channel.send_files(f"files-{number}-{rank_range.launcher}", root)
-    channel.post(f"outcome-{number}-{rank_range.launcher}", outcome)
+            channel.send_files(files_key(number, rank_range.launcher), root)
+    channel.post(outcome_key(number, rank_range.launcher), outcome)
 
 
 @contextlib.contextmanager
-def _folders(job: Job, *, shared: bool) -> Iterator[tuple[Job, Path | None]]:
-    """The job with folders that are there: the leader's, or else some of our own for as long as it takes."""
+def _writable_folders(job: Job, *, shared: bool) -> Iterator[tuple[Job, Path | None]]:
+    """Yield the job with folders that exist on this host, and the root of temporary folders.
+
+    On a disk shared with the leader these are the leader's folders, and the root is None.
+    """
     if shared:
         yield job, None
         return
     root = Path(tempfile.mkdtemp(prefix="paceline-"))
     try:
-        own = job.moved(lambda path: root / path.relative_to("/"))
+        own = job.with_paths(lambda path: root / path.relative_to("/"))
         for folder in own.folders:
             for inner in (LOGS_FOLDER, ERRORS_FOLDER):
                 (folder / inner).mkdir(parents=True, exist_ok=True)
@@ -97,15 +125,15 @@ def _folders(job: Job, *, shared: bool) -> Iterator[tuple[Job, Path | None]]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _leave(channel: StoreChannel, launcher: LauncherProcess) -> None:
-    """Leaves as the leader does: with its error, where it had one."""
-    farewell = channel.read(END)
-    channel.post(f"bye-{launcher.number}", None)
-    if farewell["interrupted"]:
+def _finish(channel: StoreChannel, launcher: LauncherProcess) -> None:
+    """Confirm the end to the leader; then raise the error or exit with the code that ended the leader, if any."""
+    end = channel.read(END)
+    channel.post(finished_key(launcher.number), None)
+    if end["interrupted"]:
         raise SystemExit(INTERRUPTED_EXIT_CODE)
-    if farewell["kind"] is None:
+    if end["kind"] is None:
         return
-    error = from_message(farewell)
+    error = error_from_message(end)
     if launcher.started_by == "paceline":
         raise error
-    raise SystemExit(error.exit_code)  # On one terminal once is enough.
+    raise SystemExit(error.exit_code)  # All launchers print to one terminal, where the leader shows the error.

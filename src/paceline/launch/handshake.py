@@ -1,7 +1,7 @@
-"""How hosts get to know each other before anything starts: who is there, and whether all have the same in mind.
+"""Handshake of the launcher processes before any rank starts: all must be present, with equal versions and settings.
 
-A host with another version of Paceline or torch, or another configuration, would hang the others or, worse, change what
-is measured: it is refused by name.
+A host with another version of Paceline or torch, or with other settings, would make the others hang or change what is
+measured. The launch is refused with an error that names the host.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ from paceline.measure.host import network_id
 from paceline.records.provenance import version_of
 
 NOTIFY_AFTER_S = 2.0
-"""How long a host waits before it says for whom."""
-VERDICT_S = 3.0
+"""Seconds of waiting after which the leader shows which hosts are missing."""
+RESULT_READ_S = 3.0
+"""Seconds that the leader waits for each follower to read why the launch is refused."""
+RESULT = "handshake-result"
+"""Key of the leader's message to all followers: the refusal, if any, and the info of all launchers."""
 NOT_OPTIONS = {
     "command": "command",
     "workload": "workload",
     "script_args": "script's arguments",
-    "own_code": "user's code",
+    "user_code": "user's code with digests",
 }
-"""What settings are called that are not options."""
+"""Names, in messages, of the settings that are not options."""
 
 
 def own_launcher_info(launcher: LauncherProcess, address: str, settings: Mapping[str, Any]) -> LauncherInfo:
-    """What this process says of itself."""
+    """Return the info of this process."""
     return LauncherInfo(
         launcher=launcher.number,
         node=launcher.node,
@@ -45,7 +48,7 @@ def own_launcher_info(launcher: LauncherProcess, address: str, settings: Mapping
         network=network_id(),
         address=address,
         versions={
-            "Paceline": f"{version_of('paceline') or 'from sources'} ({_sources()})",
+            "Paceline": f"{version_of('paceline') or 'from sources'} ({_source_digest()})",
             "torch": version_of("torch") or "unknown",
         },
         cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
@@ -53,125 +56,144 @@ def own_launcher_info(launcher: LauncherProcess, address: str, settings: Mapping
     )
 
 
-def shake_hands(
+def run_handshake(
     channel: StoreChannel, launcher: LauncherProcess, own: LauncherInfo, timeout_s: float, notify: Notify
 ) -> list[LauncherInfo]:
-    """Waits for all the others; all of them, in order, once they are known to fit. Raises, on every host, if not."""
-    if channel.count(_taken(launcher)) > 1:
-        channel.count(_taken(launcher), by=-1)
+    """Wait for all launchers; return their infos, ordered by number. Raise `LaunchError` on every host if one differs.
+
+    Also raise `LaunchError` if a launcher is missing after `timeout_s`, or if two have the same number.
+    """
+    if channel.add(_claim_key(launcher), 1) > 1:
+        channel.add(_claim_key(launcher), -1)
         raise LaunchError(
             f"another host was started with --node-rank {launcher.number}.",
-            hint=f"each of the {launcher.launchers} hosts has a number of its own, from 0 to {launcher.launchers - 1}",
+            hint=f"give each of the {launcher.launchers} hosts a different --node-rank, from 0 to "
+            f"{launcher.launchers - 1}",
         )
     try:
-        channel.post(f"hello-{launcher.number}", asdict(own))
+        channel.post(_info_key(launcher.number), asdict(own))
         return (
-            _welcome(channel, launcher, own, timeout_s, notify)
-            if launcher.leads
-            else _hear_the_verdict(channel, launcher, timeout_s)
+            _lead_handshake(channel, launcher, own, timeout_s, notify)
+            if launcher.is_leader
+            else _wait_for_result(channel, launcher, timeout_s)
         )
     except BaseException:
         with suppress(LaunchError):
-            channel.count(_taken(launcher), by=-1)  # Who comes back finds the number free.
+            channel.add(_claim_key(launcher), -1)  # A host that is started again can use the number.
         raise
 
 
-def _taken(launcher: LauncherProcess) -> str:
-    return f"taken-{launcher.number}"
+def _claim_key(launcher: LauncherProcess) -> str:
+    return f"claim-{launcher.number}"
 
 
-def _welcome(
+def _info_key(launcher: int) -> str:
+    return f"launcher-info-{launcher}"
+
+
+def _result_read_key(launcher: int) -> str:
+    return f"{RESULT}-read-{launcher}"
+
+
+def _lead_handshake(
     channel: StoreChannel, launcher: LauncherProcess, own: LauncherInfo, timeout_s: float, notify: Notify
 ) -> list[LauncherInfo]:
-    infos = _hear_all(channel, launcher, own, timeout_s, notify)
-    reason = mismatch(infos)
-    refusal = None if reason is None else {"message": reason.message, "hint": reason.hint}
-    channel.post("welcome", {"refusal": refusal, "hellos": [asdict(info) for info in infos]})
-    if reason is not None:
-        for info in infos[1:]:  # With us goes the store: they have to have heard it.
-            channel.wait(f"heard-{info.launcher}", within_s=VERDICT_S)
-        raise reason
-    return infos
+    launcher_infos = _collect_launcher_infos(channel, launcher, own, timeout_s, notify)
+    error = find_mismatch(launcher_infos)
+    refusal = None if error is None else {"message": error.message, "hint": error.hint}
+    channel.post(RESULT, {"refusal": refusal, "launcher_infos": [asdict(info) for info in launcher_infos]})
+    if error is not None:
+        for launcher_info in launcher_infos[1:]:  # The store ends with this process, so followers must read it first.
+            channel.wait(_result_read_key(launcher_info.launcher), within_s=RESULT_READ_S)
+        raise error
+    return launcher_infos
 
 
-def read_launcher_info(said: Mapping[str, Any]) -> LauncherInfo:
-    """What another host said, in the words of its own version: what it leaves out is empty, the rest is not ours."""
+def read_launcher_info(message: Mapping[str, Any]) -> LauncherInfo:
+    """Return the info from another host's message, which another version may have sent.
+
+    Fields that the message lacks get an empty value. Unknown fields are ignored.
+    """
     empty = LauncherInfo(0, 0, 0, "unknown", "", "", {}, [], {})
     return LauncherInfo(
-        **{field.name: said.get(field.name, getattr(empty, field.name)) for field in fields(LauncherInfo)}
+        **{field.name: message.get(field.name, getattr(empty, field.name)) for field in fields(LauncherInfo)}
     )
 
 
-def mismatch(infos: Sequence[LauncherInfo]) -> LaunchError | None:
-    """Why these hosts cannot work together, if they cannot."""
-    first = infos[0]
-    for other in infos[1:]:
-        for what, version in first.versions.items():
-            if other.versions.get(what) != version:
+def find_mismatch(launcher_infos: Sequence[LauncherInfo]) -> LaunchError | None:
+    """Return an error for the first version or setting that differs between hosts; None if all are equal."""
+    first = launcher_infos[0]
+    for other in launcher_infos[1:]:
+        for package, version in first.versions.items():
+            if other.versions.get(package) != version:
                 return LaunchError(
-                    f"{other.name} runs {what} {other.versions.get(what)}, but {first.name} runs {version}.",
-                    hint="install the same on all hosts",
+                    f"{other.name} runs {package} {other.versions.get(package)}, but {first.name} runs {version}.",
+                    hint=f"install the same version of {package} on all hosts",
                 )
         differing = [name for name in first.settings if other.settings.get(name) != first.settings[name]]
         if differing:
             name = differing[0]
             return LaunchError(
-                f"{other.name} was started with {_shown(name, other.settings.get(name))}, but {first.name} with "
-                f"{_shown(name, first.settings[name])}.",
-                hint="start the same command on all hosts, each with its own --node-rank",
+                f"{other.name} was started with {_format_setting(name, other.settings.get(name))}, but {first.name} "
+                f"with {_format_setting(name, first.settings[name])}.",
+                hint="start the same command on all hosts, each with a different --node-rank",
             )
     return None
 
 
-def _hear_all(
+def _collect_launcher_infos(
     channel: StoreChannel, launcher: LauncherProcess, own: LauncherInfo, timeout_s: float, notify: Notify
 ) -> list[LauncherInfo]:
-    began = time.monotonic()
-    said = False
-    waiting = set(range(launcher.launchers)) - {launcher.number}
+    start_s = time.monotonic()
+    notified = False
+    missing = set(range(launcher.launchers)) - {launcher.number}
     found = {launcher.number: own}
-    while waiting:
-        for number in sorted(waiting):
-            if channel.has(f"hello-{number}"):
-                found[number] = read_launcher_info(channel.read(f"hello-{number}"))
-        waiting -= found.keys()
-        waited_s = time.monotonic() - began
-        if waiting and waited_s > timeout_s:
+    while missing:
+        for number in sorted(missing):
+            if channel.has(_info_key(number)):
+                found[number] = read_launcher_info(channel.read(_info_key(number)))
+        missing -= found.keys()
+        waited_s = time.monotonic() - start_s
+        if missing and waited_s > timeout_s:
             raise LaunchError(
-                f"{_listed(waiting)} of {launcher.launchers} did not come to {channel.where} within {timeout_s:g} s.",
-                hint=f"start the same command on all {launcher.launchers} hosts, each with its own --node-rank; "
-                "--timeout waits longer",
+                f"{_format_hosts(missing)} of {launcher.launchers} did not connect to {channel.endpoint} within "
+                f"{timeout_s:g} s.",
+                hint=f"start the same command on all {launcher.launchers} hosts, each with a different --node-rank; "
+                "increase --timeout if they start slowly",
             )
-        if waiting and waited_s > NOTIFY_AFTER_S and not said:
-            notify(f"waiting at {channel.where} for {_listed(waiting)} of {launcher.launchers} …")
-            said = True
+        if missing and waited_s > NOTIFY_AFTER_S and not notified:
+            notify(f"waiting at {channel.endpoint} for {_format_hosts(missing)} of {launcher.launchers} …")
+            notified = True
         time.sleep(POLL_S)
     return [found[number] for number in sorted(found)]
 
 
-def _hear_the_verdict(channel: StoreChannel, launcher: LauncherProcess, timeout_s: float) -> list[LauncherInfo]:
-    if not channel.wait("welcome", within_s=timeout_s + 5):
-        raise LaunchError(f"host 0 at {channel.where} did not answer host {launcher.number} within {timeout_s:g} s.")
-    verdict = channel.read("welcome")
-    channel.post(f"heard-{launcher.number}", None)
-    if verdict["refusal"] is not None:
-        raise LaunchError(verdict["refusal"]["message"], hint=verdict["refusal"]["hint"])
-    return [read_launcher_info(entry) for entry in verdict["hellos"]]
+def _wait_for_result(channel: StoreChannel, launcher: LauncherProcess, timeout_s: float) -> list[LauncherInfo]:
+    if not channel.wait(RESULT, within_s=timeout_s + 5):
+        raise LaunchError(
+            f"host 0 at {channel.endpoint} did not answer host {launcher.number} within {timeout_s:g} s.",
+            hint="see the output of the command on host 0; increase --timeout if other hosts start slowly",
+        )
+    result = channel.read(RESULT)
+    channel.post(_result_read_key(launcher.number), None)
+    if result["refusal"] is not None:
+        raise LaunchError(result["refusal"]["message"], hint=result["refusal"]["hint"])
+    return [read_launcher_info(message) for message in result["launcher_infos"]]
 
 
-def _listed(numbers: set[int]) -> str:
+def _format_hosts(numbers: set[int]) -> str:
     listed = ", ".join(map(str, sorted(numbers)))
     return f"host {listed}" if len(numbers) == 1 else f"hosts {listed}"
 
 
-def _shown(name: str, value: Any) -> str:
+def _format_setting(name: str, value: Any) -> str:
     if name in NOT_OPTIONS:
         return f"the {NOT_OPTIONS[name]} {value}"
     return f"--{name.replace('_', '-')} {value}"
 
 
-def _sources() -> str:
-    """Tells our own sources apart where two of them have the same version, as in a checkout."""
+def _source_digest() -> str:
+    """Return a digest of Paceline's sources, which may differ between checkouts of the same version."""
     digest = hashlib.sha256()
     folder = Path(paceline.__file__).parent
     for path in sorted(folder.rglob("*.py")):

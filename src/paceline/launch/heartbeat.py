@@ -1,4 +1,4 @@
-"""Which hosts are still there: those that follow have a pulse, and say so when they leave; the leader listens."""
+"""Heartbeats: followers increment a counter once per second, and the leader detects those that stopped."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from contextlib import contextmanager, suppress
 from paceline.errors import LaunchError
 from paceline.launch.store_channel import StoreChannel
 
-BEAT_S = 1.0
-SILENT_S = 12.0
-"""How long nothing may be heard of a host, on a machine that has much else to do, before it counts as gone."""
+HEARTBEAT_S = 1.0
+LOST_AFTER_S = 12.0
+"""Seconds without a heartbeat after which a follower counts as lost; long enough for a busy machine."""
 
 
 @contextmanager
 def send_heartbeats(channel: StoreChannel, launcher: int) -> Iterator[None]:
-    """Has a pulse for the length of a `with`; whoever leaves it by an exception says so."""
+    """Send heartbeats for the duration of a `with` block; report an abort if an exception leaves the block."""
     done = threading.Event()
 
     def beat() -> None:
-        with suppress(LaunchError):  # The leader is gone: whoever waits for it finds out.
-            while not done.wait(BEAT_S):
-                channel.count(_pulse(launcher))
+        with suppress(LaunchError):  # The connection to the leader is lost; the main thread raises the error.
+            while not done.wait(HEARTBEAT_S):
+                channel.add(_heartbeat_key(launcher), 1)
 
-    thread = threading.Thread(target=beat, daemon=True, name="paceline-pulse")
+    thread = threading.Thread(target=beat, daemon=True, name="paceline-heartbeat")
     thread.start()
     try:
         yield
     except BaseException:
         with suppress(LaunchError):
-            channel.post(_farewell(launcher), None)
+            channel.post(_aborted_key(launcher), None)
         raise
     finally:
         done.set()
@@ -39,32 +39,32 @@ def send_heartbeats(channel: StoreChannel, launcher: int) -> Iterator[None]:
 
 
 class HeartbeatMonitor:
-    """The leader's view of who is there."""
+    """The leader's record of each follower's last heartbeat."""
 
     def __init__(self, channel: StoreChannel, launchers: Sequence[int]) -> None:
-        self._mail = channel
-        self._gone: set[int] = set()
-        self._heard = {launcher: (0, time.monotonic()) for launcher in launchers}
-        self._listened = 0.0
+        self._channel = channel
+        self._lost: set[int] = set()
+        self._last_beats = {launcher: (0, time.monotonic()) for launcher in launchers}
+        self._checked_at_s = 0.0
 
-    def gone(self) -> set[int]:
-        """The seats that have left, or of which nothing was heard for long."""
+    def lost(self) -> set[int]:
+        """Return the launchers that aborted or sent no heartbeat for `LOST_AFTER_S`."""
         now = time.monotonic()
-        if now - self._listened < BEAT_S / 4:  # Others ask often.
-            return self._gone
-        self._listened = now
-        for launcher, (count, since) in self._heard.items():
-            found = self._mail.count(_pulse(launcher), by=0)
+        if now - self._checked_at_s < HEARTBEAT_S / 4:  # Callers poll faster than heartbeats arrive.
+            return self._lost
+        self._checked_at_s = now
+        for launcher, (count, since) in self._last_beats.items():
+            found = self._channel.add(_heartbeat_key(launcher), 0)
             if found != count:
-                self._heard[launcher] = found, now
-            elif now - since > SILENT_S or self._mail.has(_farewell(launcher)):
-                self._gone.add(launcher)
-        return self._gone
+                self._last_beats[launcher] = found, now
+            elif now - since > LOST_AFTER_S or self._channel.has(_aborted_key(launcher)):
+                self._lost.add(launcher)
+        return self._lost
 
 
-def _pulse(launcher: int) -> str:
-    return f"pulse-{launcher}"
+def _heartbeat_key(launcher: int) -> str:
+    return f"heartbeat-{launcher}"
 
 
-def _farewell(launcher: int) -> str:
-    return f"left-{launcher}"
+def _aborted_key(launcher: int) -> str:
+    return f"aborted-{launcher}"

@@ -1,4 +1,4 @@
-"""A job: what a set of ranks does, as a file that the launcher writes and the ranks read."""
+"""Job: the runs that a set of ranks executes, stored in a file that the launcher writes and the ranks read."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ Task = Literal["train", "prove", "oracle", "prove_oracle", "examine", "examine_m
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Runs that the same processes do one after the other."""
+    """Runs that the same rank processes execute one after the other."""
 
     folder: RunFolder
-    """Where logs and errors of the ranks go."""
+    """Folder for the logs and error files of the ranks."""
     runs: tuple[tuple[RunConfig, RunFolder], ...]
     task: Task = "train"
-    """What is done with each of them; the oracle of a proof is a task of its own for scripts only."""
+    """Task that the ranks do for each run; a separate task for the oracle of a proof is used for scripts only."""
     script: Script | None = None
-    """The user's own, which takes the place of our training; a job then has one run."""
+    """User's script that replaces the training loop; a job then has one run."""
     oracle: str = ""
-    """The file of the gradients that a script's proofs are compared with."""
+    """File with the gradients that the proofs of a script are compared with."""
     timeout: float
-    """Seconds after which a rank that waits for others gives up."""
+    """Seconds after which a rank that waits for others fails."""
     iface: str | None = None
     threads: int | None = None
     command: str = ""
-    """What the user typed."""
+    """Command line of the user."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """No two jobs have the same: hosts tell by it whether they see the same file."""
+    """Unique per job, so that a host can detect whether it sees the same file as the leader."""
 
     @property
     def folders(self) -> list[Path]:
-        """Where its ranks write."""
+        """Folders that its ranks write to."""
         return [self.folder.path, *[folder.path for _, folder in self.runs]]
 
     @property
     def file(self) -> Path:
-        """Where its ranks read it."""
+        """File that its ranks read the job from."""
         return self.folder.path / JOB_FILE
 
     @classmethod
     def single(cls, config: RunConfig, folder: RunFolder, *, iface: str | None, threads: int | None) -> Job:
-        """One run, whose folder is the job's."""
+        """Return a job of one run, which uses the run's folder."""
         return cls(
             folder=folder,
             runs=((config, folder),),
@@ -63,18 +63,18 @@ class Job:
             command=command_line(),
         )
 
-    def moved(self, to: Callable[[Path], Path]) -> Job:
-        """The same with other folders."""
-        runs = tuple((config, RunFolder(to(folder.path))) for config, folder in self.runs)
-        return replace(self, folder=RunFolder(to(self.folder.path)), runs=runs)
+    def with_paths(self, replace_path: Callable[[Path], Path]) -> Job:
+        """Return the same job with each folder's path replaced by `replace_path(path)`."""
+        runs = tuple((config, RunFolder(replace_path(folder.path))) for config, folder in self.runs)
+        return replace(self, folder=RunFolder(replace_path(self.folder.path)), runs=runs)
 
     def write(self) -> Path:
-        """Leaves the job where the ranks will read it."""
+        """Write the job to its file, and return the file."""
         self.file.write_text(self.to_json())
         return self.file
 
     def to_json(self) -> str:
-        """The job as a text."""
+        """Return the job as JSON."""
         content = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -85,12 +85,12 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> Job:
-        """Reads what `write` wrote."""
+        """Return the job from a file that `write` wrote."""
         return cls.from_json(path.read_text(), path.parent)
 
     @classmethod
     def from_json(cls, text: str, folder: Path) -> Job:
-        """Reads what `to_json` gave, for a folder."""
+        """Return the job from the JSON of `to_json`, with `folder` as the job's folder."""
         content = json.loads(text)
         runs = tuple((RunConfig(**run["config"]), RunFolder(Path(run["folder"]))) for run in content.pop("runs"))
         script = content.pop("script")

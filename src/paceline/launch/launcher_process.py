@@ -1,4 +1,7 @@
-"""Where a process that starts ranks sits among those of its launch, and the shape of a set of ranks. Free of torch."""
+"""Launcher processes, and the number and placement of the ranks that they start. Free of torch.
+
+A launcher process starts ranks. There is one per host, or one per rank under torchrun and Slurm.
+"""
 
 from __future__ import annotations
 
@@ -8,93 +11,98 @@ from typing import Any, Literal
 
 StartedBy = Literal["paceline", "torchrun", "slurm"]
 Notify = Callable[[str], None]
-"""Tells the user one thing."""
+"""Function that shows one message to the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherProcess:
-    """One of the processes that start ranks: one per host, or one per rank where somebody else's launcher does that.
+    """Position of this process among the launcher processes.
 
-    Seat 0 leads: it says which ranks to start, when, and what for. The others follow.
+    Launcher 0 is the leader: it decides which ranks to start, when, and for which job. All others are followers.
     """
 
     number: int = 0
+    """Index of this launcher, from 0."""
     launchers: int = 1
+    """Number of launcher processes."""
     ranks: int | None = None
-    """Ranks that a seat starts: 1 where a launcher starts a process per rank, None where the user says how many."""
+    """Ranks that each launcher starts: 1 under torchrun and Slurm, None where `--ranks` decides."""
     master: str | None = None
-    """ADDRESS:PORT where seat 0 waits for the others; None on one host, and under torchrun, which has such a place."""
+    """ADDRESS:PORT on which launcher 0 listens; None on one host, and under torchrun, which provides a store."""
     node: int = 0
-    """The host it is on, as its launcher counts them."""
+    """Index of the host, in the numbering of the program that started this launcher."""
     local_rank: int = 0
-    """This seat among those of its host, where each is a rank."""
+    """Index of this launcher on its host, where each launcher starts one rank."""
     local_size: int = 1
-    """Seats of its host, where each is a rank."""
+    """Number of launchers on this host, where each launcher starts one rank."""
     started_by: StartedBy = "paceline"
 
     @property
-    def leads(self) -> bool:
-        """Whether it says what is to be done."""
+    def is_leader(self) -> bool:
+        """Whether this launcher is the leader."""
         return self.number == 0
 
     @property
     def hosts(self) -> int:
-        """Hosts of the launch."""
+        """Number of hosts."""
         return self.launchers if self.ranks is None else self.launchers // self.local_size
 
 
 @dataclass(frozen=True)
 class LauncherInfo:
-    """What a process that starts ranks says of itself."""
+    """Properties of a launcher process, exchanged in the handshake."""
 
     launcher: int
     node: int
     local_rank: int
     host: str
     network: str
+    """Identifier of the network namespace; equal for processes that share a network stack."""
     address: str
-    """Where the others reach its host."""
+    """Address at which other hosts reach its host."""
     versions: dict[str, str]
     cores: list[int]
-    """Those that it may use."""
+    """Cores that it may use."""
     settings: dict[str, Any]
-    """What it was asked to do."""
+    """Settings from its command line and configuration file."""
 
     @property
     def name(self) -> str:
-        """How to tell a user which host it is."""
+        """Name of its host in messages."""
         return f"host {self.node} ({self.host})"
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """How many ranks, and over how many hosts."""
+    """Number of hosts, and of ranks on each."""
 
     hosts: int
     ranks_per_host: int
 
     @property
     def ranks(self) -> int:
-        """The world size."""
+        """World size."""
         return self.hosts * self.ranks_per_host
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRange:
-    """What one seat does of a job: the ranks that it starts."""
+    """Consecutive ranks of a job that one launcher starts."""
 
     launcher: int
-    number: int
-    """Among the parts of the job; ranks are counted in this order."""
-    rank_ranges: int
+    group_rank: int
+    """Index of this range in the job; ranks are numbered in this order."""
+    group_world_size: int
+    """Number of ranges in the job; all have the same number of ranks."""
     ranks: int
     local_rank: int
-    """Of the first of its ranks, among all of its host."""
+    """Local rank, on its host, of the first rank of this range."""
     local_size: int
-    sharing: int
-    """Ranks that share its cores: all of its host, unless each is bound to cores of its own."""
+    """Ranks of the job on this host."""
+    ranks_on_cores: int
+    """Ranks that share this launcher's cores: all ranks of the host, unless each is bound to separate cores."""
 
     @property
     def first_rank(self) -> int:
-        """The first of the ranks it starts; all parts of a job start as many."""
-        return self.number * self.ranks
+        """Global rank of the first rank of this range."""
+        return self.group_rank * self.ranks

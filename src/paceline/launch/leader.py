@@ -1,8 +1,8 @@
-"""The fleet: all processes that start ranks, one of which leads.
+"""Leader: the launcher process that decides which jobs all launcher processes run.
 
-On several hosts the same command runs on each. Seat 0 has the say: it posts a job, every seat that is part of it starts
-its ranks through torch's elastic launcher, and says how they ended. Ranks of one job meet at a store of their own, so
-that jobs do not hear each other. A host that does not share the leader's disk sends what its ranks wrote.
+On several hosts the same command runs on each, and launcher 0 is the leader. It posts a job; every launcher that
+participates starts its ranks with torch's elastic launcher and reports how they ended. Each job has a separate store
+for the rendezvous of its ranks. A host that does not share the leader's disk sends the files that its ranks wrote.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from paceline.errors import LaunchError, PacelineError
 from paceline.launch import rendezvous
 from paceline.launch.control_store import open_channel
 from paceline.launch.elastic import start_ranks
-from paceline.launch.failures import explain, from_message, to_message
-from paceline.launch.follower import END, follow
-from paceline.launch.handshake import own_launcher_info, shake_hands
+from paceline.launch.failures import error_from_message, error_to_message, find_root_cause
+from paceline.launch.follower import END, failed_key, files_key, finished_key, follow, job_key, outcome_key
+from paceline.launch.handshake import own_launcher_info, run_handshake
 from paceline.launch.heartbeat import HeartbeatMonitor
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import LauncherInfo, LauncherProcess, Notify, RankRange, Shape
@@ -34,52 +34,52 @@ from paceline.launch.rank_assignment import assign_ranks
 from paceline.launch.store_channel import StoreChannel
 from paceline.records.schema import FINISHED_FILE
 
-ANSWER_S = 60.0
-"""How long a host may take to say how its ranks ended, once it is clear that they did."""
-FOLLOWERS_LEAVE_S = 8.0
-"""How long it takes others to end their ranks, and to hear that all is done."""
+OUTCOME_S = 60.0
+"""Seconds in which a follower must report how its ranks ended, once they have ended elsewhere."""
+FOLLOWERS_FINISH_S = 8.0
+"""Seconds in which followers can stop their ranks and read that there are no more jobs."""
 
 
 @dataclass
 class Leader:
-    """The leader's view of all processes that start ranks."""
+    """Runs jobs on all launchers. A context manager, whose exit ends the followers."""
 
     launcher: LauncherProcess
     launch: LaunchConfig
-    infos: list[LauncherInfo]
+    launcher_infos: list[LauncherInfo]
     channel: StoreChannel | None
-    """How it speaks to the others; None where there are none."""
+    """Channel to the followers; None if there are none."""
     jobs: int = 0
+    """Number of jobs started so far."""
 
     def __post_init__(self) -> None:
-        self._heartbeats = (
-            None if self.channel is None else HeartbeatMonitor(self.channel, [info.launcher for info in self.infos[1:]])
-        )
+        followers = [launcher_info.launcher for launcher_info in self.launcher_infos[1:]]
+        self._heartbeats = None if self.channel is None else HeartbeatMonitor(self.channel, followers)
 
     def run(self, job: Job, shape: Shape) -> None:
-        """Has the first hosts start a job's ranks; returns when all are done, or raises why the first failed."""
-        self._check_all_are_there()
+        """Start a job's ranks on the first hosts, and wait for all of them. Raise the root cause if ranks failed."""
+        self._check_followers()
         self.jobs += 1
-        rank_ranges = assign_ranks(shape, self.launcher, self.infos)
+        rank_ranges = assign_ranks(shape, self.launcher, self.launcher_infos)
         if self.channel is not None:
-            job = job.moved(lambda path: path.resolve())  # Other hosts may have started in another folder.
+            job = job.with_paths(lambda path: path.resolve())  # Other hosts may run in another working directory.
         job.write()
-        listener = rendezvous.bind(*self._where_to_listen(rank_ranges))
+        listener = rendezvous.bind(*self._rendezvous_address(rank_ranges))
         address, port = listener.getsockname()[:2]
-        endpoint = rendezvous.endpoint(address, port)
-        # It stays open until all hosts have said how their ranks ended: they are connected to it.
+        endpoint = rendezvous.format_endpoint(address, port)
+        # The store must exist until all launchers have reported the end of their ranks, which are connected to it.
         store = rendezvous.open_store(address, port, listener, timedelta(seconds=job.timeout))
         if self.channel is not None:
-            order = {"rank_ranges": [asdict(rank_range) for rank_range in rank_ranges], "endpoint": endpoint}
-            self.channel.post(f"job-{self.jobs}", order | {"file": str(job.file), "job": job.to_json()})
-        codes, failure = self._start(job, rank_ranges[0], endpoint, store)
+            message = {"rank_ranges": [asdict(rank_range) for rank_range in rank_ranges], "endpoint": endpoint}
+            self.channel.post(job_key(self.jobs), message | {"file": str(job.file), "job": job.to_json()})
+        codes, failure = self._start_own_ranks(job, rank_ranges[0], endpoint, store)
         for rank_range in rank_ranges[1:]:
-            others, reason = self._outcome(rank_range, job, failed=bool(codes or failure))
+            others, reason = self._wait_for_outcome(rank_range, job, failed=bool(codes or failure))
             codes |= others
-            failure = reason or failure  # One that could not start is why the others could not.
+            failure = reason or failure  # A launcher that could not start its ranks is why the others failed.
         if (codes or failure) and not _all_finished(job):
-            self._check_all_are_there()
-            raise failure or explain(codes, job.folder, range(shape.ranks))
+            self._check_followers()
+            raise failure or find_root_cause(codes, job.folder, range(shape.ranks))
 
     def __enter__(self) -> Leader:
         return self
@@ -87,32 +87,36 @@ class Leader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Lets the others go; where we failed, they hear why."""
+        """Post the end, with the error if there is one, and wait until the followers have read it."""
         if self.channel is None:
             return
         with contextlib.suppress(LaunchError):
-            self.channel.post(END, to_message(error))
-            deadline = time.monotonic() + FOLLOWERS_LEAVE_S
-            for info in self.infos[1:]:
-                self.channel.wait(f"bye-{info.launcher}", within_s=deadline - time.monotonic())
+            self.channel.post(END, error_to_message(error))
+            deadline = time.monotonic() + FOLLOWERS_FINISH_S
+            for launcher_info in self.launcher_infos[1:]:
+                self.channel.wait(finished_key(launcher_info.launcher), within_s=deadline - time.monotonic())
 
-    def _where_to_listen(self, rank_ranges: Sequence[RankRange]) -> tuple[str, int]:
-        """Our address on the way to the first other host that takes part; loopback, or the user's, where none does."""
+    def _rendezvous_address(self, rank_ranges: Sequence[RankRange]) -> tuple[str, int]:
+        """Return the address and port (0: any) for a job's rendezvous.
+
+        The address is the one on the route to the first participating other host, or without one the loopback address.
+        Without followers it is `--master`, if given.
+        """
         if self.channel is None:
             return rendezvous.parse_master(self.launcher.master) if self.launcher.master else (LOOPBACK, 0)
         others = [
-            self.infos[rank_range.launcher]
+            self.launcher_infos[rank_range.launcher]
             for rank_range in rank_ranges
-            if self.infos[rank_range.launcher].network != self.infos[0].network
+            if self.launcher_infos[rank_range.launcher].network != self.launcher_infos[0].network
         ]
         if others:
             return source_address(others[0].address), 0
-        return self.infos[0].address if len(rank_ranges) > 1 else LOOPBACK, 0
+        return self.launcher_infos[0].address if len(rank_ranges) > 1 else LOOPBACK, 0
 
-    def _start(
+    def _start_own_ranks(
         self, job: Job, rank_range: RankRange, endpoint: str, store: Store
     ) -> tuple[dict[int, int], PacelineError | None]:
-        """Starts the leader's own ranks: how those that failed ended, or why none could be started."""
+        """Run the leader's ranks; return the exit codes of those that failed, or the error if none could start."""
         codes: dict[int, int] = {}
         failure: PacelineError | None = None
         try:
@@ -122,65 +126,79 @@ class Leader:
                 endpoint,
                 store=store,
                 threads=self.launch.threads,
-                failed_elsewhere=self._failed_elsewhere,
+                remote_failed=self._remote_failed,
             )
         except LaunchError as error:
             failure = error
         if self.channel is not None and (codes or failure):
-            self.channel.post(f"failed-{self.jobs}", rank_range.launcher)
+            self.channel.post(failed_key(self.jobs), rank_range.launcher)
         return codes, failure
 
-    def _failed_elsewhere(self) -> bool:
-        """Whether ranks of another host have failed, or the host is gone."""
+    def _remote_failed(self) -> bool:
+        """Return whether ranks of a follower failed, or a follower is lost."""
         if self.channel is None or self._heartbeats is None:
             return False
-        return self.channel.has(f"failed-{self.jobs}") or bool(self._heartbeats.gone())
+        return self.channel.has(failed_key(self.jobs)) or bool(self._heartbeats.lost())
 
-    def _outcome(self, rank_range: RankRange, job: Job, *, failed: bool) -> tuple[dict[int, int], PacelineError | None]:
-        """How the ranks of another seat ended, or why it could not start them; nothing of one that is gone."""
+    def _wait_for_outcome(
+        self, rank_range: RankRange, job: Job, *, failed: bool
+    ) -> tuple[dict[int, int], PacelineError | None]:
+        """Return the exit codes of a follower's failed ranks, or the error if it could not start them.
+
+        Return neither if the follower is lost.
+        """
         assert self.channel is not None
         assert self._heartbeats is not None
-        key = f"outcome-{self.jobs}-{rank_range.launcher}"
-        deadline = time.monotonic() + ANSWER_S + (0.0 if failed else job.timeout)
+        key = outcome_key(self.jobs, rank_range.launcher)
+        timeout_s = OUTCOME_S + (0.0 if failed else job.timeout)
+        deadline = time.monotonic() + timeout_s
         while not self.channel.wait(key, within_s=0.5):
-            if rank_range.launcher in self._heartbeats.gone():
+            if rank_range.launcher in self._heartbeats.lost():
                 return {}, None
             if time.monotonic() > deadline:
-                name = self.infos[rank_range.launcher].name
-                return {}, LaunchError(f"{name} does not say how its ranks ended.", hint="see what it printed")
+                name = self.launcher_infos[rank_range.launcher].name
+                return {}, LaunchError(
+                    f"{name} did not report within {timeout_s:g} s how its ranks ended.",
+                    hint="see the output of the command on that host",
+                )
         outcome = self.channel.read(key)
         if outcome["files"]:
-            self.channel.receive_files(f"files-{self.jobs}-{rank_range.launcher}", Path("/"), job.folders)
+            self.channel.receive_files(files_key(self.jobs, rank_range.launcher), Path("/"), job.folders)
         codes = {int(rank): code for rank, code in outcome["codes"].items()}
-        return codes, None if outcome["error"] is None else from_message(outcome["error"])
+        return codes, None if outcome["error"] is None else error_from_message(outcome["error"])
 
-    def _check_all_are_there(self) -> None:
-        """Refuses to go on without a host: what it would have trained, no strategy is to blame for."""
-        gone = set() if self._heartbeats is None else self._heartbeats.gone()
-        if gone:
-            names = [self.infos[launcher].name for launcher in sorted(gone)]
-            verb = "is" if len(names) == 1 else "are"
-            raise LaunchError(f"{' and '.join(names)} {verb} gone.", hint="see what was printed there")
+    def _check_followers(self) -> None:
+        """Raise `LaunchError` if a follower is lost, so that the failure is not attributed to a strategy."""
+        lost = set() if self._heartbeats is None else self._heartbeats.lost()
+        if lost:
+            names = [self.launcher_infos[launcher].name for launcher in sorted(lost)]
+            raise LaunchError(
+                f"lost contact with {' and '.join(names)}.", hint="see the output of the command on that host"
+            )
 
 
 def join_launch(
     launcher: LauncherProcess, launch: LaunchConfig, settings: Mapping[str, Any], *, timeout_s: float, notify: Notify
 ) -> Leader | None:
-    """The fleet, on the process that leads it. On all others: starts ranks when told to, and None when all is done."""
+    """Run the handshake with all launchers. On launcher 0, return the `Leader`; on followers, run jobs to the end.
+
+    Followers return None after the last job.
+    """
     if launcher.launchers == 1:
         return Leader(launcher, launch, [own_launcher_info(launcher, LOOPBACK, settings)], None)
     channel, address = open_channel(launcher, timeout_s, notify)
-    infos = shake_hands(channel, launcher, own_launcher_info(launcher, address, settings), timeout_s, notify)
-    if launcher.leads:
-        return Leader(launcher, launch, infos, channel)
+    launcher_infos = run_handshake(channel, launcher, own_launcher_info(launcher, address, settings), timeout_s, notify)
+    if launcher.is_leader:
+        return Leader(launcher, launch, launcher_infos, channel)
     if launcher.started_by == "paceline":
         notify(
-            f"host {launcher.number} of {launcher.launchers}: host 0 ({infos[0].host}) leads, and shows what is done"
+            f"host {launcher.number} of {launcher.launchers}: connected; host 0 ({launcher_infos[0].host}) is the "
+            "leader and shows the progress"
         )
     follow(channel, launcher, launch)
     return None
 
 
 def _all_finished(job: Job) -> bool:
-    """Whether every run did all it set out to do: a process that dies after that has not failed."""
+    """Return whether every run of a job is complete; a process that dies after that does not count as failed."""
     return all((folder.path / FINISHED_FILE).exists() for _, folder in job.runs)

@@ -1,4 +1,4 @@
-"""What a rank's process does: `python -m paceline.launch.rank JOB.json`, started by torch's elastic launcher."""
+"""Rank process: `python -m paceline.launch.rank JOB.json`, started by torch's elastic launcher."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from paceline.launch.job import Job
 
 MODULE = "paceline.launch.rank"
 LOCAL_RANK, LOCAL_SIZE = "PACELINE_LOCAL_RANK", "PACELINE_LOCAL_SIZE"
-"""Where the launching process counts the ranks of a host that it does not start all of."""
-SHARING = "PACELINE_SHARING"
-"""How many ranks share this one's cores."""
+"""Variables that a launcher sets for its ranks: local rank of its first rank, and ranks on the whole host."""
+RANKS_ON_CORES = "PACELINE_SHARING"
+"""Variable with the number of ranks that share the cores of this rank."""
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Does every run of the job, then leaves; a failure is written down for the launcher."""
-    launcher = os.getppid()
+    """Run the job, then exit; on failure, write the error file that the launcher reads."""
+    launcher_pid = os.getppid()
     job = Job.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
-    _die_with(launcher)
-    _count_all_of_the_host()
+    _exit_with_parent(launcher_pid)
+    _set_local_rank_on_host()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends us at once; the launcher tells the user.
-    _log_to(job.folder.log_file(rank))
-    faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # A rank that hangs says where.
-    place = JobProgress()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends ranks at once; the launcher reports it.
+    _redirect_output(job.folder.log_file(rank))
+    faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # Print the stack of a rank that hangs.
+    progress = JobProgress()
     try:
         if job.script is None:
-            work(job, place)
+            run_job(job, progress)
         else:
-            work_for_script(job)
+            run_script_job(job)
     except BaseException as error:
-        record_failure(error, rank, job.folder.error_file(rank), place.run)
+        record_failure(error, rank, job.folder.error_file(rank), progress.run)
         traceback.print_exc()
-        _leave(1)
-    _leave(0)
+        _exit_process(1)
+    _exit_process(0)
 
 
-def _leave(code: int) -> NoReturn:
-    """Ends the process, without running the destructors of C++ libraries.
+def _exit_process(code: int) -> NoReturn:
+    """End the process without running the destructors of C++ libraries.
 
-    Now and then they abort it ("terminate called without an active exception"): one that is done would count as failed,
-    and one that has failed as ended by a signal, whatever it wrote down. Everything is written by now.
+    These sometimes abort the process ("terminate called without an active exception"). A rank that is done would then
+    count as failed, and one that failed as killed by a signal. All files are written at this point.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -64,14 +64,14 @@ def _leave(code: int) -> NoReturn:
 
 @dataclass
 class JobProgress:
-    """How far a rank has come in its job."""
+    """Progress of a rank in its job."""
 
     run: int | None = None
-    """The run it is in; None before the first."""
+    """Index of the current run; None before the first."""
 
 
-def work(job: Job, place: JobProgress) -> None:
-    """Joins the others, does every run of the job, leaves."""
+def run_job(job: Job, progress: JobProgress) -> None:
+    """Connect to the other ranks, execute every run of the job, disconnect."""
     _import_torch()
     from paceline.comm import join_world, leave_world
     from paceline.doctor.examine import examine_machines, examine_run
@@ -83,61 +83,61 @@ def work(job: Job, place: JobProgress) -> None:
     task = (examining | {"train": run, "prove": prove_run})[job.task]
     meet = check_reach if job.task in examining else None
     world = join_world(timeout_s=job.timeout, iface=job.iface, meet=meet)
-    _enter_host()
+    _enter_host_cgroup()
     for number, (config, folder) in enumerate(job.runs):
-        place.run = number
+        progress.run = number
         task(config, world, folder, threads=job.threads, number=number, command=job.command)
     leave_world()
 
 
-def work_for_script(job: Job) -> None:
-    """Runs the user's script, whose `attach` joins the others."""
+def run_script_job(job: Job) -> None:
+    """Run the user's script, whose call of `attach` connects to the other ranks."""
     _import_torch()
-    from paceline.training.scripts.run_script import ASSIGNMENTS, run_script
+    from paceline.training.scripts.run_script import SCRIPT_TASKS, run_script
 
     assert job.script is not None
-    _enter_host()
+    _enter_host_cgroup()
     ((config, folder),) = job.runs
-    kind = ASSIGNMENTS[job.task]
+    kind = SCRIPT_TASKS[job.task]
     run_script(kind(script=job.script, config=config, folder=folder, command=job.command, oracle=job.oracle), job.iface)
 
 
 def _import_torch() -> None:
-    """Imports it without looking for garbage among the millions of objects that makes: 0.8 s of nothing found."""
+    """Import torch without garbage collection, which saves 0.8 s: the import creates millions of objects."""
     gc.disable()
-    import torch._dynamo  # noqa: F401  (optimisers import it when first used: a second that would fall into a run)
+    import torch._dynamo  # noqa: F401  (optimisers import it on first use, which takes 1 s of a run)
 
     gc.freeze()
     gc.enable()
 
 
-def _count_all_of_the_host() -> None:
-    """Counts this rank among all of its host, and not among those of one launching process."""
+def _set_local_rank_on_host() -> None:
+    """Change LOCAL_RANK and LOCAL_WORLD_SIZE from the ranks of one launcher to all ranks of the host."""
     first = int(os.environ.pop(LOCAL_RANK, 0))
     os.environ["LOCAL_RANK"] = str(first + int(os.environ["LOCAL_RANK"]))
     os.environ["LOCAL_WORLD_SIZE"] = os.environ.pop(LOCAL_SIZE, os.environ["LOCAL_WORLD_SIZE"])
 
 
-def _enter_host() -> None:
-    """Takes this rank's part of an emulated host's cores, and no more, before anything is computed.
+def _enter_host_cgroup() -> None:
+    """Enter the cgroup of an emulated host, which limits its cores, before any computation.
 
-    Importing torch and finding the others comes before it: nobody wants to wait for these on half a core.
+    Importing torch and connecting to other ranks happen before this, since both would be slow on half a core.
     """
     folder = os.environ.get(CGROUP_VARIABLE)
     if folder:
         enter(Path(folder))
 
 
-def _die_with(launcher: int) -> None:
-    """Has the kernel end us with our launcher, even if that is killed without a chance to clean up."""
+def _exit_with_parent(launcher_pid: int) -> None:
+    """Make the kernel kill this process when its launcher ends, even if the launcher is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # It died before we asked.
+        if os.getppid() != launcher_pid:  # The launcher ended before prctl.
             os._exit(1)
 
 
-def _log_to(file: Path) -> None:
-    """Sends all that this process prints, C++ libraries included, to the rank's own log."""
+def _redirect_output(file: Path) -> None:
+    """Redirect stdout and stderr of this process, including C++ libraries, to the rank's log file."""
     with file.open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -1,4 +1,4 @@
-"""Who starts which ranks: where this process sits in its launch, and the parts of a job. Free of torch."""
+"""Assignment of ranks to launchers, and the position of this launcher process among them. Free of torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paceline.errors import LaunchError, UsageError
 from paceline.launch.launcher_process import LauncherInfo, LauncherProcess, RankRange, Shape
 from paceline.launch.slurm.step import launcher_from_slurm
 
-_TORCHRUNS = "torchrun sets it; where nothing like it has started this, unset RANK and WORLD_SIZE"
+_TORCHRUN_HINT = "torchrun sets this variable; if torchrun did not start this process, unset RANK and WORLD_SIZE"
 
 
 def find_launcher_process(launch: LaunchConfig, environment: Mapping[str, str]) -> LauncherProcess:
-    """Where this process sits: torchrun's or Slurm's word, or the user's."""
+    """Return the position of this process, from torchrun's or Slurm's variables, otherwise from the options."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _launcher_from_torchrun(launch, environment)
     slurm = launcher_from_slurm(environment, launch)
@@ -22,77 +22,89 @@ def find_launcher_process(launch: LaunchConfig, environment: Mapping[str, str]) 
     if launch.hosts > 1 and launch.master is None:
         raise UsageError(
             f"--hosts {launch.hosts} was given without --master.",
-            hint="name host 0 and a free port on it, as --master 198.18.0.1:29500",
+            hint="give the address of host 0 and a free port on it, for example --master 198.18.0.1:29500",
         )
     return LauncherProcess(number=launch.node_rank, launchers=launch.hosts, node=launch.node_rank, master=launch.master)
 
 
-def assign_ranks(shape: Shape, launcher: LauncherProcess, infos: Sequence[LauncherInfo]) -> list[RankRange]:
-    """Who starts which ranks: those of one host stand together, whatever the order of the seats."""
+def assign_ranks(shape: Shape, launcher: LauncherProcess, launcher_infos: Sequence[LauncherInfo]) -> list[RankRange]:
+    """Return the ranks that each launcher starts. Ranks of one host are consecutive, in any order of launchers.
+
+    Raise `UsageError` if the shape needs more hosts or ranks than there are.
+    """
     nodes: dict[int, list[LauncherInfo]] = {}
-    for info in infos:
-        nodes.setdefault(info.node, []).append(info)
+    for launcher_info in launcher_infos:
+        nodes.setdefault(launcher_info.node, []).append(launcher_info)
     if shape.hosts > len(nodes):
-        raise UsageError(f"{shape.hosts} hosts are asked for, but there are {len(nodes)}.")
+        raise UsageError(
+            f"the run needs {shape.hosts} hosts, but the launch has {len(nodes)}.",
+            hint="start the command on more hosts, or reduce the number of hosts",
+        )
     chosen = list(nodes.values())[: shape.hosts]
     if launcher.ranks is None:
-        starters = [(infos[0], 0) for infos in chosen]
+        starters = [(on_host[0], 0) for on_host in chosen]
     else:
-        starters = [(info, local) for infos in chosen for local, info in enumerate(infos[: shape.ranks_per_host])]
-    if len(starters) * (launcher.ranks or shape.ranks_per_host) != shape.ranks:
+        starters = [
+            (launcher_info, local_rank)
+            for on_host in chosen
+            for local_rank, launcher_info in enumerate(on_host[: shape.ranks_per_host])
+        ]
+    ranks = launcher.ranks or shape.ranks_per_host
+    if len(starters) * ranks != shape.ranks:
         raise UsageError(
-            f"{shape.ranks_per_host} ranks on each of {shape.hosts} hosts are asked for, but there are not as many.",
-            hint="a run needs as many ranks on every host",
+            f"the run needs {shape.ranks_per_host} ranks on each of {shape.hosts} hosts, but the launch has fewer.",
+            hint="start the same number of ranks on every host",
         )
     return [
         RankRange(
-            launcher=info.launcher,
-            number=number,
-            rank_ranges=len(starters),
-            ranks=launcher.ranks or shape.ranks_per_host,
-            local_rank=local,
+            launcher=launcher_info.launcher,
+            group_rank=group_rank,
+            group_world_size=len(starters),
+            ranks=ranks,
+            local_rank=local_rank,
             local_size=shape.ranks_per_host,
-            sharing=_sharing(info, [other for other, _ in starters], launcher.ranks or shape.ranks_per_host),
+            ranks_on_cores=_ranks_on_cores(launcher_info, [other for other, _ in starters], ranks),
         )
-        for number, (info, local) in enumerate(starters)
+        for group_rank, (launcher_info, local_rank) in enumerate(starters)
     ]
 
 
-def _sharing(info: LauncherInfo, starters: Sequence[LauncherInfo], ranks: int) -> int:
-    """Ranks on the same cores: Slurm may bind each to its own, torchrun leaves all to all."""
-    return ranks * sum(other.node == info.node and other.cores == info.cores for other in starters)
+def _ranks_on_cores(launcher_info: LauncherInfo, starters: Sequence[LauncherInfo], ranks: int) -> int:
+    """Return the number of ranks on a launcher's cores: Slurm may bind each rank to cores, torchrun does not."""
+    same = [other.node == launcher_info.node and other.cores == launcher_info.cores for other in starters]
+    return ranks * sum(same)
 
 
 def _launcher_from_torchrun(launch: LaunchConfig, environment: Mapping[str, str]) -> LauncherProcess:
-    size = _number_from(environment, "WORLD_SIZE", least=1)
-    local_size = _number_from(environment, "LOCAL_WORLD_SIZE", default=size, least=1)
-    number = _number_from(environment, "RANK")
+    size = _read_number(environment, "WORLD_SIZE", minimum=1)
+    local_size = _read_number(environment, "LOCAL_WORLD_SIZE", default=size, minimum=1)
+    number = _read_number(environment, "RANK")
     if number >= size:
-        raise LaunchError(f"RANK is {number}, but WORLD_SIZE is {size}.", hint=_TORCHRUNS)
+        raise LaunchError(f"RANK is {number}, but WORLD_SIZE is {size}.", hint=_TORCHRUN_HINT)
     if launch.hosts > 1 or launch.ranks not in (None, size) or launch.ranks_per_host not in (None, local_size):
-        asked = next(
+        option = next(
             f"--{name.replace('_', '-')} {getattr(launch, name)}"
             for name in ("hosts", "ranks", "ranks_per_host")
             if getattr(launch, name) not in (None, 1)
         )
         raise UsageError(
-            f"{asked} was given, but the launcher started {size} ranks, {local_size} on this host.",
-            hint="leave it out under torchrun, and set its --nnodes and --nproc-per-node",
+            f"{option} was given, but torchrun started {size} ranks, {local_size} on this host.",
+            hint="remove the option under torchrun, and set torchrun's --nnodes and --nproc-per-node instead",
         )
     return LauncherProcess(
         number=number,
         launchers=size,
         ranks=1,
-        node=_number_from(environment, "GROUP_RANK", default=0),
-        local_rank=_number_from(environment, "LOCAL_RANK", default=number),
+        node=_read_number(environment, "GROUP_RANK", default=0),
+        local_rank=_read_number(environment, "LOCAL_RANK", default=number),
         local_size=local_size,
         started_by="torchrun",
     )
 
 
-def _number_from(environment: Mapping[str, str], name: str, *, default: int = 0, least: int = 0) -> int:
-    """A number that torchrun sets, or whoever does as it does."""
+def _read_number(environment: Mapping[str, str], name: str, *, default: int = 0, minimum: int = 0) -> int:
+    """Return a number from an environment variable that torchrun sets. Raise `LaunchError` if it is invalid."""
     text = environment.get(name, str(default))
-    if not text.isdecimal() or int(text) < least:
-        raise LaunchError(f"{name} should be a number of {least} or more, but it is {text!r}.", hint=_TORCHRUNS)
+    if not text.isdecimal() or int(text) < minimum:
+        raise LaunchError(f"{name} must be an integer of at least {minimum}, but it is {text!r}.", hint=_TORCHRUN_HINT)
     return int(text)

@@ -1,4 +1,4 @@
-"""How the processes that start ranks leave word for each other: JSON and files, by way of torch's store."""
+"""Channel between launcher processes: JSON messages and files, through torch's key-value store."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from paceline.errors import LaunchError
 
 POLL_S = 0.05
 CHUNK_BYTES = 1 << 20
-MOST_BYTES = 1 << 30
-"""Of the files that one host sends after a job: more than any record has."""
+MAX_BYTES = 1 << 30
+"""Limit on the files that one host sends after a job; no record is that large."""
 
 
 class StoreChannel:
-    """A board that all processes of a launch read and write. Whoever waits polls, so that an interrupt gets through."""
+    """Messages by key, which all launcher processes can read and write. Waiting polls, so that Ctrl-C interrupts it."""
 
-    def __init__(self, store: Store, where: str) -> None:
-        """`where` is what the store is called in errors."""
-        self._store = PrefixStore("paceline-fleet", store)
-        self.where = where
+    def __init__(self, store: Store, endpoint: str) -> None:
+        """`endpoint` names the store in errors, as ADDRESS:PORT."""
+        self._store = PrefixStore("paceline-launch", store)
+        self.endpoint = endpoint
 
     def post(self, key: str, value: Any) -> None:
-        """Leaves word."""
+        """Write a message, as JSON."""
         self._set(key, json.dumps(value).encode())
 
     def has(self, key: str) -> bool:
-        """Whether somebody left word."""
+        """Return whether a message was posted under a key."""
         try:
             return bool(self._store.check([key]))
         except RuntimeError as error:
-            raise self._lost(error) from None
+            raise self._connection_lost(error) from None
 
     def read(self, key: str) -> Any:
-        """What was left, which has to be there."""
+        """Return a message, which must have been posted."""
         return json.loads(self._get(key))
 
-    def count(self, key: str, by: int = 1) -> int:
-        """How many have asked this, this time included."""
+    def add(self, key: str, amount: int) -> int:
+        """Add to the counter of a key, which starts at 0; return the sum."""
         try:
-            return int(self._store.add(key, by))
+            return int(self._store.add(key, amount))
         except RuntimeError as error:
-            raise self._lost(error) from None
+            raise self._connection_lost(error) from None
 
     def wait(self, key: str, within_s: float | None = None) -> bool:
-        """Waits until somebody left word; False where nobody did in time."""
+        """Wait until a message is posted; return False if none was posted within the time limit."""
         deadline = None if within_s is None else time.monotonic() + within_s
         while not self.has(key):
             if deadline is not None and time.monotonic() >= deadline:
@@ -60,7 +60,7 @@ class StoreChannel:
         return True
 
     def send_files(self, key: str, root: Path) -> None:
-        """Leaves all files below a folder."""
+        """Send all files below a folder, with paths relative to it."""
         files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
         listing = []
         for number, path in enumerate(files):
@@ -72,32 +72,38 @@ class StoreChannel:
         self.post(key, listing)
 
     def receive_files(self, key: str, root: Path, within: Iterable[Path]) -> None:
-        """Takes the files that were left, those that belong into the folders `within`, and none that is there already.
+        """Write the files that were sent below `root`; files that exist already are kept.
 
-        What another host sends is not trusted to name places: whatever points elsewhere is refused.
+        Paths from another host are not trusted: raise `LaunchError` for a path outside of the folders `within`.
         """
         folders = [folder.resolve() for folder in within]
         for number, entry in enumerate(self._listing(key)):
             target = (root / str(entry["path"])).resolve()
             if not any(folder in target.parents for folder in folders):
-                raise LaunchError(f"a host sent a file for {target}, which is not in the record.")
+                raise LaunchError(
+                    f"another host sent a file for {target}, which is outside of the record's folders.",
+                    hint="check that all hosts belong to this launch; otherwise report this as a bug",
+                )
             chunks = [self._take(f"{key}-{number}-{part}") for part in range(int(entry["chunks"]))]
             if target.exists():
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = target.with_name(f".{target.name}.{os.getpid()}")
             temporary.write_bytes(b"".join(chunks))
-            temporary.replace(target)  # There in full or not at all: Ctrl-C may come in between.
+            temporary.replace(target)  # Atomic, so that Ctrl-C leaves no partial file.
 
     def _listing(self, key: str) -> Iterator[dict[str, Any]]:
         listing = self.read(key)
-        if sum(int(entry["bytes"]) for entry in listing) > MOST_BYTES:
-            raise LaunchError(f"a host wants to send more than {MOST_BYTES >> 30} GiB of records.")
+        if sum(int(entry["bytes"]) for entry in listing) > MAX_BYTES:
+            raise LaunchError(
+                f"another host tried to send more than {MAX_BYTES >> 30} GiB of records.",
+                hint="train fewer steps, or write the record to a disk that all hosts share",
+            )
         yield from listing
 
     def _take(self, key: str) -> bytes:
         content = self._get(key)
-        with suppress(RuntimeError):  # It only frees memory.
+        with suppress(RuntimeError):  # Deleting only frees memory.
             self._store.delete_key(key)
         return content
 
@@ -105,15 +111,17 @@ class StoreChannel:
         try:
             self._store.set(key, value)  # type: ignore[arg-type]
         except RuntimeError as error:
-            raise self._lost(error) from None
+            raise self._connection_lost(error) from None
 
     def _get(self, key: str) -> bytes:
         try:
             value: bytes = self._store.get(key)
         except RuntimeError as error:
-            raise self._lost(error) from None
+            raise self._connection_lost(error) from None
         return value
 
-    def _lost(self, error: RuntimeError) -> LaunchError:
+    def _connection_lost(self, error: RuntimeError) -> LaunchError:
         found = str(error).splitlines()[0]
-        return LaunchError(f"lost contact with the first host at {self.where}: {found}", hint="see what it printed")
+        return LaunchError(
+            f"lost the connection to host 0 at {self.endpoint}: {found}", hint="see the output of the command on host 0"
+        )

@@ -25,7 +25,7 @@ class RunMonitor:
         self.sampler.start()
         self._is_open = True
 
-    def hear(self, event: str, **values: Any) -> None:
+    def on_event(self, event: str, **values: Any) -> None:
         """Listens to the account of a run, which tells when an epoch has ended."""
         if event == "epoch":
             self.marks.moment("epoch", str(values["epoch"]))

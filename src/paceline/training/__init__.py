@@ -1,1 +1,1 @@
-"""What happens on one rank: the step loop, evaluation, BatchNorm, precision, and the proof of parity."""
+"""Training on one rank: the step loop, evaluation, BatchNorm over ranks, precision, recording, the parity proof."""

@@ -1,4 +1,4 @@
-"""`paceline.attach`: any strategy in a training loop of the user's own."""
+"""`paceline.attach`: any strategy in a user's training loop."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ def attach(
     timeout: float = 120.0,
     **options: Any,
 ) -> Sync:
-    """Puts a model under a strategy: call `sync.model`, then `backward()` on a loss, then `sync.step()`.
+    """Attach a strategy to a model. Then call `sync.model`, `backward()` on the loss, and `sync.step()`.
 
-    The loss is the mean over this rank's samples; where ranks (or micro-batches) do not have equally many, multiply it
-    by `sync.weight(samples, batch)`, so that the ranks' mean is the mean over the whole batch.
+    The loss is the mean over this rank's samples. If ranks (or micro-batches) have different numbers of samples,
+    multiply the loss by `sync.weight(samples, batch)`, so that the mean over ranks is the mean over the global batch.
 
-    `make_optimizer` gets (name, parameter) pairs, as torch's optimisers accept them. The strategy's options are keyword
-    arguments: `attach(model, make, "ddp", bucket_mb=1)`. Ranks are those of the process group that the program has
-    made, else those that torchrun started, else this process alone. Every rank takes rank 0's weights.
+    `make_optimizer` receives (name, parameter) pairs, which torch's optimisers accept. Keyword arguments are options of
+    the strategy: `attach(model, make_optimizer, "ddp", bucket_mb=1)`. The ranks are those of the process group that the
+    program has initialised, or those that torchrun started, or this process alone. Every rank starts with rank 0's
+    weights.
 
-    Without a strategy it is `ddp`; under `paceline compare --script` the one whose turn it is.
+    The default strategy is `ddp`. Under `paceline compare --script` it is the strategy that is being measured.
     """
-    assignment = script_task()
-    if assignment is None:
+    task = script_task()
+    if task is None:
         spec = Spec.parse(strategy or DEFAULT_STRATEGY)
         spec = Spec(spec.name, spec.options | {key: str(value) for key, value in options.items()})
         chosen = create(str(spec))
     else:
-        assignment.refuse_own_choice(strategy, options)
-        chosen, timeout = assignment.make_strategy(), assignment.config.timeout
+        task.check_attach_arguments(strategy, options)
+        chosen, timeout = task.make_strategy(), task.config.timeout
     chosen.allow_unused = allow_unused
     joined_here = not dist.is_initialized()
     if joined_here:
@@ -58,8 +59,8 @@ def attach(
         if joined_here:
             leave_world()
         raise UsageError(
-            f"{chosen.name} does not train on every one of {len(roles)} ranks.",
-            hint="start one process, or choose a strategy that uses all ranks",
+            f"{chosen.name} does not train on all {len(roles)} ranks, which attach() requires.",
+            hint="start one process, or choose a strategy that trains on every rank",
         )
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     comm = open_comm(
@@ -67,10 +68,10 @@ def attach(
         device=device,
         backend=_backend_for(device),
         timeout_s=timeout,
-        stopwatch=None if assignment is None else assignment.stopwatch(device),
+        stopwatch=None if task is None else task.stopwatch(device),
     )
     assert comm is not None
-    open_sync = Sync if assignment is None else assignment.attach
+    open_sync = Sync if task is None else task.attach
     sync = open_sync(model, make_optimizer, chosen, comm, bn)
     if joined_here:
         sync.on_close(leave_world)
@@ -78,5 +79,6 @@ def attach(
 
 
 def _backend_for(device: torch.device) -> str:
+    """Return NCCL if every rank can have a GPU to itself, else Gloo."""
     shared = dist.get_world_size() > torch.cuda.device_count() if device.type == "cuda" else True
     return "gloo" if shared or not dist.is_nccl_available() else "nccl"

@@ -1,8 +1,9 @@
-"""BatchNorm over ranks: keep running statistics together, or normalise by the statistics of all ranks.
+"""BatchNorm over ranks: synchronise running statistics, or normalise by the statistics of all ranks.
 
-Three modes. `broadcast`: before each step every rank takes rank 0's buffers, as DDP does. `local`: every rank keeps its
-own, and the run ships rank 0's. `sync`: every rank normalises by the mean and variance of the *global* batch, so
-sharding changes nothing. PyTorch's SyncBatchNorm refuses CPUs; ours runs anywhere, exact in forward and backward.
+There are three modes. `broadcast`: before each step every rank receives rank 0's buffers, as under DDP. `local`: every
+rank keeps its own buffers, and the result of the run has rank 0's. `sync`: every rank normalises by the mean and
+variance of the *global* batch, so that sharding does not change the result. PyTorch's SyncBatchNorm does not support
+CPUs; this one runs on any device and is exact in forward and backward.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from paceline.records.timeline import Purpose
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class LiveBuffers:
-    """The floating-point buffers that training changes: running statistics, and whatever else a model updates.
+class UpdatedBuffers:
+    """Floating-point buffers that training updates: running statistics, and any others that a model changes.
 
-    Constant ones (masks, position tables) are never sent. Which ones live is found out by comparing values after the
-    first step and again at the end of each epoch, and agreed on by the ranks: BatchNorm's kernels write running
-    statistics without moving their version counters.
+    Constant buffers (masks, position tables) are never sent. To find the updated ones, the ranks compare values after
+    the first step and at the end of each epoch. Version counters would not do: BatchNorm's kernels write running
+    statistics without changing them.
     """
 
     def __init__(self, model: nn.Module, comm: Comm) -> None:
@@ -42,34 +43,34 @@ class LiveBuffers:
             for name, buffer in module._buffers.items()
             if buffer is not None and buffer.is_floating_point()
         ]
-        self._looked = False
+        self._searched = False
 
     @property
-    def possible(self) -> bool:
-        """Whether the model has any buffer that could change."""
+    def may_exist(self) -> bool:
+        """Whether the model has any floating-point buffer, which training may update."""
         return bool(self._slots)
 
     @property
-    def sizes(self) -> list[int]:
-        """The bytes of the messages in which those that are known to change are sent: one per type."""
+    def message_bytes(self) -> list[int]:
+        """Bytes of each message of a broadcast of the known updated buffers: one message per dtype."""
         by_type = Counter[torch.dtype]()
         for tensor in self._tensors():
             by_type[tensor.dtype] += tensor.nbytes
         return list(by_type.values())
 
     def broadcast(self) -> None:
-        """Gives every rank rank 0's."""
-        if not self._looked:
-            self._look()
+        """Broadcast rank 0's updated buffers to every rank."""
+        if not self._searched:
+            self._find_updated()
         tensors = self._tensors()
         if tensors and self._comm.world_size > 1:
             with self._comm.carrying(Purpose.BUFFERS):
                 broadcast_from_rank_0(tensors, self._comm)
 
     @contextmanager
-    def shipped(self) -> Iterator[None]:
-        """Lends every rank rank 0's for an evaluation: those are what the run ships."""
-        self._look()
+    def agreed(self) -> Iterator[None]:
+        """Replace the updated buffers by rank 0's inside the `with` block, then restore them."""
+        self._find_updated()
         if self._comm.world_size == 1:
             yield
             return
@@ -77,34 +78,34 @@ class LiveBuffers:
             yield
 
     def divergence(self) -> float | None:
-        """How far apart the ranks' are: the largest distance from rank 0's, relative to their norm."""
-        self._look()
+        """Return the largest distance of any rank's buffers from rank 0's, relative to their norm; None without any."""
+        self._find_updated()
         tensors = self._tensors()
-        return spread(tensors, self._comm) if tensors else None
+        return relative_divergence(tensors, self._comm) if tensors else None
 
     def _tensors(self) -> list[Tensor]:
         return [slot.tensor.detach() for slot in self._slots if slot.before is None]
 
-    def _look(self) -> None:
-        """Finds the buffers that changed on any rank."""
-        self._looked = True
-        still = [slot for slot in self._slots if slot.before is not None]
-        if not still:
+    def _find_updated(self) -> None:
+        """Find the buffers that have changed on any rank."""
+        self._searched = True
+        candidates = [slot for slot in self._slots if slot.before is not None]
+        if not candidates:
             return
-        changed = torch.tensor([not torch.equal(slot.tensor, slot.before) for slot in still], dtype=torch.int32)
-        for slot, somewhere in zip(still, self._comm.sum(changed).tolist(), strict=True):
-            if somewhere:
+        changed = torch.tensor([not torch.equal(slot.tensor, slot.before) for slot in candidates], dtype=torch.int32)
+        for slot, ranks_changed in zip(candidates, self._comm.sum(changed).tolist(), strict=True):
+            if ranks_changed:
                 slot.before = None
 
 
 @dataclass
 class _Slot:
-    """Where a buffer is kept; looked up each time, since a model may put another tensor there."""
+    """Dictionary entry of a buffer, looked up at each use, since a model may replace the tensor."""
 
     owner: dict[str, Tensor | None]
     name: str
     before: Any
-    """Its value at the start; None once it is known to change."""
+    """Value at the start; None once the buffer is known to change."""
 
     @property
     def tensor(self) -> Tensor:
@@ -113,8 +114,8 @@ class _Slot:
         return tensor
 
 
-def spread(tensors: Sequence[Tensor], comm: Comm) -> float:
-    """The largest distance of any rank's tensors from rank 0's, relative to their norm; 0 only if all are identical."""
+def relative_divergence(tensors: Sequence[Tensor], comm: Comm) -> float:
+    """Return the largest distance of any rank's tensors from rank 0's, relative to their norm; 0 only if identical."""
     own = torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
     first = own.clone()
     dist.broadcast(first, group_src=0, group=comm.control)
@@ -123,14 +124,14 @@ def spread(tensors: Sequence[Tensor], comm: Comm) -> float:
 
 
 @contextmanager
-def synced(model: nn.Module, comm: Comm) -> Iterator[None]:
-    """Makes the model's BatchNorm layers normalise over all ranks; the layers keep their identity and get it back."""
+def sync_batchnorm(model: nn.Module, comm: Comm) -> Iterator[None]:
+    """Make the model's BatchNorm layers normalise over all ranks inside the `with` block; the objects stay the same."""
     layers: list[Any] = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
     own = [type(layer).__name__ for layer in layers if type(layer).forward is not nn.BatchNorm2d.forward]
     if own:
         raise WorkloadError(
-            f"--bn sync cannot take the place of {own[0]}, which normalises in a way of its own.",
-            hint="use --bn broadcast or local",
+            f"--bn sync cannot replace {own[0]}: its forward pass is not that of torch's BatchNorm.",
+            hint="use --bn broadcast or --bn local",
         )
     kinds = [type(layer) for layer in layers]
     for layer in layers:
@@ -145,15 +146,15 @@ def synced(model: nn.Module, comm: Comm) -> Iterator[None]:
 
 
 class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """A BatchNorm layer whose batch is that of all ranks of `group`."""
+    """BatchNorm layer that normalises over the batches of all ranks of `group`."""
 
     group: dist.ProcessGroup
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any shape with channels in the second dimension."""
+        """Accept any shape with channels in the second dimension."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalises by the global batch in training, by the running statistics in evaluation."""
+        """Normalise by the global batch in training, by the running statistics in evaluation."""
         if not self.training:
             return super().forward(input)
         normalise: Any = _SyncedNormalise.apply
@@ -174,11 +175,11 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class _SyncedNormalise(torch.autograd.Function):
-    """y = (x − mean)/√(variance + ε)·weight + bias, with mean and variance of all ranks' x.
+    """Autograd function y = (x − mean)/√(variance + ε)·weight + bias, with mean and variance over all ranks' x.
 
     Forward gathers every rank's (mean, sum of squared distances, count) in one message and merges them with the
-    parallel formula of Chan et al. (1979), which stays exact where a difference of squares would cancel.
-    Backward adds up Σdy and Σdy·(x − mean), again in one message.
+    parallel formula of Chan et al. (1979), which avoids the cancellation of a difference of squares. Backward sums Σdy
+    and Σdy·(x − mean) over the ranks, again in one message.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Tests a model: never pads, counts every sample once, and says how many it counted."""
+"""Evaluation of a model: no padding, every sample counted once, and the number of samples reported."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from paceline.workloads.workload import Workload
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a test gave."""
+    """Result of an evaluation."""
 
     loss: float
     accuracy: float | None
     samples: int
-    """Samples evaluated, each once."""
+    """Evaluated samples, each counted once."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the fields for JSON."""
         return {"loss": self.loss, "accuracy": self.accuracy, "samples": self.samples}
 
 
 def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunConfig, comm: Comm | None) -> Evaluation:
-    """Tests the model on this rank's share of `source` and, given a `comm`, adds up over the ranks."""
+    """Evaluate the model on this rank's share of `source`; given a `comm`, sum over its ranks."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     loss = samples = correct = 0.0
     counted = workload.correct is not None
     with torch.no_grad(), autocast(config.precision, source.share.device):
-        for pieces in source.epoch(None):
-            for piece in pieces:
-                outcome = workload.evaluate(model, source.fetch(piece))
-                right = workload.count_correct(outcome)
-                loss += float(outcome.loss) * piece.samples
-                correct += 0 if right is None else int(right)
-                samples += piece.samples
-    for module, training in modes:  # Each its own: a fine-tuned model may keep parts in evaluation mode.
+        for micro_batches in source.epoch(None):
+            for micro_batch in micro_batches:
+                outcome = workload.forward(model, source.fetch(micro_batch))
+                batch_correct = workload.count_correct(outcome)
+                loss += float(outcome.loss) * micro_batch.samples
+                correct += 0 if batch_correct is None else int(batch_correct)
+                samples += micro_batch.samples
+    for module, training in modes:  # Restore each module: a fine-tuned model may keep some in evaluation mode.
         module.training = training
     totals = torch.tensor([loss, samples, correct], dtype=torch.float64)
     loss, samples, correct = (comm.sum(totals) if comm else totals).tolist()

@@ -1,4 +1,4 @@
-"""The training loop: from the first batch to the summary, on one rank."""
+"""The training loop on one rank, from the first batch to the last step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from paceline.training.run_recorder import WriteEvent
 from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 from paceline.training.windows import Windows
-from paceline.workloads.batches import Piece, Source
-from paceline.workloads.tickets import ONE_SHOT, Tickets
+from paceline.workloads.batches import MicroBatch, Source
+from paceline.workloads.tickets import ONE_SHOT_HINT, Tickets
 from paceline.workloads.workload import Workload
 
 
 @dataclass
 class TrainingLoop:
-    """Trains a workload through a `Sync`."""
+    """Training of a workload through a `Sync`."""
 
     config: RunConfig
     workload: Workload
@@ -30,25 +30,25 @@ class TrainingLoop:
     stopwatch: Stopwatch
     step_recorder: StepRecorder
     windows: Windows
-    report: WriteEvent
+    write_event: WriteEvent
 
     def train(self) -> None:
-        """Trains for the epochs or steps asked for."""
+        """Train for the configured epochs, steps or seconds."""
         total = self.total_steps()
-        self.report("start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped)
+        self.write_event("start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped)
         if self.sync.strategy.lockstep:
-            self._train_together(total)
+            self._train_in_lockstep(total)
         else:
             self._train_by_tickets(total)
 
-    def _train_together(self, total: int | None) -> None:
-        """Every rank trains its share of every step."""
+    def _train_in_lockstep(self, total: int | None) -> None:
+        """Train this rank's share of every step; all ranks step together."""
         step = 0
         for epoch in itertools.count():
             before, end, ended = step, self._epoch_end(step, total), False
             steps = self.source.epoch(epoch)
-            while not ended and step != end and not self.windows.over:
-                window = self.windows.end(step) - step
+            while not ended and step != end and not self.windows.time_is_up:
+                window = self.windows.next_end(step) - step
                 count = window if end is None else min(window, end - step)
                 self.windows.open()
                 trained = self._train_steps(epoch, steps, count)
@@ -58,18 +58,18 @@ class TrainingLoop:
                     self.windows.close(step)
             self._report_epoch(epoch, step)
             if step == before:
-                raise WorkloadError(f"the training data gave no batch in epoch {epoch + 1}.", hint=ONE_SHOT)
-            if step == total or self.windows.over or (total is None and epoch + 1 == self.config.most_epochs):
+                raise WorkloadError(f"the training data has no batch in epoch {epoch + 1}.", hint=ONE_SHOT_HINT)
+            if step == total or self.windows.time_is_up or (total is None and epoch + 1 == self.config.most_epochs):
                 return
         raise AssertionError("the loop ends by its steps or its epochs")
 
     def _train_by_tickets(self, total: int | None) -> None:
-        """Every rank trains what its tickets stand for; they wait for each other at the end of a window alone."""
+        """Train the shares that this rank's tickets name; ranks wait for each other only at the end of a window."""
         tickets, workers = Tickets(self.source, self.config.most_epochs, total), self.sync.ranks
         step, epoch = 0, 0
-        while not self.windows.over and not self._ended_everywhere(tickets):
-            end = self.windows.end(step)
-            if total is not None and total - end < (end - step) / 2:  # A short one at the end would mostly be waiting.
+        while not self.windows.time_is_up and not self._ended_on_all_ranks(tickets):
+            end = self.windows.next_end(step)
+            if total is not None and total - end < (end - step) / 2:  # In a short last window ranks would mostly wait.
                 end = total
             self.windows.open()
             while (ticket := self.sync.strategy.ticket) < end * workers:
@@ -78,7 +78,7 @@ class TrainingLoop:
                 if found is None:
                     self.stopwatch.drop()
                     break
-                self._train_pieces(found.epoch, found.pieces, at=found.step)
+                self._train_micro_batches(found.epoch, found.micro_batches, global_step=found.step)
             step = self.windows.close(end)
             for epoch_end in self.windows.epoch_ends[epoch:]:
                 self._report_epoch(epoch, epoch_end)
@@ -86,74 +86,76 @@ class TrainingLoop:
         self._report_epoch(epoch, step)
 
     def _report_epoch(self, epoch: int, step: int) -> None:
-        self.report("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
+        self.write_event("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
 
-    def _ended_everywhere(self, tickets: Tickets) -> bool:
-        """Whether no rank has anything left to train."""
+    def _ended_on_all_ranks(self, tickets: Tickets) -> bool:
+        """Whether every rank has trained all its data."""
         return self.sync.comm.smallest(int(tickets.find(self.sync.strategy.ticket) is None)) == 1
 
-    def _train_steps(self, epoch: int, steps: Iterator[list[Piece]], count: int) -> int:
-        """Trains `count` steps, or as many as the data has; returns how many."""
+    def _train_steps(self, epoch: int, steps: Iterator[list[MicroBatch]], count: int) -> int:
+        """Train `count` steps, or fewer if the data ends; return the number of steps trained."""
         for trained in range(count):
             if not self.train_step(epoch, steps):
                 return trained
         return count
 
-    def train_step(self, epoch: int, steps: Iterator[list[Piece]]) -> bool:
-        """One step: this rank's micro-batches forward and backward, then agreement and the optimiser.
+    def train_step(self, epoch: int, steps: Iterator[list[MicroBatch]]) -> bool:
+        """Train one step: forward and backward of this rank's micro-batches, then synchronisation and optimiser.
 
-        Returns False, having done nothing, when the data has ended on any rank.
+        Return False, without training, if the data has ended on any rank.
         """
         self.stopwatch.begin()
-        pieces = next(steps, None)
-        if self._ended(pieces):
+        micro_batches = next(steps, None)
+        if self._ended(micro_batches):
             self.stopwatch.drop()
             return False
-        assert pieces is not None
-        self._train_pieces(epoch, pieces)
+        assert micro_batches is not None
+        self._train_micro_batches(epoch, micro_batches)
         return True
 
-    def _train_pieces(self, epoch: int, pieces: list[Piece], at: int | None = None) -> None:
-        """Goes on with a step that has begun; `at` is its number where ranks do not step together."""
+    def _train_micro_batches(self, epoch: int, micro_batches: list[MicroBatch], global_step: int | None = None) -> None:
+        """Train a step that the stopwatch has begun; `global_step` is its number if ranks do not step together."""
         stopwatch, source, model = self.stopwatch, self.source, self.sync.model
-        for number, piece in enumerate(pieces, start=1):
-            batch = source.fetch(piece)
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            batch = source.fetch(micro_batch)
             stopwatch.lap(DATA)
-            with self.sync.microbatch(last=number == len(pieces)):
+            with self.sync.microbatch(last=number == len(micro_batches)):
                 with autocast(self.config.precision, source.share.device):
-                    outcome = self.workload.evaluate(model, batch)
-                self.step_recorder.add(piece.samples, outcome.loss, self.workload.count_correct(outcome))
+                    outcome = self.workload.forward(model, batch)
+                self.step_recorder.add_micro_batch(
+                    micro_batch.samples, outcome.loss, self.workload.count_correct(outcome)
+                )
                 stopwatch.lap(FORWARD)
-                loss = outcome.loss if piece.weight == 1 else outcome.loss * piece.weight
+                loss = outcome.loss if micro_batch.weight == 1 else outcome.loss * micro_batch.weight
                 stopwatch.watch_backward(loss)
                 loss.backward()
                 stopwatch.lap(BACKWARD)
         self.sync.step(self.config.clip_norm)
         stopwatch.lap(OPTIMISER)
-        self.step_recorder.end_step(epoch, stopwatch.end(), at)
+        self.step_recorder.end_step(epoch, stopwatch.end(), global_step)
 
     def total_steps(self) -> int | None:
-        """Steps of the whole run, or None where only going through the data tells."""
+        """Return the steps of the whole run; None if the length of the data is unknown."""
         if self.config.steps is not None:
             return self.config.steps
         if self.config.most_epochs == ENDLESS:
             return None
-        per_epoch = self.source.steps()
+        per_epoch = self.source.steps_per_epoch()
         return None if per_epoch is None else self.sync.comm.smallest(per_epoch) * self.config.most_epochs
 
     def _epoch_end(self, step: int, total: int | None) -> int | None:
-        """The step at which an epoch (or the run) ends, agreed on by the ranks; None where only the data tells."""
-        per_epoch = self.source.steps()
+        """Return the step at which the epoch or the run ends, the same on all ranks; None if the length is unknown."""
+        per_epoch = self.source.steps_per_epoch()
         if per_epoch is None:
             return total
         end = step + self.sync.comm.smallest(per_epoch)
         return end if total is None else min(end, total)
 
-    def _ended(self, pieces: list[Piece] | None) -> bool:
-        """Whether the data has ended on any rank. Data of unknown length costs one small message a step for this."""
-        if self.source.steps() is not None:
-            return pieces is None
-        self.stopwatch.lap(DATA)  # Waiting for a rank whose data is late is not getting one's own.
-        ended = self.sync.comm.smallest(int(pieces is not None)) == 0
+    def _ended(self, micro_batches: list[MicroBatch] | None) -> bool:
+        """Whether the data has ended on any rank. If its length is unknown, this costs one small message per step."""
+        if self.source.steps_per_epoch() is not None:
+            return micro_batches is None
+        self.stopwatch.lap(DATA)  # The wait for a rank with slow data is not counted as loading this rank's data.
+        ended = self.sync.comm.smallest(int(micro_batches is not None)) == 0
         self.stopwatch.lap(AGREE)
         return ended

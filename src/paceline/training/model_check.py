@@ -1,4 +1,4 @@
-"""Tries a model out before training, to name what would go wrong later."""
+"""Check of a model before training: one forward and backward pass, to report problems early."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from paceline.workloads.workload import Workload
 
 
 def check_gradients(model: nn.Module, workload: Workload, source: Source, config: RunConfig, rank: int) -> None:
-    """Names the parameters that get no gradient, by one backward pass on two samples.
+    """Raise an error that names the parameters without a gradient, found by one backward pass on two samples.
 
-    It leaves no trace: no gradient, no changed buffer, no random number used.
+    The check changes nothing: gradients, buffers and random number generators are restored.
     """
     if config.allow_unused:
         return
@@ -30,7 +30,7 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
             if batch is None:
                 return
             with autocast(config.precision, device):
-                outcome = workload.evaluate(model, batch)
+                outcome = workload.forward(model, batch)
             _check_loss(outcome.loss)
             workload.count_correct(outcome)
             outcome.loss.backward()
@@ -39,6 +39,7 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
         except Exception as error:
             raise WorkloadError(
                 f"the model failed on its first batch: {type(error).__name__}: {error}",
+                hint="see the traceback above; the check runs the model on two samples",
                 detail=traceback.format_exc().rstrip(),
             ) from None
     missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
@@ -54,5 +55,6 @@ def _check_loss(loss: object) -> None:
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise WorkloadError(
-            f"the loss is {found}, not one number.", hint="return the mean over the samples, as reduction='mean' does"
+            f"the loss is {found}, not a scalar tensor.",
+            hint="return the mean over the samples, as reduction='mean' does",
         )

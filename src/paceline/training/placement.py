@@ -1,4 +1,4 @@
-"""Where and with what a rank computes, from what was asked for and what is there."""
+"""Choice of a rank's device, backend and CPU threads, from the configuration and the hardware."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from paceline.measure.cores import core_share, threads_per_rank
 from paceline.strategies.base.strategy import Role
 
 NO_GPU = bytes(16)
-"""The mark of a rank that has none to itself."""
+"""GPU id of a rank that has no GPU to itself."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A rank's device, who moves its bytes, and its CPU threads."""
+    """Device of a rank, backend that communicates for it, and number of its CPU threads."""
 
     device: torch.device
     backend: str
     threads: int
     core_share: float = 1.0
-    """The part of a core that each thread has while all ranks of the host compute."""
+    """Share of a core per thread while all ranks of the host compute."""
 
     @classmethod
     def choose(cls, config: RunConfig, world: World, roles: list[Role], threads: int | None) -> Placement:
-        """The device, backend and threads for a rank, from what was asked for and what is there; called on all."""
+        """Choose device, backend and threads of a rank from the configuration and the hardware; called on all ranks."""
         use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
         gpus = torch.cuda.device_count() if use_cuda else 0
         device = torch.device("cuda", world.local_rank % gpus) if use_cuda else torch.device("cpu")
         backend = _choose_backend(config, device) if config.backend == "auto" else config.backend
         first = world.rank - world.local_rank
         busy = sum(role is not Role.IDLE for role in roles[first : first + world.local_size])
-        together = max(1, min(busy, world.sharing))
-        threads = threads or threads_per_rank(together)
-        return cls(device, backend, threads, core_share(together, threads))
+        ranks_sharing = max(1, min(busy, world.sharing))
+        threads = threads or threads_per_rank(ranks_sharing)
+        return cls(device, backend, threads, core_share(ranks_sharing, threads))
 
     @property
     def device_name(self) -> str:
-        """The device as a person would call it."""
+        """Name of the device, such as the GPU's model."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
     def apply(self, config: RunConfig) -> None:
-        """Sets torch up for a run; another run in the same process may have left it otherwise."""
+        """Set torch's threads, determinism, device and precision; an earlier run may have left other values."""
         torch.set_num_threads(self.threads)
         torch.use_deterministic_algorithms(config.deterministic)
         if self.device.type == "cuda":
@@ -56,29 +56,30 @@ class Placement:
 
 
 def _choose_backend(config: RunConfig, device: torch.device) -> str:
-    """NCCL where every rank has a GPU of its own. Ranks ask each other: a launcher may show each only the one it gives.
+    """Return NCCL if every rank has a GPU to itself, else Gloo.
 
-    What is asked before is the same on all ranks, so that all of them ask, or none.
+    Ranks exchange the ids of their GPUs, since a launcher may make only one GPU visible to each. The conditions before
+    the exchange are the same on all ranks, so that either all or none participate.
     """
     if config.device == "cpu" or not dist.is_nccl_available():
         return "gloo"
-    return "nccl" if one_gpu_each(gather_marks(_mark_of(device))) else "gloo"
+    return "nccl" if one_gpu_each(gather_gpu_ids(_gpu_id(device))) else "gloo"
 
 
-def _mark_of(device: torch.device) -> bytes:
-    """What tells a GPU from all others, whatever it is called here; nothing for a slice of one, which NCCL refuses."""
+def _gpu_id(device: torch.device) -> bytes:
+    """Return a GPU's id, unique over all hosts; `NO_GPU` for a CPU or a MIG slice, which NCCL does not support."""
     if device.type != "cuda" or " MIG " in torch.cuda.get_device_name(device):
         return NO_GPU
     return hashlib.sha256(str(torch.cuda.get_device_properties(device).uuid).encode()).digest()[: len(NO_GPU)]
 
 
-def gather_marks(own: bytes) -> list[bytes]:
-    """Every rank's mark, on every rank."""
-    everyone = [torch.empty(len(own), dtype=torch.uint8) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, torch.frombuffer(bytearray(own), dtype=torch.uint8))
-    return [bytes(mark.tolist()) for mark in everyone]
+def gather_gpu_ids(own: bytes) -> list[bytes]:
+    """Return the GPU id of every rank, on every rank."""
+    gathered = [torch.empty(len(own), dtype=torch.uint8) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    return [bytes(gpu_id.tolist()) for gpu_id in gathered]
 
 
-def one_gpu_each(marks: Sequence[bytes]) -> bool:
-    """Whether all ranks have a GPU, and no two the same."""
-    return NO_GPU not in marks and len(set(marks)) == len(marks)
+def one_gpu_each(gpu_ids: Sequence[bytes]) -> bool:
+    """Whether every rank has a GPU and no two ranks share one."""
+    return NO_GPU not in gpu_ids and len(set(gpu_ids)) == len(gpu_ids)

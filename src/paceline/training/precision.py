@@ -1,4 +1,4 @@
-"""The number formats of a run: what weights and inputs are kept in, and what the forward pass computes in."""
+"""Number formats of a run: dtype of weights and inputs, and autocast of the forward pass."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.config import Precision
 
 
 def storage_dtype(precision: Precision) -> torch.dtype:
-    """What weights, gradients and inputs are kept in: under bf16 too that is float32, and only products are bf16."""
+    """Return the dtype of weights, gradients and inputs: float32 under bf16 too, where only autocast uses bfloat16."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """Goes around the forward pass."""
+    """Return the context for the forward pass: autocast to bfloat16 under bf16, otherwise none."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

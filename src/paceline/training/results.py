@@ -1,4 +1,4 @@
-"""The end of a run: testing what it would ship, and the figures of all ranks."""
+"""Results of a run: evaluation of the agreed weights, and the figures of all ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from paceline.records.reader import read_steps
 from paceline.records.resources import read_resources
 from paceline.records.schema import resources_file, steps_file
 from paceline.records.timeline import read_timeline, timeline_file
-from paceline.training.batchnorm import spread
-from paceline.training.clock_sync import drift
+from paceline.training.batchnorm import relative_divergence
+from paceline.training.clock_sync import measure_drift
 from paceline.training.evaluate import evaluate
 from paceline.training.sync import Sync
 from paceline.training.traffic import planned_traffic
@@ -28,32 +28,32 @@ from paceline.workloads.workload import Workload
 
 LARGEST_TEST_BATCH = 256
 SPLIT = "split."
-"""Before the names of the split's parts, while all figures of a rank stand in one row."""
+"""Prefix of the time split's names while all figures of a rank are one flat row."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The test data, as ranks share it and as each goes through all of it."""
+    """Test data: split among the ranks, and whole for each rank."""
 
     shared: Source
     whole: Source
 
 
-def held_out(config: RunConfig, workload: Workload, share: Share) -> HeldOut | None:
-    """The test data; None where there is nothing to test. Made before training, so that a mistake in it shows then."""
+def make_held_out(config: RunConfig, workload: Workload, share: Share) -> HeldOut | None:
+    """Return the test data, None if nothing is tested. Call it before training, so that errors in it show early."""
     if workload.test is None or not config.evaluate:
         return None
-    # Twice a training micro-batch needs less memory than training it, since nothing is kept for backward.
+    # Evaluation keeps nothing for backward, so twice a training micro-batch still needs less memory.
     each = min(LARGEST_TEST_BATCH, 2 * config.global_batch(share.workers) // (share.workers * config.accumulate))
-    shared = dataclasses.replace(share, micro_batches=1)
+    shared = dataclasses.replace(share, micro_batches_per_step=1)
     alone = dataclasses.replace(shared, rank=0, workers=1)
     return HeldOut(
         *[make_source(workload.test, s, batch=each * s.workers, seed=config.seed, train=False) for s in (shared, alone)]
     )
 
 
-def evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: HeldOut) -> dict[str, Any]:
-    """Tests the agreed weights, shared among the ranks, and every rank's own replica where asked for."""
+def run_evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: HeldOut) -> dict[str, Any]:
+    """Evaluate the agreed weights, split among the ranks, and each rank's replica with `--eval-ranks`."""
     with sync.agreed() as model:
         agreed = evaluate(model, workload, sources.shared, config, sync.comm).to_dict()
     tests: dict[str, Any] = {"test": agreed | {"available": sources.shared.samples}}
@@ -68,7 +68,7 @@ def evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: Held
 def summarise(
     strategy: str, sync: Sync, folder: RunFolder, windows: list[WindowTime], peak: int | None
 ) -> dict[str, Any]:
-    """The figures of the run, the same on every rank: each sums up its own steps, which may be on another host."""
+    """Return the figures of the run, the same on every rank. Each rank reads its own steps, perhaps on another host."""
     steps = read_steps(folder.path / steps_file(sync.rank))
     used = rank_usage(sync.rank, read_resources(folder.path / resources_file(sync.rank)), steps)
     own = summarise_rank(sync.rank, steps, windows).to_dict() | {
@@ -82,7 +82,7 @@ def summarise(
     gathered = sync.comm.gather(torch.tensor(values, dtype=torch.float64))
     ranks = [_nested(_from_floats(names, everyone.tolist())) for everyone in gathered]
     step_s = step_time(windows)
-    trained = sum(window.steps for window in windows)  # As all ranks count: one may have trained more of them.
+    trained = sum(window.steps for window in windows)  # Global steps: a single rank may have trained more shares.
     samples = sum(rank["samples"] for rank in ranks) / (trained or 1)
     return {
         "strategy": strategy,
@@ -97,28 +97,28 @@ def summarise(
         "traffic": planned_traffic(strategy, sync),
         "sockets": None if sync.payload is None else sync.payload.result(),
         "untracked": sync.untracked(),
-        "clock": drift(sync.comm),
+        "clock": measure_drift(sync.comm),
         "buffer_divergence": sync.buffers.divergence(),
-        "weight_divergence": spread(list(sync.strategy.model.parameters()), sync.comm),
+        "weight_divergence": relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
         **sync.strategy.figures(),
     }
 
 
 def _own_split(folder: RunFolder, rank: int, windows: list[WindowTime]) -> dict[str, Any]:
-    """This rank's time split; nothing where events were not collected."""
+    """Return this rank's time split; empty if events were not collected."""
     file = folder.path / timeline_file(rank)
     split = split_of(read_timeline(file), profiled_steps(windows)) if file.is_file() else None
     return {} if split is None else dataclasses.asdict(split)
 
 
 def _nested(rank: dict[str, Any]) -> dict[str, Any]:
-    """A rank's figures, with those of its split together."""
+    """Move the figures of a rank's time split into a nested dictionary."""
     split = {name.removeprefix(SPLIT): rank.pop(name) for name in list(rank) if name.startswith(SPLIT)}
     return rank | ({"split": split} if split else {})
 
 
-def whole_epochs(config: RunConfig, source: Source, step_s: float | None) -> dict[str, Any]:
-    """What the steps trained say of whole epochs: how long those asked for would take, what each leaves out."""
+def estimate_epochs(config: RunConfig, source: Source, step_s: float | None) -> dict[str, Any]:
+    """Return the estimated time of the configured epochs, and the samples that each epoch drops."""
     per_epoch = source.expected_steps
     estimate = None
     if config.steps is not None and config.epochs is not None and per_epoch and step_s:
@@ -127,12 +127,13 @@ def whole_epochs(config: RunConfig, source: Source, step_s: float | None) -> dic
 
 
 def _weighted(figures: list[tuple[float | None, int]]) -> float | None:
-    """The mean over all samples of a figure that each rank has for its own; None if a rank has none."""
+    """Return the mean over all samples of a figure that each rank has for its own; None if a rank has none."""
     known = [(value, samples) for value, samples in figures if value is not None]
     total = sum(samples for _, samples in known)
     return sum(value * samples for value, samples in known) / total if total and len(known) == len(figures) else None
 
 
 def _from_floats(names: list[str], values: list[float]) -> dict[str, Any]:
+    """Return the figures by name: NaN becomes None, and counts become integers."""
     counts = {"rank", "steps", "samples", "diverged_step", "peak_bytes", "resident_bytes"}
     return {n: None if v != v else int(v) if n in counts else v for n, v in zip(names, values, strict=True)}

@@ -1,4 +1,4 @@
-"""One run on one rank, from a configuration to a record."""
+"""One run on one rank, from the configuration to the record."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from paceline.measure.run_monitor import RunMonitor
 from paceline.records import RunFolder
 from paceline.strategies.base.strategy import MakeOptimizer
 from paceline.training import results
-from paceline.training.clock_sync import start_together
+from paceline.training.clock_sync import start_clocks
 from paceline.training.loop import TrainingLoop
 from paceline.training.model_check import check_gradients
 from paceline.training.rank_setup import RankSetup, set_up_rank
-from paceline.training.run_recorder import RunRecorder, WriteEvent, silent
+from paceline.training.run_recorder import RunRecorder, WriteEvent, discard_event
 from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 from paceline.training.tensorboard import TensorBoardWriter
-from paceline.training.topology import describe_model, describe_place, describe_strategy
+from paceline.training.topology import describe_model, describe_placement, describe_strategy
 from paceline.training.windows import Windows
 from paceline.workloads.workload import Workload
 
@@ -37,13 +37,13 @@ def run(
     *,
     threads: int | None,
     number: int = 0,
-    listen: WriteEvent = silent,
+    on_event: WriteEvent = discard_event,
     command: str | None = None,
 ) -> None:
-    """Trains, tests, and leaves a record; servers serve, and idle ranks wait, until the others are done.
+    """Train, evaluate and write the record. Servers serve, and idle ranks wait, until the workers have finished.
 
-    `number` tells the runs of one job apart, `command` is what the user typed. `listen` hears, on every rank, what
-    rank 0 writes to the record's events.
+    `number` is the index of the run in its job, `command` the command line of the user. `on_event` is called on every
+    rank with each event that rank 0 writes to the record.
     """
     setup = set_up_rank(config, world, threads, timed=True)
     if setup is None:
@@ -53,45 +53,45 @@ def run(
         setup.serve(optimizer_factory(config, setup.workload))
         close_comm(setup.comm)
         return
-    _run_as_worker(setup, folder, listen, command)
+    _run_as_worker(setup, folder, on_event, command)
     if setup.comm.rank == 0:
         world.announce(f"run-{number}")
 
 
-def _run_as_worker(setup: RankSetup, folder: RunFolder, listen: WriteEvent, command: str | None) -> None:
+def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, command: str | None) -> None:
     config, workload, comm, model = setup.config, setup.workload, setup.comm, setup.model
     peak_is_ours = reset_peak(setup.placement.device)
     source = setup.source()
     check_gradients(model, workload, source, config, comm.rank)
-    held_out = results.held_out(config, workload, setup.share)
+    held_out = results.make_held_out(config, workload, setup.share)
 
     stopwatch = setup.stopwatch
-    start_together(comm)
-    recorder = RunRecorder(folder, comm.rank, stopwatch.clock.now, listen)
-    # Rank 0 describes the run; so does the first rank of a host that does not see rank 0's disk.
+    start_clocks(comm)
+    recorder = RunRecorder(folder, comm.rank, stopwatch.clock.now, on_event)
+    # Rank 0 writes the description; so does the first rank of a host that does not share rank 0's disk.
     if comm.rank == 0 or (setup.world.local_rank == 0 and not folder.is_described):
-        recorder.describe(dataclasses.asdict(config), _topology(setup, source.batch), command)
+        recorder.write_description(dataclasses.asdict(config), _topology(setup, source.batch), command)
     sync = Sync(model, optimizer_factory(config, workload), setup.strategy, comm, config.bn)
     step_recorder = StepRecorder(stopwatch, recorder.steps, recorder.timeline if config.events else None)
     profiler = StepProfiler(config.profiled_steps, folder, comm.rank, comm.device) if config.profile else None
-    windows = Windows(sync, step_recorder, config.log_every, recorder.report, profiler, config.seconds)
-    loop = TrainingLoop(config, workload, sync, source, stopwatch, step_recorder, windows, recorder.report)
-    watch = RunMonitor(folder, comm.rank, stopwatch.clock.now, comm.device, first_on_host=setup.world.local_rank == 0)
-    recorder.tell(watch)
+    windows = Windows(sync, step_recorder, config.log_every, recorder.write_event, profiler, config.seconds)
+    loop = TrainingLoop(config, workload, sync, source, stopwatch, step_recorder, windows, recorder.write_event)
+    monitor = RunMonitor(folder, comm.rank, stopwatch.clock.now, comm.device, first_on_host=setup.world.local_rank == 0)
+    recorder.add_listener(monitor)
     if config.tensorboard:
-        recorder.tell(TensorBoardWriter(folder, comm.rank, stopwatch.clock, comm.device))
+        recorder.add_listener(TensorBoardWriter(folder, comm.rank, stopwatch.clock, comm.device))
     try:
         loop.train()
         windows.finish()
-        watch.sampler.sample()
-        peak = peak_bytes(setup.placement.device) if peak_is_ours else None  # Of training: testing comes after it.
+        monitor.sampler.sample()
+        peak = peak_bytes(setup.placement.device) if peak_is_ours else None  # Before evaluation, so of training alone.
         summary = results.summarise(config.strategy, sync, folder, windows.times, peak)
-        summary |= results.whole_epochs(config, source, summary["step_s"])
-        recorder.summarise(summary)  # Already now: a test that fails must not cost the figures of the training.
+        summary |= results.estimate_epochs(config, source, summary["step_s"])
+        recorder.write_summary(summary)  # Before evaluation, so that its failure does not lose the training's figures.
         if held_out is not None:
-            with watch.marks.span("evaluation"):
-                tests = results.evaluations(config, workload, sync, held_out)
-            recorder.report("evaluation", **tests)
+            with monitor.marks.span("evaluation"):
+                tests = results.run_evaluations(config, workload, sync, held_out)
+            recorder.write_event("evaluation", **tests)
             summary |= tests
         recorder.finish(summary)
     finally:
@@ -100,10 +100,10 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, listen: WriteEvent, comm
 
 
 def optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
-    """The workload's own, or SGD as the configuration has it."""
+    """Return the workload's optimiser factory, or one for SGD with the configured settings."""
     if workload.optimizer is not None:
         return workload.optimizer
-    # Fused: one pass over each parameter instead of four; a third of the time of the default on a CPU.
+    # Fused makes one pass over each parameter instead of four: a third of the default's time on a CPU.
     return lambda parameters: torch.optim.SGD(
         parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
     )
@@ -121,7 +121,7 @@ def _topology(setup: RankSetup, batch: int | None) -> dict[str, Any]:
         "ranks_per_host": world.local_size,
         "batch": batch,
         "batch_per_rank": [] if batch is None else sorted({batch // workers, -(-batch // workers)}),
-        **describe_place(setup.placement, interface=world.interface),
+        **describe_placement(setup.placement, interface=world.interface),
         **describe_model(workload.model),
         "classes": workload.classes,
         "own_optimizer": workload.optimizer is not None,

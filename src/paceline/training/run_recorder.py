@@ -1,4 +1,4 @@
-"""A run's record while it grows, as one rank writes it: rank 0 tells what happens, every rank writes its own steps."""
+"""Writer of a run's record on one rank: rank 0 writes the events, every rank its own steps."""
 
 from __future__ import annotations
 
@@ -10,78 +10,80 @@ from paceline.records import EventWriter, RunFolder, StepWriter, provenance
 from paceline.records.timeline import TimelineWriter
 
 WriteEvent = Callable[..., None]
-"""Where an account of the run goes: `report(event, **values)`."""
+"""Callback for events: `write_event(event, **values)`."""
 
 
-def silent(event: str, **values: Any) -> None:
-    """A listener that does not."""
+def discard_event(event: str, **values: Any) -> None:
+    """Ignore the event."""
 
 
 class RecordListener(Protocol):
-    """Somebody who writes down what happens in another way."""
+    """Receiver of a run's events on this rank, such as the TensorBoard writer."""
 
-    def hear(self, event: str, **values: Any) -> None:
-        """Something has happened."""
+    def on_event(self, event: str, **values: Any) -> None:
+        """Handle an event."""
 
     def close(self) -> None:
-        """Nothing more will; called once or more often."""
+        """Close the listener; may be called more than once."""
 
 
 class RunRecorder:
-    """What one rank writes of a run."""
+    """Writer of one rank's part of a run's record."""
 
-    def __init__(self, folder: RunFolder, rank: int, now: Callable[[], float], listen: WriteEvent = silent) -> None:
+    def __init__(
+        self, folder: RunFolder, rank: int, now: Callable[[], float], on_event: WriteEvent = discard_event
+    ) -> None:
         self.folder = folder
         self._rank = rank
         self._events = EventWriter(folder, now) if rank == 0 else None
-        self._listen = listen
+        self._on_event = on_event
         self._listeners: list[RecordListener] = []
 
     @cached_property
     def steps(self) -> StepWriter:
-        """This rank's steps. Their file appears after the description, which says what is in it."""
+        """Writer of this rank's steps. The file is created after the description, which declares its contents."""
         return StepWriter(self.folder, self._rank)
 
     @cached_property
     def timeline(self) -> TimelineWriter:
-        """When this rank did what."""
+        """Writer of this rank's timeline."""
         return TimelineWriter(self.folder.path, self._rank)
 
-    def report(self, event: str, **values: Any) -> None:
-        """Tells what happens: rank 0 to the record's events, every rank to its own listener."""
+    def write_event(self, event: str, **values: Any) -> None:
+        """Write an event to the record (rank 0 only) and pass it to this rank's listeners."""
         if self._events is not None:
             self._events.write(event, **values)
-        self._listen(event, **values)
+        self._on_event(event, **values)
         for listener in self._listeners:
-            listener.hear(event, **values)
+            listener.on_event(event, **values)
 
-    def tell(self, listener: RecordListener) -> None:
-        """Has somebody else on this rank hear what happens, until the account is closed."""
+    def add_listener(self, listener: RecordListener) -> None:
+        """Add a listener, which receives events until `close`."""
         self._listeners.append(listener)
 
-    def describe(self, config: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
-        """What is known before the first step; `command` is what the user typed."""
+    def write_description(self, config: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
+        """Write the information known before the first step; `command` is the command line of the user."""
         self.folder.write_run(config=config, topology=topology, provenance=provenance(command))
-        self.report("config", **topology)
+        self.write_event("config", **topology)
 
-    def summarise(self, summary: Mapping[str, Any]) -> None:
-        """The figures of the whole run."""
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the figures of the whole run."""
         if self._events is not None:
             self.folder.write_summary(summary)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The figures, and that the run did all it set out to do."""
-        self.summarise(summary)
+        """Write the figures and mark the run as finished."""
+        self.write_summary(summary)
         if self._events is not None:
-            self.report("end")
+            self.write_event("end")
             self.folder.mark_finished()
 
     def close(self) -> None:
-        """Closes the files, and those of all who listen."""
+        """Close the files and all listeners."""
         for listener in self._listeners:
             listener.close()
         self.steps.close()
-        if "timeline" in self.__dict__:  # It was asked for.
+        if "timeline" in self.__dict__:  # The file exists only if it was used.
             self.timeline.close()
         if self._events is not None:
             self._events.close()

@@ -1,6 +1,6 @@
-"""Keeps the books of a run on one rank: each step's times, loss and right answers, without making the step wait.
+"""Record each step of a run on one rank: times, loss, correct predictions; never blocks the step.
 
-Losses and outputs stay on the device until `settle`, which runs between steps, every half second or at the end of a
+Losses and counts stay on the device until `flush`, which runs between steps, every half second and at the end of a
 window, and writes them to the record.
 """
 
@@ -18,104 +18,110 @@ from paceline.measure.steps import Laps, Stopwatch, TimelineRow
 from paceline.records import StepRow, StepWriter
 from paceline.records.timeline import TimelineWriter
 
-SETTLE_EVERY_S = 0.5
+FLUSH_EVERY_S = 0.5
 NOT_COUNTED = -1
 
 
 @dataclass
-class _OpenStep:
-    """A step whose figures are still on the device."""
+class _PendingStep:
+    """Step whose loss and counts are still on the device."""
 
     epoch: int
     samples: int
     laps: Laps
     losses: list[tuple[float, Tensor | float]]
-    """With the weight of each, as a rule its samples."""
+    """(weight, loss) of each part; the weight is usually the number of samples."""
     correct: list[Tensor | int]
-    at: int | None
-    """Its number as all ranks count steps, where they do not step together."""
+    global_step: int | None
+    """Step number shared by all ranks, set only if ranks do not step together."""
 
 
 @dataclass(frozen=True)
 class WindowFigures:
-    """The global figures of a few steps."""
+    """Figures of a window's steps over all ranks."""
 
     losses: list[float]
-    """The global mean loss of each step; not a number where no rank knows it."""
+    """Global mean loss of each step; NaN if no rank knows it."""
     epochs: list[int]
-    """The epoch of each."""
+    """Epoch of each step."""
     samples: int
     correct: int | None
     wall_s: float
-    """The time it took the slowest rank, the same number on all of them."""
+    """Wall time of the slowest rank; the same on all ranks."""
 
 
 class StepRecorder:
-    """The steps of one rank."""
+    """Recorder of the steps of one rank."""
 
     def __init__(self, stopwatch: Stopwatch, writer: StepWriter, timeline: TimelineWriter | None) -> None:
         self._stopwatch = stopwatch
         self._writer = writer
         self._timeline = timeline
         self._spans: list[TimelineRow] = []
-        self._open: list[_OpenStep] = []
+        self._pending: list[_PendingStep] = []
         self._samples = 0
         self._losses: list[tuple[float, Tensor | float]] = []
         self._correct: list[Tensor | int] = []
         self._window: list[tuple[int, StepRow]] = []
-        """With the number of each as all ranks count steps."""
-        self._settled_s = time.perf_counter()
+        """(global step number, row) of each step in the open window."""
+        self._flushed_s = time.perf_counter()
         self.step = 0
-        """The next step's number."""
+        """Number of the next step."""
 
-    def add(self, samples: int, loss: Tensor, correct: Tensor | None) -> None:
-        """Notes one micro-batch."""
-        self.count(samples)
-        self.note(loss, samples, correct)
+    def add_micro_batch(self, samples: int, loss: Tensor, correct: Tensor | None) -> None:
+        """Record one micro-batch."""
+        self.add_samples(samples)
+        self.add_figures(loss, samples, correct)
 
-    def count(self, samples: int) -> None:
-        """Notes samples that are trained in this step."""
+    def add_samples(self, samples: int) -> None:
+        """Add to the samples of the current step."""
         self._samples += samples
 
-    def note(self, loss: Tensor | float | None, weight: float, correct: Tensor | int | None) -> None:
-        """Notes the loss, and how many were right, of a part of the step; None where nobody knows."""
+    def add_figures(self, loss: Tensor | float | None, weight: float, correct: Tensor | int | None) -> None:
+        """Record the loss and the correct predictions of a part of the step; None if unknown."""
         if loss is not None:
             self._losses.append((weight, loss.detach() if isinstance(loss, Tensor) else loss))
         if correct is not None:
             self._correct.append(correct)
 
-    def end_step(self, epoch: int, laps: Laps, at: int | None = None) -> None:
-        """Closes a step of what was noted since the last one; `at` is its number where ranks count another way."""
-        self._open.append(_OpenStep(epoch, self._samples, laps, self._losses, self._correct, at))
-        self._samples, self._losses, self._correct = 0, [], []
-        if time.perf_counter() - self._settled_s > SETTLE_EVERY_S:
-            self.settle()
+    def end_step(self, epoch: int, laps: Laps, global_step: int | None = None) -> None:
+        """End the step, which contains all that was recorded since the last one.
 
-    def settle(self) -> None:
-        """Reads what is still on the device and writes it to the record."""
-        rows = [self._row(number, step) for number, step in enumerate(self._open, start=self.step)]
+        `global_step` is its number over all ranks, given if they do not step together.
+        """
+        self._pending.append(_PendingStep(epoch, self._samples, laps, self._losses, self._correct, global_step))
+        self._samples, self._losses, self._correct = 0, [], []
+        if time.perf_counter() - self._flushed_s > FLUSH_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Read losses and counts from the device and write them to the record."""
+        rows = [self._row(number, step) for number, step in enumerate(self._pending, start=self.step)]
         self._writer.write(rows)
         self._write_timeline()
-        self._window += [(row.step if o.at is None else o.at, row) for row, o in zip(rows, self._open, strict=True)]
-        self.step += len(self._open)
-        self._open = []
-        self._settled_s = time.perf_counter()
+        self._window += [
+            (row.step if step.global_step is None else step.global_step, row)
+            for row, step in zip(rows, self._pending, strict=True)
+        ]
+        self.step += len(self._pending)
+        self._pending = []
+        self._flushed_s = time.perf_counter()
 
     def close_window(self, wall_s: float, comm: Comm, start: int, end: int) -> WindowFigures:
-        """Adds up, over the ranks, the steps from one to another; every rank calls it when it has trained its share.
+        """Sum the steps from `start` to `end` over the ranks; every rank calls it after training its share.
 
-        Where the data has ended before, the window ends there.
+        If the data has ended before `end`, the window ends there.
         """
-        self.settle()
+        self.flush()
         rows, self._window = self._window, []
         own = torch.zeros(end - start, len(StepShare._fields), dtype=torch.float64)
         if rows:  # A rank may have trained none of these steps, or several shares of one.
-            shares = torch.tensor([_shares(row) for _, row in rows], dtype=torch.float64)
+            shares = torch.tensor([_step_share(row) for _, row in rows], dtype=torch.float64)
             own.index_add_(0, torch.tensor([at - start for at, _ in rows]), shares)
-        whole = comm.sum(own)
-        filled = whole[:, StepShare._fields.index("samples")].nonzero()
-        whole = whole[: int(filled.max()) + 1 if len(filled) else 0]
-        losses, known, samples, correct, uncounted, epochs, trained = whole.unbind(1)
+        totals = comm.sum(own)
+        filled = totals[:, StepShare._fields.index("samples")].nonzero()
+        totals = totals[: int(filled.max()) + 1 if len(filled) else 0]
+        losses, known, samples, correct, uncounted, epochs, trained = totals.unbind(1)
         return WindowFigures(
             losses=(losses / known).tolist(),
             epochs=(epochs / trained).int().tolist(),
@@ -124,7 +130,7 @@ class StepRecorder:
             wall_s=comm.largest(wall_s),
         )
 
-    def _row(self, number: int, step: _OpenStep) -> StepRow:
+    def _row(self, number: int, step: _PendingStep) -> StepRow:
         weight = sum(weight for weight, _ in step.losses)
         loss = sum(weight * float(loss) for weight, loss in step.losses) / weight if weight else None
         correct = sum(int(count) for count in step.correct) if step.correct else NOT_COUNTED
@@ -139,22 +145,22 @@ class StepRecorder:
 
 
 class StepShare(NamedTuple):
-    """What a rank adds to a step's sums."""
+    """One rank's contribution to the sums of a step."""
 
     loss: float
-    """The sum over its samples."""
+    """Sum of the losses of its samples."""
     known: float
-    """The samples that it is known of."""
+    """Samples with a known loss."""
     samples: float
     correct: float
     uncounted: float
-    """Not 0 where nobody counts right ones."""
+    """Nonzero if correct predictions are not counted."""
     epoch: float
     trained: float
-    """1: a rank may train none of a step's shares, or several."""
+    """Always 1; the sum is the number of shares, since a rank may train none or several of a step's shares."""
 
 
-def _shares(row: StepRow) -> StepShare:
+def _step_share(row: StepRow) -> StepShare:
     known = 0 if row.loss is None else row.samples
     uncounted = row.correct == NOT_COUNTED
     correct = 0 if uncounted else row.correct

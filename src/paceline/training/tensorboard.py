@@ -1,4 +1,4 @@
-"""Writes a run's figures for TensorBoard while it trains. The tags are the same in every run, so that runs overlay."""
+"""Write a run's figures for TensorBoard while it trains. All runs use the same tags, so that they can be overlaid."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from paceline.records.schema import TENSORBOARD_FOLDER
 from paceline.records.timeline import HEADER, ROW, Timeline, timeline_file
 
 FLUSH_S = 5
-"""What is older than this is on disk, where TensorBoard sees it."""
-MOST_STEPS_SPLIT = 20
-"""Of a window, the last ones: enough for a mean, and they take no time that the next window would wait for."""
+"""Longest time until a figure is on disk, where TensorBoard reads it."""
+MAX_STEPS_SPLIT = 20
+"""Time splits are computed for the last steps of a window: enough for a mean, without delaying the next window."""
 
 
 def check_tensorboard() -> None:
-    """Refuses to start what could not be written."""
+    """Raise if the package tensorboard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise PacelineError(
             "--tensorboard needs the package tensorboard, which is not installed.",
-            hint="pip install 'paceline[tensorboard]', or leave --tensorboard out: the record has it all anyway",
+            hint="pip install 'paceline[tensorboard]', or omit --tensorboard: the record contains the same figures",
         )
 
 
 class TensorBoardWriter:
-    """Listens to the account of a run on one rank. Rank 0 writes what all ranks share, each its own CPU and memory."""
+    """Listener to the events of a run. Rank 0 writes the global figures, every rank its own CPU and memory."""
 
     def __init__(self, folder: RunFolder, rank: int, clock: Clock, device: torch.device) -> None:
-        # Slow to import, and an extra that need not be there.
+        # Imported here: it is slow to import and an optional dependency.
         from torch.utils.tensorboard import SummaryWriter
 
         self._rank = rank
@@ -48,8 +48,8 @@ class TensorBoardWriter:
         self._timeline = TimelineTail(folder.path / timeline_file(rank))
         self._step = 0
 
-    def hear(self, event: str, **values: Any) -> None:
-        """Takes from the account what there is a curve for."""
+    def on_event(self, event: str, **values: Any) -> None:
+        """Write the figures of an event for which TensorBoard has a plot."""
         if event == "log":
             self._on_log(**values)
         elif event == "evaluation" and self._rank == 0:
@@ -57,12 +57,12 @@ class TensorBoardWriter:
             self._add("accuracy/test", values["test"]["accuracy"], self._step)
 
     def add_split(self, step: int, split: Split) -> None:
-        """Where the time of a step went by then."""
+        """Write the time split of a step."""
         for part in PARTS:
             self._add(f"split/{part}_s", getattr(split, f"{part}_s"), step)
 
     def close(self) -> None:
-        """Writes down the rest."""
+        """Write buffered figures and close the file."""
         self._writer.close()
 
     def _on_log(
@@ -83,7 +83,7 @@ class TensorBoardWriter:
             if not profiled:
                 self._add("speed/samples_per_s", samples / wall_s, step)
         self._add_resources(step)
-        split = mean_split([found.split for found in split_steps(self._timeline.new_steps())[-MOST_STEPS_SPLIT:]])
+        split = mean_split([found.split for found in split_steps(self._timeline.new_steps())[-MAX_STEPS_SPLIT:]])
         if split is not None and not profiled:
             self.add_split(step, split)
 
@@ -103,14 +103,14 @@ class TensorBoardWriter:
 
 
 class TimelineTail:
-    """What comes into a rank's timeline. At the end of a window nothing is in flight, so no operation is cut in two."""
+    """Reader of the new rows of a timeline. Between windows no operation is in progress, so none is split."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._offset = len(HEADER)
 
     def new_steps(self) -> Timeline:
-        """The rows that were written since the last time; none where events are not collected."""
+        """Return the rows written since the last call; none if events are not collected."""
         if not self._file.is_file():
             return Timeline(np.empty(0, ROW))
         with self._file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""What was chosen for a run: printed as its configuration line, kept in its record."""
+"""Description of a run's strategy, placement and model, for its configuration line and its record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.training.placement import Placement
 
 
 def describe_strategy(text: str, strategy: Strategy) -> dict[str, Any]:
-    """What a strategy promises, under the name that the user gave it."""
+    """Return the properties of a strategy, under the name that the user wrote."""
     return {
         "strategy": text,
         "lossless": strategy.lossless,
@@ -22,8 +22,8 @@ def describe_strategy(text: str, strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def describe_place(placement: Placement, *, interface: str) -> dict[str, Any]:
-    """Where a rank computes, and who moves its bytes."""
+def describe_placement(placement: Placement, *, interface: str) -> dict[str, Any]:
+    """Return a rank's device, backend, network interface, threads and cores."""
     return {
         "device": placement.device_name,
         "backend": placement.backend,
@@ -34,7 +34,7 @@ def describe_place(placement: Placement, *, interface: str) -> dict[str, Any]:
 
 
 def describe_model(model: nn.Module) -> dict[str, Any]:
-    """How large a model is."""
+    """Return the size of a model and the number of its BatchNorm and dropout layers."""
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),

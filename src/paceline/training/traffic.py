@@ -1,4 +1,4 @@
-"""What each rank puts on the wire in one step, by the strategy's plan: gradients and broadcast buffers."""
+"""Planned traffic of each rank in one step, by the strategy's plan: gradients and broadcast buffers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from paceline.training.sync import Sync
 
 
 def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
-    """Bytes sent and received per rank and step, and from whom to whom; None where some of it is not planned.
+    """Return bytes sent and received per rank and step, and bytes per link; None if a part of the traffic has no plan.
 
-    That is a strategy of the user's own, which has no plan, and BatchNorm's own messages under `--bn sync`.
+    That is the case for a user's strategy and for BatchNorm's messages under `--bn sync`.
     """
-    if Spec.parse(strategy).name not in ENTRIES or sync.normalises_together:
+    if Spec.parse(strategy).name not in ENTRIES or sync.uses_sync_batchnorm:
         return None
     gradients = [Gradient(name, p.numel(), p.element_size()) for name, p in sync.strategy.parameters]
     plan = plan_of(strategy)(gradients, sync.ranks, hosts=sync.comm.hosts, **dataclasses.asdict(sync.strategy.options))
-    whole = plan + Plan(tuple(broadcast(size, sync.ranks) for size in sync.broadcast_sizes))
-    # Which parameters are used may differ from step to step, and what ranks tell each other about it comes on top.
-    # And where ranks do not step together, some send more often than others.
+    step_plan = plan + Plan(tuple(broadcast(size, sync.ranks) for size in sync.broadcast_bytes))
+    # If parameters may be unused, each step may use others, and ranks exchange which ones in extra messages.
+    # If ranks do not step together, some send more often than others.
     exact = not sync.strategy.allow_unused and sync.strategy.lockstep
-    everyone = range(sync.ranks + sync.comm.servers)
+    all_ranks = range(sync.ranks + sync.comm.servers)
     return {
-        **({"links": [dataclasses.asdict(link) for link in whole.links()]} if exact else {}),
-        "sent_bytes": [whole.sent_bytes(rank) for rank in everyone],
-        "received_bytes": [whole.received_bytes(rank) for rank in everyone],
-        "operations": len(whole.operations),
-        "buffer_bytes": sum(sync.broadcast_sizes),
+        **({"links": [dataclasses.asdict(link) for link in step_plan.links()]} if exact else {}),
+        "sent_bytes": [step_plan.sent_bytes(rank) for rank in all_ranks],
+        "received_bytes": [step_plan.received_bytes(rank) for rank in all_ranks],
+        "operations": len(step_plan.operations),
+        "buffer_bytes": sum(sync.broadcast_bytes),
     }

@@ -1,1 +1,1 @@
-"""What is trained: models, data sets, the sampler, and loading the user's own workload."""
+"""Workloads: models, data sets, the sampler, and loading of a user's workload."""

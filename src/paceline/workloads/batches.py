@@ -1,7 +1,7 @@
-"""Turns whatever the user trains on into this rank's micro-batches of each global batch.
+"""Sources of batches: split any kind of training data into this rank's micro-batches of each global batch.
 
-A *piece* is one micro-batch of one rank: it knows its number of samples and its weight, the factor that makes the plain
-mean over ranks of the losses' gradients the mean over all samples of the global batch, however uneven the shares.
+A micro-batch has a weight. The gradient of its mean loss times the weight, averaged over the ranks, is the mean over
+all samples of the global batch, even if the ranks have different numbers of samples.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from paceline.workloads.sampler import Sampler, epoch_key, split
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of a global batch is this rank's, and how it comes to the device."""
+    """This rank's share of a global batch, and the device and format that it is moved to."""
 
     rank: int
     workers: int
-    micro_batches: int
+    micro_batches_per_step: int
     device: torch.device
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
 
-    def pieces(self, total: int, rank: int | None = None) -> list[range]:
-        """The positions, in a global batch of `total`, of each of this rank's (or another's) micro-batches."""
+    def ranges(self, total: int, rank: int | None = None) -> list[range]:
+        """Return the positions of each micro-batch of this rank (or of `rank`) in a global batch of `total` samples."""
         own = split(total, self.workers)[self.rank if rank is None else rank]
-        return [own[part.start : part.stop] for part in split(len(own), self.micro_batches)]
+        return [own[part.start : part.stop] for part in split(len(own), self.micro_batches_per_step)]
 
-    def place(self, batch: Any) -> Any:
-        """Moves a batch to the device, in the precision of the run."""
-        return _map_tensors(batch, self._place_tensor)
+    def to_device(self, batch: Any) -> Any:
+        """Move a batch to the device, in the dtype and memory format of the run."""
+        return _map_tensors(batch, self._tensor_to_device)
 
-    def _place_tensor(self, tensor: Tensor) -> Tensor:
+    def _tensor_to_device(self, tensor: Tensor) -> Tensor:
         dtype = self.dtype if tensor.is_floating_point() else None
         images = self.channels_last and tensor.dim() == 4
         layout = torch.channels_last if images else torch.preserve_format
@@ -48,85 +48,90 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MicroBatch:
     """One micro-batch of one rank, not yet fetched."""
 
     samples: int
     weight: float
-    """Its samples × workers ÷ samples of the global batch."""
+    """Samples × workers ÷ samples of the global batch."""
     epoch: int | None
-    """None in evaluation: nothing is augmented."""
+    """None in evaluation, where nothing is augmented."""
     content: Any
     """Indices into a data set, or the batch itself."""
 
 
-PiecesOf = Callable[[int], list[Piece]]
-"""Gives the pieces of a step that are a rank's."""
+MicroBatchesOfRank = Callable[[int], list[MicroBatch]]
+"""Function from a rank to its micro-batches in one step."""
 
 
 class Source(ABC):
-    """Gives this rank its pieces of every step."""
+    """Source of this rank's micro-batches of every step."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
-        self._parts: dict[tuple[int, int], list[tuple[range, int, float]]] = {}
+        self._splits: dict[tuple[int, int], list[tuple[range, int, float]]] = {}
 
     @abstractmethod
-    def steps(self) -> int | None:
-        """Steps in an epoch, or None where only going through it tells."""
+    def steps_per_epoch(self) -> int | None:
+        """Return the steps in an epoch; None if the length of the data is unknown."""
 
     @property
     def expected_steps(self) -> int | None:
-        """As `steps`, where a good guess will do: for showing progress."""
-        return self.steps()
+        """Steps in an epoch, if only estimated: used to show progress."""
+        return self.steps_per_epoch()
 
     @property
     def dropped(self) -> int:
-        """Samples that an epoch leaves out, as far as known beforehand."""
+        """Samples that an epoch drops, as far as known in advance."""
         return 0
 
     @property
     def batch(self) -> int | None:
-        """Samples in a global batch, or None where the data decides."""
+        """Samples in a global batch; None if the data determines it."""
         return None
 
     @property
     def samples(self) -> int | None:
-        """Samples in all, or None where only going through it tells."""
+        """Total number of samples; None if the length of the data is unknown."""
         return None
 
     @abstractmethod
-    def shares(self, epoch: int | None) -> Iterator[PiecesOf]:
-        """For each step of an epoch, what gives the pieces of it that are any rank's."""
+    def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:
+        """Yield, for each step of an epoch, a function that returns any rank's micro-batches of it."""
 
-    def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
-        """This rank's pieces of each step of an epoch."""
-        for pieces_of in self.shares(epoch):
-            yield pieces_of(self.share.rank)
+    def epoch(self, epoch: int | None) -> Iterator[list[MicroBatch]]:
+        """Yield this rank's micro-batches of each step of an epoch."""
+        for micro_batches_of in self.global_steps(epoch):
+            yield micro_batches_of(self.share.rank)
 
     @abstractmethod
-    def fetch(self, piece: Piece) -> Any:
-        """The batch itself, on the device."""
+    def fetch(self, micro_batch: MicroBatch) -> Any:
+        """Return the batch itself, on the device."""
 
     @abstractmethod
     def peek(self, samples: int) -> Any | None:
-        """A batch of a few samples to try a model out on; None where taking it would use it up."""
+        """Return a batch of a few samples for a test of the model; None if fetching would consume the data."""
 
-    def _cut(self, total: int, epoch: int | None, take: Callable[[range], Any]) -> PiecesOf:
-        """What gives a rank's pieces of a global batch of `total`; `take` gives what is at some positions of it."""
+    def _split_batch(self, total: int, epoch: int | None, take: Callable[[range], Any]) -> MicroBatchesOfRank:
+        """Return a function that splits a global batch of `total` samples.
 
-        def pieces_of(rank: int) -> list[Piece]:
-            if (total, rank) not in self._parts:  # Nearly every batch has the same size.
-                parts = [part for part in self.share.pieces(total, rank) if len(part)]
+        `take` returns the samples at the given positions of the batch.
+        """
+
+        def micro_batches_of(rank: int) -> list[MicroBatch]:
+            if (total, rank) not in self._splits:  # Cached, since nearly every batch has the same size.
+                parts = [part for part in self.share.ranges(total, rank) if len(part)]
                 weighted = [(part, len(part), len(part) * self.share.workers / total) for part in parts]
-                self._parts[total, rank] = weighted
-            return [Piece(samples, weight, epoch, take(part)) for part, samples, weight in self._parts[total, rank]]
+                self._splits[total, rank] = weighted
+            return [
+                MicroBatch(samples, weight, epoch, take(part)) for part, samples, weight in self._splits[total, rank]
+            ]
 
-        return pieces_of
+        return micro_batches_of
 
 
-class Indexed(Source):
-    """A data set with a length and an index."""
+class IndexedSource(Source):
+    """Source for a data set with a length and an index."""
 
     def __init__(
         self,
@@ -140,7 +145,7 @@ class Indexed(Source):
         self._sampler = sampler
         self._indices_on = indices_on
 
-    def steps(self) -> int:
+    def steps_per_epoch(self) -> int:
         return self._sampler.steps
 
     @property
@@ -155,26 +160,26 @@ class Indexed(Source):
     def samples(self) -> int:
         return self._sampler.size
 
-    def shares(self, epoch: int | None) -> Iterator[PiecesOf]:
+    def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:
         for batch in self._sampler.batches(epoch or 0, self._indices_on):
-            yield self._cut(len(batch), epoch, lambda part, batch=batch: batch[part.start : part.stop])  # type: ignore[misc]
+            yield self._split_batch(len(batch), epoch, lambda part, batch=batch: batch[part.start : part.stop])  # type: ignore[misc]
 
-    def fetch(self, piece: Piece) -> Any:
-        return self._fetch(piece.content, piece.epoch)
+    def fetch(self, micro_batch: MicroBatch) -> Any:
+        return self._fetch(micro_batch.content, micro_batch.epoch)
 
     def peek(self, samples: int) -> Any | None:
         return self._fetch(torch.arange(min(samples, self._sampler.size)), 0)
 
 
-class Loaded(Indexed):
-    """A DataLoader with worker processes: it fetches, collates and pins as it was told, on our indices."""
+class LoaderSource(IndexedSource):
+    """Source for a DataLoader with worker processes, which fetch, collate and pin as configured, at our indices."""
 
     def __init__(self, loader: DataLoader[Any], sampler: Sampler, share: Share) -> None:
-        super().__init__(_fetcher(loader, share, sampler.seed), sampler, share)
+        super().__init__(_make_fetch(loader, share, sampler.seed), sampler, share)
         self._indices: list[list[int]] = []
         self._loader = DataLoader(
             loader.dataset,
-            batch_sampler=_Refilled(self._indices),
+            batch_sampler=_PresetBatchSampler(self._indices),
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
@@ -183,28 +188,28 @@ class Loaded(Indexed):
             multiprocessing_context=loader.multiprocessing_context,
             generator=loader.generator,
             prefetch_factor=loader.prefetch_factor,
-            persistent_workers=True,  # Starting them anew each epoch would be part of a step's time.
+            persistent_workers=True,  # Restarting them in each epoch would count as part of a step's time.
         )
 
-    def shares(self, epoch: int | None) -> Iterator[PiecesOf]:  # noqa: ARG002
+    def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:  # noqa: ARG002
         raise UsageError(
-            "a DataLoader with workers loads ahead, but who trains what is only known in the last moment here.",
+            "a DataLoader with workers loads ahead, but under this strategy ranks receive their samples step by step.",
             hint="use num_workers=0, or a strategy under which ranks step together",
         )
 
-    def epoch(self, epoch: int | None) -> Iterator[list[Piece]]:
-        steps = [pieces_of(self.share.rank) for pieces_of in super().shares(epoch)]
-        self._indices[:] = [piece.content.tolist() for pieces in steps for piece in pieces]
+    def epoch(self, epoch: int | None) -> Iterator[list[MicroBatch]]:
+        steps = [micro_batches_of(self.share.rank) for micro_batches_of in super().global_steps(epoch)]
+        self._indices[:] = [micro_batch.content.tolist() for micro_batches in steps for micro_batch in micro_batches]
         fetched = iter(self._loader)
-        for pieces in steps:
-            yield [replace(piece, content=next(fetched)) for piece in pieces]
+        for micro_batches in steps:
+            yield [replace(micro_batch, content=next(fetched)) for micro_batch in micro_batches]
 
-    def fetch(self, piece: Piece) -> Any:
-        return self.share.place(piece.content)
+    def fetch(self, micro_batch: MicroBatch) -> Any:
+        return self.share.to_device(micro_batch.content)
 
 
-class _Refilled:
-    """A batch sampler whose batches are put in before each epoch."""
+class _PresetBatchSampler:
+    """Batch sampler whose batches are set before each epoch."""
 
     def __init__(self, batches: list[list[int]]) -> None:
         self._batches = batches
@@ -216,42 +221,42 @@ class _Refilled:
         return len(self._batches)
 
 
-class Stream(Source):
-    """An iterable of global batches: every rank goes through it and takes its share of each."""
+class StreamSource(Source):
+    """Source for an iterable of global batches: every rank iterates over it and takes its share of each batch."""
 
     def __init__(self, batches: Iterable[Any], share: Share, seed: int) -> None:
         super().__init__(share)
         self._batches = batches
         self._seed = seed
 
-    def steps(self) -> None:
+    def steps_per_epoch(self) -> None:
         return None
 
     @property
     def expected_steps(self) -> int | None:
         return len(self._batches) if isinstance(self._batches, Sized) else None
 
-    def shares(self, epoch: int | None) -> Iterator[PiecesOf]:
+    def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:
         if epoch is not None and hasattr(self._batches, "set_epoch"):
             self._batches.set_epoch(epoch)
-        smallest = self.share.workers * self.share.micro_batches if epoch is not None else 1
-        for batch in _drawn_alike(self._batches, epoch_key(self._seed, epoch or 0)):
-            total = _samples_in(batch)
+        smallest = self.share.workers * self.share.micro_batches_per_step if epoch is not None else 1
+        for batch in _iterate_with_rng(self._batches, epoch_key(self._seed, epoch or 0)):
+            total = _batch_size(batch)
             if total >= smallest:
-                yield self._cut(total, epoch, lambda part, batch=batch: _slice(batch, part))  # type: ignore[misc]
+                yield self._split_batch(total, epoch, lambda part, batch=batch: _slice(batch, part))  # type: ignore[misc]
 
-    def fetch(self, piece: Piece) -> Any:
-        return self.share.place(piece.content)
+    def fetch(self, micro_batch: MicroBatch) -> Any:
+        return self.share.to_device(micro_batch.content)
 
     def peek(self, samples: int) -> Any | None:
         if iter(self._batches) is self._batches:
             return None
         batch = next(iter(self._batches), None)
-        return None if batch is None else self.share.place(_slice(batch, range(min(samples, _samples_in(batch)))))
+        return None if batch is None else self.share.to_device(_slice(batch, range(min(samples, _batch_size(batch)))))
 
 
-def _drawn_alike(batches: Iterable[Any], key: int) -> Iterator[Any]:
-    """Goes through batches with random numbers of their own, so that one that shuffles does so alike on all ranks."""
+def _iterate_with_rng(batches: Iterable[Any], key: int) -> Iterator[Any]:
+    """Iterate with a separate random state, so that an iterable that shuffles does so equally on all ranks."""
     state, end = torch.Generator().manual_seed(key).get_state(), object()
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(state)
@@ -270,57 +275,60 @@ def _drawn_alike(batches: Iterable[Any], key: int) -> Iterator[Any]:
 def make_source(
     data: Any, share: Share, *, batch: int, seed: int, reshuffle: bool = True, train: bool = True
 ) -> Source:
-    """The source for a data set, tensors, a DataLoader or an iterable of global batches."""
-    smallest = share.workers * share.micro_batches if train else 1
-    if not _can_index(data):
-        return Stream(data, share, seed)
-    size = _samples_of(data)
+    """Return the source for a data set, tensors, a DataLoader or an iterable of global batches."""
+    smallest = share.workers * share.micro_batches_per_step if train else 1
+    if not _is_indexable(data):
+        return StreamSource(data, share, seed)
+    size = _dataset_size(data)
     if size < smallest:
         raise UsageError(
-            f"{size} training samples are too few for {share.workers} ranks × {share.micro_batches} micro-batches."
+            f"{size} training samples are too few for {share.workers} ranks × "
+            f"{share.micro_batches_per_step} micro-batches."
             if train
             else "the test data is empty.",
-            hint="use fewer ranks" if train else "give some, or test=None",
+            hint="use fewer ranks or more samples" if train else "provide test samples, or set test=None",
         )
     sampler = Sampler(size, batch, seed, shuffle=train, reshuffle=reshuffle, smallest=smallest)
     if isinstance(data, DataLoader) and data.num_workers > 0:
-        return Loaded(data, sampler, share)
-    return Indexed(_fetcher(data, share, seed), sampler, share, share.device if isinstance(data, ImageSet) else None)
+        return LoaderSource(data, sampler, share)
+    return IndexedSource(
+        _make_fetch(data, share, seed), sampler, share, share.device if isinstance(data, ImageSet) else None
+    )
 
 
-def _fetcher(data: Any, share: Share, seed: int) -> Callable[[Tensor, int | None], Any]:
-    """How to get the samples of given indices, on the device."""
+def _make_fetch(data: Any, share: Share, seed: int) -> Callable[[Tensor, int | None], Any]:
+    """Return a function that fetches the samples of given indices to the device."""
     if isinstance(data, ImageSet):
         images = data.to(share.device)
         return lambda indices, epoch: images.batch(
             indices, seed=seed, epoch=epoch, dtype=share.dtype, channels_last=share.channels_last
         )
     if isinstance(data, Tensor):
-        return lambda indices, _: share.place(data[indices])
-    if type(data) is TensorDataset:  # Not a subclass, which may have an index of its own.
+        return lambda indices, _: share.to_device(data[indices])
+    if type(data) is TensorDataset:  # Not a subclass, which may define its own index.
         data = data.tensors
     if isinstance(data, tuple):
-        return lambda indices, _: share.place(tuple(tensor[indices] for tensor in data))
+        return lambda indices, _: share.to_device(tuple(tensor[indices] for tensor in data))
     dataset, collate = (data.dataset, data.collate_fn) if isinstance(data, DataLoader) else (data, default_collate)
     if hasattr(dataset, "__getitems__"):
-        return lambda indices, _: share.place(collate(dataset.__getitems__(indices.tolist())))
-    return lambda indices, _: share.place(collate([dataset[index] for index in indices.tolist()]))
+        return lambda indices, _: share.to_device(collate(dataset.__getitems__(indices.tolist())))
+    return lambda indices, _: share.to_device(collate([dataset[index] for index in indices.tolist()]))
 
 
-def _can_index(data: Any) -> bool:
-    """Whether this is a data set of samples; a list is an iterable of batches, a tuple holds tensors of samples."""
-    if isinstance(data, DataLoader):  # What it loads are samples, in a list too, unless it says otherwise.
+def _is_indexable(data: Any) -> bool:
+    """Whether `data` is a data set of samples. A list is an iterable of batches, a tuple holds tensors of samples."""
+    if isinstance(data, DataLoader):  # Its data set holds samples, even a list, unless it is iterable only.
         return hasattr(data.dataset, "__len__") and not isinstance(data.dataset, IterableDataset)
     if isinstance(data, tuple):
         return all(isinstance(member, Tensor) for member in data)
     if isinstance(data, ImageSet):
         return True
-    if isinstance(data, IterableDataset):  # It may have a length, and inherits an index that only raises.
+    if isinstance(data, IterableDataset):  # It may have a length, but its inherited index only raises.
         return False
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list)
 
 
-def _samples_of(data: Any) -> int:
+def _dataset_size(data: Any) -> int:
     if isinstance(data, tuple):
         return len(data[0])
     return len(data.dataset) if isinstance(data, DataLoader) else len(data)  # type: ignore[arg-type]
@@ -343,18 +351,18 @@ def _tensors_in(batch: Any) -> list[Tensor]:
     return found
 
 
-def _samples_in(batch: Any) -> int:
+def _batch_size(batch: Any) -> int:
     tensors = _tensors_in(batch)
     if not tensors or tensors[0].dim() == 0:
         raise WorkloadError(
-            f"a batch of type {type(batch).__name__} holds no tensor to count samples by.",
-            hint="batches are tensors, or tuples, lists or dicts of tensors, samples along the first dimension",
+            f"a batch of type {type(batch).__name__} has no tensor to count its samples by.",
+            hint="use tensors, or tuples, lists or dicts of tensors, with the samples along the first dimension",
         )
     return len(tensors[0])
 
 
 def _slice(batch: Any, part: range) -> Any:
-    total = _samples_in(batch)
+    total = _batch_size(batch)
     return _map_tensors(
         batch, lambda tensor: tensor[part.start : part.stop] if tensor.dim() and len(tensor) == total else tensor
     )

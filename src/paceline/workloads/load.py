@@ -1,4 +1,4 @@
-"""Finds a workload by its name: a built-in model on a data set, or a function in the user's own module."""
+"""Load a workload by its name: a built-in model on a data set, or a function in a user's module."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from paceline.errors import PacelineError, WorkloadError, unknown_name
 from paceline.user_code import check_module, import_module
 from paceline.workloads import data
 from paceline.workloads.models import MODELS
-from paceline.workloads.names import MODEL_NAMES, is_own
+from paceline.workloads.names import MODEL_NAMES, is_user_workload
 from paceline.workloads.workload import Workload, count_top1
 
 
 def load_workload(config: RunConfig) -> Workload:
-    """The workload of a run, with weights that depend on the seed alone."""
+    """Return the workload of a run; its initial weights depend only on the seed."""
     torch.manual_seed(config.seed)
-    return _own(config) if is_own(config.workload) else _built_in(config)
+    return _load_user(config) if is_user_workload(config.workload) else _load_built_in(config)
 
 
-def _built_in(config: RunConfig) -> Workload:
+def _load_built_in(config: RunConfig) -> Workload:
     if config.workload not in MODELS:
         raise unknown_name("workload", config.workload, MODEL_NAMES)
     train, test = data.load(config.data, data_dir=data.data_dir(config.data_dir), svhn_extra=config.svhn_extra)
@@ -44,7 +44,7 @@ def _built_in(config: RunConfig) -> Workload:
     )
 
 
-def _own(config: RunConfig) -> Workload:
+def _load_user(config: RunConfig) -> Workload:
     module_name, _, function_name = config.workload.partition(":")
     check_module(module_name)
     module = import_module(module_name)
@@ -66,9 +66,14 @@ def _own(config: RunConfig) -> Workload:
 
 
 def _takes_config(make: Callable[..., Any]) -> bool:
+    """Whether the function has a positional parameter, for the run's configuration."""
     kinds = [parameter.kind for parameter in inspect.signature(make).parameters.values()]
     return any(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
 
 
 def _failed(what: str, error: Exception) -> WorkloadError:
-    return WorkloadError(f"{what} failed: {type(error).__name__}: {error}", detail=traceback.format_exc().rstrip())
+    return WorkloadError(
+        f"{what} failed: {type(error).__name__}: {error}",
+        hint="correct the function; the traceback above shows where it failed",
+        detail=traceback.format_exc().rstrip(),
+    )

@@ -1,10 +1,10 @@
-"""What can be known of a workload's name without importing torch."""
+"""Names of workloads, checked without importing torch."""
 
 from __future__ import annotations
 
 MODEL_NAMES = ("cnn", "vgg11", "resnet18")
 
 
-def is_own(workload: str) -> bool:
-    """Whether a workload is the user's own, `module:function`."""
+def is_user_workload(workload: str) -> bool:
+    """Whether a workload is a user's, written `module:function`."""
     return ":" in workload

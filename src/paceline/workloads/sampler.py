@@ -1,9 +1,8 @@
-"""Which samples each rank trains on: an order that depends on seed and epoch only, never on the world size.
+"""Order of samples and their split over ranks; it depends only on seed and epoch, never on the world size.
 
-Every sample is trained once an epoch, but for a last batch that is too small to share. Global batch i is the same set
-of samples on 1 rank or on 7; ranks share it in contiguous pieces whose sizes differ by at most one.
-(`DistributedSampler` pads instead, and repeats the same order every epoch unless one remembers `set_epoch`:
-pytorch#25162, #31771.)
+Every sample is trained once per epoch, except those of a last batch that is too small to split. Global batch i has the
+same samples on 1 rank and on 7. Ranks take contiguous ranges whose sizes differ by at most one. (`DistributedSampler`
+pads instead, and repeats the same order in every epoch without a call of `set_epoch`: pytorch#25162, #31771.)
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from torch import Tensor
 
 
 def split(total: int, parts: int) -> list[range]:
-    """Contiguous pieces of `range(total)`, the first ones larger by one where they cannot be equal."""
+    """Split `range(total)` into contiguous ranges; if they cannot be equal, the first ones are larger by one."""
     size, extra = divmod(total, parts)
     starts = [part * size + min(part, extra) for part in range(parts + 1)]
     return [range(start, stop) for start, stop in itertools.pairwise(starts)]
 
 
 def epoch_key(seed: int, epoch: int) -> int:
-    """The seed of what is random in one epoch.
+    """Return the seed of the random numbers of one epoch.
 
-    Mixed (splitmix64, Steele et al. 2014), since torch's CPU generator looks at the lower 32 bits alone.
+    It is mixed by splitmix64 (Steele et al. 2014), since torch's CPU generator uses only the lower 32 bits.
     """
     mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + 1) % 2**64
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -36,7 +35,7 @@ def epoch_key(seed: int, epoch: int) -> int:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Cuts each epoch into global batches."""
+    """Division of each epoch into global batches."""
 
     size: int
     """Samples in the data set."""
@@ -44,34 +43,34 @@ class Sampler:
     """Samples in a global batch."""
     seed: int
     shuffle: bool = True
-    """False keeps the order of the data set: evaluation."""
+    """False keeps the order of the data set, for evaluation."""
     reshuffle: bool = True
-    """A new order each epoch."""
+    """Whether each epoch has a new order."""
     smallest: int = 1
-    """A last batch with fewer samples than this is dropped: it would leave a rank without any."""
+    """A last batch with fewer samples than this is dropped, since a rank would have no samples."""
 
     @property
     def steps(self) -> int:
-        """Global batches in an epoch."""
+        """Global batches per epoch."""
         whole, rest = divmod(self.size, self.batch)
         return whole + (rest >= self.smallest and rest > 0)
 
     @property
     def dropped(self) -> int:
-        """Samples that an epoch leaves out."""
+        """Samples dropped per epoch."""
         return max(0, self.size - self.steps * self.batch)
 
     def order(self, epoch: int) -> Tensor:
-        """The order of the samples in an epoch."""
+        """Return the order of the samples in an epoch."""
         if not self.shuffle:
             return torch.arange(self.size)
         key = epoch_key(self.seed, epoch if self.reshuffle else 0)
         return torch.randperm(self.size, generator=torch.Generator().manual_seed(key))
 
     def batches(self, epoch: int, device: torch.device | None = None) -> Iterator[Tensor]:
-        """The global batches of an epoch, as indices; on a device, all of them are moved there at once.
+        """Yield the global batches of an epoch as indices; with a device, all of them are moved there at once.
 
-        Moving a few each step would make the host wait for the GPU, which then runs out of work.
+        Moving a few in each step would make the host wait for the GPU, which would then run out of work.
         """
         order = self.order(epoch).to(device)
         for step in range(self.steps):

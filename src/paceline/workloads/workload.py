@@ -1,4 +1,4 @@
-"""A workload: a model, batches, a loss, an optimiser. What `make_workload` in a user's own module returns."""
+"""Workload: a model, batches, a loss and an optimiser. `make_workload` in a user's module returns one."""
 
 from __future__ import annotations
 
@@ -15,46 +15,51 @@ from paceline.workloads.data.images import ImageSet
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained, apart from how ranks agree on it.
+    """Everything that is trained, independent of the strategy.
 
-    A `make_workload` that takes an argument is given the run's configuration: `config.lr`, `config.seed` and so on.
+    If `make_workload` has a parameter, it receives the run's configuration: `config.lr`, `config.seed` and so on.
     """
 
     model: nn.Module
     train: Any
-    """A data set (anything with a length and an index, a tensor or a tuple of tensors, a DataLoader), or an iterable
-    of *global* batches, of which every rank takes its share."""
+    """Data set (anything with a length and an index, a tensor or a tuple of tensors, a DataLoader), or an iterable of
+    *global* batches, of which every rank takes its share."""
     test: Any = None
-    """As `train`, or None: then nothing is evaluated."""
+    """Test data, like `train`; None: nothing is evaluated."""
     loss: Callable[[Any, Any], Tensor] | None = None
-    """`loss(model(inputs), target)`, the mean over the samples; a batch is then a pair (inputs, target)."""
+    """`loss(model(inputs), target)` returns the mean over the samples; a batch is then a pair (inputs, target)."""
     step: Callable[[nn.Module, Any], Tensor] | None = None
-    """The other way to say it: `step(model, batch)` returns the mean loss over the samples of the batch. It has to call
-    `model(…)` itself: strategies go around that call, and what is computed past it is not synchronised."""
+    """Alternative to `loss`: `step(model, batch)` returns the mean loss over the samples of the batch. It must call
+    `model(…)` itself: strategies wrap that call, and computation outside it is not synchronised."""
     correct: Callable[[Any, Any], Tensor] | None = None
-    """`correct(model(inputs), target)`, how many samples are right: gives accuracies."""
+    """`correct(model(inputs), target)` returns the number of correct predictions, for accuracies."""
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
-    """Makes the optimiser from (name, parameter) pairs, as torch's own accept them. It decides on the learning rate by
-    itself; None is SGD as `--lr`, `--momentum` and `--weight-decay` say."""
+    """Factory of the optimiser from (name, parameter) pairs, which torch's optimisers accept; it also sets the
+    learning rate. None: SGD with `--lr`, `--momentum` and `--weight-decay`."""
     classes: int | None = None
-    """How many classes a sample can be of, where that makes sense: accuracies are then judged against chance."""
+    """Number of classes, if the workload is a classification: accuracies are then compared with chance."""
     name: str = ""
 
     def __post_init__(self) -> None:
         if (self.loss is None) == (self.step is None):
             raise WorkloadError("a workload needs either `loss` or `step`.", hint="give exactly one of the two")
         if self.correct is not None and self.loss is None:
-            raise WorkloadError("`correct` needs the model's output, which `step` keeps to itself.", hint="use `loss`")
+            raise WorkloadError(
+                "`correct` needs the model's output, which `step` does not return.", hint="use `loss` instead of `step`"
+            )
         if not isinstance(self.model, nn.Module):
-            raise WorkloadError(f"the model is a {type(self.model).__name__}, not a torch.nn.Module.")
+            raise WorkloadError(
+                f"the model is a {type(self.model).__name__}, not a torch.nn.Module.",
+                hint="set `model` to a torch.nn.Module",
+            )
         if not (isinstance(self.train, Iterable | ImageSet) or hasattr(self.train, "__getitem__")):
             raise WorkloadError(
-                f"the training data is a {type(self.train).__name__}.",
-                hint="give a data set, tensors, a DataLoader or an iterable of batches",
+                f"the training data is a {type(self.train).__name__}, which has neither an index nor an iterator.",
+                hint="provide a data set, tensors, a DataLoader or an iterable of batches",
             )
 
-    def evaluate(self, model: nn.Module, batch: Any) -> ForwardResult:
-        """One forward pass."""
+    def forward(self, model: nn.Module, batch: Any) -> ForwardResult:
+        """Run one forward pass and compute the loss."""
         if self.step is not None:
             return ForwardResult(self.step(model, batch))
         assert self.loss is not None
@@ -63,7 +68,7 @@ class Workload:
         return ForwardResult(self.loss(output, target), output, target)
 
     def count_correct(self, outcome: ForwardResult) -> Tensor | None:
-        """How many samples of a forward pass are right; None where the workload has no notion of that."""
+        """Return the number of correct predictions of a forward pass; None if the workload does not count them."""
         if self.correct is None or outcome.output is None:
             return None
         with torch.no_grad():
@@ -72,7 +77,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """What a forward pass gave."""
+    """Result of a forward pass."""
 
     loss: Tensor
     output: Any = None
@@ -80,5 +85,5 @@ class ForwardResult:
 
 
 def count_top1(logits: Tensor, target: Tensor) -> Tensor:
-    """How many samples have their class on top."""
+    """Return the number of samples whose highest logit is that of their class."""
     return (logits.argmax(dim=1) == target).sum()

@@ -1,4 +1,4 @@
-"""Emulated hosts for real: networks at their rates, shares of the cores, training on them, and nothing left behind."""
+"""Real emulated hosts: link rates, CPU limits, training on them, signals, and removal of everything at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.config import LaunchConfig
 from paceline.config.emulation import EMULATION_VARIABLE
 from paceline.errors import DataError, LaunchError, UsageError
 from paceline.launch.emulation import run as emulate
-from paceline.launch.emulation.cgroup import _parent
+from paceline.launch.emulation.cgroup import find_parent_cgroup
 from paceline.launch.emulation.hosts import EmulatedHost, emulated_hosts
 from paceline.launch.emulation.run import run_emulated, run_on_all
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
@@ -36,24 +36,24 @@ from workloads.data.published import Server
 pytestmark = pytest.mark.takes(45)
 
 PAYLOAD = 1448 / 1514
-"""What is left of a rate for data: Ethernet, IP and TCP take the rest."""
-CGROUPS = _parent(SELF_CGROUP, CGROUP_ROOT)
+"""Fraction of the rate for payload; the rest is headers of Ethernet, IP and TCP."""
+CGROUPS = find_parent_cgroup(SELF_CGROUP, CGROUP_ROOT)
 RUN = ("user_workloads:plain", "--ranks-per-host", "1", "--batch", "16")
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Sequence[EmulatedHost]]:
-    """One slow and two fast ones, each with half a core."""
-    with emulated_hosts("1@100mbit,2@1gbit", 0.5) as made:
-        yield made
+    """One slow and two fast hosts, each with half a core."""
+    with emulated_hosts("1@100mbit,2@1gbit", 0.5) as created:
+        yield created
 
 
 def cgroups_of(pid: int) -> list[Path]:
     return list(CGROUPS.glob(f"paceline-*-{pid}-*-host*"))
 
 
-def processes_on_hosts_of(master_pid: int) -> list[psutil.Process]:
-    """All that runs on the emulated hosts of a process: it knows where it is by its environment."""
+def processes_on_hosts(master_pid: int) -> list[psutil.Process]:
+    """Return all processes on the emulated hosts that a process created."""
     try:
         return psutil.Process(master_pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -61,7 +61,7 @@ def processes_on_hosts_of(master_pid: int) -> list[psutil.Process]:
 
 
 def rate_bit_s(sender: EmulatedHost, receiver: EmulatedHost, expected: float) -> float:
-    """What iperf3 says of a second; a busy machine is asked again, as it can only make a line slower."""
+    """Return the rate that iperf3 measures in one second: the best of 12 trials, since a busy machine lowers it."""
     best = 0.0
     for _ in range(12):
         with receiver.popen("iperf3", "-s", "-1", stdout=subprocess.DEVNULL) as server:
@@ -75,12 +75,14 @@ def rate_bit_s(sender: EmulatedHost, receiver: EmulatedHost, expected: float) ->
 
 
 @pytest.mark.parametrize(("sender", "receiver", "rate"), [(0, 1, 100e6), (1, 0, 100e6), (1, 2, 1e9), (2, 1, 1e9)])
-def test_rates_are_kept_both_ways(hosts: Sequence[EmulatedHost], sender: int, receiver: int, rate: float) -> None:
+def test_links_have_their_rate_in_both_directions(
+    hosts: Sequence[EmulatedHost], sender: int, receiver: int, rate: float
+) -> None:
     expected = rate * PAYLOAD
     assert rate_bit_s(hosts[sender], hosts[receiver], expected) == pytest.approx(expected, rel=0.03)
 
 
-def test_hosts_have_names_and_a_network_of_their_own(hosts: Sequence[EmulatedHost]) -> None:
+def test_hosts_have_names_and_separate_networks(hosts: Sequence[EmulatedHost]) -> None:
     ask = "from socket import *; print(gethostname(), gethostbyname('host2'), gethostbyaddr('198.18.0.1')[0])"
     assert hosts[1].run(sys.executable, "-c", ask).stdout.split() == ["host1", "198.18.0.3", "host0"]
     names = re.findall(r"^ *(\w+):", hosts[1].run("cat", "/proc/net/dev").stdout, re.MULTILINE)
@@ -101,10 +103,10 @@ print((time.process_time() - used) / (time.monotonic() - begin))
 """
 
 
-def test_a_share_is_kept(hosts: Sequence[EmulatedHost]) -> None:
+def test_the_cpu_limit_holds(hosts: Sequence[EmulatedHost]) -> None:
     folder = hosts[1].cgroup
     assert folder is not None
-    # What else runs on this machine must not take from the share.
+    # The highest weight, so that other programs on this machine do not reduce the share.
     weight, most = ("cpu.shares", "262144") if (folder / "cpu.shares").exists() else ("cpu.weight", "10000")
     (folder / weight).write_text(most)
 
@@ -115,7 +117,7 @@ def test_a_share_is_kept(hosts: Sequence[EmulatedHost]) -> None:
     eventually(check)
 
 
-def test_two_emulations_do_not_meet(hosts: Sequence[EmulatedHost]) -> None:
+def test_two_emulations_are_isolated(hosts: Sequence[EmulatedHost]) -> None:
     connect = "import socket; socket.create_connection(('198.18.0.1', 8000), timeout=2)"
     with (
         emulated_hosts("2", 0.5) as others,
@@ -132,7 +134,7 @@ def test_two_emulations_do_not_meet(hosts: Sequence[EmulatedHost]) -> None:
     assert all(host.cgroup.exists() for host in hosts if host.cgroup)
 
 
-def test_a_delay_is_there_or_the_kernel_is_named() -> None:
+def test_packets_are_delayed_or_netem_is_missing() -> None:
     connect = (
         "import socket, time; b = time.time(); socket.create_connection(('198.18.0.1', 8000)); print(time.time() - b)"
     )
@@ -144,25 +146,25 @@ def test_a_delay_is_there_or_the_kernel_is_named() -> None:
             taken_s = float(second.run(sys.executable, "-c", connect).stdout)
             server.kill()
             server.communicate()
-            assert 0.04 < taken_s < 0.2  # A round trip, and one more for the first packet, which asks who it is for.
+            assert 0.04 < taken_s < 0.2  # A round trip, and one more for ARP.
     except LaunchError as error:
         refusal = error
     else:
         return
-    assert "this kernel has no netem" in refusal.message
+    assert "this kernel cannot delay packets, since netem is missing" in refusal.message
     assert "modprobe sch_netem" in (refusal.hint or "")
 
 
 @pytest.mark.parametrize("each", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_hosts_with_rates_and_shares(tmp_path: Path, each: int) -> None:
+def test_hosts_with_rates_and_cpu_limits(tmp_path: Path, each: int) -> None:
     out = tmp_path / "run"
     spec, hosts = f"{each}@1gbit,{each}@200mbit", 2 * each
     options = ("--emulate", spec, "--host-cpus", "0.5", "--steps", "12", "--out", str(out), "--json")
     with start("train", *RUN, *options) as process:
-        said, _ = process.communicate(timeout=150)
-    assert process.returncode == 0, said
+        output, _ = process.communicate(timeout=150)
+    assert process.returncode == 0, output
     rates = f"{each} at 1 Gbit/s each way; {each} at 200 Mbit/s each way"
-    assert f"{hosts} emulated hosts: {rates}, 0.5 cores each, 198.18.0.1–{hosts}" in said
+    assert f"{hosts} emulated hosts: {rates}, 0.5 cores each, 198.18.0.1–{hosts}" in output
     record = read_run(out)
     assert record.finished
     assert record.topology["emulated"] == {"spec": spec, "host_cpus": 0.5}
@@ -172,29 +174,29 @@ def test_hosts_with_rates_and_shares(tmp_path: Path, each: int) -> None:
     assert not cgroups_of(process.pid)
 
 
-def test_two_hosts_asked_for_by_a_file_end_in_order_on_ctrl_c(tmp_path: Path) -> None:
+def test_two_hosts_from_a_config_file_end_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('emulate = "2"\nhost-cpus = 1.5\n')
-    process, out = begin(tmp_path, "--config", str(tmp_path / "run.toml"))
-    running = processes_on_hosts_of(process.pid)
-    assert len(running) >= 4  # A launching process and a rank on each host.
+    process, out = start_long_run(tmp_path, "--config", str(tmp_path / "run.toml"))
+    running = processes_on_hosts(process.pid)
+    assert len(running) >= 4  # A launcher and a rank on each host.
     shares = cgroups_of(process.pid)
     inside = [int(pid) for folder in shares for pid in (folder / "cgroup.procs").read_text().split()]
-    assert len(shares) == len(inside) == 2  # Ranks alone, not what launches them.
+    assert len(shares) == len(inside) == 2  # Only ranks, not the launchers.
     assert set(inside) < {child.pid for child in running}
     os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert f"interrupted; what was done is in {out}" in said
-    assert "warning: 2 hosts × 1.5 cores are 3, but there are" in said
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert f"interrupted; what was done is in {out}" in output
+    assert "warning: 2 hosts × 1.5 cores need 3, but this machine has" in output
     assert not [child for child in running if child.is_running()]
     assert not cgroups_of(process.pid)
 
 
-def test_a_killed_emulation_leaves_nothing_that_the_next_does_not_remove(tmp_path: Path) -> None:
-    process, _ = begin(tmp_path, "--emulate", "2", "--host-cpus", "0.5")
-    running = processes_on_hosts_of(process.pid)
+def test_cgroups_of_a_killed_emulation_are_removed_by_the_next(tmp_path: Path) -> None:
+    process, _ = start_long_run(tmp_path, "--emulate", "2", "--host-cpus", "0.5")
+    running = processes_on_hosts(process.pid)
     with ExitStack() as held:
-        # As long as they are held open no other network gets their numbers.
+        # While these files are open, no other network gets the same number.
         files = [held.enter_context(Path(f"/proc/{child.pid}/ns/net").open()) for child in running]
         networks = {os.readlink(f"/proc/self/fd/{file.fileno()}") for file in files}  # noqa: PTH115
         assert len(networks) == 2
@@ -202,14 +204,14 @@ def test_a_killed_emulation_leaves_nothing_that_the_next_does_not_remove(tmp_pat
         assert [folder.exists() for folder in stale] == [True, True]
         process.kill()
         process.communicate()
-        wait_until(lambda: not [child for child in running if child.is_running()], "what ran on the hosts ends")
+        wait_until(lambda: not [child for child in running if child.is_running()], "the processes on the hosts end")
         assert not [p.pid for p in psutil.process_iter() if network_of(p.pid) in networks]
     with emulated_hosts("1", 0.5):
         assert not [folder for folder in stale if folder.exists()]
 
 
-def begin(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], Path]:
-    """Starts a long run on emulated hosts, and waits until it trains."""
+def start_long_run(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], Path]:
+    """Start a long run on emulated hosts, and wait until it trains."""
     out = tmp_path / "run"
     process = start("train", *RUN, "--steps", "100000", "--out", str(out), *options)
     wait_until(lambda: process.poll() is not None or trains(out), "a run on emulated hosts")
@@ -232,14 +234,16 @@ def network_of(pid: int) -> str | None:
 def on_each(
     hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch, *scripts: str
 ) -> tuple[int, list[str], float]:
-    """Runs a script per host, as the supervisor runs `paceline`; exit code, what was said, how long it took."""
-    monkeypatch.setattr(emulate, "LEADER_ENDS_S", 0.5)
-    monkeypatch.setattr(emulate, "FOLLOWERS_END_S", 0.5)
+    """Run a script per host in place of `paceline`; return the exit code, the messages and the duration in seconds."""
+    monkeypatch.setattr(emulate, "LEADER_EXIT_S", 0.5)
+    monkeypatch.setattr(emulate, "FOLLOWERS_EXIT_S", 0.5)
     cases = " ".join(f"*'\"host\": {number}'*) {script} ;;" for number, script in enumerate(scripts))
-    said: list[str] = []
-    begin = time.monotonic()
-    code = run_on_all(hosts[: len(scripts)], ["sh", "-c", f"case ${EMULATION_VARIABLE} in {cases} esac"], said.append)
-    return code, said, time.monotonic() - begin
+    messages: list[str] = []
+    begin_s = time.monotonic()
+    code = run_on_all(
+        hosts[: len(scripts)], ["sh", "-c", f"case ${EMULATION_VARIABLE} in {cases} esac"], messages.append
+    )
+    return code, messages, time.monotonic() - begin_s
 
 
 def test_the_exit_code_is_that_of_host_0(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +251,8 @@ def test_the_exit_code_is_that_of_host_0(hosts: Sequence[EmulatedHost], monkeypa
     assert on_each(hosts, monkeypatch, "exit 7", "echo the same; exit 7")[:2] == (7, [])
 
 
-class Told:
-    """A process that remembers what it was sent."""
+class SignalRecorder:
+    """Process that records the signals it was sent."""
 
     returncode = None
 
@@ -260,7 +264,7 @@ class Told:
 
 
 @pytest.mark.parametrize(
-    ("came", "passed_on"),
+    ("received", "forwarded"),
     [
         ([signal.SIGINT] * 3, [signal.SIGINT] * 3),
         ([signal.SIGTERM] * 2, [signal.SIGTERM, signal.SIGKILL]),
@@ -268,27 +272,30 @@ class Told:
     ],
     ids=["Ctrl-C", "SIGTERM", "both"],
 )
-def test_hosts_may_report_however_often_ctrl_c_is_pressed(
-    came: list[signal.Signals], passed_on: list[signal.Signals]
-) -> None:
-    host = Told()
-    running = emulate._Running([emulate._Process(None, host, None)], frozenset(came))  # type: ignore[arg-type]
-    for number in came:
+def test_repeated_ctrl_c_does_not_kill_hosts(received: list[signal.Signals], forwarded: list[signal.Signals]) -> None:
+    process = SignalRecorder()
+    host_process = emulate._HostProcess(None, process, None)  # type: ignore[arg-type]
+    running = emulate._HostProcesses([host_process], frozenset(received))
+    for number in received:
         running._interrupt(number)
-    assert host.signals == passed_on
+    assert process.signals == forwarded
 
 
-def test_a_host_that_fails_unexplained_is_heard(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, said, took_s = on_each(hosts, monkeypatch, "exec sleep 60", "exit 0", "echo no room >&2; exit 5")
-    assert code == 128 + signal.SIGTERM  # It waited for a host that had gone.
-    assert said == ["host2 ended with exit code 5:", "  host2: no room"]
-    assert took_s < 50, "it does not wait for those that sleep"
+def test_the_output_of_a_host_that_fails_unexplained_is_shown(
+    hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, messages, took_s = on_each(hosts, monkeypatch, "exec sleep 60", "exit 0", "echo no room >&2; exit 5")
+    assert code == 128 + signal.SIGTERM  # Host 0 waited for a host that had ended.
+    assert messages == ["host2 ended with exit code 5:", "  host2: no room"]
+    assert took_s < 50, "it does not wait for the hosts that sleep"
 
 
-def test_hosts_that_miss_the_end_are_ended(hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, said, took_s = on_each(hosts, monkeypatch, "exit 0", "exec sleep 60")
-    assert (code, said) == (0, [])
-    assert took_s < 50, "it does not wait for those that sleep"
+def test_hosts_that_outlive_host_0_are_terminated(
+    hosts: Sequence[EmulatedHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, messages, took_s = on_each(hosts, monkeypatch, "exit 0", "exec sleep 60")
+    assert (code, messages) == (0, [])
+    assert took_s < 50, "it does not wait for the hosts that sleep"
 
 
 def test_a_closed_terminal_ends_all_hosts_unless_it_is_ignored(
@@ -304,7 +311,7 @@ def test_a_closed_terminal_ends_all_hosts_unless_it_is_ignored(
         signal.signal(signal.SIGHUP, before)
 
 
-def test_data_are_fetched_before_hosts_are_on_their_own(
+def test_data_are_downloaded_before_the_command_runs_on_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -321,18 +328,18 @@ def test_data_are_fetched_before_hosts_are_on_their_own(
     assert "answered with status 404" in capsys.readouterr().err
 
 
-def test_ranks_of_another_launcher_do_not_emulate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulate_is_refused_under_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="under another launcher"):
+    with pytest.raises(UsageError, match="torchrun or another launcher started this process"):
         run_emulated(LaunchConfig(emulate="2"), [], print)
 
 
 @pytest.mark.parametrize("missing", ["-sys_admin", "-net_admin"])
-def test_without_root_it_says_what_to_do(missing: str) -> None:
+def test_without_root_the_hint_says_what_to_do(missing: str) -> None:
     line = ["setpriv", f"--bounding-set={missing}", *command("train", "--emulate", "2")]
     done = subprocess.run(line, cwd="/", capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == LaunchError.exit_code, done.stderr
-    assert "error: emulated hosts have networks of their own, which only root may make." in done.stderr
-    assert "hint: run it with sudo" in done.stderr
+    assert "error: emulated hosts have separate networks, which only root can create." in done.stderr
+    assert "hint: run the command with sudo" in done.stderr
     assert len(done.stderr.splitlines()) == 2

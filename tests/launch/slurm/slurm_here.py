@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on this host: started for the tests that need one, and stopped whatever happens."""
+"""Real Slurm of two nodes on this host, for the duration of the tests that need one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 NODES = ("n1", "n2")
-"""Names that no resolver knows: their address is in Slurm's configuration alone."""
+"""Names that do not resolve; their addresses are in Slurm's configuration only."""
 CPUS = 8
 START_S = 20.0
 LIMIT_S = 120.0
@@ -55,30 +55,30 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=5 State=UP
 
 
 def missing_programs() -> list[str]:
-    """What has to be installed before there can be a Slurm: Debian's slurm-wlm and munge have it all."""
+    """Return the missing programs; Debian's packages slurm-wlm and munge contain all."""
     return [name for name in PROGRAMS if find_program(name) is None]
 
 
 def find_program(name: str) -> str | None:
-    """Daemons are in a folder that users do not look in."""
+    """Return the path of a program; daemons are in sbin, which is not in the PATH of users."""
     return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
 @dataclass
 class Slurm:
-    """Two nodes, a controller, and the daemon that vouches for users."""
+    """Two nodes, a controller, and the authentication daemon."""
 
     folder: Path
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What Slurm's commands need to find this one, and nothing of a Slurm that the tests themselves run under."""
+        """Environment for commands of this Slurm, without the variables of a Slurm that runs the tests."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))}
         return kept | {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def start(self) -> None:
-        """Starts the daemons, and waits until both nodes take jobs."""
+        """Start the daemons, and wait until both nodes accept jobs."""
         self._configure()
         key, socket_file = self.folder / "munge.key", self.folder / "munge.socket"
         key.write_bytes(os.urandom(128))
@@ -92,14 +92,14 @@ class Slurm:
         self._wait(lambda: self.run("sinfo", "--noheader", "--format=%t %D").split() == ["idle", "2"], "two idle nodes")
 
     def run(self, *command: str, cwd: Path | None = None, limit_s: float = LIMIT_S) -> str:
-        """Runs a command in this Slurm; what it printed, both ways."""
+        """Run a command in this Slurm; return its stdout and stderr."""
         done = self.call(*command, cwd=cwd, limit_s=limit_s)
         return done.stdout + done.stderr
 
     def call(
         self, *command: str, cwd: Path | None = None, limit_s: float = LIMIT_S, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command in this Slurm."""
+        """Run a command in this Slurm; return its exit code and output."""
         return subprocess.run(
             command,
             cwd=cwd or self.folder,
@@ -111,7 +111,7 @@ class Slurm:
         )
 
     def stop(self) -> None:
-        """Ends all jobs, then the daemons, which have nothing to save."""
+        """Cancel all jobs, then kill the daemons, which have no state to save."""
         if len(self.daemons) > 1:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 self.run("scancel", f"--user={_user()}", limit_s=5)
@@ -145,11 +145,11 @@ class Slurm:
     def _daemon(self, name: str, *arguments: str) -> None:
         program = find_program(name)
         assert program is not None
-        log = self.folder / f"{name}-{len(self.daemons)}.said"
-        with log.open("wb") as said:
+        log = self.folder / f"{name}-{len(self.daemons)}.output"
+        with log.open("wb") as output:
             self.daemons.append(
                 subprocess.Popen(
-                    [program, *arguments], env=self.environment, stdout=said, stderr=said, start_new_session=True
+                    [program, *arguments], env=self.environment, stdout=output, stderr=output, start_new_session=True
                 )
             )
 
@@ -157,19 +157,19 @@ class Slurm:
         assert callable(holds)
         deadline = time.monotonic() + START_S
         while not holds():
-            gone = [daemon.args for daemon in self.daemons if daemon.poll() is not None]
-            if gone or time.monotonic() > deadline:
-                raise RuntimeError(f"no {what} within {START_S:g} s; ended: {gone}\n{self._said()}")
+            ended = [daemon.args for daemon in self.daemons if daemon.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                raise RuntimeError(f"no {what} within {START_S:g} s; ended: {ended}\n{self._logs()}")
             time.sleep(0.05)
 
-    def _said(self) -> str:
-        files = sorted([*self.folder.glob("*.said"), *self.folder.glob("*.log")])
+    def _logs(self) -> str:
+        files = sorted([*self.folder.glob("*.output"), *self.folder.glob("*.log")])
         return "\n".join(f"{file.name}:\n{file.read_text(errors='replace')[-2000:]}" for file in files)
 
 
 @contextmanager
-def slurm_here() -> Iterator[Slurm]:
-    """A Slurm for the length of a `with`. Its folder has a short name: sockets' are at most 107 characters."""
+def running_slurm() -> Iterator[Slurm]:
+    """Run Slurm for the duration of a `with` block, in a folder with a short name (socket paths: 107 characters)."""
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         slurm = Slurm(Path(folder))
         try:
@@ -186,7 +186,10 @@ def _free_ports(count: int) -> Sequence[int]:
 
 
 def _listening() -> tuple[str, str]:
-    """Slurm listens on the address of the host's name, or else on all: the first where that is a loopback one."""
+    """Return Slurm's communication parameters and the address for its nodes.
+
+    Slurm can listen on the address of the host's name or on all addresses. Use the first if it is a loopback address.
+    """
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:

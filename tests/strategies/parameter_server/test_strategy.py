@@ -68,7 +68,7 @@ def test_roles_and_ranks() -> None:
 def test_clipping_takes_the_gradient_of_a_whole_batch() -> None:
     clipped = RunConfig(clip_norm=1.0)
     check_strategy(clipped, create("parameter_server"), ranks=2)
-    with pytest.raises(UsageError, match="does not support --clip-norm where ranks do not step together"):
+    with pytest.raises(UsageError, match="does not support --clip-norm in asynchronous mode"):
         check_strategy(clipped, create(AT_WILL), ranks=2)
 
 

@@ -1,4 +1,4 @@
-"""Every lossless strategy computes the mean gradient, and trains to the weights, of one process on the same shards."""
+"""Tests of the proof: every lossless strategy has the gradients and the weights of one process on the same shards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.config import RunConfig
 from paceline.errors import ParityError
 from paceline.strategies.base.strategy import AfterBackward
 from paceline.strategies.registry import ENTRIES, create
-from paceline.training.batchnorm import spread
+from paceline.training.batchnorm import relative_divergence
 from paceline.training.parity.oracle import Gradients, Shards, oracle
 from paceline.training.parity.proof import Parity, prove, take_shards
 from paceline.training.sync import Sync
@@ -49,36 +49,36 @@ LOSSLESS = [
 ]
 BATCHNORMS = ["broadcast", "local", "sync"]
 VARIANTS = {"ddp:overlap=false": 2, "ddp:bucket_mb=0.01,bucket_view=true": 4, "parameter_server:servers=2": 3}
-"""Other ways of strategies that are proven on two, three and four ranks: on so many each."""
+"""Variants of strategies that are proven on two, three or four ranks, each on the given number."""
 IN_FULL_SIZE = ["ddp", "shared_memory"]
 LARGE = ["vgg11"]
 STEPS = 3
 
 _known: dict[tuple[str, int, RunConfig], tuple[Shards, list[Gradients] | None]] = {}
-"""A rank's: see `_other_side`."""
+"""Cache of each rank: see `_shards_and_oracle`."""
 _trained: dict[tuple[str, int, RunConfig], Tensor] = {}
-"""Rank 0's: the weights of one process after ten steps."""
+"""Cache of rank 0: the weights of one process after ten steps."""
 
 
 def proof(comm: Comm, strategy: str, case: str, settings: dict[str, Any]) -> Parity:
-    """The verdict, which every rank comes to."""
+    """Return the verdict, the same on every rank."""
     config = RunConfig(**{"batch": 12, "precision": "fp64", "augment": False} | settings)
     share = Share(comm.rank, comm.world_size, config.accumulate, comm.device, torch.float64)
     chosen = WRONG[strategy]() if strategy in WRONG else create(strategy, allow_unused=config.allow_unused)
     workload = OWN[case]() if case in OWN else cases.make(case)
-    other_side = () if case in OWN else _other_side(workload, case, share, config, comm)
+    other_side = () if case in OWN else _shards_and_oracle(workload, case, share, config, comm)
     return prove(chosen, workload, share, config, comm, STEPS, *other_side)
 
 
-def _other_side(
+def _shards_and_oracle(
     workload: Workload, case: str, share: Share, config: RunConfig, comm: Comm
 ) -> tuple[Shards, list[Gradients] | None]:
-    """What all train on and, on rank 0, what one process makes of it: the same for all strategies, so made once."""
+    """Return the shards and, on rank 0, the oracle's gradients; cached, since all strategies use the same."""
     key = case, comm.world_size, config
     if key not in _known:
         shards = take_shards(workload, share, config, comm, STEPS)
-        right = oracle(workload, shards.everyones, share, config) if comm.rank == 0 else None
-        if case in LARGE:  # Half a gigabyte: one is kept at a time.
+        right = oracle(workload, shards.all_ranks, share, config) if comm.rank == 0 else None
+        if case in LARGE:  # Half a gigabyte, so only one is kept.
             for other in [other for other in _known if other[0] in LARGE]:
                 del _known[other]
         _known[key] = shards, right
@@ -101,13 +101,13 @@ CASES: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
     "accumulation and clipping": ("cnn", lambda _: {"batch": 11, "accumulate": 2, "clip_norm": 0.01}),
     **{f"bn {bn}": ("small_bn", lambda ranks, bn=bn: {"bn": bn, "batch": ranks + 1}) for bn in BATCHNORMS},
 }
-"""Models, and the settings that each is trained with on so many ranks."""
+"""Models, and the settings that each is trained with on a given number of ranks."""
 
 
 def pairs() -> Iterator[Any]:
-    """Every strategy with every case; of two, three and four ranks in turn, so that each meets every strategy and case.
+    """Yield every strategy with every case, on 2, 3 or 4 ranks in turn, so that each number meets all of both.
 
-    The other numbers of ranks are left to the soak.
+    The other numbers of ranks run in the soak.
     """
     for first, strategy in enumerate(LOSSLESS):
         sizes = [VARIANTS[strategy]] if strategy in VARIANTS else [2, 3, 4]
@@ -129,20 +129,20 @@ def test_gradients(pool: Pool, strategy: str, case: str, ranks: int) -> None:
     sorted(((s, BATCHNORMS[n % 3], 2 + n % 2) for n, s in enumerate(LOSSLESS)), key=lambda one: one[1:]),
 )
 def test_gradients_of_vgg11(pool: Pool, strategy: str, bn: str, ranks: int) -> None:
-    """Every strategy and every BatchNorm, though not every pair of them; in full size, where a proof takes seconds,
-    DDP's own buckets and those that lie in shared memory, with as many bytes as their defaults are made for."""
+    """Cover every strategy and every BatchNorm mode, but not every pair. In full size, where a proof takes seconds,
+    cover DDP's buckets and those in shared memory, with the sizes that their defaults are made for."""
     case = "vgg11" if strategy in IN_FULL_SIZE else "slim_vgg11"
     check(pool, ranks, strategy, case, bn=bn, batch=ranks + 1)
 
 
 def test_every_lossless_strategy_is_proven() -> None:
-    """On two, three and four ranks."""
+    """Lossless strategies are proven on two, three and four ranks."""
     proven = {text.partition(":")[0] for text in LOSSLESS if text not in VARIANTS}
     assert {name for name in ENTRIES if create(name).lossless} - {"single"} == proven
 
 
 class Summing(AfterBackward):
-    """The mistake that people make: the sum, not the mean."""
+    """Common mistake: the sum instead of the mean."""
 
     name: ClassVar[str] = "summing"
 
@@ -152,7 +152,7 @@ class Summing(AfterBackward):
 
 
 class Breaking(AfterBackward):
-    """A division by zero, on one rank and in one step: max() passes a nan over."""
+    """Division by zero on one rank in one step: `max` would skip the NaN."""
 
     name: ClassVar[str] = "breaking"
     calls = 0
@@ -165,7 +165,7 @@ class Breaking(AfterBackward):
 
 
 class NotClipping(AfterBackward):
-    """The mean, never clipped."""
+    """Mean without clipping."""
 
     name: ClassVar[str] = "not_clipping"
 
@@ -228,7 +228,7 @@ def classifier(model: nn.Module, train: Any, loss: Callable[[Any, Any], Tensor] 
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    """Other noise each time a sample is taken, as random crops are, whatever is seeded."""
+    """Data set with different noise each time a sample is read, like random crops, whatever is seeded."""
 
     def __init__(self) -> None:
         self.x, self.y = samples()
@@ -242,14 +242,14 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 
 
 class FunctionalDropout(nn.Module):
-    """Dropout that no layer stands for."""
+    """Dropout by a function instead of a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.dropout(x, 0.5, self.training)
 
 
 class Annealed(nn.Module):
-    """A state that is no buffer: the third pass is not like the first."""
+    """Model with state outside its buffers: the third forward pass differs from the first."""
 
     passes = 0
 
@@ -259,7 +259,7 @@ class Annealed(nn.Module):
 
 
 class Running(nn.Module):
-    """A buffer that depends on the shards so far, and that the output depends on."""
+    """Model with a buffer that depends on all previous shards, and that its output depends on."""
 
     seen: Tensor
 
@@ -273,7 +273,7 @@ class Running(nn.Module):
 
 
 def generator() -> Workload:
-    """Batches that can be had once, the last ones too few for three steps."""
+    """Return batches that can be iterated once; the last ones are too small for three steps."""
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         x, y = samples()
@@ -284,7 +284,7 @@ def generator() -> Workload:
 
 
 def unseeded() -> Workload:
-    """A loss that draws from a source of its own: it does not repeat itself."""
+    """Return a loss with its own random numbers, which does not repeat."""
     numbers = np.random.default_rng()
     return classifier(
         perceptron(), samples(), lambda output, target: F.cross_entropy(output, target) * numbers.random()
@@ -292,7 +292,7 @@ def unseeded() -> Workload:
 
 
 def not_a_mean() -> Workload:
-    """Classes of unequal weight: the loss of two shards is not the mean of their losses."""
+    """Return a loss with class weights: that of two shards is not the mean of their losses."""
     weight = torch.tensor([1.0, 5.0, 25.0], dtype=torch.float64)
     return classifier(
         perceptron(nn.BatchNorm1d(8)), samples(), lambda output, target: F.cross_entropy(output, target, weight)
@@ -300,7 +300,7 @@ def not_a_mean() -> Workload:
 
 
 def spectral(norm: Callable[[nn.Module], nn.Module]) -> Workload:
-    """Buffers that the forward pass of training depends on."""
+    """Return a model whose forward pass in training depends on buffers."""
     return classifier(perceptron(norm(nn.Linear(8, 8))), samples())
 
 
@@ -356,10 +356,10 @@ def test_a_right_strategy_is_not_refused(pool: Pool, case: str, settings: dict[s
 @pytest.mark.parametrize(
     ("case", "bn", "why"),
     [
-        ("unseeded", "broadcast", "does not compute the same twice"),
+        ("unseeded", "broadcast", "computes different gradients when it repeats"),
         ("no_number", "broadcast", "not finite"),
-        ("not_a_mean", "sync", "prove it with --bn broadcast"),
-        ("bn_functional_dropout", "sync", "prove it with --bn broadcast"),
+        ("not_a_mean", "sync", "use --bn broadcast to prove"),
+        ("bn_functional_dropout", "sync", "use --bn broadcast to prove"),
     ],
 )
 def test_a_workload_that_says_nothing_about_a_strategy_is_unproven(pool: Pool, case: str, bn: str, why: str) -> None:
@@ -372,12 +372,12 @@ def test_a_workload_that_says_nothing_about_a_strategy_is_unproven(pool: Pool, c
 
 
 def test_data_without_a_batch_is_named(pool: Pool) -> None:
-    with pytest.raises(RankFailed, match="WorkloadError: the training data gave no batch"):
+    with pytest.raises(RankFailed, match="WorkloadError: the training data has no batch"):
         pool.run(proof, 2, "allreduce", "nothing", {})
 
 
 def ten_steps(comm: Comm, strategy: str, case: str, bn: str) -> tuple[Tensor, Tensor | None, float]:
-    """The weights after ten steps: this rank's, on rank 0 those of one process, and how far the ranks' are apart."""
+    """Return the weights after ten steps: this rank's, one process's on rank 0, and the distance between ranks."""
     config = RunConfig(batch=3 * comm.world_size + 1, precision="fp64", augment=False, bn=bn)  # type: ignore[arg-type]
     share = Share(comm.rank, comm.world_size, 1, comm.device, torch.float64)
     workload = cases.make(case)
@@ -386,10 +386,10 @@ def ten_steps(comm: Comm, strategy: str, case: str, bn: str) -> tuple[Tensor, Te
     source = make_source(workload.train, share, batch=config.global_batch(comm.world_size), seed=0)
     steps = [(epoch, pieces) for epoch in range(20) for pieces in source.epoch(epoch)][:10]
     for _, (piece,) in steps:
-        loss = workload.evaluate(sync.model, source.fetch(piece)).loss
+        loss = workload.forward(sync.model, source.fetch(piece)).loss
         (loss * piece.weight).backward()
         sync.step()
-    apart = spread(list(workload.model.parameters()), comm)
+    apart = relative_divergence(list(workload.model.parameters()), comm)
     sync.close()
     key = case, comm.world_size, config
     if comm.rank == 0 and key not in _trained:
@@ -398,7 +398,7 @@ def ten_steps(comm: Comm, strategy: str, case: str, bn: str) -> tuple[Tensor, Te
 
 
 def train_alone(model: torch.nn.Module, workload: Any, share: Share, config: RunConfig) -> Tensor:
-    """Ten steps of one process on the same shards."""
+    """Return the weights of one process after ten steps on the same shards."""
     workers = 1 if config.bn == "sync" else share.workers
     sources = [
         make_source(
@@ -414,7 +414,7 @@ def train_alone(model: torch.nn.Module, workload: Any, share: Share, config: Run
     for step in range(10):
         for source, steps in zip(sources, shards, strict=True):
             for piece in steps[step]:
-                loss = workload.evaluate(model, source.fetch(piece)).loss
+                loss = workload.forward(model, source.fetch(piece)).loss
                 (loss * piece.weight / workers).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -447,12 +447,12 @@ def test_p2p_is_gather_scatter_to_the_last_bit(pool: Pool) -> None:
 
 
 def oracles(comm: Comm) -> list[dict[str, Tensor]]:
-    """The right gradients of the first step, as these ranks have it shared out; rank 0's."""
+    """Return the oracle's gradients of the first step, for the split over these ranks; on rank 0 only."""
     workload = cases.make("cnn")
     config = RunConfig(batch=13, precision="fp64", augment=False)
     share = Share(comm.rank, comm.world_size, 1, comm.device, torch.float64)
     shards = take_shards(workload, share, config, comm, 1)
-    return oracle(workload, shards.everyones, share, config) if comm.rank == 0 else []
+    return oracle(workload, shards.all_ranks, share, config) if comm.rank == 0 else []
 
 
 def test_the_oracle_is_the_undivided_batch_without_batchnorm(pool: Pool) -> None:

@@ -1,4 +1,4 @@
-"""The proof before a comparison: right strategies are not refused for what the workload does, wrong ones are."""
+"""Tests of the proof before a comparison: a workload that does not repeat is reported, not blamed on the strategy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_strategies_are_proven_on_data_and_weights_that_differ_each_time(tmp_pat
 def test_on_a_workload_that_does_not_repeat_itself_they_are_measured_unproven(tmp_path: Path) -> None:
     (found,) = events(tmp_path / "out", "proof_cases:unseeded", "ddp,allreduce", "unproven")
     assert found["candidates"] == ["ddp", "allreduce"]
-    unproven = "ddp, allreduce are measured without a parity proof: one process does not compute the same"
+    unproven = "ddp, allreduce are measured without a parity proof: one process computes different gradients"
     assert found["reason"].startswith(unproven)
-    assert found["reason"].endswith("seed all that is random in the model, the loss or the step.")
+    assert found["reason"].endswith("seed every random number in the model, the loss and the step.")
     assert not read_experiment(tmp_path / "out").events_of("parity")

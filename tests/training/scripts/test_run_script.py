@@ -1,4 +1,4 @@
-"""`paceline compare --script` as a user runs it: real scripts, real ranks, the mistakes that people make."""
+"""Tests of `paceline compare --script` with real scripts and ranks, and with common mistakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS), "--no-doc
 def compare(
     out: Path, *arguments: str, args: tuple[str, ...] = (), expect: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Compares strategies in the script, once, on two ranks."""
+    """Compare strategies in the script, once, on two ranks."""
     options = ("--script", "train.py", "--ranks", "2", *ONCE, "--json", "--out", str(out), *arguments, "--", *args)
     return paceline("compare", *options, expect=expect, cwd=SCRIPTS)
 
@@ -39,7 +39,7 @@ def rows_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExperimentRecord, dict[str, Any]]:
-    """A comparison that goes well: its record, and what it printed."""
+    """Return the record and the JSON output of a successful comparison."""
     out = tmp_path_factory.mktemp("compared") / "experiment"
     done = compare(out, "--strategies", "allreduce,ddp,none,single", "--doctor")
     return read_experiment(out), json.loads(done.stdout)
@@ -91,7 +91,7 @@ def test_lossless_strategies_are_proven_and_train_alike(compared: tuple[Experime
     assert not list(experiment.path.rglob("gradients.pt")), "they are as large as the model"
     losses = {row["name"]: row["train_loss"]["value"] for row in printed["rows"]}
     assert losses["allreduce"] == pytest.approx(losses["ddp"], rel=1e-5)
-    assert {loss_difference["candidate"] for loss_difference in printed["partings"]} == {"allreduce"}, (
+    assert {loss_difference["candidate"] for loss_difference in printed["loss_differences"]} == {"allreduce"}, (
         "one process may train otherwise"
     )
 
@@ -118,7 +118,7 @@ def test_a_script_that_is_not_reproducible_is_measured_all_the_same(tmp_path: Pa
     out = tmp_path / "out"
     done = compare(out, "--strategies", "allreduce", args=("--mistake", "is not reproducible"))
     assert "train.py computes different gradients in two runs" in done.stderr
-    assert "seed all that is random" in done.stderr
+    assert "seed everything random" in done.stderr
     printed = json.loads(done.stdout)
     assert printed["proofs"] == []
     assert any("cannot be proven" in warning for warning in printed["warnings"])
@@ -127,13 +127,13 @@ def test_a_script_that_is_not_reproducible_is_measured_all_the_same(tmp_path: Pa
 
 def test_a_script_that_names_its_strategy(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", args=("--mistake", "names its strategy"), expect=2)
-    assert "train.py gives 'ddp' to attach(), which leaves nothing to compare." in done.stderr
-    assert "hint: leave the strategy and its options out of attach()" in done.stderr
+    assert "train.py passes 'ddp' to attach(), so compare cannot choose the strategy." in done.stderr
+    assert "hint: omit the strategy and its options in attach()" in done.stderr
 
 
 def test_a_script_that_never_attaches(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", args=("--mistake", "never attaches"), expect=4)
-    assert "train.py ended without a call of paceline.attach()." in done.stderr
+    assert "train.py ended without calling paceline.attach()." in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -146,7 +146,7 @@ def test_a_script_that_ends_early(tmp_path: Path) -> None:
 def test_a_script_that_refuses_its_arguments(tmp_path: Path) -> None:
     done = compare(tmp_path / "out", args=("--mistkae", "none"), expect=4)
     assert "unrecognized arguments: --mistkae none" in done.stderr
-    assert "error: train.py left with exit code 2." in done.stderr
+    assert "error: train.py ended with exit code 2." in done.stderr
 
 
 def test_a_strategy_under_which_the_script_fails_is_left_out(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_strategy_under_which_the_script_fails_is_left_out(tmp_path: Path) -> 
         (["--vary", "lr=1,2"], "--vary cannot vary lr.", "vary bn or allow_unused"),
         (["--vary", "strategy=ddp,none"], "--vary cannot vary strategy.", "--strategies"),
         (["--strategies", "dpd"], "there is no strategy 'dpd'.", "did you mean 'ddp'?"),
-        (["--script", "gone.py"], "there is no script gone.py in ", "the path of a python file"),
+        (["--script", "gone.py"], "there is no script gone.py in ", "the path of a Python file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,4 +1,4 @@
-"""The proof of parity for scripts: the user's optimiser stays, its step keeps gradients, the mean is exact."""
+"""Tests of the proof for scripts: the user's optimiser is kept, its step captures gradients, the mean is exact."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def probe(
     offset: float,
     max_norm: float = 100.0,
 ) -> Tensor:
-    """Three steps of gradients that depend on the rank, under a schedule; returns the weights after them."""
+    """Run three steps with gradients that depend on the rank, under a schedule; return the weights."""
     torch.manual_seed(0)
     config = RunConfig(strategy=strategy, steps=40)
-    assignment = kind(
+    task = kind(
         script=Script(path="train.py"), config=config, folder=RunFolder(Path(folder)), oracle=f"{folder}/gradients.pt"
     )
     model = nn.Linear(3, 2).to(dtype)
-    with assignment.attach(
-        model, lambda p: torch.optim.SGD([w for _, w in p], lr=1.0), assignment.make_strategy(), comm, "broadcast"
+    with task.attach(
+        model, lambda p: torch.optim.SGD([w for _, w in p], lr=1.0), task.make_strategy(), comm, "broadcast"
     ) as sync:
         schedule = ExponentialLR(sync.optimizer, 0.5)
         try:
@@ -87,7 +87,7 @@ def test_the_tolerance_is_that_of_the_gradients(pool: Pool, tmp_path: Path) -> N
 
 
 class Sum(AfterBackward):
-    """Forgets to divide; clipping would hide it."""
+    """Strategy that forgets to divide; clipping would hide it."""
 
     name: ClassVar[str] = "sum"
 
@@ -97,7 +97,7 @@ class Sum(AfterBackward):
 
 
 class Broken(Sum):
-    """Gives no number on one rank."""
+    """Strategy that returns NaN on one rank."""
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
         super().agree(gradients)

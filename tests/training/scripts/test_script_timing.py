@@ -1,4 +1,4 @@
-"""A script's own loop, measured: what a step is, what its notes mean, how it is left."""
+"""Tests of the timing of a script's loop: the limits of a step, the meaning of notes, the end of the script."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def measuring(folder: str, **settings: Any) -> TimingTask:
 
 def attached(comm: Comm, folder: str, **settings: Any) -> TimedSync:
     torch.manual_seed(0)
-    assignment = measuring(folder, **settings)
-    comm = replace(comm, stopwatch=assignment.stopwatch(comm.device))
-    sync = assignment.attach(nn.Linear(4, 3), lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), comm, "broadcast")
+    task = measuring(folder, **settings)
+    comm = replace(comm, stopwatch=task.stopwatch(comm.device))
+    sync = task.attach(nn.Linear(4, 3), lambda p: torch.optim.SGD(p, lr=0.1), create("ddp"), comm, "broadcast")
     assert isinstance(sync, TimedSync)
     return sync
 
 
 def train(comm: Comm, folder: str, notes: str) -> int:
-    """Trains on two unlike micro-batches and tests in between; returns how often the loop had to be left."""
+    """Train on two different micro-batches and evaluate in between; return how often `ScriptFinished` was raised."""
     x, y = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
     left = 0
     with attached(comm, folder) as sync:
@@ -83,7 +83,7 @@ def test_samples_losses_and_windows(pool: Pool, tmp_path: Path) -> None:
 
 
 def counted(comm: Comm, folder: str, ask_at: int) -> None:
-    """A script that has a look at the agreed weights before some step."""
+    """Train in a script that reads the agreed weights before a step."""
     with attached(comm, folder) as sync, suppress(ScriptFinished):
         for step in range(STEPS):
             if step == ask_at and comm.rank == 1:
@@ -121,7 +121,7 @@ def test_one_rank_may_tell_for_all(pool: Pool, tmp_path: Path) -> None:
 
 
 def trains_watched(comm: Comm, folder: str) -> None:
-    """A script that leaves without closing anything."""
+    """Train in a script that ends without closing anything."""
     x, y = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
     sync = attached(comm, folder, profile="6-7", tensorboard=True)
 
@@ -172,11 +172,11 @@ def test_a_step_without_samples_is_told_so(pool: Pool, tmp_path: Path) -> None:
 
 
 def attaches_twice(comm: Comm, folder: str) -> str:
-    assignment = measuring(folder)
-    comm = replace(comm, stopwatch=assignment.stopwatch(comm.device))
-    with assignment.attach(nn.Linear(2, 1), torch.optim.SGD, create("none"), comm, "local"):
+    task = measuring(folder)
+    comm = replace(comm, stopwatch=task.stopwatch(comm.device))
+    with task.attach(nn.Linear(2, 1), torch.optim.SGD, create("none"), comm, "local"):
         with pytest.raises(UsageError) as refused:
-            assignment.refuse_own_choice(None, {})
+            task.check_attach_arguments(None, {})
         return str(refused.value)
 
 
@@ -185,8 +185,8 @@ def test_a_second_attach_is_refused(pool: Pool, tmp_path: Path) -> None:
 
 
 def test_options_without_a_name_are_a_choice_too(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="gives bucket_mb to attach"):
-        measuring(str(tmp_path)).refuse_own_choice(None, {"bucket_mb": 1})
+    with pytest.raises(UsageError, match="passes bucket_mb to attach"):
+        measuring(str(tmp_path)).check_attach_arguments(None, {"bucket_mb": 1})
 
 
 @pytest.mark.parametrize(

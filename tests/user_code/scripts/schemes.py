@@ -1,4 +1,4 @@
-"""Strategies of a user's own, one of them wrong."""
+"""A user's incorrect strategy, for scripts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paceline import AfterBackward
 
 
 class Sums(AfterBackward):
-    """Forgets to divide."""
+    """Incorrect: the sum, without the division."""
 
     name = "sums"
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
-        """Adds only."""
+        """Sum the gradients."""
         for gradient in gradients:
             dist.all_reduce(gradient, group=self.comm.group)

@@ -1,4 +1,4 @@
-"""A user's own training script: accumulation, clipping, a schedule; and, where asked, a mistake that people make."""
+"""A user's training script with accumulation, clipping and a schedule; `--mistake` selects a common mistake."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ arguments = parser.parse_args()
 
 
 def samples(count: int = 96) -> tuple[Tensor, Tensor]:
-    """The same on all ranks."""
+    """Return samples that are equal on all ranks."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(count, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator)
 
 
 def main() -> None:
-    """Trains on the ranks' shares of one batch after the other."""
+    """Train on this rank's share of each batch."""
     if arguments.mistake == "never attaches":
         return
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What the tests of data sets share."""
+"""Fixtures for tests of data sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @pytest.fixture
 def small_cifar(monkeypatch: pytest.MonkeyPatch, server: Server) -> SmallCifar:
-    """A small CIFAR-10 whose archive is on the local server."""
+    """Return a small CIFAR-10 with its archive on the local server."""
     small = SmallCifar(monkeypatch, server.url("cifar-10-binary.tar.gz"))
     server.files["cifar-10-binary.tar.gz"] = small.archive
     return small
@@ -33,5 +33,5 @@ def small_cifar(monkeypatch: pytest.MonkeyPatch, server: Server) -> SmallCifar:
 
 @pytest.fixture
 def file_names() -> Callable[[Path], set[str]]:
-    """The names of all files below a folder."""
+    """Return the names of all files below a folder."""
     return lambda folder: {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

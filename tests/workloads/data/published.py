@@ -1,4 +1,4 @@
-"""A web server of our own, and small files in the published formats."""
+"""Local web server, and small files in the published formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROW_BYTES = 3073
 
 
 class Server(ThreadingHTTPServer):
-    """Serves what `files` holds, counts what it is asked for, and can break off or fall silent half-way."""
+    """Server of the contents of `files`; counts requests, and can close or stall a transfer half-way."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -79,7 +79,7 @@ def tar_gz(files: dict[str, bytes]) -> bytes:
 
 
 class SmallCifar:
-    """CIFAR-10 with a few rows per file: the md5s in `cifar10` are patched to be theirs."""
+    """CIFAR-10 with a few rows per file; the md5s in `cifar10` are patched to match."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         self.train = {f"data_batch_{i}.bin": cifar_rows(i, seed=i) for i in range(1, 6)}

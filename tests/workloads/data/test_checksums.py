@@ -1,4 +1,4 @@
-"""Files with a published md5."""
+"""Tests of files with a published md5."""
 
 import hashlib
 import json
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import DataError
-from paceline.workloads.data.checksums import MEMORY_NAME, is_intact, write_checked
+from paceline.workloads.data.checksums import CACHE_NAME, is_intact, write_checked
 from workloads.data.published import md5
 
 
 @pytest.fixture
 def digests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that were read to be hashed."""
+    """Return the files that were read to compute an md5."""
     names: list[str] = []
     real = hashlib.file_digest
     monkeypatch.setattr(
@@ -55,10 +55,10 @@ def test_another_expectation_is_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("memory", ["", "[]", "{", '{"a": 1}'])
 def test_a_broken_memory_is_ignored(tmp_path: Path, memory: str, digests: list[str]) -> None:
     (tmp_path / "a").write_bytes(b"one")
-    (tmp_path / MEMORY_NAME).write_text(memory)
+    (tmp_path / CACHE_NAME).write_text(memory)
     assert is_intact(tmp_path / "a", md5(b"one"))
     assert digests == ["a"]
-    assert json.loads((tmp_path / MEMORY_NAME).read_text())["a"]["size"] == 3
+    assert json.loads((tmp_path / CACHE_NAME).read_text())["a"]["size"] == 3
 
 
 def test_a_missing_file_is_not_intact(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""CIFAR-10's binary files: read, checked, taken out of the archive."""
+"""Tests of CIFAR-10's binary files: reading, checks, extraction from the archive."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +73,9 @@ def test_load_refuses_sizes_that_are_not_rows(tmp_path: Path, small_cifar: Small
     path = small_cifar.write_files(tmp_path) / "data_batch_5.bin"
     for content in (path.read_bytes()[:-1], b""):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=rf"data_batch_5\.bin has {len(content):,} bytes, .* rows of 3,073"):
+        with pytest.raises(
+            DataError, match=rf"data_batch_5\.bin has {len(content):,} bytes, .* not a multiple of 3,073"
+        ):
             data.load("cifar10", data_dir=tmp_path)
 
 

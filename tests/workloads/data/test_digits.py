@@ -1,4 +1,4 @@
-"""The digits that come with the package."""
+"""Tests of the digits that are part of the package."""
 
 import hashlib
 import lzma

@@ -1,4 +1,4 @@
-"""Downloads from a server of our own: once, whole, or not at all."""
+"""Tests of downloads from a local server: once, complete, or not at all."""
 
 import contextlib
 import fcntl
@@ -21,7 +21,7 @@ from workloads.data.published import Server, SmallCifar, md5
 
 PREPARE = """
 import json, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # Whoever runs the tests in the background has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)  # It is ignored if the tests run in the background.
 from pathlib import Path
 from paceline.workloads import data
 from paceline.workloads.data import cifar10, download
@@ -36,7 +36,7 @@ assert "torch" not in sys.modules
 
 
 def start_prepare(small: SmallCifar, data_dir: Path) -> subprocess.Popen[str]:
-    """A process of its own that prepares the small CIFAR-10 as soon as a line is written to it."""
+    """Return a process that prepares the small CIFAR-10 as soon as a line is written to it."""
     archive = {"url": small.remote.url, "md5": small.remote.md5}
     patch = json.dumps({"archive": archive, "train": cifar10.TRAIN_FILES, "test": cifar10.TEST_FILES})
     process = subprocess.Popen(
@@ -100,7 +100,7 @@ def test_a_connection_that_ends_early_leaves_nothing(
 def test_a_silent_server_is_given_up(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "TIMEOUT_S", 0.2)
     server.stop_after, server.stay_silent = 1000, True
-    with pytest.raises(DataError, match=r"the connection broke after .* bytes \(timed out\)"):
+    with pytest.raises(DataError, match=r"the connection failed after .* bytes \(timed out\)"):
         data.prepare("cifar10", data_dir=tmp_path, progress=False)
 
 
@@ -128,7 +128,7 @@ def test_offline_says_what_to_fetch_and_how_to_go_on(tmp_path: Path, monkeypatch
     small = SmallCifar(monkeypatch, url)
     with pytest.raises(DataError, match=r"cifar-10-binary\.tar\.gz is not in .* Connection refused") as caught:
         data.prepare("cifar10", data_dir=tmp_path, progress=False)
-    assert caught.value.hint == f"fetch {url} and put it into {tmp_path}, or go on without a download: --data digits"
+    assert caught.value.hint == f"download {url} to {tmp_path}, or use data that needs no download: --data digits"
 
     small.write_files(tmp_path)
     data.prepare("cifar10", data_dir=tmp_path, progress=False)
@@ -136,7 +136,7 @@ def test_offline_says_what_to_fetch_and_how_to_go_on(tmp_path: Path, monkeypatch
 
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """Takes the right to write away, and root's power to write all the same."""
+    """Make a folder read-only, for root too."""
     folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
     for path in folders:
         path.chmod(0o555)
@@ -155,7 +155,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 @pytest.fixture
 def open_dir() -> Iterator[Path]:
-    """A folder that other users can reach; pytest's own are closed to them."""
+    """Return a folder that other users can reach, unlike pytest's."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -171,7 +171,10 @@ def test_a_read_only_folder_with_all_files_will_do(open_dir: Path, server: Serve
 
 @pytest.mark.usefixtures("small_cifar")
 def test_a_read_only_folder_without_files_is_named(open_dir: Path, server: Server) -> None:
-    with read_only(open_dir), pytest.raises(DataError, match=f"data are missing and {open_dir}.* cannot be written"):
+    with (
+        read_only(open_dir),
+        pytest.raises(DataError, match=f"files of the data set are missing and {open_dir}.* cannot be written"),
+    ):
         data.prepare("cifar10", data_dir=open_dir, progress=False)
     assert server.requests == []
 

@@ -1,4 +1,4 @@
-"""Batches against a slow implementation that takes one image at a time, and their independence of the batch."""
+"""Tests of batches against a slow implementation for single images, and of their independence of the batch."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def make_set(
 
 
 def one_image(data: ImageSet, index: int, seed: int, epoch: int | None) -> torch.Tensor:
-    """What `batch` should give for one sample, in float64: mirror, pad, cut, scale."""
+    """Return what `batch` should return for one sample, in float64: mirror, pad, crop, scale."""
     pixels = data.images[index]
     if epoch is not None and (data.flip or data.crop_padding):
         pad, places = data.crop_padding, 2 * data.crop_padding + 1
@@ -100,7 +100,7 @@ def test_augmentation_changes_with_epoch_seed_and_sample() -> None:
 
 
 def test_crops_and_flips_are_uniform() -> None:
-    """Images that number their pixels show where they were cut: every place is as frequent as any other."""
+    """Crops of images with numbered pixels show their offsets: all offsets are equally frequent."""
     count, pad, side = 8_100, 1, 4
     numbered = torch.arange(1, side * side + 1, dtype=torch.uint8).view(1, 1, side, side)
     data = dataclasses.replace(make_set((1, side, side), count, pad=pad), images=numbered.repeat(count, 1, 1, 1))
@@ -146,7 +146,7 @@ def test_batches_do_not_share_memory_with_the_set() -> None:
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_an_empty_batch_is_empty(channels_last: bool) -> None:
-    """The share of a rank that has no samples left."""
+    """A rank may have no samples left."""
     images, labels = make_set().batch(torch.arange(0), seed=1, epoch=1, channels_last=channels_last)
     assert images.shape == (0, 3, 32, 32)
     assert labels.shape == (0,)

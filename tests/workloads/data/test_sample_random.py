@@ -1,4 +1,4 @@
-"""The hash against splitmix64 in Python's own integers, and against chance."""
+"""Tests of the hash against splitmix64 in Python's integers, and of its randomness."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def test_mix_is_splitmix64() -> None:
-    """The first outputs of the reference (https://prng.di.unimi.it/splitmix64.c) for the seed 1234567."""
+    """Return the first outputs of the reference (https://prng.di.unimi.it/splitmix64.c) for the seed 1234567."""
     expected = [
         6457827717110365317,
         3203168211198807973,
@@ -43,7 +43,7 @@ def test_indices_are_left_alone() -> None:
 
 @pytest.mark.parametrize("vary", ["index", "seed", "epoch"])
 def test_draws_are_uniform_along_every_key(vary: str) -> None:
-    """A chi-squared statistic of 161 degrees of freedom has mean 161 and deviation 18."""
+    """A chi-squared statistic with 161 degrees of freedom has mean 161 and standard deviation 18."""
     count, below = 16_200, 162
     if vary == "index":
         draws = draw_below(below, torch.arange(count), seed=0, epoch=0)
@@ -57,7 +57,7 @@ def test_draws_are_uniform_along_every_key(vary: str) -> None:
 
 
 def test_neighbours_are_independent() -> None:
-    """Neither the next sample, nor the next epoch, nor the next seed tells anything about a draw."""
+    """A draw is independent of that of the next sample, epoch and seed."""
     indices = torch.arange(20_000)
     here = draw_below(1 << 20, indices, seed=3, epoch=5).double()
     for other in (

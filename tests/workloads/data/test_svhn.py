@@ -1,4 +1,4 @@
-"""SVHN's MATLAB files: read, checked, downloaded."""
+"""Tests of SVHN's MATLAB files: reading, checks, download."""
 
 import io
 from pathlib import Path
@@ -33,7 +33,7 @@ COUNTS = {"TRAIN": 12, "TEST": 5, "EXTRA": 7}
 
 @pytest.fixture
 def small_svhn(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    """A small SVHN on the local server."""
+    """Return a small SVHN on the local server."""
     for part, count in COUNTS.items():
         name = f"{part.lower()}_32x32.mat"
         server.files[name] = mat(pixels_of(count), labels_of(count))
@@ -66,19 +66,19 @@ def test_extra_comes_after_train(tmp_path: Path, spec: str, flag: bool) -> None:
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train_32x32\.mat is missing") as caught:
         data.load("svhn", data_dir=tmp_path)
-    assert f"{svhn.TRAIN.url} and put it into {tmp_path / 'svhn'}" in str(caught.value.hint)
+    assert f"{svhn.TRAIN.url} to {tmp_path / 'svhn'}" in str(caught.value.hint)
 
 
 @pytest.mark.usefixtures("small_svhn")
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"not a MATLAB file", "is not the MATLAB file it should be"),
-        (mat(pixels_of(3), labels_of(3))[:-500], "is not the MATLAB file it should be"),
-        (mat(pixels_of(3)[:28], labels_of(3)), r"holds uint8 \(28, 32, 3, 3\)"),
+        (b"not a MATLAB file", "is not a valid MATLAB file"),
+        (mat(pixels_of(3), labels_of(3))[:-500], "is not a valid MATLAB file"),
+        (mat(pixels_of(3)[:28], labels_of(3)), r"contains uint8 \(28, 32, 3, 3\)"),
         (mat(pixels_of(3), labels_of(4)), "for 4 labels"),
-        (mat(pixels_of(3), labels_of(3) + 9), "labels from 1 to 10"),
-        (mat(pixels_of(3), labels_of(3) - 1), "labels from 1 to 10"),
+        (mat(pixels_of(3), labels_of(3) + 9), "labels outside 1 to 10"),
+        (mat(pixels_of(3), labels_of(3) - 1), "labels outside 1 to 10"),
     ],
 )
 def test_wrong_content_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:

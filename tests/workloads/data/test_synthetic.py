@@ -1,4 +1,4 @@
-"""Images made in memory: the same every time, learnable, not trivial."""
+"""Tests of images generated in memory: the same every time, learnable, not trivial."""
 
 import hashlib
 from pathlib import Path
@@ -14,7 +14,7 @@ NOWHERE = Path("/nonexistent")
 
 
 def linear_accuracy(train: ImageSet, test: ImageSet) -> float:
-    """Of a ridge regression on the pixels, averaged over 4x4 blocks to keep the solver quick."""
+    """Return the accuracy of a ridge regression on pixels, averaged over 4x4 blocks to keep the solver fast."""
 
     def features(part: ImageSet) -> torch.Tensor:
         images, _ = part.batch(torch.arange(len(part)), seed=0, epoch=None)
@@ -27,7 +27,7 @@ def linear_accuracy(train: ImageSet, test: ImageSet) -> float:
 
 
 def test_the_bytes_are_the_same_on_every_machine() -> None:
-    """Recorded here; another processor or thread count must give the same."""
+    """Compare with recorded values, which must not depend on the processor or the number of threads."""
     train, test = data.load("synthetic:size=100,test_size=50", data_dir=NOWHERE)
     content = b"".join(part.numpy().tobytes() for part in (train.images, train.labels, test.images, test.labels))
     assert hashlib.sha256(content).hexdigest() == "6bfc10ba77e6223b4c159a83760a4ebd1365f8fac070a18ea1417c6ea5262752"

@@ -1,4 +1,4 @@
-"""Up-scaling against PyTorch's."""
+"""Tests of up-scaling against PyTorch's."""
 
 import numpy as np
 import torch
@@ -30,6 +30,6 @@ def test_whole_factors_are_exact() -> None:
 
 
 def test_sums_are_exact_in_any_order() -> None:
-    """In float64 nothing rounds at all: float32 must give the same."""
+    """In float64 nothing is rounded; float32 must give the same values."""
     grid = np.random.default_rng(0).integers(-1023, 1024, (50, 3, 4, 4)).astype(np.float32)
     assert (upscale(grid, 29, 31) == upscale(grid.astype(np.float64), 29, 31)).all()

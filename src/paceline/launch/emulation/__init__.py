@@ -1,1 +1,1 @@
-"""Emulated hosts on one machine: network namespaces, rate-limited links, CPU shares, and a command run on each."""
+"""Emulated hosts on one machine: network namespaces, rate-limited links, CPU limits, and a command run on each host."""

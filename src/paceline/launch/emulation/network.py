@@ -1,6 +1,6 @@
-"""The lines between emulated hosts: a bridge, a pair of interfaces per host, and `tc` at both ends of each.
+"""Links between emulated hosts: a bridge, a pair of virtual interfaces per host, and `tc` at both ends of each link.
 
-What `ip` and `tc` are told is data, made here and run in the namespaces by `connect`.
+Functions return the commands for `ip` and `tc`; `connect` runs them in the namespaces.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ from collections.abc import Sequence
 
 from paceline.config.emulation import EmulatedHostSpec
 from paceline.errors import LaunchError
-from paceline.launch.emulation.namespaces import Namespace, not_allowed
+from paceline.launch.emulation.namespaces import Namespace, permission_error
 
 INTERFACE = "eth0"
 BRIDGE = "switch"
-_TOOLS_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where `ip` and `tc` are: a plain user's PATH has no sbin."""
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Folders that may contain `ip` and `tc`; the PATH of ordinary users has no sbin."""
 
 _BURST_S = 0.001
-"""What may pass at once, in seconds of the rate. After a pause that much is not slowed down, so it has to be short, but
-late timers cost rate when it is shorter: on 2 busy cores iperf3 had 88, 95, 96 and 99% of 1 Gbit/s with 0.1, 0.25, 0.5
-and 1 ms, and 99.5% or more of 50 and 200 Mbit/s with any."""
-_LEAST_BURST_BYTES = 4 * 1514
+"""Burst size, as seconds at the rate. After a pause, one burst passes at full speed, so it must be short.
+
+Shorter bursts lose throughput to late timers: on 2 busy cores, iperf3 reached 88, 95, 96 and 99% of 1 Gbit/s with 0.1,
+0.25, 0.5 and 1 ms, and at least 99.5% of 50 and 200 Mbit/s with each of them."""
+_MIN_BURST_BYTES = 4 * 1514
 _QUEUE_S = 0.02
-"""What may wait for its turn, in seconds of the rate: that of a switch with shallow buffers."""
-_LEAST_QUEUE_BYTES = 65536
-_LARGEST_PIECE_BYTES = 65536
+"""Queue length, as seconds at the rate: that of a switch with shallow buffers."""
+_MIN_QUEUE_BYTES = 65536
+_MAX_SEGMENT_BYTES = 65536
 _NETEM_PACKETS = 1000
 
 
 def address_of(host: int) -> str:
-    """The address of an emulated host, from the range that was set aside for tests of networks (RFC 2544)."""
+    """Return the address of an emulated host, from the range that is reserved for network benchmarks (RFC 2544)."""
     return f"198.18.{(host + 1) >> 8}.{(host + 1) & 255}"
 
 
 def switch_commands(namespaces: Sequence[Namespace]) -> list[str]:
-    """For `ip -batch` in the switch: the bridge, and a port for each host, whose other end goes to the host."""
+    """Return commands for `ip -batch` in the switch: a bridge, and per host a port whose peer is in the host."""
     commands = [f"link add {BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0", f"link set {BRIDGE} up"]
     for host, namespace in enumerate(namespaces):
         port = port_of(host)
@@ -50,91 +51,93 @@ def switch_commands(namespaces: Sequence[Namespace]) -> list[str]:
 
 
 def port_of(host: int) -> str:
-    """The switch's end of a host's line."""
+    """Return the name of the interface at the switch's end of a host's link."""
     return f"port{host}"
 
 
 def host_commands(host: int) -> list[str]:
-    """For `ip -batch` on a host: its address."""
+    """Return commands for `ip -batch` on a host that set its address."""
     return ["link set lo up", f"address add {address_of(host)}/15 dev {INTERFACE}", f"link set {INTERFACE} up"]
 
 
 def rate_commands(interface: str, rate_bit_s: float | None) -> list[str]:
-    """For `tc -batch`: holds what an interface sends to a rate.
+    """Return commands for `tc -batch` that limit the sending rate of an interface; none for None.
 
-    Packets are counted with their Ethernet header: 1448 bytes of payload take 1514.
+    The rate includes Ethernet headers: 1448 bytes of payload count as 1514.
     """
     if rate_bit_s is None:
         return []
     burst = burst_bytes(rate_bit_s)
-    limit = max(_LEAST_QUEUE_BYTES, math.ceil(rate_bit_s / 8 * _QUEUE_S)) + burst
+    limit = max(_MIN_QUEUE_BYTES, math.ceil(rate_bit_s / 8 * _QUEUE_S)) + burst
     return [f"qdisc add dev {interface} root handle 1: tbf rate {rate_bit_s:.0f}bit burst {burst} limit {limit}"]
 
 
 def burst_bytes(rate_bit_s: float) -> int:
-    """What a line at this rate lets pass at once."""
-    return max(_LEAST_BURST_BYTES, math.ceil(rate_bit_s / 8 * _BURST_S))
+    """Return the burst size of a link with the given rate."""
+    return max(_MIN_BURST_BYTES, math.ceil(rate_bit_s / 8 * _BURST_S))
 
 
-def piece_commands(interface: str, rate_bit_s: float | None) -> list[str]:
-    """For `ip -batch`: has TCP hand over data in pieces that fit into a burst; larger ones would be cut up."""
+def segment_commands(interface: str, rate_bit_s: float | None) -> list[str]:
+    """Return commands for `ip -batch` that limit TCP segments to half the burst size; larger ones would be split."""
     if rate_bit_s is None:
         return []
-    return [f"link set {interface} gso_max_size {min(burst_bytes(rate_bit_s) // 2, _LARGEST_PIECE_BYTES)}"]
+    return [f"link set {interface} gso_max_size {min(burst_bytes(rate_bit_s) // 2, _MAX_SEGMENT_BYTES)}"]
 
 
 def delay_commands(interface: str, host: EmulatedHostSpec) -> list[str]:
-    """For `tc -batch`: holds what an interface sends back for a while, inside its rate if it has one."""
+    """Return commands for `tc -batch` that delay sent packets; the delay is a child of the rate limit, if any."""
     if host.delay_s is None:
         return []
-    place = "root handle 2:" if host.rate_bit_s is None else "parent 1:1 handle 2:"
-    # The queue has to hold what is under way: at least the rate times the delay, in packets.
-    on_the_way = 0 if host.rate_bit_s is None else math.ceil(host.rate_bit_s / 8 * host.delay_s / 1514)
+    parent = "root handle 2:" if host.rate_bit_s is None else "parent 1:1 handle 2:"
+    # The queue must hold all packets in flight: at least the rate times the delay.
+    in_flight = 0 if host.rate_bit_s is None else math.ceil(host.rate_bit_s / 8 * host.delay_s / 1514)
     delay_us = round(host.delay_s * 1e6)
-    return [f"qdisc add dev {interface} {place} netem delay {delay_us}us limit {_NETEM_PACKETS + on_the_way}"]
+    return [f"qdisc add dev {interface} {parent} netem delay {delay_us}us limit {_NETEM_PACKETS + in_flight}"]
 
 
 def connect(switch: Namespace, namespaces: Sequence[Namespace], hosts: Sequence[EmulatedHostSpec]) -> None:
-    """Connects all hosts by the switch, each at its rate, with its delay."""
-    ip, tc = _tool("ip"), _tool("tc")
+    """Connect all hosts to the switch, each with its rate and delay. Raise `LaunchError` if that is not possible."""
+    ip, tc = _find_tool("ip"), _find_tool("tc")
     ports = [(port_of(number), host.rate_bit_s) for number, host in enumerate(hosts)]
-    pieces = [command for port in ports for command in piece_commands(*port)]
-    _batch(switch, ip, [*switch_commands(namespaces), *pieces], pass_fds=[namespace.net for namespace in namespaces])
-    _batch(switch, tc, [command for port in ports for command in rate_commands(*port)])
+    segments = [command for port in ports for command in segment_commands(*port)]
+    _run_batch(
+        switch, ip, [*switch_commands(namespaces), *segments], pass_fds=[namespace.net for namespace in namespaces]
+    )
+    _run_batch(switch, tc, [command for port in ports for command in rate_commands(*port)])
     for number, (namespace, host) in enumerate(zip(namespaces, hosts, strict=True)):
-        _batch(namespace, ip, [*host_commands(number), *piece_commands(INTERFACE, host.rate_bit_s)])
-        _batch(namespace, tc, rate_commands(INTERFACE, host.rate_bit_s))
+        _run_batch(namespace, ip, [*host_commands(number), *segment_commands(INTERFACE, host.rate_bit_s)])
+        _run_batch(namespace, tc, rate_commands(INTERFACE, host.rate_bit_s))
         found = _try_batch(namespace, tc, delay_commands(INTERFACE, host))
         if found is not None:
             raise LaunchError(
-                f"this kernel has no netem, which is what delays packets: tc says {found!r}.",
-                hint="leave the delay out, or load it with `modprobe sch_netem`",
+                f"this kernel cannot delay packets, since netem is missing: tc printed {found!r}.",
+                hint="load netem with `modprobe sch_netem`, or remove the delay from --emulate",
             )
 
 
-def _tool(name: str) -> str:
-    found = shutil.which(name) or shutil.which(name, path=_TOOLS_PATH)
+def _find_tool(name: str) -> str:
+    found = shutil.which(name) or shutil.which(name, path=_SYSTEM_PATH)
     if found is None:
         raise LaunchError(
-            f"emulated hosts need the program {name!r}, which is not here.",
+            f"emulated hosts need the program {name!r}, which is not installed.",
             hint="install iproute2: apt install iproute2",
         )
     return found
 
 
-def _batch(namespace: Namespace, tool: str, commands: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+def _run_batch(namespace: Namespace, tool: str, commands: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
     found = _try_batch(namespace, tool, commands, pass_fds)
     if found is not None:
         if os.strerror(errno.EPERM) in found:
-            raise not_allowed()
+            raise permission_error()
         raise LaunchError(
-            f"the network of the emulated hosts could not be made: {tool} says {found!r}.",
-            hint="the kernel has to have veth, bridge and sch_tbf: `modprobe -a veth bridge sch_tbf` loads them",
+            f"the network of the emulated hosts could not be created: {tool} printed {found!r}.",
+            hint="load the kernel modules that this needs: `modprobe -a veth bridge sch_tbf`",
         )
 
 
 def _try_batch(namespace: Namespace, tool: str, commands: Sequence[str], pass_fds: Sequence[int] = ()) -> str | None:
-    """What a tool complained of; None when it did all it was told."""
+    """Run commands with `ip` or `tc`; return the error output, or None if all succeeded."""
     if not commands:
         return None
     done = namespace.run(tool, "-batch", "-", input="\n".join(commands) + "\n", pass_fds=pass_fds)

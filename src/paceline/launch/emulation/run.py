@@ -1,4 +1,4 @@
-"""Runs one command on every host of an emulation, as a user would on real ones, and waits for their end."""
+"""Run one command on every host of an emulation, as a user would on real hosts, and wait for all of them."""
 
 from __future__ import annotations
 
@@ -20,79 +20,82 @@ from paceline.launch.emulation.network import address_of
 from paceline.launch.launcher_process import Notify
 from paceline.measure.cores import usable_cores
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-FOLLOWERS_END_S = 15.0
-"""Host 0 is done: the others have this long to find out."""
-LEADER_ENDS_S = 30.0
-"""Another host has failed: host 0 has this long to find out and to say why, which it does better than we could."""
-_ORDERLY_END_S = 5.0
-_SHOWN_LINES = 30
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FOLLOWERS_EXIT_S = 15.0
+"""Seconds after the exit of host 0 in which the other hosts must exit by themselves."""
+LEADER_EXIT_S = 30.0
+"""Seconds after the failure of another host in which host 0 must exit by itself, since it reports the cause."""
+_TERMINATE_S = 5.0
+_MAX_SHOWN_LINES = 30
 
 
 def run_emulated(
-    launch: LaunchConfig, arguments: Sequence[str], notify: Notify, before: Callable[[], None] = lambda: None
+    launch: LaunchConfig, arguments: Sequence[str], notify: Notify, prepare: Callable[[], None] = lambda: None
 ) -> int:
-    """Makes the hosts that `launch` asks for and runs `paceline ARGUMENTS` on each; returns host 0's exit code.
+    """Create the hosts of `launch.emulate` and run `paceline ARGUMENTS` on each; return the exit code of host 0.
 
-    `before` does out here what cannot be done on hosts that reach each other alone, once it is known that they can be
-    made. Host 0 has our terminal. What the others print is shown if they fail and host 0 does not.
+    `prepare` is called in this process after the hosts were created: it does what needs other networks, for example
+    downloads. Host 0 uses this terminal. The output of another host is shown if it fails and host 0 does not.
     """
     if launched():
-        raise UsageError("--emulate was given under another launcher.", hint="start it as a plain command")
-    lines = parse_hosts(launch.emulate)
+        raise UsageError(
+            "--emulate was given, but torchrun or another launcher started this process.",
+            hint="run the command without the launcher",
+        )
+    specs = parse_hosts(launch.emulate)
     with emulated_hosts(launch.emulate, launch.host_cpus) as hosts:
-        shares = "" if launch.host_cpus is None else f", {launch.host_cpus:g} cores each"
-        others = f"–{address_of(len(lines) - 1).rpartition('.')[2]}" if len(lines) > 1 else ""
-        notify(f"{format_hosts(lines)}{shares}, {address_of(0)}{others}")
-        _warn_of_shares(launch, len(lines), notify)
-        before()
+        limits = "" if launch.host_cpus is None else f", {launch.host_cpus:g} cores each"
+        others = f"–{address_of(len(specs) - 1).rpartition('.')[2]}" if len(specs) > 1 else ""
+        notify(f"{format_hosts(specs)}{limits}, {address_of(0)}{others}")
+        _warn_if_oversubscribed(launch, len(specs), notify)
+        prepare()
         return run_on_all(hosts, (sys.executable, "-m", "paceline", *arguments), notify)
 
 
 def run_on_all(hosts: Sequence[EmulatedHost], command: Sequence[str], notify: Notify) -> int:
-    """Runs a program on every host until all have ended, in order if it can be; returns host 0's exit code."""
-    processes: list[_Process] = []
-    # What we were started to ignore, as by nohup, is ignored on all hosts.
-    ending = frozenset(number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN)
-    with _signals_held({*ending, signal.SIGCHLD}):
+    """Run a program on every host and wait for all; return the exit code of host 0."""
+    processes: list[_HostProcess] = []
+    # Signals that this process ignores, as under nohup, are ignored on all hosts.
+    stop_signals = frozenset(number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
+    with _blocked_signals({*stop_signals, signal.SIGCHLD}):
         try:
             processes += [_start(host, command) for host in hosts]
-            running = _Running(processes, ending)
+            running = _HostProcesses(processes, stop_signals)
             code = running.wait()
-            running.show_unexplained(notify)
+            running.show_unexplained_failures(notify)
         finally:
             for process in processes:
                 process.close()
     return code
 
 
-def _warn_of_shares(launch: LaunchConfig, hosts: int, notify: Notify) -> None:
-    asked, cores = (launch.host_cpus or 0) * hosts, usable_cores()
-    if asked > cores:
+def _warn_if_oversubscribed(launch: LaunchConfig, hosts: int, notify: Notify) -> None:
+    total, cores = (launch.host_cpus or 0) * hosts, usable_cores()
+    if total > cores:
         notify(
-            f"warning: {hosts} hosts × {launch.host_cpus:g} cores are {asked:g}, but there are {cores:g}: "
-            "hosts will take time from each other"
+            f"warning: {hosts} hosts × {launch.host_cpus:g} cores need {total:g}, but this machine has {cores:g}: "
+            "hosts will slow each other down; use fewer hosts or a smaller --host-cpus"
         )
 
 
 @dataclass
-class _Process:
-    """`paceline` on one host."""
+class _HostProcess:
+    """Process of the command on one host."""
 
     host: EmulatedHost
     process: subprocess.Popen[str]
     output: IO[str] | None
-    """Where it prints to; None where that is our own terminal."""
+    """File with its output; None if it prints to this terminal."""
     ended_s: float | None = None
 
     @property
     def code(self) -> int:
-        """Its exit code, as a shell has it."""
+        """Exit code as in a shell: 128 + signal if a signal ended it."""
         code = self.process.returncode
         return 128 - code if code < 0 else code
 
     def close(self) -> None:
-        """Ends it at once if it still runs."""
+        """Kill it if it is still running, and close its output file."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -100,96 +103,96 @@ class _Process:
             self.output.close()
 
 
-def _start(host: EmulatedHost, command: Sequence[str]) -> _Process:
-    # Nameless, so that none is left behind.
-    output = None if host.place.host == 0 else tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+def _start(host: EmulatedHost, command: Sequence[str]) -> _HostProcess:
+    # An unnamed file, so that none is left behind.
+    output = None if host.emulation.host == 0 else tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
     process = host.popen(
         *command,
         stdin=None if output is None else subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        # Out of the terminal's way: Ctrl-C comes to us alone, and each host gets it once, from us.
+        # A separate process group: only this process receives Ctrl-C, and forwards it once to each host.
         process_group=0,
     )
-    return _Process(host, process, output)
+    return _HostProcess(host, process, output)
 
 
-class _Running:
-    """The processes of all hosts, until the last has ended."""
+class _HostProcesses:
+    """Processes of the command on all hosts."""
 
-    def __init__(self, processes: Sequence[_Process], ending: Set[signal.Signals]) -> None:
+    def __init__(self, processes: Sequence[_HostProcess], stop_signals: Set[signal.Signals]) -> None:
         self.leader, *self.followers = self.processes = list(processes)
-        self.ending = ending
+        self.stop_signals = stop_signals
         self.interrupts = 0
-        self.told_at_s: dict[int, float] = {}
+        self.terminated_at_s: dict[int, float] = {}
 
     def wait(self) -> int:
-        """Waits for all, passes on what asks us to end, and ends those that have nobody left to work with."""
-        while self._look():
-            came = signal.sigtimedwait({*self.ending, signal.SIGCHLD}, 0.5)
-            if came is not None and came.si_signo in self.ending:
-                self._interrupt(signal.Signals(came.si_signo))
-            self._hurry(time.monotonic())
+        """Wait for all, forward stop signals, and stop processes whose peers have ended; return host 0's exit code."""
+        while self._poll():
+            received = signal.sigtimedwait({*self.stop_signals, signal.SIGCHLD}, 0.5)
+            if received is not None and received.si_signo in self.stop_signals:
+                self._interrupt(signal.Signals(received.si_signo))
+            self._stop_orphans(time.monotonic())
         return self.leader.code
 
-    def show_unexplained(self, notify: Notify) -> None:
-        """What a host printed that failed by itself, unless host 0 failed in the same way, and has said so."""
+    def show_unexplained_failures(self, notify: Notify) -> None:
+        """Show the output of hosts that failed before host 0 ended, unless host 0 has the same exit code."""
         for process in self.followers:
             first = (process.ended_s or 0.0) <= (self.leader.ended_s or 0.0)
             if process.code in (0, self.leader.code) or self.interrupts or not first or process.output is None:
                 continue
             process.output.seek(0)
-            printed = process.output.read().rstrip().splitlines()[-_SHOWN_LINES:]
+            output_lines = process.output.read().rstrip().splitlines()[-_MAX_SHOWN_LINES:]
             name = process.host.namespace.name
-            notify(f"{name} ended with exit code {process.code}" + (":" if printed else ", without a word"))
-            for line in printed:
+            notify(f"{name} ended with exit code {process.code}" + (":" if output_lines else " and printed nothing"))
+            for line in output_lines:
                 notify(f"  {name}: {line}")
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         now = time.monotonic()
         for process in self.processes:
             if process.process.poll() is not None and process.ended_s is None:
                 process.ended_s = now
-        return bool(self._living())
+        return bool(self._alive())
 
-    def _living(self) -> list[_Process]:
+    def _alive(self) -> list[_HostProcess]:
         return [process for process in self.processes if process.process.returncode is None]
 
     def _interrupt(self, number: signal.Signals) -> None:
-        """They end in order, as they do on a real host; of what is not Ctrl-C the second ends them at once.
+        """Forward a stop signal, so that hosts can clean up; kill the hosts on the second one, unless it is Ctrl-C.
 
-        Ctrl-C is passed on each time: people press it several times, and host 0 reports what was measured all the same.
+        Ctrl-C is forwarded each time: users press it repeatedly, and host 0 must still report what was measured.
         """
         self.interrupts += 1
-        at_once = self.interrupts > 1 and number != signal.SIGINT
-        for process in self._living():
-            process.process.send_signal(signal.SIGKILL if at_once else number)
+        kill = self.interrupts > 1 and number != signal.SIGINT
+        for process in self._alive():
+            process.process.send_signal(signal.SIGKILL if kill else number)
 
-    def _hurry(self, now: float) -> None:
-        """Ends, first in order and then at once, who waits for a host that is gone."""
-        # After Ctrl-C all end, and host 0 may take its time to report what was measured.
+    def _stop_orphans(self, now: float) -> None:
+        """Terminate, and later kill, processes that still wait for a host that has ended."""
+        # After Ctrl-C all hosts stop, and host 0 has no time limit for its report.
         failed = [p.ended_s for p in self.followers if p.ended_s is not None and p.code != 0 and not self.interrupts]
-        for process in self._living():
+        for process in self._alive():
             if process is self.leader:
-                since, patience_s = min(failed, default=None), LEADER_ENDS_S
+                since, limit_s = min(failed, default=None), LEADER_EXIT_S
             else:
-                since, patience_s = self.leader.ended_s, FOLLOWERS_END_S
-            if since is None or now < since + patience_s:
+                since, limit_s = self.leader.ended_s, FOLLOWERS_EXIT_S
+            if since is None or now < since + limit_s:
                 continue
-            told = self.told_at_s.setdefault(process.host.place.host, now)
-            if now == told:
+            terminated_s = self.terminated_at_s.setdefault(process.host.emulation.host, now)
+            if now == terminated_s:
                 process.process.terminate()
-            elif now > told + _ORDERLY_END_S:
+            elif now > terminated_s + _TERMINATE_S:
                 process.process.kill()
 
 
 @contextmanager
-def _signals_held(numbers: Set[signal.Signals]) -> Iterator[None]:
-    """Has signals wait until we ask for them, for the length of a `with`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+def _blocked_signals(numbers: Set[signal.Signals]) -> Iterator[None]:
+    """Block signals for the duration of a `with` block, so that `sigtimedwait` receives them."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
-        while signal.sigtimedwait(numbers, 0) is not None:  # What came last was meant for what has ended.
+        while signal.sigtimedwait(numbers, 0) is not None:  # Discard signals for processes that have ended.
             pass
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

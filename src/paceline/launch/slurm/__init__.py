@@ -1,1 +1,1 @@
-"""Slurm: the rank that `srun` gives to a process, and jobs for `sbatch`. Free of torch."""
+"""Slurm: the position of a task that `srun` started, and job scripts for `sbatch`. Free of torch."""

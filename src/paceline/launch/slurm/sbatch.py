@@ -1,4 +1,4 @@
-"""A job for Slurm: the script that `sbatch` takes, and handing it in. Free of torch."""
+"""Batch jobs for Slurm: write the script, submit it with `sbatch`, find its log. Free of torch."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from pathlib import Path
 
 from paceline.errors import LaunchError, UsageError
 
-JOB = "%j"
-"""What stands for the number of the job until Slurm has given it one: its own sign in names of files."""
+JOB_ID = "%j"
+"""Slurm's file name pattern for the job ID, used until Slurm has assigned the ID."""
 SCONTROL_S = 20.0
 SbatchOptions = Sequence[tuple[str, ...]]
-"""Options of sbatch, each with its value if that is a word of its own."""
+"""Options of sbatch: each a tuple of the option and, if it is a separate word, its value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJob:
-    """A `paceline` command as a job for Slurm: one task for each rank."""
+    """Job for Slurm that runs a `paceline` command, with one task for each rank."""
 
     command: tuple[str, ...]
-    """What `paceline` is given."""
+    """Arguments of `paceline`, beginning with the command."""
     folder: Path
-    """Where it runs: the one it was handed in from."""
+    """Working directory of the job: the folder that it is submitted from."""
     hosts: int
     ranks_per_host: int
     records: str
-    """The folder of its records: the user's, or ours, with `JOB` in its name."""
-    names_records: bool = True
-    """Whether the command has to be told of the folder; the user may have done that."""
+    """Folder of its records: the user's, or a generated name that contains `JOB_ID`."""
+    add_out_option: bool = True
+    """Whether to add `--out` with the folder to the command; False if the user gave `--out`."""
     cpus_per_rank: int | None = None
     options: tuple[tuple[str, ...], ...] = ()
-    """Any others of sbatch, each with its value if that is a word of its own; they win over ours."""
+    """Further options of sbatch; they override those that Paceline sets."""
     output: str = ""
-    """The file of what it prints, with Slurm's signs in it [default: slurm-%j.out]."""
+    """Log file, with Slurm's file name patterns; empty for slurm-%j.out."""
 
     @property
     def name(self) -> str:
-        """What Slurm calls it."""
-        return value_of(self.options, "--job-name", "-J") or f"paceline-{self.command[0]}"
+        """Name of the job in Slurm."""
+        return option_value(self.options, "--job-name", "-J") or f"paceline-{self.command[0]}"
 
     def log_file(self, job: int | None) -> str:
-        """The file of what it prints, with what is known of Slurm's signs in it; not the first node's name, %N."""
+        """Return the log file. With a job ID, expand Slurm's patterns, except those that are not known here (%N)."""
         if not self.output:
-            return str(self.folder / _with_number(f"slurm-{JOB}.out", job))
-        start = self.folder / (value_of(self.options, "--chdir", "-D") or "")
+            return str(self.folder / _with_job_id(f"slurm-{JOB_ID}.out", job))
+        start = self.folder / (option_value(self.options, "--chdir", "-D") or "")
         return str(start / (self.output if job is None else self.expand(self.output, job)))
 
     def records_folder(self, job: int | None) -> str:
-        """The folder of its records; a sign in a name that the user gave is part of the name."""
-        return str(self.folder / (_with_number(self.records, job) if self.names_records else self.records))
+        """Return the folder of its records. A pattern in a name that the user gave is not expanded."""
+        return str(self.folder / (_with_job_id(self.records, job) if self.add_out_option else self.records))
 
     def expand(self, pattern: str, job: int) -> str:
-        """The name of a file, from one with Slurm's signs."""
+        """Return a file name with Slurm's patterns expanded."""
 
-        def meant(sign: re.Match[str]) -> str:
-            match sign[2]:
+        def expanded(code: re.Match[str]) -> str:
+            match code[2]:
                 case "j" | "A":
-                    return str(job).zfill(min(int(sign[1] or 0), 10))
+                    return str(job).zfill(min(int(code[1] or 0), 10))
                 case "x":
                     return self.name
                 case "u":
@@ -71,28 +71,28 @@ class BatchJob:
                 case other:
                     return other
 
-        return re.sub(r"%(\d*)([jAxu%])", meant, pattern)
+        return re.sub(r"%(\d*)([jAxu%])", expanded, pattern)
 
     def script(self) -> str:
-        """The text that sbatch takes."""
+        """Return the batch script."""
         for word in [
             *self.command,
             *[word for option in self.options for word in option],
             self.output,
             str(self.folder),
         ]:
-            _refuse_line_breaks(word)
+            _check_no_line_break(word)
         directory = str(self.folder).replace("%", "%%")
-        output = self.output or f"{directory}/slurm-{JOB}.out"
+        output = self.output or f"{directory}/slurm-{JOB_ID}.out"
         ranks = [f"--nodes={self.hosts}", f"--ntasks-per-node={self.ranks_per_host}"]
-        # Since 22.05 srun does not take over the cores per task that sbatch was given.
+        # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
         ranks += [f"--cpus-per-task={self.cpus_per_rank}"] if self.cpus_per_rank is not None else []
         own = [f"--job-name=paceline-{self.command[0]}", f"--output={output}", "--no-requeue", *ranks]
         options = [(option,) for option in own] + list(self.options)
         return "\n".join(
             [
                 "#!/bin/bash",
-                *["#SBATCH " + " ".join(map(_quoted_for_sbatch, option)) for option in options],
+                *["#SBATCH " + " ".join(map(_quote_for_sbatch, option)) for option in options],
                 "set -euo pipefail",
                 f"cd {shlex.quote(str(self.folder))}",
                 " ".join(["srun", *ranks, shlex.quote(sys.executable), "-m paceline", *self._arguments()]),
@@ -102,42 +102,46 @@ class BatchJob:
 
     def _arguments(self) -> list[str]:
         name, *rest = map(shlex.quote, self.command)
-        # Before all others: what follows a `--` belongs to a program of the user's own.
-        out = [f'--out "{self.records.replace(JOB, "${SLURM_JOB_ID}")}"'] if self.names_records else []
+        # Before all other options: arguments after `--` belong to the user's script.
+        out = [f'--out "{self.records.replace(JOB_ID, "${SLURM_JOB_ID}")}"'] if self.add_out_option else []
         return [name, *out, *rest]
 
 
 def submit_job(script: str, file: Path | None) -> int:
-    """Gives a script to sbatch, from its file where it has one; the number of the job."""
+    """Submit a script, from its file if it has one; return the job ID. Raise `LaunchError` if sbatch fails."""
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         raise LaunchError(
-            "there is no sbatch on this machine.",
-            hint="submit from a login node of the cluster; --dry-run only shows the script, --script FILE keeps it",
+            "sbatch was not found on this machine.",
+            hint="submit from a login node of the cluster; --dry-run only shows the script, --script FILE saves it",
         )
     command = [sbatch, "--parsable", *([] if file is None else [str(file)])]
     done = subprocess.run(command, input=None if file else script, capture_output=True, text=True, check=False)
     job = re.match(r"\d+", done.stdout)
-    if job is None:  # With --wait the exit code is the job's.
-        said = (done.stderr + done.stdout).strip()
-        raise LaunchError("sbatch did not take the job.", hint="what it says stands above", detail=said or None)
+    if job is None:  # The exit code is no sign of failure: with --wait it is the exit code of the job.
+        output = (done.stderr + done.stdout).strip()
+        raise LaunchError(
+            "sbatch rejected the job.",
+            hint="correct the options that sbatch's message above names",
+            detail=output or None,
+        )
     return int(job[0])
 
 
 def find_log(job: BatchJob, number: int) -> str:
-    """The file of what a job prints: Slurm's word, where it gives it."""
+    """Return the log file of a submitted job, from scontrol, otherwise from the job's options."""
     try:
-        asked = ["scontrol", "show", "job", str(number)]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=SCONTROL_S, check=False)
+        command = ["scontrol", "show", "job", str(number)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return job.log_file(number)
     found = re.search(r"^ *StdOut=(/.*)$", done.stdout, re.MULTILINE)
-    # Some versions leave the signs in it.
+    # Some versions of Slurm print the patterns unexpanded.
     return job.expand(found[1], number) if found else job.log_file(number)
 
 
-def value_of(options: SbatchOptions, *names: str) -> str | None:
-    """What one of sbatch's options was given, by any of its names; the last time counts."""
+def option_value(options: SbatchOptions, *names: str) -> str | None:
+    """Return the value of an sbatch option, given by any of its names; the last occurrence counts."""
     value = None
     for word, *others in options:
         for name in names:
@@ -148,33 +152,35 @@ def value_of(options: SbatchOptions, *names: str) -> str | None:
     return value
 
 
-def gpus_of_host(options: SbatchOptions, hosts: int) -> int:
-    """GPUs that sbatch is asked for on each host, whichever way that is said."""
-    gres = [part for part in (value_of(options, "--gres") or "").split(",") if re.split(r"[:(]", part)[0] == "gpu"]
+def gpus_per_host(options: SbatchOptions, hosts: int) -> int:
+    """Return the GPUs per host that the options request, by --gres, --gpus-per-node or --gpus."""
+    gres = [part for part in (option_value(options, "--gres") or "").split(",") if re.split(r"[:(]", part)[0] == "gpu"]
     return (
         sum(map(count_gpus, gres))
-        or count_gpus(value_of(options, "--gpus-per-node"))
-        or count_gpus(value_of(options, "--gpus", "-G")) // hosts
+        or count_gpus(option_value(options, "--gpus-per-node"))
+        or count_gpus(option_value(options, "--gpus", "-G")) // hosts
     )
 
 
 def count_gpus(text: str | None) -> int:
-    """As many as 4, a100:4, a100:2,v100:2 or gpu:a100:4(S:0-1) say; one where there is no number, 0 without a text."""
+    """Return the number of GPUs in 4, a100:4, a100:2,v100:2 or gpu:a100:4(S:0-1); 1 without a number, 0 for None."""
     counts = [part.partition("(")[0].rpartition(":")[2] for part in (text or "").split(",") if part]
     return sum(int(count) if count.isdecimal() else 1 for count in counts)
 
 
-def _quoted_for_sbatch(word: str) -> str:
-    """A word of an #SBATCH line, which is not a shell's: a backslash is one in every kind of quotes."""
+def _quote_for_sbatch(word: str) -> str:
+    """Quote a word of an #SBATCH line; unlike in a shell, a backslash escapes in every kind of quotes."""
     if re.fullmatch(r"[\w@%+=:,./-]+", word):
         return word
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _with_number(name: str, job: int | None) -> str:
-    return name if job is None else name.replace(JOB, str(job))
+def _with_job_id(name: str, job: int | None) -> str:
+    return name if job is None else name.replace(JOB_ID, str(job))
 
 
-def _refuse_line_breaks(word: str) -> None:
+def _check_no_line_break(word: str) -> None:
     if re.search(r"[\r\n\0]", word):
-        raise UsageError(f"{word!r} has a line break in it.", hint="an option in a job's script is one line")
+        raise UsageError(
+            f"{word!r} contains a line break.", hint="remove it: an option in a batch script must be one line"
+        )

@@ -1,7 +1,8 @@
-"""The seat that Slurm gives to a process: every task of a step is a rank. Free of torch.
+"""Slurm step: the launcher position of a task that `srun` started; every task starts one rank. Free of torch.
 
-`srun` tells each task where it sits (`SLURM_STEP_…`, `SLURM_NODEID`, `SLURM_LOCALID`). A batch script and the shells of
-an allocation know of Slurm too, but are no tasks of a step: ranks are then started as on any one host.
+`srun` sets the position of each task in `SLURM_STEP_…`, `SLURM_NODEID` and `SLURM_LOCALID`. A batch script and the
+shells of an allocation have Slurm's variables too, but are not tasks of a step. Paceline then starts ranks as on a
+single host without Slurm.
 """
 
 from __future__ import annotations
@@ -17,85 +18,87 @@ from paceline.errors import LaunchError, UsageError
 from paceline.launch.launcher_process import LauncherProcess
 
 FIRST_PORT = 12288
-PORTS = 16384
-"""Seat 0 listens on a port from 12288 to 28671: below those that systems give out, and away from Slurm's own."""
-STEPS = 64
-"""Ports between two jobs: their first steps do not meet at one port, and no two steps of a job ever do."""
+PORT_COUNT = 16384
+"""Launcher 0 listens on a port from 12288 to 28671: below the ephemeral ports, and clear of Slurm's ports."""
+PORTS_PER_JOB = 64
+"""Distance between the first ports of consecutive jobs: their first 64 steps use different ports."""
 SCONTROL_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmStep:
-    """What `srun` started, and which of its tasks we are."""
+    """Step that `srun` started, and the position of this process in it."""
 
     job: int
     number: int
     nodes: tuple[str, ...]
-    tasks_of_nodes: tuple[int, ...]
+    tasks_per_node: tuple[int, ...]
     node: int
     local_task: int
 
     @property
     def tasks(self) -> int:
-        """Tasks on all nodes."""
-        return sum(self.tasks_of_nodes)
+        """Number of tasks on all nodes."""
+        return sum(self.tasks_per_node)
 
     @property
     def port(self) -> int:
-        """Where its tasks meet."""
-        return FIRST_PORT + (self.job * STEPS + self.number) % PORTS
+        """Port on which launcher 0 listens."""
+        return FIRST_PORT + (self.job * PORTS_PER_JOB + self.number) % PORT_COUNT
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> SlurmStep | None:
-        """The step this process is a task of; None where it is none.
+        """Return the step of which this process is a task; None if it is not a task.
 
-        The variables of a step stay in the environment of whatever its tasks start, job scripts that are submitted
-        from a shell included. Only in the step itself its tasks are `SLURM_NTASKS` too.
+        Programs that a task starts inherit the variables of the step, including job scripts that are submitted from a
+        shell. `SLURM_STEP_NUM_TASKS` equals `SLURM_NTASKS` only in the step itself.
         """
         text = environment.get("SLURM_STEP_NUM_TASKS")
         if text is None or text != environment.get("SLURM_NTASKS"):
             return None
         step = cls(
-            job=_number(environment, "SLURM_JOB_ID"),
-            number=_number(environment, "SLURM_STEP_ID"),
+            job=_read_number(environment, "SLURM_JOB_ID"),
+            number=_read_number(environment, "SLURM_STEP_ID"),
             nodes=tuple(expand_nodes(environment.get("SLURM_STEP_NODELIST", ""))),
-            tasks_of_nodes=tuple(expand_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))),
-            node=_number(environment, "SLURM_NODEID"),
-            local_task=_number(environment, "SLURM_LOCALID"),
+            tasks_per_node=tuple(expand_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))),
+            node=_read_number(environment, "SLURM_NODEID"),
+            local_task=_read_number(environment, "SLURM_LOCALID"),
         )
-        nodes = len(step.tasks_of_nodes)
-        if len(step.nodes) != nodes or step.node >= nodes or step.local_task >= step.tasks_of_nodes[step.node]:
+        nodes = len(step.tasks_per_node)
+        if len(step.nodes) != nodes or step.node >= nodes or step.local_task >= step.tasks_per_node[step.node]:
             raise LaunchError(
                 f"Slurm's variables contradict each other: task {step.local_task} of node {step.node}, in a step of "
                 f"{environment.get('SLURM_STEP_TASKS_PER_NODE')} tasks on {environment.get('SLURM_STEP_NODELIST')}.",
-                hint="a job of several components cannot be one launch: start it with one srun",
+                hint="heterogeneous jobs are not supported: start all tasks with one srun",
             )
         return step
 
 
 def launcher_from_slurm(environment: Mapping[str, str], launch: LaunchConfig) -> LauncherProcess | None:
-    """The seat of a task that `srun` started; None where Slurm starts no ranks, and we do.
+    """Return the launcher position of a task that `srun` started; None if Paceline must start the ranks itself.
 
-    Seats are counted host by host, however `--distribution` deals tasks out. What the user says of hosts and ranks has
-    to be what Slurm gives. `--master` alone only says where the tasks meet; with `--hosts` it is a launch of the
-    user's own, as on hosts without Slurm.
+    Launchers are numbered host by host, whatever `--distribution` Slurm uses. Raise `UsageError` if the hosts or ranks
+    in the options differ from Slurm's. `--master` alone only sets the address of launcher 0. Together with `--hosts`
+    it makes a manual launch, as on hosts without Slurm.
     """
-    if "SLURM_JOB_ID" not in environment or {"RANK", "WORLD_SIZE"} <= environment.keys():  # Those are torchrun's.
+    if "SLURM_JOB_ID" not in environment:
         return None
-    own_launch = launch.master is not None and launch.hosts > 1
-    step = None if own_launch else SlurmStep.read(environment)
+    if {"RANK", "WORLD_SIZE"} <= environment.keys():  # torchrun started this process.
+        return None
+    manual_launch = launch.master is not None and launch.hosts > 1
+    step = None if manual_launch else SlurmStep.read(environment)
     if step is None:
         if not launch.master and not launch.emulate:
-            _refuse_batch_script(environment)
+            _check_not_batch_script(environment)
         return None
     if step.tasks == 1 and (launch.emulate or launch.master or "SLURM_PTY_PORT" in environment):  # `srun --pty bash`
         return None
-    reason = _misfit(step, launch)
+    reason = _find_conflict(step, launch)
     if reason is not None and step.node == step.local_task == 0:
         raise reason
     if reason is not None:
-        raise SystemExit(reason.exit_code)  # On one terminal once is enough.
-    ranks_per_host = step.tasks_of_nodes[0]
+        raise SystemExit(reason.exit_code)  # Only the first task shows the error, since all print to one terminal.
+    ranks_per_host = step.tasks_per_node[0]
     return LauncherProcess(
         number=step.node * ranks_per_host + step.local_task,
         launchers=step.tasks,
@@ -108,100 +111,108 @@ def launcher_from_slurm(environment: Mapping[str, str], launch: LaunchConfig) ->
     )
 
 
-def _misfit(step: SlurmStep, launch: LaunchConfig) -> UsageError | None:
-    """Why the step cannot be the launch that is asked for, the same on all tasks; None where it can."""
+def _find_conflict(step: SlurmStep, launch: LaunchConfig) -> UsageError | None:
+    """Return the error, equal on all tasks, if the options do not fit the step; None if they fit."""
     if launch.emulate:
         return UsageError(
             f"--emulate {launch.emulate} was given, but Slurm started {step.tasks} tasks.",
-            hint="emulated hosts are started by one process: srun --ntasks=1",
+            hint="one process starts all emulated hosts: use srun --ntasks=1",
         )
     if launch.node_rank:
         return UsageError(
-            f"--node-rank {launch.node_rank} was given, but Slurm has numbered its {step.tasks} tasks.",
-            hint="leave it out under srun; with --hosts and --master it is a launch without Slurm's help",
+            f"--node-rank {launch.node_rank} was given, but Slurm numbers its {step.tasks} tasks itself.",
+            hint="remove --node-rank under srun, or give --hosts and --master as well to start hosts without Slurm",
         )
-    if len(set(step.tasks_of_nodes)) > 1:
-        found = ", ".join(map(str, step.tasks_of_nodes))
-        most = max(step.tasks_of_nodes)
+    if len(set(step.tasks_per_node)) > 1:
+        found = ", ".join(map(str, step.tasks_per_node))
+        most = max(step.tasks_per_node)
         return UsageError(
-            f"Slurm gave its {len(step.nodes)} nodes {found} tasks, but a run needs as many ranks on every host.",
+            f"Slurm started {found} tasks on {len(step.nodes)} nodes, but all hosts must have equally many ranks.",
             hint=f"run with --nodes={len(step.nodes)} --ntasks-per-node={most}",
         )
-    return _mismatch(step, launch)
+    return _find_size_mismatch(step, launch)
 
 
-def _mismatch(step: SlurmStep, launch: LaunchConfig) -> UsageError | None:
-    """What the user asked for beside what Slurm gives, and how to ask Slurm for it; None where they are the same."""
+def _find_size_mismatch(step: SlurmStep, launch: LaunchConfig) -> UsageError | None:
+    """Return the error if the number of hosts or ranks in the options differs from Slurm's; None if they are equal."""
     tasks, nodes = step.tasks, len(step.nodes)
     if launch.hosts not in (1, nodes):
         per_host = launch.local_ranks(default=max(1, tasks // nodes))
         return UsageError(
-            f"SLURM_NNODES={nodes} but {launch.hosts} hosts asked: run with --nodes={launch.hosts}.",
-            hint=f"srun starts a task per rank: srun --nodes={launch.hosts} --ntasks-per-node={per_host}",
+            f"{launch.hosts} hosts were requested, but this Slurm step has {nodes} (SLURM_NNODES={nodes}).",
+            hint=f"start one task per rank: srun --nodes={launch.hosts} --ntasks-per-node={per_host}",
         )
     ranks = launch.ranks if launch.ranks is not None else nodes * (launch.ranks_per_host or tasks // nodes)
     if ranks == tasks:
         return None
-    where = "" if nodes == 1 else f" on {nodes} nodes"
-    asked = f"{ranks} ranks" if launch.ranks is not None else f"{launch.ranks_per_host} ranks per node"
+    found = f"Slurm started {tasks} {'task' if tasks == 1 else 'tasks'} (SLURM_NTASKS={tasks})"
+    found += "" if nodes == 1 else f" on {nodes} nodes"
+    requested = f"{ranks} ranks" if launch.ranks is not None else f"{launch.ranks_per_host} ranks per node"
     if ranks % nodes:
         return UsageError(
-            f"SLURM_NTASKS={tasks}{where} but {asked} asked, which do not divide over {nodes} nodes.",
-            hint="a run needs as many ranks on every host",
+            f"{requested} were requested, which cannot be divided evenly over the {nodes} nodes of this step.",
+            hint=f"request a multiple of {nodes} ranks: every host must have the same number of ranks",
         )
     return UsageError(
-        f"SLURM_NTASKS={tasks}{where} but {asked} asked: run with --ntasks={ranks}.",
-        hint=f"srun starts a task per rank: srun --nodes={nodes} --ntasks-per-node={ranks // nodes}",
+        f"{requested} were requested, but {found}.",
+        hint=f"start one task per rank: srun --nodes={nodes} --ntasks-per-node={ranks // nodes}",
     )
 
 
-def _refuse_batch_script(environment: Mapping[str, str]) -> None:
-    """Refuses to run once where the job has a task for each of several ranks. An allocation's shells are left alone."""
+def _check_not_batch_script(environment: Mapping[str, str]) -> None:
+    """Raise `UsageError` in a batch script whose job has several tasks; shells of an allocation are allowed."""
     if "SLURM_PROCID" not in environment or "SLURM_PTY_PORT" in environment:
         return
-    # SLURM_TASKS_PER_NODE counts cores where the user has not said how many tasks.
+    # Not SLURM_TASKS_PER_NODE, which counts cores if the user did not set the number of tasks.
     name = "SLURM_NTASKS" if environment.get("SLURM_NTASKS") else "SLURM_JOB_NUM_NODES"
-    tasks = _number(environment, name) if environment.get(name) else 1
+    tasks = _read_number(environment, name) if environment.get(name) else 1
     if tasks > 1:
         raise UsageError(
-            f"this is the batch script itself, which runs once, but the job has {tasks} tasks: "
-            "start it with srun paceline ….",
-            hint="srun starts a task per rank; `paceline submit` writes such a script",
+            f"paceline was started by the batch script, which runs once, but the job has {tasks} tasks.",
+            hint="start one task per rank with `srun paceline …`; `paceline submit` writes such a script",
         )
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+def _read_number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     if not text.isdecimal():
-        raise LaunchError(f"Slurm should have set {name} to a number, but it is {text!r}.", hint="start it with srun")
+        raise LaunchError(
+            f"Slurm's variable {name} must be a number, but it is {text!r}.", hint="start the command with srun"
+        )
     return int(text)
 
 
 def expand_tasks(text: str) -> list[int]:
-    """Tasks of each node, from a text as 2(x3),1."""
+    """Return the tasks of each node from Slurm's notation, for example 2(x3),1."""
     counts: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if found is None:
-            raise LaunchError(f"{text!r} is not a number of tasks for each node, as Slurm writes it: 2(x3),1.")
+            raise LaunchError(
+                f"SLURM_STEP_TASKS_PER_NODE is {text!r}, which is not a list of task counts such as 2(x3),1.",
+                hint="start the command with srun",
+            )
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The names of nodes, from a list as n[1-3,07],gpu-a."""
+    """Return the names of nodes from Slurm's notation, for example n[1-3,07],gpu-a."""
     names: list[str] = []
     for part in re.split(r",(?![^\[]*\])", text):
         if not re.fullmatch(r"(?:[^\[\],\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+", part):
-            raise LaunchError(f"{text!r} is not a list of nodes, as Slurm writes it: n[1-3,07],gpu-a.")
-        pieces = re.split(r"\[([^\]]*)\]", part)
-        choices = [_expand_ranges(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+            raise LaunchError(
+                f"SLURM_STEP_NODELIST is {text!r}, which is not a list of nodes such as n[1-3,07],gpu-a.",
+                hint="start the command with srun",
+            )
+        segments = re.split(r"\[([^\]]*)\]", part)
+        choices = [_expand_ranges(segment) if index % 2 else [segment] for index, segment in enumerate(segments)]
         names += ["".join(chosen) for chosen in itertools.product(*choices)]
     return names
 
 
 def _expand_ranges(text: str) -> list[str]:
-    """The numbers of 1-3,07, as wide as the first of each range is written."""
+    """Return the numbers of ranges such as 1-3,07, padded with zeros to the width of each range's first number."""
     numbers: list[str] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -215,10 +226,10 @@ def _master(step: SlurmStep, environment: Mapping[str, str]) -> str:
 
 
 def _address_of_first_node(step: SlurmStep, environment: Mapping[str, str]) -> str:
-    """Where the other nodes reach the first one: the address of its name, else the one that Slurm itself uses.
+    """Return an address at which other nodes reach the first node.
 
-    Many hosts resolve their own name to 127.0.1.1. The first node then takes the address that it has on the route to
-    the second.
+    This is the address of its name, otherwise the one in Slurm's configuration. Many hosts resolve their own name to
+    127.0.1.1; the first node then uses its address on the route to the second node.
     """
     from paceline.comm.network import LOOPBACK, addresses_of_name, is_loopback, source_address
 
@@ -227,7 +238,7 @@ def _address_of_first_node(step: SlurmStep, environment: Mapping[str, str]) -> s
 
     def reachable(name: str) -> list[str]:
         addresses = [address for address in addresses_of_name(name) if not is_loopback(address)]
-        return sorted(addresses, key=lambda address: ":" in address)  # IPv4 first, on every host alike.
+        return sorted(addresses, key=lambda address: ":" in address)  # IPv4 first, so that all hosts choose the same.
 
     first = step.nodes[0]
     found = reachable(first)
@@ -235,21 +246,21 @@ def _address_of_first_node(step: SlurmStep, environment: Mapping[str, str]) -> s
         return found[0]
     configured = _node_address(first, environment)
     if configured and re.fullmatch(r"[\d.]+|[\da-fA-F:]*:[\da-fA-F:.]*", configured):
-        return configured  # As all of Slurm reaches it. A loopback one means that all nodes are on this host.
+        return configured  # Slurm reaches the node there. With a loopback address, all nodes are on this host.
     found = reachable(configured) if configured else []
     if not found and step.node == 0 and reachable(step.nodes[1]):
         found = [source_address(step.nodes[1])]
     if not found:
         resolved = ", ".join(addresses_of_name(first)) or "nothing"
         raise LaunchError(
-            f"the address of {first}, the first node of this step, is not known here: it resolves to {resolved}.",
-            hint=f"say where the tasks meet: --master ADDRESS:{step.port}, with an address of {first}",
+            f"no address of {first}, the first node of this step, is known here: its name resolves to {resolved}.",
+            hint=f"give an address of {first} that all nodes can reach: --master ADDRESS:{step.port}",
         )
     return found[0]
 
 
 def _node_address(name: str, environment: Mapping[str, str]) -> str | None:
-    """NodeAddr of Slurm's configuration: an address, or a name, the node's own as a rule."""
+    """Return NodeAddr from Slurm's configuration: an address or, by default, the node's name; None if unknown."""
     try:
         done = subprocess.run(
             ["scontrol", "--oneliner", "show", "node", name],

@@ -1,1 +1,1 @@
-"""The parity proof: a strategy's gradients against those of one process on the same shards."""
+"""Parity proof: compares a strategy's gradients with those of one process on the same shards."""

@@ -1,7 +1,7 @@
-"""The proof that a strategy computes the mean gradient: against one process that goes through the same shards in turn.
+"""Proof that a strategy computes the mean gradient: compares it with one process that trains the same shards in turn.
 
-A probe takes the optimiser's place and keeps each gradient instead of stepping, so the proof is the same for every
-strategy, whichever rank steps whatever part of the model.
+A probe optimiser stores each gradient instead of stepping. So the proof is the same for every strategy, whichever rank
+steps which part of the model.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from paceline.training.parity.oracle import (
     Shards,
     backward,
     clip_norm_of,
-    doubts,
     draw_shards,
-    flat,
+    flatten,
+    inconclusive_reason,
+    normalises_over_ranks,
     oracle,
-    relative,
-    trains_jointly,
+    relative_error,
     without_dropout,
 )
 from paceline.training.sync import Sync
@@ -42,29 +42,29 @@ from paceline.workloads.workload import Workload
 
 @dataclass(frozen=True)
 class Parity:
-    """How far a strategy's gradients are from the oracle's."""
+    """Difference between a strategy's gradients and the oracle's."""
 
     strategy: str
     ranks: int
     error: float
-    """‖g − g₀‖ ÷ ‖g₀‖ over all parameters, the worst of all ranks and steps."""
+    """‖g − g₀‖ ÷ ‖g₀‖ over all parameters, the largest over ranks and steps."""
     factor: float
-    """By which number the oracle's gradient would have to be multiplied, at that worst place."""
+    """Factor between the oracle's gradient and the strategy's, on the rank and step with the largest error."""
     tolerance: float
     unproven: str = ""
-    """Why the error says nothing about the strategy, and what to do; empty where it does."""
+    """Reason why the error proves nothing about the strategy, and what to do; empty if the proof is valid."""
 
     @property
     def holds(self) -> bool:
-        """Whether the gradients are the same up to rounding."""
+        """Whether the gradients are equal up to rounding."""
         return self.error < self.tolerance
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the fields for JSON; `unproven` only if it is set."""
         return {name: value for name, value in asdict(self).items() if name != "unproven" or value}
 
     def check(self) -> None:
-        """Raises where it is wrong, saying what the gradient is instead."""
+        """Raise `ParityError` with the kind of the difference, unless the proof holds or is not valid."""
         if self.holds or self.unproven:
             return
         if self.ranks > 1 and math.isclose(self.factor, self.ranks, rel_tol=1e-3):
@@ -74,28 +74,31 @@ class Parity:
         elif abs(self.factor - 1) > 1e-3:
             found = f"off by a factor of {self.factor:.4g} (relative error {self.error:.2g})"
         else:
-            found = f"off by {self.error:.2g} of its norm, where {self.tolerance:.0e} is allowed"
+            found = f"off by {self.error:.2g} of its norm, where at most {self.tolerance:.0e} is allowed"
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        raise ParityError(f"{self.strategy} on {ranks}: the gradient is {found}.")
+        raise ParityError(
+            f"{self.strategy} on {ranks}: the gradient is {found}.",
+            hint="correct the strategy, or set lossless = False if it does not promise the mean gradient",
+        )
 
 
 class ProbeOptimizer(torch.optim.Optimizer):
-    """An optimiser that keeps the gradients it is given and changes nothing."""
+    """Optimiser that stores the gradients it receives and changes no weights."""
 
     def __init__(self, parameters: NamedParameters, strategy: Strategy) -> None:
         super().__init__(list(parameters), {})
-        self.seen = SeenSteps(strategy)
+        self.captured = CapturedGradients(strategy)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        """Keeps the gradients of this step, or of a part of it."""
+        """Store the gradients of this step, or of a part of it."""
         pairs = [
             pair for group in self.param_groups for pair in zip(group["param_names"], group["params"], strict=True)
         ]
-        self.seen.add({name: p.grad.detach().clone() for name, p in pairs if p.grad is not None})
+        self.captured.add({name: p.grad.detach().clone() for name, p in pairs if p.grad is not None})
 
 
-class SeenSteps:
-    """The gradients of each step, put together where a strategy has its optimiser step part by part."""
+class CapturedGradients:
+    """Gradients of each step, merged if the strategy steps its optimiser in parts."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -103,7 +106,7 @@ class SeenSteps:
         self.steps: list[Gradients] = []
 
     def add(self, gradients: Gradients) -> None:
-        """What the optimiser was just given."""
+        """Add the gradients that the optimiser has just received."""
         step = self._strategy.updating
         if step is None or step != self._last:
             self.steps.append({})
@@ -121,86 +124,88 @@ def prove(
     shards: Shards | None = None,
     expected: list[Gradients] | None = None,
 ) -> Parity:
-    """Runs a few steps under the strategy and compares them with the oracle's, which only rank 0 needs to have.
+    """Run a few steps under the strategy and compare the gradients with the oracle's, which only rank 0 needs.
 
-    Where they differ and it is the workload that does not repeat itself, nothing is said about the strategy. It ends
-    the strategy, but not the groups.
+    If they differ because the workload itself is not repeatable, the result is marked as unproven. The strategy is
+    closed; the process groups stay open.
     """
     shards = shards or take_shards(workload, share, config, comm, steps)
-    seen = _with_servers(_under(strategy, workload, share, config, comm, shards), comm)
+    gradients = _with_servers(_train_under(strategy, workload, share, config, comm, shards), comm)
     if comm.rank == 0 and expected is None:
-        expected = oracle(workload, shards.everyones, share, config)
-    right = seen if expected is None else expected
-    found = worst(compare_gradients(one, other, workload.model, comm) for one, other in zip(seen, right, strict=True))
+        expected = oracle(workload, shards.all_ranks, share, config)
+    right = gradients if expected is None else expected
+    found = worst(
+        compare_gradients(one, other, workload.model, comm) for one, other in zip(gradients, right, strict=True)
+    )
     parity = Parity(strategy.name, comm.world_size, *found, TOLERANCE[share.dtype])
     if parity.holds or not strategy.lossless:
         return parity
-    doubt = [doubts(workload, shards.everyones, share, config, right) if comm.rank == 0 else ""]
-    dist.broadcast_object_list(doubt, group_src=0, group=comm.control)
-    return replace(parity, unproven=doubt[0])
+    reason = [inconclusive_reason(workload, shards.all_ranks, share, config, right) if comm.rank == 0 else ""]
+    dist.broadcast_object_list(reason, group_src=0, group=comm.control)
+    return replace(parity, unproven=reason[0])
 
 
 def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
-    """What a rank does in `prove` which does not train: it serves, and tells rank 0 what it would have stepped."""
+    """Serve during `prove`, on a server, and send the captured gradients to rank 0."""
     strategy.attach(copy.deepcopy(workload.model), lambda parameters: ProbeOptimizer(parameters, strategy), comm)
     strategy.serve()
     assert isinstance(strategy.optimizer, ProbeOptimizer)
-    seen = strategy.optimizer.seen.steps
+    gradients = strategy.optimizer.captured.steps
     strategy.close()
-    send_json_message({str(step): gradients for step, gradients in enumerate(seen)}, 0, comm.everyone)
+    send_json_message({str(step): step_gradients for step, step_gradients in enumerate(gradients)}, 0, comm.everyone)
 
 
-def _with_servers(seen: list[Gradients], comm: Comm) -> list[Gradients]:
-    """On rank 0, also what servers on ranks of their own have stepped."""
+def _with_servers(gradients: list[Gradients], comm: Comm) -> list[Gradients]:
+    """Return the gradients, on rank 0 together with those of servers on separate ranks."""
     for server in range(comm.servers if comm.rank == 0 else 0):
-        told = receive_json_message(comm.world_size + server, comm.everyone)
-        seen = [own | told.get(str(step), {}) for step, own in enumerate(seen)]
-    return seen
+        received = receive_json_message(comm.world_size + server, comm.everyone)
+        gradients = [own | received.get(str(step), {}) for step, own in enumerate(gradients)]
+    return gradients
 
 
 def take_shards(workload: Workload, share: Share, config: RunConfig, comm: Comm, steps: int) -> Shards:
-    """What the ranks and the oracle train on."""
+    """Return the samples that the ranks and the oracle train on."""
     batch = config.global_batch(comm.world_size)
     source = make_source(workload.train, share, batch=batch, seed=config.seed, reshuffle=config.reshuffle)
     return draw_shards(source, comm, steps)
 
 
-def _under(
+def _train_under(
     strategy: Strategy, workload: Workload, share: Share, config: RunConfig, comm: Comm, shards: Shards
 ) -> list[Gradients]:
-    """Each step's gradients, as this rank would have stepped them."""
+    """Train under the strategy; return the gradients of each step that this rank's optimiser received."""
     model = copy.deepcopy(workload.model)
-    if trains_jointly(model, config, comm.world_size):
+    if normalises_over_ranks(model, config, comm.world_size):
         without_dropout(model)
     sync = Sync(model, lambda parameters: ProbeOptimizer(parameters, strategy), strategy, comm, config.bn)
-    for step, pieces in enumerate(shards.own):
-        for number, piece in enumerate(pieces):
-            with sync.microbatch(last=number == len(pieces) - 1):
-                backward(sync.model, workload, share, config, piece, (step, comm.rank, number))
+    for step, micro_batches in enumerate(shards.own):
+        for number, micro_batch in enumerate(micro_batches):
+            with sync.microbatch(last=number == len(micro_batches) - 1):
+                backward(sync.model, workload, share, config, micro_batch, (step, comm.rank, number))
         sync.step(clip_norm_of(step, len(shards.own), config.clip_norm))
     sync.strategy.finish()
     assert isinstance(sync.optimizer, ProbeOptimizer)
-    seen = sync.optimizer.seen.steps
+    gradients = sync.optimizer.captured.steps
     sync.detach()
-    return seen
+    return gradients
 
 
 def compare_gradients(found: Gradients, expected: Gradients, model: nn.Module, comm: Comm) -> tuple[float, float]:
-    """The relative error of the worst rank, and the factor there; `expected` counts on rank 0 alone.
+    """Return the relative error of the worst rank and the factor there; `expected` is used on rank 0 only.
 
-    A rank is compared on the parameters it steps itself; those that no rank steps, or that only the oracle knows, are
-    infinitely wrong.
+    A rank is compared on the parameters that it steps itself. The error is infinite if no rank steps a parameter that
+    has a gradient in the oracle.
     """
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     own = torch.tensor([name in found for name, _ in parameters])
-    right = flat(expected, parameters)
+    right = flatten(expected, parameters)
     dist.broadcast(right, group_src=0, group=comm.control)
     mask = torch.cat([kept.expand(p.numel()) for kept, (_, p) in zip(own, parameters, strict=True)])
-    off = (flat(found, parameters) - right)[mask]
+    off = (flatten(found, parameters) - right)[mask]
     share = right[mask]
-    error = relative(off, right)
+    error = relative_error(off, right)
     factor = 1 + float(off @ share / (share @ share))
-    if not math.isfinite(factor):  # Nothing of it is this rank's, or all of that is zero, or the gradient is broken.
+    if not math.isfinite(factor):  # This rank steps nothing, or its part is zero, or the gradient is not finite.
         factor = 1.0
     stepped = comm.sum(own.int())
     if comm.rank == 0 and any(name in expected and not n for (name, _), n in zip(parameters, stepped, strict=True)):
@@ -210,5 +215,5 @@ def compare_gradients(found: Gradients, expected: Gradients, model: nn.Module, c
 
 
 def worst(errors: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """The pair of the largest error, and what is no number is larger than any: `max` would pass a nan over."""
+    """Return the pair with the largest error; NaN counts as infinity, since `max` would skip it."""
     return max((error if math.isfinite(error) else math.inf, factor) for error, factor in errors)

@@ -1,4 +1,4 @@
-"""The proof of parity as a task of its own: what `compare` has its ranks do before they measure anything."""
+"""Parity proof as a task for ranks: `compare` runs it before it measures anything."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from paceline.training.parity.proof import prove, serve_proof, take_shards
 from paceline.training.rank_setup import RankSetup, set_up_rank
 
 SAMPLES_PER_MICRO_BATCH = 8
-"""What the proof trains on: the mean of eight samples is as easily wrong as that of a thousand, and sooner known."""
+"""A mean over eight samples shows an error as well as one over a thousand, in less time."""
 STEPS = 3
-"""Reducers rebuild their buckets after the first step."""
+"""More than one, since reducers rebuild their buckets after the first step."""
 
 _shards: dict[RunConfig, Shards] = {}
-"""What strategies of one job that train the same shards have in common."""
+"""Samples, shared by the strategies of a job that train on the same shards."""
 _oracles: dict[tuple[RunConfig, int], list[Gradients]] = {}
-"""Rank 0's: and with it the other side of the proof, for the same weights."""
+"""Oracle gradients on rank 0, for the same shards and the same weights."""
 
 
 def prove_run(
@@ -41,8 +41,8 @@ def prove_run(
     number: int = 0,
     command: str | None = None,  # noqa: ARG001  (every task takes the same)
 ) -> None:
-    """Compares the strategy's gradients with one process's and leaves the error; idle ranks wait."""
-    setup = set_up_rank(small(config, world.size), world, threads)
+    """Compare the strategy's gradients with the oracle's and write the result; idle ranks wait."""
+    setup = set_up_rank(proof_config(config, world.size), world, threads)
     if setup is None:
         world.wait_for(f"proof-{number}")
         return
@@ -52,9 +52,9 @@ def prove_run(
         close_comm(setup.comm)
         return
     with exact_kernels():
-        # On a copy: after a forward pass some models (those under an old `spectral_norm`) cannot be copied any more.
+        # On a copy: some models (with the old `spectral_norm`) cannot be copied after a forward pass.
         check_gradients(copy.deepcopy(setup.model), setup.workload, setup.source(), setup.config, setup.comm.rank)
-        shards, expected = _other_side(setup)
+        shards, expected = _shards_and_oracle(setup)
         parity = prove(setup.strategy, setup.workload, setup.share, setup.config, setup.comm, STEPS, shards, expected)
     close_comm(setup.comm)
     if setup.comm.rank == 0:
@@ -65,10 +65,10 @@ def prove_run(
 
 @contextmanager
 def exact_kernels() -> Iterator[None]:
-    """Has a GPU compute in full float32, the same way each time.
+    """Make a GPU compute in full float32 and with deterministic algorithms.
 
-    By default convolutions round to TF32 and may take another algorithm from call to call: on an H200 a network then
-    differs from itself by 6e-4, which would hide the errors that a proof is after.
+    By default convolutions round to TF32 and may use another algorithm in each call. On an H200 two runs of a network
+    then differ by 6e-4, which would hide the errors that a proof looks for.
     """
     cudnn = torch.backends.cudnn
     before = cudnn.allow_tf32, cudnn.deterministic, torch.get_float32_matmul_precision()
@@ -81,20 +81,20 @@ def exact_kernels() -> Iterator[None]:
         torch.set_float32_matmul_precision(before[2])
 
 
-def small(config: RunConfig, ranks: int) -> RunConfig:
-    """The configuration to prove a run's strategy with: fewer samples a step, and without autocast's rounding."""
+def proof_config(config: RunConfig, ranks: int) -> RunConfig:
+    """Return the configuration of a proof: fewer samples per step, and no autocast."""
     workers = create(config.strategy).roles(ranks).count(Role.WORKER)
     batch = min(config.global_batch(workers), SAMPLES_PER_MICRO_BATCH * workers * config.accumulate)
-    # Under `--bn sync` the two sides add up in another order, and where that moves a value over a ReLU's edge a float32
-    # gradient jumps by 1e-3; in float64 it does not happen.
+    # Under `--bn sync` ranks and oracle add in a different order. If that moves a value across 0 before a ReLU, a
+    # float32 gradient changes by 1e-3; in float64 this does not happen.
     precision: Precision = "fp64" if config.bn == "sync" or config.precision == "fp64" else "fp32"
     return replace(config, precision=precision, batch=batch, batch_per_rank=None, slow_rank="")
 
 
-def _other_side(setup: RankSetup) -> tuple[Shards, list[Gradients] | None]:
-    """What all train on, and on rank 0 the right gradients."""
+def _shards_and_oracle(setup: RankSetup) -> tuple[Shards, list[Gradients] | None]:
+    """Return the shards and, on rank 0, the oracle's gradients; both are computed once per job."""
     workload, share, config, comm = setup.workload, setup.share, setup.config, setup.comm
-    # The same roles: then the same ranks have drawn before, and they agree on whether to draw again.
+    # With the same roles the same ranks have drawn these shards, so all of them agree on whether to draw again.
     roles = " ".join(role.name for role in setup.strategy.roles(setup.world.size))
     key = replace(config, strategy=roles)
     if key not in _shards:
@@ -102,15 +102,15 @@ def _other_side(setup: RankSetup) -> tuple[Shards, list[Gradients] | None]:
     shards = _shards[key]
     if comm.rank != 0:
         return shards, None
-    alike = key, _fingerprint(setup.model)
-    if alike not in _oracles:
-        _oracles[alike] = oracle(workload, shards.everyones, share, config)
-    return shards, _oracles[alike]
+    oracle_key = key, _fingerprint(setup.model)
+    if oracle_key not in _oracles:
+        _oracles[oracle_key] = oracle(workload, shards.all_ranks, share, config)
+    return shards, _oracles[oracle_key]
 
 
 def _fingerprint(model: nn.Module) -> int:
-    """Tells models apart by their weights: a workload may draw other ones each time it is loaded."""
-    found = 0
+    """Return a checksum of the weights: a workload may initialise them differently each time it is loaded."""
+    checksum = 0
     for tensor in (*model.parameters(), *model.buffers()):
-        found = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), found)
-    return found
+        checksum = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), checksum)
+    return checksum

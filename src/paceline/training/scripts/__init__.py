@@ -1,1 +1,1 @@
-"""Running a user's own training script: its task from the launcher, timing its steps, proving its gradients."""
+"""Execution of a user's training script: its task, the timing of its steps, the proof of its gradients."""

@@ -1,4 +1,4 @@
-"""Runs a training script of the user's own in this process, as python would, with an assignment for its `attach`."""
+"""Run a user's training script in this process, as `python script.py` would, with a task for its `attach`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.training.scripts.script_parity import OracleCheckTask, OracleTask,
 from paceline.training.scripts.script_task import ScriptFinished, ScriptTask, set_script_task
 from paceline.training.scripts.script_timing import TimingTask
 
-ASSIGNMENTS: dict[str, type[ScriptTask]] = {
+SCRIPT_TASKS: dict[str, type[ScriptTask]] = {
     "train": TimingTask,
     "prove": ParityTask,
     "oracle": OracleTask,
@@ -28,45 +28,47 @@ ASSIGNMENTS: dict[str, type[ScriptTask]] = {
 LINES_TO_SHOW = 12
 
 
-def run_script(assignment: ScriptTask, iface: str | None) -> None:
-    """Runs the script until it has done what is asked; raises where it ends before that."""
-    script, rank = assignment.script, int(os.environ["RANK"])
-    set_script_task(assignment)
+def run_script(task: ScriptTask, iface: str | None) -> None:
+    """Run the script until its task is finished; raise if the script ends earlier."""
+    script, rank = task.script, int(os.environ["RANK"])
+    set_script_task(task)
     _choose_interface(iface)
-    _seed(assignment.config.seed, rank)
+    _seed(task.config.seed, rank)
     sys.argv = [script.path, *script.args]
     sys.path.insert(0, str(Path(script.path).resolve().parent))
     try:
-        with exact_kernels() if assignment.exact else nullcontext():
+        with exact_kernels() if task.exact_kernels else nullcontext():
             runpy.run_path(script.path, run_name="__main__")
     except ScriptFinished:
         return
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise WorkloadError(
-                f"{script.name} left with exit code {leaving.code}.", detail=_last_lines(assignment, rank)
+                f"{script.name} ended with exit code {leaving.code}.",
+                detail=_last_lines(task, rank),
+                hint="run the script by itself to find the cause",
             ) from None
-    assignment.check_done()
+    task.check_finished()
 
 
 def _choose_interface(iface: str | None) -> None:
-    """Has the script's own process group, if it makes one, use the interface that ours would."""
+    """Make the script's process group, if it creates one, use the interface that Paceline would choose."""
     here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     chosen = iface or choose_interface(os.environ.get("MASTER_ADDR", LOOPBACK), all_on_this_host=here).name
     os.environ.setdefault("GLOO_SOCKET_IFNAME", chosen)
 
 
 def _seed(seed: int, rank: int) -> None:
-    """Gives a script that seeds nothing the same numbers under every strategy, others on each rank and repeat."""
+    """Seed the random number generators: the same under every strategy, different on each rank and repeat."""
     own = seed * 1_000_003 + rank + 1
     torch.manual_seed(own)
     random.seed(own)
     np.random.seed(own % 2**32)
 
 
-def _last_lines(assignment: ScriptTask, rank: int) -> str:
-    """The end of what the script printed: why argparse refused its arguments, for example."""
+def _last_lines(task: ScriptTask, rank: int) -> str:
+    """Return the last lines that the script printed, for example argparse's error."""
     sys.stdout.flush()
     sys.stderr.flush()
-    log = assignment.folder.log_file(rank)
+    log = task.folder.log_file(rank)
     return "\n".join(log.read_text(errors="replace").splitlines()[-LINES_TO_SHOW:]) if log.exists() else ""

@@ -1,8 +1,8 @@
-"""The proof of parity for scripts: their gradients under a strategy against the mean of the ranks' own, in float64.
+"""Parity proof for scripts: compares their gradients under a strategy with the mean over the ranks in float64.
 
-A script cannot be run by one process that goes through all shards in turn, as our own runs can. So the oracle is the
-script itself under the plainest strategy there is. The optimiser is the user's own, but for its `step`, which keeps
-each gradient and changes nothing.
+A script cannot be run by one process that trains all shards in turn, as Paceline's own runs can. So the oracle is the
+script itself under the simplest possible strategy. The optimiser is the user's, but its `step` is replaced by one that
+stores the gradients and changes nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from paceline.comm import Comm
 from paceline.config import BatchNormMode
 from paceline.strategies.base.strategy import AfterBackward, MakeOptimizer, NamedParameters, Strategy
 from paceline.training.parity.oracle import TOLERANCE, clip_norm_of
-from paceline.training.parity.proof import Parity, SeenSteps, compare_gradients, worst
+from paceline.training.parity.proof import CapturedGradients, Parity, compare_gradients, worst
 from paceline.training.parity.task import STEPS
 from paceline.training.scripts.script_task import ScriptTask, TaskSync
 
 HALF_PRECISION_TOLERANCE = 2e-2
-"""For a model whose gradients are themselves in bfloat16 or float16: a few units in their last place."""
+"""For models with gradients in bfloat16 or float16: a few units in the last place."""
 
 
 class ExactMean(AfterBackward):
-    """The mean over the ranks, one gradient after the other, in float64: no strategy, but what one is measured by."""
+    """Mean over the ranks in float64, one gradient after the other; serves as the oracle, not as a strategy to use."""
 
     name: ClassVar[str] = "the mean in float64"
 
@@ -39,67 +39,67 @@ class ExactMean(AfterBackward):
 
 
 class ProbeSync(TaskSync):
-    """A `Sync` that keeps each step's gradients and leaves the weights as they are."""
+    """`Sync` that stores the gradients of each step and does not change the weights."""
 
     def __init__(
         self,
-        conclude: Callable[[ProbeSync], None],
+        write_result: Callable[[ProbeSync], None],
         model: nn.Module,
         make_optimizer: MakeOptimizer,
         strategy: Strategy,
         comm: Comm,
         bn: BatchNormMode,
     ) -> None:
-        seen = SeenSteps(strategy)
-        self.seen = seen.steps
-        super().__init__(STEPS, model, _probed(make_optimizer, seen), strategy, comm, bn)
-        self._conclude = conclude
+        captured = CapturedGradients(strategy)
+        self.gradients = captured.steps
+        super().__init__(STEPS, model, _with_probe_step(make_optimizer, captured), strategy, comm, bn)
+        self._write_result = write_result
 
     def step(self, max_norm: float | None = None) -> None:
         super().step(clip_norm_of(self.steps_done, STEPS, max_norm))
         self.count_step()
 
-    def conclude(self) -> None:
+    def write_result(self) -> None:
         self.strategy.finish()
-        self._conclude(self)
+        self._write_result(self)
 
 
 class ProbeTask(ScriptTask):
-    """Asks for a few steps' gradients; subclasses say what becomes of them."""
+    """Task that captures the gradients of a few steps; subclasses use them."""
 
     steps = STEPS
-    exact = True
+    exact_kernels = True
 
     def make_sync(
         self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode
     ) -> TaskSync:
-        return ProbeSync(self.conclude, model, make_optimizer, strategy, comm, bn)
+        return ProbeSync(self.write_result, model, make_optimizer, strategy, comm, bn)
 
     @abstractmethod
-    def conclude(self, sync: ProbeSync) -> None:
-        """What becomes of the gradients; called on every rank."""
+    def write_result(self, sync: ProbeSync) -> None:
+        """Write or compare the gradients; called on every rank."""
 
 
 class OracleTask(ProbeTask):
-    """Keeps the right gradients in a file."""
+    """Task that writes the oracle's gradients to a file."""
 
     def make_strategy(self) -> Strategy:
         return ExactMean()
 
-    def conclude(self, sync: ProbeSync) -> None:
+    def write_result(self, sync: ProbeSync) -> None:
         if sync.rank == 0:
-            torch.save(sync.seen, self.oracle)
+            torch.save(sync.gradients, self.oracle)
             self.folder.mark_finished()
 
 
 class ParityTask(ProbeTask):
-    """Compares the strategy's gradients with those in the file."""
+    """Task that compares the strategy's gradients with those in the file."""
 
-    def conclude(self, sync: ProbeSync) -> None:
-        # Only rank 0's side of the comparison counts.
-        expected = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else sync.seen
+    def write_result(self, sync: ProbeSync) -> None:
+        # Only rank 0's expected gradients are used.
+        expected = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else sync.gradients
         model, comm = sync.strategy.model, sync.comm
-        pairs = zip(sync.seen, expected, strict=True)
+        pairs = zip(sync.gradients, expected, strict=True)
         found = worst(compare_gradients(one, other, model, comm) for one, other in pairs)
         parity = Parity(sync.strategy.name, comm.world_size, *found, _tolerance(sync.strategy.parameters))
         if sync.rank == 0:
@@ -108,18 +108,18 @@ class ParityTask(ProbeTask):
 
 
 class OracleCheckTask(ParityTask):
-    """Compares the right gradients with those of an earlier run: does the script do the same each time?"""
+    """Task that compares the oracle's gradients with those of an earlier run: do they repeat?"""
 
     def make_strategy(self) -> Strategy:
         return ExactMean()
 
 
-def _probed(make_optimizer: MakeOptimizer, seen: SeenSteps) -> MakeOptimizer:
-    """Makes the user's optimiser, and takes its `step`; a method, since that is what schedulers wrap."""
+def _with_probe_step(make_optimizer: MakeOptimizer, captured: CapturedGradients) -> MakeOptimizer:
+    """Create the user's optimiser and replace its `step`, by a bound method, since schedulers wrap that."""
 
     def make(parameters: NamedParameters) -> torch.optim.Optimizer:
         def keep(_: torch.optim.Optimizer, closure: Any = None) -> None:  # noqa: ARG001  (as optimisers have it)
-            seen.add({name: p.grad.detach().clone() for name, p in parameters if p.grad is not None})
+            captured.add({name: p.grad.detach().clone() for name, p in parameters if p.grad is not None})
 
         optimizer = make_optimizer(parameters)
         optimizer.step = types.MethodType(keep, optimizer)  # type: ignore[method-assign]
@@ -129,4 +129,5 @@ def _probed(make_optimizer: MakeOptimizer, seen: SeenSteps) -> MakeOptimizer:
 
 
 def _tolerance(parameters: NamedParameters) -> float:
+    """Return the tolerance for the least precise dtype of the parameters."""
     return max(TOLERANCE.get(parameter.dtype, HALF_PRECISION_TOLERANCE) for _, parameter in parameters)

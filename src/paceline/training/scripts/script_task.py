@@ -1,6 +1,7 @@
-"""What a launcher asks of a script that calls `paceline.attach`: under which strategy to train, and what to find out.
+"""Task of a script that calls `paceline.attach`: the strategy to train under, and what to measure.
 
-Such a script owns its process, so the launcher can hand it nothing. It leaves an assignment, which `attach` finds.
+A script owns its process, so the launcher cannot pass it arguments. It sets a task in the process instead, and `attach`
+reads it.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from paceline.strategies.base.strategy import MakeOptimizer, Strategy
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 
-_assignments: list[ScriptTask] = []
+_current_task: list[ScriptTask] = []
 
 
 class ScriptFinished(SystemExit):
-    """Leaves a script that has trained the steps asked for. A `SystemExit`, so that its `finally` blocks run."""
+    """Exception that ends a script that has trained its steps; a `SystemExit`, so that its `finally` blocks run."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
 
 class TaskSync(Sync, ABC):
-    """What `attach` returns under an assignment: it counts steps, and leaves the script after the last."""
+    """`Sync` that `attach` returns under a task: counts steps and ends the script after the last one."""
 
     def __init__(
         self,
@@ -50,72 +51,73 @@ class TaskSync(Sync, ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether it has done all that was asked."""
+        """Whether all steps of the task are done."""
         return self.steps_done == self._steps
 
     def step(self, max_norm: float | None = None) -> None:
-        if self.finished:  # The script held the first attempt to leave it up.
+        if self.finished:  # The script caught the first ScriptFinished.
             raise ScriptFinished
         super().step(max_norm)
 
     def count_step(self) -> None:
-        """Ends a step; the last one ends the script."""
+        """Count a step; after the last one, write the result and end the script."""
         self.steps_done += 1
         if self.finished:
-            self.conclude()
+            self.write_result()
             raise ScriptFinished
 
     @abstractmethod
-    def conclude(self) -> None:
-        """Writes down what was found out."""
+    def write_result(self) -> None:
+        """Write what was measured to the record."""
 
 
 @dataclass(kw_only=True)
 class ScriptTask(ABC):
-    """What one rank's script is to do."""
+    """Task of a script on one rank."""
 
     script: Script
     config: RunConfig
     folder: RunFolder
     command: str = ""
-    """What the user typed."""
+    """Command line of the user."""
     oracle: str = ""
-    """The file of the gradients that proofs compare with."""
+    """File of the oracle's gradients."""
     sync: TaskSync | None = field(default=None, init=False)
-    """What the script attached."""
-    exact: ClassVar[bool] = False
-    """Whether rounding matters more than speed."""
+    """`Sync` that the script has attached; None before that."""
+    exact_kernels: ClassVar[bool] = False
+    """Whether the task needs exact, deterministic kernels rather than fast ones."""
 
     @property
     @abstractmethod
     def steps(self) -> int:
-        """After how many steps the script has done enough."""
+        """Number of steps to train before the script is ended."""
 
     @abstractmethod
     def make_sync(
         self, model: nn.Module, make_optimizer: MakeOptimizer, strategy: Strategy, comm: Comm, bn: BatchNormMode
     ) -> TaskSync:
-        """A `Sync` that finds out what is asked for."""
+        """Return the `Sync` that measures what the task needs."""
 
     def stopwatch(self, device: torch.device) -> Stopwatch | None:  # noqa: ARG002
-        """What times the script's steps, where that is asked for."""
+        """Return the stopwatch for the script's steps; None if they are not timed."""
         return None
 
     def make_strategy(self) -> Strategy:
-        """The strategy to train under."""
+        """Return the strategy to train under."""
         return create(self.config.strategy)
 
-    def refuse_own_choice(self, strategy: str | None, options: Mapping[str, Any]) -> None:
-        """Refuses a script that leaves nothing to choose, or that attaches twice."""
+    def check_attach_arguments(self, strategy: str | None, options: Mapping[str, Any]) -> None:
+        """Raise if the script names a strategy or its options, or attaches a second time."""
         if strategy is not None or options:
             named = repr(strategy) if strategy is not None else ", ".join(options)
             raise UsageError(
-                f"{self.script.name} gives {named} to attach(), which leaves nothing to compare.",
-                hint="leave the strategy and its options out of attach(), so that compare can choose it",
+                f"{self.script.name} passes {named} to attach(), so compare cannot choose the strategy.",
+                hint="omit the strategy and its options in attach()",
             )
         if self.sync is not None:
             raise UsageError(
-                f"{self.script.name} calls attach() a second time.", hint="compare takes scripts that train one model"
+                f"{self.script.name} calls attach() a second time.",
+                hint="attach one model per script: compare measures one model",
             )
 
     def attach(
@@ -126,7 +128,7 @@ class ScriptTask(ABC):
         comm: Comm,
         bn: BatchNormMode,
     ) -> TaskSync:
-        """What the script gets; the launcher's settings win over its own."""
+        """Return the `Sync` for the script; settings of the command line override the script's."""
         if "bn" in self.script.settings:
             bn = self.config.bn
         if "allow_unused" in self.script.settings:
@@ -134,25 +136,25 @@ class ScriptTask(ABC):
         self.sync = self.make_sync(model, make_optimizer, strategy, comm, bn)
         return self.sync
 
-    def check_done(self) -> None:
-        """Refuses a script that came to its end without doing what was asked."""
+    def check_finished(self) -> None:
+        """Raise if the script has ended before its task was finished."""
         if self.sync is None:
             raise WorkloadError(
-                f"{self.script.name} ended without a call of paceline.attach().",
+                f"{self.script.name} ended without calling paceline.attach().",
                 hint="train through sync = paceline.attach(model, make_optimizer), as docs/own-code.md shows",
             )
         if not self.sync.finished:
             raise WorkloadError(
                 f"{self.script.name} ended after {self.sync.steps_done} of {self.steps} steps.",
-                hint="let it train longer, or compare fewer --steps",
+                hint="train for more steps in the script, or compare with fewer --steps",
             )
 
 
-def set_script_task(assignment: ScriptTask) -> None:
-    """Leaves it for the script that this process will run."""
-    _assignments[:] = [assignment]
+def set_script_task(task: ScriptTask) -> None:
+    """Set the task of the script that this process will run."""
+    _current_task[:] = [task]
 
 
 def script_task() -> ScriptTask | None:
-    """What the launcher left, if a launcher of ours runs this script."""
-    return _assignments[0] if _assignments else None
+    """Return the task that the launcher has set; None if the script was not started by `paceline compare`."""
+    return _current_task[0] if _current_task else None

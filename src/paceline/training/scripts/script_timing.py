@@ -1,4 +1,4 @@
-"""Measures the loop of a script: the same record as of a run of ours, from the calls that the script makes anyway."""
+"""Timing of a script's training loop: writes the record of an ordinary run, from the calls that the script makes."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from paceline.measure.slow_rank import stopwatch_for
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
 from paceline.strategies.base.strategy import MakeOptimizer, Strategy
 from paceline.training import results
-from paceline.training.clock_sync import start_together
+from paceline.training.clock_sync import start_clocks
 from paceline.training.placement import Placement
 from paceline.training.run_recorder import RunRecorder
 from paceline.training.scripts.script_task import ScriptTask, TaskSync
 from paceline.training.step_recorder import StepRecorder
 from paceline.training.tensorboard import TensorBoardWriter
-from paceline.training.topology import describe_model, describe_place, describe_strategy
+from paceline.training.topology import describe_model, describe_placement, describe_strategy
 from paceline.training.windows import Windows
 
 EPOCH = 0
-"""Which epoch a script is in is its own affair."""
+"""Epoch of all steps: the epochs of a script are not known."""
 
 
 class TimingTask(ScriptTask):
-    """Asks for a record of so many steps."""
+    """Task that records a given number of steps."""
 
     @property
     def steps(self) -> int:
-        assert self.config.steps is not None, "compare gives scripts a number of steps"
+        assert self.config.steps is not None, "compare sets the number of steps for scripts"
         return self.config.steps
 
     def stopwatch(self, device: torch.device) -> Stopwatch:
@@ -56,7 +56,7 @@ class TimingTask(ScriptTask):
 
 @dataclass(frozen=True)
 class StepNote:
-    """What a script tells of a step, or of a micro-batch of it."""
+    """Values that a script reports for a step or one of its micro-batches."""
 
     loss: Tensor | float | None
     samples: int | None
@@ -64,16 +64,16 @@ class StepNote:
 
 
 class TimedSync(TaskSync):
-    """A `Sync` that times the script's steps and keeps their figures.
+    """`Sync` that times and records the script's steps.
 
-    A step lasts from the end of the one before to the end of `step()`. What comes before its first forward pass is
-    data, what lies between the passes of `sync.model` is backward, the loss included. Passes without gradients are not
-    part of training.
+    A step lasts from the end of the previous one to the end of `step()`. The time before its first forward pass is
+    data. The time between forward passes of `sync.model`, the loss included, is backward. Forward passes without
+    gradients are not part of training.
     """
 
     def __init__(
         self,
-        assignment: TimingTask,
+        task: TimingTask,
         model: nn.Module,
         make_optimizer: MakeOptimizer,
         strategy: Strategy,
@@ -81,36 +81,36 @@ class TimedSync(TaskSync):
         bn: BatchNormMode,
     ) -> None:
         self._peak_is_ours = reset_peak(comm.device)
-        super().__init__(assignment.steps, model, make_optimizer, strategy, comm, bn)
-        self._strategy_text = assignment.config.strategy
+        super().__init__(task.steps, model, make_optimizer, strategy, comm, bn)
+        self._strategy_text = task.config.strategy
         assert comm.stopwatch is not None
         self._stopwatch = comm.stopwatch
-        start_together(comm)
-        self._account = RunRecorder(assignment.folder, comm.rank, self._stopwatch.clock.now)
-        self._undo.callback(self._account.close)
+        start_clocks(comm)
+        self._recorder = RunRecorder(task.folder, comm.rank, self._stopwatch.clock.now)
+        self._undo.callback(self._recorder.close)
         if comm.rank == 0:
-            config = replace(assignment.config, bn=bn, allow_unused=strategy.allow_unused)
-            settings = assignment.script.settings_to_keep(config)
-            topology = _topology(assignment, model, strategy, comm)
-            self._account.describe(settings, topology, assignment.command)
-        timeline = self._account.timeline if assignment.config.events else None
-        self._ledger = StepRecorder(self._stopwatch, self._account.steps, timeline)
-        profiled = assignment.config.profiled_steps
-        profiler = StepProfiler(profiled, assignment.folder, comm.rank, comm.device) if profiled else None
-        self._windows = Windows(self, self._ledger, assignment.config.log_every, self._account.report, profiler)
+            config = replace(task.config, bn=bn, allow_unused=strategy.allow_unused)
+            settings = task.script.settings_to_keep(config)
+            topology = _topology(task, model, strategy, comm)
+            self._recorder.write_description(settings, topology, task.command)
+        timeline = self._recorder.timeline if task.config.events else None
+        self._step_recorder = StepRecorder(self._stopwatch, self._recorder.steps, timeline)
+        profiled = task.config.profiled_steps
+        profiler = StepProfiler(profiled, task.folder, comm.rank, comm.device) if profiled else None
+        self._windows = Windows(self, self._step_recorder, task.config.log_every, self._recorder.write_event, profiler)
         first_on_host = int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
-        self._watch = RunMonitor(
-            assignment.folder, comm.rank, self._stopwatch.clock.now, comm.device, first_on_host=first_on_host
+        self._monitor = RunMonitor(
+            task.folder, comm.rank, self._stopwatch.clock.now, comm.device, first_on_host=first_on_host
         )
-        self._account.tell(self._watch)
-        if assignment.config.tensorboard:
-            self._account.tell(TensorBoardWriter(assignment.folder, comm.rank, self._stopwatch.clock, comm.device))
+        self._recorder.add_listener(self._monitor)
+        if task.config.tensorboard:
+            self._recorder.add_listener(TensorBoardWriter(task.folder, comm.rank, self._stopwatch.clock, comm.device))
         before = self.model.register_forward_pre_hook(self._forward_starts, prepend=True, with_kwargs=True)
         after = self.model.register_forward_hook(self._forward_ends)
         self._undo.callback(before.remove)
         self._undo.callback(after.remove)
-        self._account.report("start", steps=assignment.steps, steps_per_epoch=None, dropped=0)
-        self._window_end = self._windows.end(0)
+        self._recorder.write_event("start", steps=task.steps, steps_per_epoch=None, dropped=0)
+        self._window_end = self._windows.next_end(0)
         self._begin_step()
 
     def note(
@@ -125,7 +125,7 @@ class TimedSync(TaskSync):
     def mean(self, value: float, samples: int = 1) -> float:
         if self._in_backward:
             return super().mean(value, samples)
-        self._stopwatch.lap(DATA)  # Waiting for a rank that is late is not getting data.
+        self._stopwatch.lap(DATA)  # The wait for other ranks is not counted as data loading.
         mean = super().mean(value, samples)
         self._stopwatch.lap(AGREE)
         return mean
@@ -134,22 +134,22 @@ class TimedSync(TaskSync):
         self._stopwatch.lap(BACKWARD)
         super().step(max_norm)
         self._stopwatch.lap(OPTIMISER)
-        self._keep_notes()
-        self._ledger.end_step(EPOCH, self._stopwatch.end())
+        self._record_notes()
+        self._step_recorder.end_step(EPOCH, self._stopwatch.end())
         step = self.steps_done + 1
         if step == self._window_end or step == self._steps:
             self._windows.close(step)
-            self._window_end = self._windows.end(step)
+            self._window_end = self._windows.next_end(step)
             self._windows.open()
         self.count_step()
         self._begin_step()
 
-    def conclude(self) -> None:
+    def write_result(self) -> None:
         peak = peak_bytes(self.comm.device) if self._peak_is_ours else None
-        self._watch.sampler.sample()
-        folder, windows = self._account.folder, self._windows.times
-        self._account.finish(results.summarise(self._strategy_text, self, folder, windows, peak))
-        self._account.close()  # A script may leave without closing anything.
+        self._monitor.sampler.sample()
+        folder, windows = self._recorder.folder, self._windows.times
+        self._recorder.finish(results.summarise(self._strategy_text, self, folder, windows, peak))
+        self._recorder.close()  # A script may end without closing anything.
 
     def _begin_step(self) -> None:
         self._samples = 0
@@ -170,31 +170,31 @@ class TimedSync(TaskSync):
             if root is not None:
                 self._stopwatch.watch_backward(root)
 
-    def _keep_notes(self) -> None:
-        """What the script told goes before what its calls of the model showed."""
-        told = sum(note.samples or 0 for note in self._notes)
-        if not told and not self._samples:
+    def _record_notes(self) -> None:
+        """Record samples, loss and correct predictions; reported samples have priority over those counted in calls."""
+        noted_samples = sum(note.samples or 0 for note in self._notes)
+        if not noted_samples and not self._samples:
             raise WorkloadError(
-                "sync.step() was called, but no samples went through sync.model.",
-                hint="call sync.model(x) instead of the model, or tell sync.note(samples=…)",
+                "sync.step() was called, but sync.model has processed no samples.",
+                hint="call sync.model(x) instead of the model, or report the samples with sync.note(samples=…)",
             )
-        self._ledger.count(told or self._samples)
+        self._step_recorder.add_samples(noted_samples or self._samples)
         for note in self._notes:
-            self._ledger.note(note.loss, 1 if note.samples is None else note.samples, note.correct)
+            self._step_recorder.add_figures(note.loss, 1 if note.samples is None else note.samples, note.correct)
 
 
 def _is_training() -> bool:
-    # torch.compile would compile the clock; a script that does it tells its samples by note().
+    # torch.compile would trace the stopwatch; a compiled script reports its samples by note().
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def leading_dimension(inputs: Any) -> int | None:
-    """The length of the first tensor in what a model was given, however nested; None where there is none."""
+    """Return the length of the first tensor in nested inputs of a model; None without one."""
     return next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), None)
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
-    """The tensors in what a model was given or gives, however nested."""
+    """Yield the tensors in nested inputs or outputs of a model."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, Mapping):
@@ -204,21 +204,21 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def _topology(assignment: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm) -> dict[str, Any]:
-    """As a run of ours has it; the batch is the script's secret."""
+def _topology(task: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm) -> dict[str, Any]:
+    """Return the topology of an ordinary run; the batch size of a script is unknown."""
     placement = Placement(comm.device, comm.backend, torch.get_num_threads())
     return {
-        "workload": assignment.script.name,
-        **describe_strategy(assignment.config.strategy, strategy),
+        "workload": task.script.name,
+        **describe_strategy(task.config.strategy, strategy),
         "world_size": dist.get_world_size(),
         "workers": comm.world_size,
         "ranks_per_host": int(os.environ.get("LOCAL_WORLD_SIZE", comm.world_size)),
         "batch": None,
         "batch_per_rank": [],
-        **describe_place(placement, interface=os.environ.get("GLOO_SOCKET_IFNAME", "")),
+        **describe_placement(placement, interface=os.environ.get("GLOO_SOCKET_IFNAME", "")),
         **describe_model(model),
         "classes": None,
         "own_optimizer": True,
         "lr": None,
-        "log_every": assignment.config.log_every,
+        "log_every": task.config.log_every,
     }

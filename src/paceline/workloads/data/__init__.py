@@ -1,10 +1,11 @@
-"""The data sets: what they are called, how their files get here, and how they become tensors.
+"""Data sets: their names, the download and check of their files, and loading them as tensors.
 
-Owns everything between a name such as `cifar10` or `synthetic:size=500` and a pair of `images.ImageSet` (train, test).
-`prepare` runs once, in the launcher, before any process group: it checks and downloads, and imports no torch. `load`
-runs in every rank: it never downloads and checks sizes alone. Adding a data set touches its file and one registry line.
+The package turns a name such as `cifar10` or `synthetic:size=500` into a pair of `images.ImageSet` (train, test).
+`prepare` runs once, in the launcher, before any process group: it checks and downloads files, and does not import
+torch. `load` runs on every rank: it never downloads, and checks only sizes. A new data set needs a file and a line in
+the registry.
 
-    spec ──> prepare: checked, download, archive ──> files ──> load: one file per data set ──> images.ImageSet.batch
+    spec ──> prepare: checksums, download, archive ──> files ──> load: one file per data set ──> images.ImageSet.batch
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ __all__ = ["REGISTRY", "DataSet", "check", "default_data_dir", "load", "prepare"
 
 
 class DataSet(Protocol):
-    """A data set with its options: a dataclass, so that `specs.build` makes it from the user's words."""
+    """Data set with its options: a dataclass, which `specs.build` creates from the user's text."""
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
-        """Makes sure that the files are in `data_dir` and intact; downloads what is missing. Imports no torch."""
+        """Check the files in `data_dir` and download missing ones, without importing torch."""
 
     def load(self, data_dir: Path) -> tuple[ImageSet, ImageSet]:
-        """Reads train and test from the files that `prepare` left in `data_dir`."""
+        """Read train and test data from the files that `prepare` has checked."""
         ...
 
 
@@ -43,31 +44,31 @@ REGISTRY: dict[str, type[DataSet]] = {
     "svhn": Svhn,
     "synthetic": Synthetic,
 }
-"""Every data set by the name a user writes; the first line of its docstring describes it."""
+"""Data sets by name; the first line of a docstring is the description for users."""
 
 
 def check(spec: str, *, svhn_extra: bool = False) -> None:
-    """Refuses a name or an option that no data set has; files are not looked at."""
+    """Raise if the name or an option of a data set is unknown; files are not read."""
     _parse(spec, svhn_extra)
 
 
 def prepare(spec: str, *, data_dir: Path, svhn_extra: bool = False, progress: bool = True) -> None:
-    """Makes sure that the files of `spec` are in `data_dir` and intact (md5); downloads what is missing."""
+    """Check the files of `spec` in `data_dir` by their md5, and download missing ones."""
     _parse(spec, svhn_extra).prepare(data_dir, progress=progress)
 
 
 def load(spec: str, *, data_dir: Path, svhn_extra: bool = False) -> tuple[ImageSet, ImageSet]:
-    """Reads the train and test parts of `spec`; `prepare` has run before, so this only looks at sizes."""
+    """Return the train and test parts of `spec`; `prepare` has run before, so only sizes are checked."""
     return _parse(spec, svhn_extra).load(data_dir)
 
 
 def data_dir(written: str) -> Path:
-    """The folder that `--data-dir` names, or the default one."""
+    """Return the folder that `--data-dir` names, or the default folder."""
     return Path(written).expanduser() if written else default_data_dir()
 
 
 def default_data_dir() -> Path:
-    """The user's cache folder, as the XDG base directory specification places it (it ignores relative paths)."""
+    """Return the user's cache folder, by the XDG base directory specification, which ignores relative paths."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "paceline"
 

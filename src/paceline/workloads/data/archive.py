@@ -1,7 +1,7 @@
-"""Takes named files out of a tar archive, and nothing else.
+"""Extraction of named files from a tar archive, and of nothing else.
 
-`extractall` writes wherever the archive says. Here the archive only supplies bytes: a member counts if it is a regular
-file with exactly the name that was asked for and no larger than it can be, and it goes where the caller says.
+`extractall` writes to any path that the archive contains. Here the archive supplies only bytes: a member is extracted
+if it is a regular file of exactly the requested name and at most the expected size, to the path that the caller gives.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _HINT = "delete it to download it again"
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """A file wanted from an archive."""
+    """File to extract from an archive."""
 
     name: str
-    """Its name inside the archive, exactly."""
+    """Exact name inside the archive."""
     target: Path
-    """Where it goes."""
+    """Path to write to."""
     md5: str
-    """Of its content, as published."""
+    """Published md5 of the content."""
 
 
 def extract(archive: Path, members: Sequence[ArchiveMember], *, member_bytes: int) -> None:
-    """Writes each of `members` to its target, whole and with the right md5, or raises; none exceeds `member_bytes`."""
+    """Write each member, complete and with the right md5, to its target; raise if one is missing or too large."""
     wanted = {member.name: member for member in members}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -50,7 +50,7 @@ def extract(archive: Path, members: Sequence[ArchiveMember], *, member_bytes: in
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{archive} cannot be unpacked: {error}.", hint=_HINT) from error
     if wanted:
-        raise DataError(f"{archive} does not hold {', '.join(sorted(wanted))}.", hint=_HINT)
+        raise DataError(f"{archive} does not contain {', '.join(sorted(wanted))}.", hint=_HINT)
 
 
 def _chunks(content: IO[bytes]) -> Iterator[bytes]:

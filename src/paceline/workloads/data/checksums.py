@@ -1,8 +1,8 @@
-"""Files with a published md5: checked when found, written whole or not at all.
+"""Files with a published md5: checked before use, and written completely or not at all.
 
-Checking CIFAR-10 takes 0.27 s, so what was found intact is remembered in `.verified.json` beside the files, by size and
-time of last change: a file that was touched is checked again. md5 guards against truncation and mix-ups, and against
-tampering only as far as the publishers' own checksums can.
+A check of CIFAR-10 takes 0.27 s, so its result is stored in `.verified.json` beside the files, with each file's size
+and modification time. A changed file is checked again. An md5 detects truncated and mixed-up files; against tampering
+it is only as good as the publisher's checksum.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from paceline.errors import DataError
 
-MEMORY_NAME = ".verified.json"
+CACHE_NAME = ".verified.json"
 
 
 def is_intact(path: Path, md5: str) -> bool:
-    """Whether the file is there; raises when it is but is not the one published."""
+    """Return whether the file exists; raise if it differs from the published one."""
     try:
-        stamp = _stamp(path, md5)  # before the file is read: what changes meanwhile is checked again next time
-        if _remembered(path.parent).get(path.name) == stamp:
+        stamp = _stamp(path, md5)  # Before reading, so that a file that changes meanwhile is checked again.
+        if _read_cache(path.parent).get(path.name) == stamp:
             return True
         with path.open("rb") as file:
             found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -32,19 +32,19 @@ def is_intact(path: Path, md5: str) -> bool:
         return False
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror}.", hint="check what it is and who may read it"
+            f"{path} cannot be read: {error.strerror}.", hint="make sure that it is a file that you may read"
         ) from error
     if found != md5:
         raise wrong_checksum(path, expected=md5, found=found, hint="delete it to download it again")
-    _remember(path, stamp)
+    _add_to_cache(path, stamp)
     return True
 
 
 def write_checked(path: Path, chunks: Iterable[bytes], md5: str, *, hint: str) -> None:
-    """Writes `chunks` beside `path` and renames the result if its md5 is right; otherwise nothing is left.
+    """Write `chunks` beside `path` and rename the file if its md5 is right; otherwise delete it and raise.
 
-    The caller holds the lock of the data folder, so the name of the unfinished file is always the same, and one that a
-    killed process left behind is overwritten rather than added to.
+    The caller holds the lock of the data folder. So the name of the unfinished file can always be the same, and a file
+    that a killed process has left is overwritten.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.part")
@@ -57,39 +57,41 @@ def write_checked(path: Path, chunks: Iterable[bytes], md5: str, *, hint: str) -
         if digest.hexdigest() != md5:
             raise wrong_checksum(path, expected=md5, found=digest.hexdigest(), hint=hint)
         unfinished.replace(path)
-    except BaseException:  # Ctrl-C too
+    except BaseException:  # Includes Ctrl-C.
         unfinished.unlink(missing_ok=True)
         raise
-    _remember(path, _stamp(path, md5))
+    _add_to_cache(path, _stamp(path, md5))
 
 
 def wrong_checksum(path: Path, *, expected: str, found: str, hint: str) -> DataError:
-    """The error for a file that is not the one published."""
+    """Return the error for a file that differs from the published one."""
     return DataError(f"{path} has the md5 {found}, not {expected} as published.", hint=hint)
 
 
 def _stamp(path: Path, md5: str) -> dict[str, object]:
+    """Return the size, modification time and md5 under which a check is stored."""
     status = path.stat()
     return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "md5": md5}
 
 
-def _remembered(folder: Path) -> dict[str, object]:
+def _read_cache(folder: Path) -> dict[str, object]:
+    """Return the stored checks by file name; empty if there are none."""
     try:
-        memory = json.loads((folder / MEMORY_NAME).read_text())
+        cache = json.loads((folder / CACHE_NAME).read_text())
     except (OSError, ValueError):
         return {}
-    return memory if isinstance(memory, dict) else {}
+    return cache if isinstance(cache, dict) else {}
 
 
-def _remember(path: Path, stamp: dict[str, object]) -> None:
-    """Adds one file to the memory; a folder that cannot be written to costs the next start its time, nothing else."""
-    memory = _remembered(path.parent) | {path.name: stamp}
+def _add_to_cache(path: Path, stamp: dict[str, object]) -> None:
+    """Store the check of one file; if the folder is read-only, the file is checked again next time."""
+    cache = _read_cache(path.parent) | {path.name: stamp}
     with contextlib.suppress(OSError):
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=MEMORY_NAME)
+        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=CACHE_NAME)
         try:
             with os.fdopen(handle, "w") as file:
-                json.dump(memory, file, indent=1)
-            Path(unfinished).replace(path.parent / MEMORY_NAME)
+                json.dump(cache, file, indent=1)
+            Path(unfinished).replace(path.parent / CACHE_NAME)
         except BaseException:
             Path(unfinished).unlink(missing_ok=True)
             raise

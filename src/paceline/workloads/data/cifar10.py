@@ -12,7 +12,7 @@ import numpy as np
 from paceline.errors import DataError
 from paceline.workloads.data.archive import ArchiveMember, extract
 from paceline.workloads.data.checksums import is_intact
-from paceline.workloads.data.download import Remote, fetch_once, missing_hint, provide
+from paceline.workloads.data.download import Remote, fetch_missing, fetch_once, missing_hint
 
 if TYPE_CHECKING:
     from paceline.workloads.data.images import ImageSet
@@ -27,7 +27,7 @@ TRAIN_FILES = {
     "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
 }
 TEST_FILES = {"test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d"}
-"""The md5 of each file, as published."""
+"""Published md5 of each file."""
 
 _ROW_BYTES = 1 + 3 * 32 * 32
 _FILE_BYTES = 10_000 * _ROW_BYTES
@@ -35,10 +35,10 @@ _FILE_BYTES = 10_000 * _ROW_BYTES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cifar10:
-    """CIFAR-10: photos of ten kinds of things, 3x32x32; 50,000 to train on (cropped, flipped), 10,000 to test on."""
+    """CIFAR-10: photos in ten classes, 3x32x32; 50,000 for training (cropped, flipped), 10,000 for testing."""
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
-        """Checks the six files; takes those that are missing out of the archive, and downloads that if need be."""
+        """Check the six files; extract missing ones from the archive, which is downloaded if necessary."""
 
         def missing() -> list[ArchiveMember]:
             files = TRAIN_FILES | TEST_FILES
@@ -49,13 +49,13 @@ class Cifar10:
             archive = data_dir / ARCHIVE.name
             downloaded = fetch_once(ARCHIVE, archive, progress=progress)
             extract(archive, members, member_bytes=_FILE_BYTES)
-            if downloaded:  # one that the user put there stays
+            if downloaded:  # An archive that the user provided is kept.
                 archive.unlink()
 
-        provide(missing, fetch, data_dir, progress=progress)
+        fetch_missing(missing, fetch, data_dir, progress=progress)
 
     def load(self, data_dir: Path) -> tuple[ImageSet, ImageSet]:
-        """Reads the six files."""
+        """Read the six files."""
         return _read(data_dir, TRAIN_FILES), _read(data_dir, TEST_FILES)
 
 
@@ -96,6 +96,7 @@ def _row_count(path: Path, data_dir: Path) -> int:
     size = path.stat().st_size
     if size == 0 or size % _ROW_BYTES:
         raise DataError(
-            f"{path} has {size:,} bytes, which are not rows of {_ROW_BYTES:,}.", hint="delete it to download it again"
+            f"{path} has {size:,} bytes, which is not a multiple of {_ROW_BYTES:,} (one image).",
+            hint="delete it to download it again",
         )
     return size // _ROW_BYTES

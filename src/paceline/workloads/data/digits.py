@@ -1,4 +1,4 @@
-"""`digits`: 1,797 handwritten digits that come with the package, so that the first run needs no download."""
+"""`digits`: 1,797 handwritten digits that are part of the package, so that a first run needs no download."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from paceline.workloads.data.images import ImageSet
 
 FILE = Path(__file__).with_name("digits.bin.xz")
-"""Rows of one label byte and 64 pixel bytes (0..16); digits.txt beside it has source, licence and attribution."""
+"""Rows of one label byte and 64 pixel bytes (0..16); digits.txt has source, licence and attribution."""
 SHA256 = "d8121ca7764eccfaef1df6bc4589c6527c58fcbab0cb1b079e79f97f8cb8219a"
-"""Of the rows, decompressed: the compressed bytes depend on the version of xz."""
+"""Checksum of the decompressed rows: the compressed bytes depend on the version of xz."""
 
 _SIDE, _GREY_LEVELS = 8, 16
 _TEST_EVERY = 5
 MEAN, STD = 0.3052, 0.3241
-"""Of the train part's pixels after up-scaling; the three channels are equal."""
+"""Mean and deviation of the training pixels after up-scaling; the three channels are equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Digits:
-    """Handwritten digits, 8x8 scaled up to 3x32x32: 1,437 to train on, every fifth one (360) to test on."""
+    """Handwritten digits, 8x8 scaled up to 3x32x32: 1,437 for training, every fifth one (360) for testing."""
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
-        """Has nothing to fetch."""
+        """Do nothing: the file is part of the package."""
 
     def load(self, data_dir: Path) -> tuple[ImageSet, ImageSet]:
-        """Reads the package's own file."""
+        """Read the file of the package."""
         import torch
 
         from paceline.workloads.data.images import ImageSet
 
-        del data_dir  # the file is in the package
+        del data_dir  # The file is in the package.
         rows = np.frombuffer(_read(), dtype=np.uint8).reshape(-1, 1 + _SIDE * _SIDE)
         grids = rows[:, 1:].reshape(-1, 1, _SIDE, _SIDE).astype(np.float32)
         grey = (upscale(grids, 32, 32) * (255 / _GREY_LEVELS)).round().astype(np.uint8)

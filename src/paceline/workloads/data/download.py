@@ -1,7 +1,7 @@
-"""Downloads published files, once per machine however many processes ask, and leaves nothing half-written.
+"""Download of published files: once per machine, whatever the number of processes, and never half a file.
 
-One process holds the lock of the data folder while it downloads; the others wait, then find the files. Whoever has all
-the files, on a read-only disk or offline, takes no lock and opens no connection.
+One process holds the lock of the data folder while it downloads; the others wait, then find the files. If all files
+exist, a process takes no lock and opens no connection, so a read-only disk and an offline machine work too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.workloads.data.checksums import is_intact, write_checked
 
 LOCK_NAME = ".lock"
 TIMEOUT_S = 30.0
-"""How long the server may be silent."""
+"""Longest time without data from the server."""
 
 _CHUNK_BYTES = 1 << 18
 
@@ -31,70 +31,71 @@ Missing = TypeVar("Missing")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remote:
-    """A file that somebody published."""
+    """Published file."""
 
     url: str
-    """Where it is."""
+    """Address to download it from."""
     md5: str
-    """What it must have, as published."""
+    """Published md5 of the file."""
 
     @property
     def name(self) -> str:
-        """What the file is called, there and here."""
+        """Name of the file, on the server and in the data folder."""
         return self.url.rpartition("/")[2]
 
 
-def provide(
+def fetch_missing(
     missing: Callable[[], Sequence[Missing]],
     fetch: Callable[[Sequence[Missing]], None],
     data_dir: Path,
     *,
     progress: bool,
 ) -> None:
-    """Calls `fetch` with what `missing` lists, if anything, in one process at a time."""
+    """Call `fetch` with the items that `missing` returns, if any, in one process at a time."""
     if not missing():
         return
     try:
         with _exclusive(data_dir, announce=progress):
-            if still_missing := missing():  # another process may have fetched it all while this one waited
+            if still_missing := missing():  # Another process may have fetched them while this one waited.
                 fetch(still_missing)
     except OSError as error:
         raise DataError(
-            f"data are missing and {error.filename or data_dir} cannot be written: {error.strerror}.",
-            hint="choose a data folder that you can write to, or go on without a download: --data digits",
+            f"files of the data set are missing and {error.filename or data_dir} cannot be written: {error.strerror}.",
+            hint="choose a writable folder with --data-dir, or use data that needs no download: --data digits",
         ) from error
 
 
 def fetch_once(remote: Remote, path: Path, *, progress: bool) -> bool:
-    """Makes sure that `path` is the file published as `remote`; returns whether it had to be downloaded."""
+    """Make sure that `path` is the file published as `remote`; return whether it was downloaded."""
     if is_intact(path, remote.md5):
         return False
     with contextlib.closing(_stream(remote, path.parent, progress=progress)) as chunks:
-        write_checked(path, chunks, remote.md5, hint=f"what {remote.url} sent was damaged or replaced; try again later")
+        hint = f"{remote.url} sent a damaged or different file: try again later"
+        write_checked(path, chunks, remote.md5, hint=hint)
     return True
 
 
 def missing_hint(remote: Remote, folder: Path) -> str:
-    """What to do about a file that is not there."""
-    return f"fetch {remote.url} and put it into {folder}, or go on without a download: --data digits"
+    """Return the hint for a missing file."""
+    return f"download {remote.url} to {folder}, or use data that needs no download: --data digits"
 
 
 @contextlib.contextmanager
 def _exclusive(data_dir: Path, *, announce: bool) -> Iterator[None]:
-    """Holds the lock of `data_dir`; the kernel releases it when the process ends, however it ends."""
+    """Hold the lock of `data_dir`; the kernel releases it when the process ends, even if it is killed."""
     data_dir.mkdir(parents=True, exist_ok=True)
     with (data_dir / LOCK_NAME).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if announce:
-                print(f"waiting for another process that prepares {data_dir}", file=sys.stderr)
+                print(f"waiting for another process that downloads to {data_dir}", file=sys.stderr)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _stream(remote: Remote, folder: Path, *, progress: bool) -> Generator[bytes]:
-    """Yields the bytes of `remote` as they arrive, and raises a DataError for whatever goes wrong on the way."""
+    """Yield the bytes of `remote` as they arrive; raise `DataError` on any failure."""
 
     def failed(why: object) -> DataError:
         return DataError(
@@ -116,14 +117,14 @@ def _stream(remote: Remote, folder: Path, *, progress: bool) -> Generator[bytes]
     except urllib.error.URLError as error:
         raise failed(error.reason) from error
     except (OSError, http.client.HTTPException) as error:
-        raise failed(f"the connection broke after {received:,} bytes ({error})") from error
+        raise failed(f"the connection failed after {received:,} bytes ({error})") from error
     if total and received != total:
         raise failed(f"the connection ended after {received:,} of {total:,} bytes")
 
 
 @contextlib.contextmanager
 def _bar(name: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar on stderr and yields what moves it."""
+    """Show a progress bar on stderr and yield the function that advances it."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

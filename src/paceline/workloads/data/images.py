@@ -1,7 +1,7 @@
-"""A set of labelled images, kept as bytes, and the batches made of it: gathered, cropped, flipped, normalised.
+"""Set of labelled images, kept as bytes, and its batches: gathered, cropped, flipped, normalised.
 
-Everything happens on the device where the images live and for the whole batch at once. Augmentation is keyed by (seed,
-epoch, sample index), so a sample looks the same in any batch, at any position, on any number of ranks.
+All operations run on the device of the images and on a whole batch at once. Augmentation is keyed by (seed, epoch,
+sample index), so a sample looks the same in any batch, at any position, on any number of ranks.
 
 Median µs per batch of 3x32x32 out of 50,000, float32, one thread of a shared 2-core x86-64 CPU, torch 2.13, n = 300:
 
@@ -27,24 +27,24 @@ from paceline.workloads.data.sample_random import draw_below
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSet:
-    """Labelled images of one shape and how to augment and normalise them."""
+    """Labelled images of one shape, with their augmentation and normalisation."""
 
     name: str
-    """What the user calls the data set."""
+    """Name of the data set, as users write it."""
     images: Tensor
     """uint8 [N, C, H, W]."""
     labels: Tensor
     """int64 [N], each in [0, classes)."""
     classes: int
-    """How many labels there are."""
+    """Number of classes."""
     mean: tuple[float, ...]
-    """Per channel, of pixels scaled to 0..1."""
+    """Mean of each channel, of pixels scaled to 0..1."""
     std: tuple[float, ...]
-    """Per channel, of pixels scaled to 0..1."""
+    """Standard deviation of each channel, of pixels scaled to 0..1."""
     crop_padding: int = 0
-    """Train on random crops of the image after so many zeros are added on every side; 0: no crops."""
+    """Train on random crops of the image, padded with this many zeros on every side; 0: no crops."""
     flip: bool = False
-    """Train on images mirrored left to right, half of the time."""
+    """Train on images that are mirrored left to right with probability 1/2."""
 
     def __post_init__(self) -> None:
         assert self.images.dtype == torch.uint8, "images are uint8"
@@ -58,7 +58,7 @@ class ImageSet:
         return self.images.shape[0]
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """Returns the set with its images and labels on `device`."""
+        """Return the set with its images and labels on `device`."""
         return dataclasses.replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def batch(
@@ -70,7 +70,7 @@ class ImageSet:
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Returns the images of `indices`, ready for a model, and their labels; an `epoch` of None: not augmented."""
+        """Return the images of `indices`, ready for a model, and their labels; not augmented if `epoch` is None."""
         indices = indices.to(self.images.device, non_blocking=True)
         pixels = self.images.index_select(0, indices)
         if epoch is not None and (self.crop_padding or self.flip) and len(indices):
@@ -79,12 +79,12 @@ class ImageSet:
         return self._normalise(pixels, dtype, channels_last), self.labels.index_select(0, indices)
 
     def _augment(self, pixels: Tensor, choices: Tensor) -> Tensor:
-        """Mirrors half of the images, then crops each at its own offset.
+        """Mirror half of the images, then crop each at its own offset.
 
-        A crop is C x H pieces of W neighbouring bytes. Seen as one long line of bytes, the padded batch has a piece at
-        every offset, and a single `index_select` copies the ones wanted: four times as fast as indexing 2-D windows,
-        and twenty times as fast as indexing pixels. Mirror images are a second plane to choose from, as `where` on
-        bytes costs more than making them all.
+        A crop consists of C x H pieces of W neighbouring bytes. In the padded batch, viewed as one line of bytes, a
+        piece starts at every offset, and a single `index_select` copies the needed ones: four times as fast as indexing
+        2-D windows, and twenty times as fast as indexing pixels. Mirrored images are a second plane to select from:
+        mirroring all of them takes less time than `where` on bytes.
         """
         count, channels, height, width = pixels.shape
         pad = self.crop_padding
@@ -99,16 +99,16 @@ class ImageSet:
         return canvas.view(-1).unfold(0, width, 1).index_select(0, pieces).view(pixels.shape)
 
     def _normalise(self, pixels: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
-        """Scales bytes to mean 0 and deviation 1, in float32 where `dtype` is narrower.
+        """Scale bytes to mean 0 and standard deviation 1, in float32 if `dtype` is narrower.
 
-        Two passes in place are faster here than `addcmul` and `batch_norm`, which allocate their result; and a product
-        rounded before the sum, not fused with it, is the same to the last bit on every device.
+        Two in-place passes are faster here than `addcmul` and `batch_norm`, which allocate their result. A product that
+        is rounded before the addition, not fused with it, is the same to the last bit on every device.
         """
         wide = torch.promote_types(dtype, torch.float32)
         if not channels_last:
             return pixels.to(wide).mul_(self._scale).add_(self._shift).to(dtype)
-        # Channels are interleaved while they are bytes, a quarter of the traffic, and scaled as rows of W*C values: a
-        # last dimension of 3 would keep vector instructions idle.
+        # Channels are interleaved while they are bytes, which moves a quarter of the data, and scaled as rows of W*C
+        # values: a last dimension of 3 would not fill vector instructions.
         count, channels, height, width = pixels.shape
         rows = torch.stack(pixels.unbind(1), dim=-1).view(count, height, width * channels)
         scale, shift = self._interleaved
@@ -134,7 +134,7 @@ class ImageSet:
 
     @cached_property
     def _crop_starts(self) -> Tensor:
-        """Where a crop's first byte is in an image's canvas, for every mirroring, row and column it can have."""
+        """Offset of a crop's first byte in an image's canvas, for every mirroring, row and column."""
         (plane, _, row, column), pad = self._canvas_strides, self.crop_padding
         steps = torch.arange(2 * pad + 1, device=self.images.device)
         mirrored = torch.arange(1 + self.flip, device=self.images.device)
@@ -142,7 +142,7 @@ class ImageSet:
 
     @cached_property
     def _piece_offsets(self) -> Tensor:
-        """Where each of a crop's C x H pieces begins, counted from the crop's first byte."""
+        """Offset of each of a crop's C x H pieces from the crop's first byte."""
         (_, channel, row, _), (_, channels, height, _) = self._canvas_strides, self.images.shape
         rows = torch.arange(height, device=self.images.device) * row
         return (torch.arange(channels, device=self.images.device)[:, None] * channel + rows).view(-1)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.workloads.data.checksums import is_intact
-from paceline.workloads.data.download import Remote, fetch_once, missing_hint, provide
+from paceline.workloads.data.download import Remote, fetch_missing, fetch_once, missing_hint
 
 if TYPE_CHECKING:
     from paceline.workloads.data.images import ImageSet
@@ -25,13 +25,13 @@ EXTRA = Remote(url="http://ufldl.stanford.edu/housenumbers/extra_32x32.mat", md5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Svhn:
-    """Street View House Numbers, 3x32x32: 73,257 to train on (cropped), 26,032 to test on."""
+    """Street View House Numbers, 3x32x32: 73,257 for training (cropped), 26,032 for testing."""
 
     extra: bool = False
-    """Train on the 531,131 easier samples too; they come after the others."""
+    """Train also on the 531,131 easier samples, which follow the others."""
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
-        """Checks the files and downloads those that are missing."""
+        """Check the files and download missing ones."""
         folder = data_dir / FOLDER
 
         def missing() -> list[Remote]:
@@ -41,10 +41,10 @@ class Svhn:
             for remote in remotes:
                 fetch_once(remote, folder / remote.name, progress=progress)
 
-        provide(missing, fetch, data_dir, progress=progress)
+        fetch_missing(missing, fetch, data_dir, progress=progress)
 
     def load(self, data_dir: Path) -> tuple[ImageSet, ImageSet]:
-        """Reads the two or three files."""
+        """Read the two or three files."""
         return _read(data_dir / FOLDER, self._train), _read(data_dir / FOLDER, (TEST,))
 
     @property
@@ -76,7 +76,7 @@ def _read(folder: Path, remotes: tuple[Remote, ...]) -> ImageSet:
 
 
 def _read_mat(path: Path, remote: Remote) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Returns pixels [N, 3, 32, 32], a view, and labels [N]."""
+    """Return pixels [N, 3, 32, 32], a view, and labels [N]."""
     if not path.is_file():
         raise DataError(f"{path} is missing.", hint=missing_hint(remote, path.parent))
     from scipy.io import loadmat
@@ -85,13 +85,13 @@ def _read_mat(path: Path, remote: Remote) -> tuple[npt.NDArray[np.uint8], npt.ND
     try:
         content: dict[str, Any] = loadmat(path, variable_names=["X", "y"])
         pixels, labels = content["X"], content["y"].reshape(-1)
-    except Exception as error:  # scipy's reader raises whatever the bytes lead it to
-        raise DataError(f"{path} is not the MATLAB file it should be: {error}.", hint=again) from error
+    except Exception as error:  # scipy's reader raises many types of errors on damaged files.
+        raise DataError(f"{path} is not a valid MATLAB file: {error}.", hint=again) from error
     if pixels.dtype != np.uint8 or pixels.shape != (32, 32, 3, len(labels)):
         raise DataError(
-            f"{path} holds {pixels.dtype} {pixels.shape} for {len(labels):,} labels, not uint8 (32, 32, 3, labels).",
+            f"{path} contains {pixels.dtype} {pixels.shape} for {len(labels):,} labels, not uint8 (32, 32, 3, labels).",
             hint=again,
         )
     if not len(labels) or labels.min() < 1 or labels.max() > 10:
-        raise DataError(f"{path} does not hold labels from 1 to 10.", hint=again)
-    return pixels.transpose(3, 2, 0, 1), labels.astype(np.int64) % 10  # the digit 0 has the label 10
+        raise DataError(f"{path} contains no labels, or labels outside 1 to 10.", hint=again)
+    return pixels.transpose(3, 2, 0, 1), labels.astype(np.int64) % 10  # The digit 0 has the label 10.

@@ -1,4 +1,4 @@
-"""`synthetic`: images made in memory, of any shape and number, easy to learn but not too easy."""
+"""`synthetic`: images of any shape and number, generated in memory; learnable, but not trivial."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _PROTOTYPES, _TRAIN, _TEST = range(3)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Synthetic:
-    """Smooth random patterns, one per class, under smooth noise; made in memory, of any shape and size.
+    """Smooth random patterns, one per class, with smooth noise; generated in memory, of any shape and number.
 
-    A pattern is a 4x4 grid per channel, scaled up. The noise lives on the same grid: noise of single pixels would
-    average out over an image, and any model would separate the classes without an error.
+    A pattern is a 4x4 grid per channel, scaled up. The noise is on the same grid: noise of single pixels would average
+    out over an image, and any model would separate the classes without errors.
     """
 
     size: int = 10_000
-    """Images to train on."""
+    """Images for training."""
     test_size: int = 2_000
-    """Images to test on."""
+    """Images for testing."""
     shape: tuple[int, ...] = (3, 32, 32)
     """Channels, height and width."""
     classes: int = 10
-    """How many patterns there are."""
+    """Number of classes, each with its pattern."""
     noise: float = 1.0
-    """How far images stray from their pattern: at 1 a linear classifier errs on some 7% of ten classes, at 2 on 45%."""
+    """Noise of the images: at 1 a linear classifier is wrong on about 7% of ten classes' images, at 2 on 45%."""
     seed: int = 0
-    """What the patterns and the images are drawn from; the seed of a run changes neither."""
+    """Seed of patterns and images; the seed of a run changes neither."""
 
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or min(self.shape) < 1:
@@ -50,22 +50,22 @@ class Synthetic:
         least = {"size": 1, "test_size": 1, "classes": 2, "noise": 0, "seed": 0}
         for name, bound in least.items():
             value = getattr(self, name)
-            if not bound <= value < float("inf"):  # False for nan too
-                raise UsageError(f"synthetic:{name}={value} cannot be.", hint=f"it takes {bound} or more")
+            if not bound <= value < float("inf"):  # NaN fails too.
+                raise UsageError(f"synthetic:{name}={value} is out of range.", hint=f"use {bound} or more")
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
-        """Has nothing to fetch."""
+        """Do nothing: there are no files."""
 
     def load(self, data_dir: Path) -> tuple[ImageSet, ImageSet]:
-        """Makes the images; the same options give the same bytes on every machine."""
+        """Generate the images; the same options give the same bytes on every machine."""
         import torch
 
         from paceline.workloads.data.images import ImageSet
 
-        del data_dir  # nothing is read
+        del data_dir  # No file is read.
         train_images, train_labels = self._make(_TRAIN, self.size)
         test_images, test_labels = self._make(_TEST, self.test_size)
-        some = train_images[:1_000] / 255  # enough to normalise by
+        some = train_images[:1_000] / 255  # Enough for mean and deviation.
         mean, std = tuple(some.mean((0, 2, 3)).tolist()), tuple(some.std((0, 2, 3)).clip(1 / 255).tolist())
 
         def part(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64]) -> ImageSet:
@@ -86,7 +86,7 @@ class Synthetic:
         random = np.random.default_rng([self.seed, stream])
         labels = random.integers(self.classes, size=count)
         images = np.empty((count, *self.shape), dtype=np.uint8)
-        for first in range(0, count, _CHUNK):  # small enough to stay in the cache on the way from floats to bytes
+        for first in range(0, count, _CHUNK):  # Small chunks stay in the cache while floats become bytes.
             chosen = patterns[labels[first : first + _CHUNK]]
             grids = chosen + self.noise * random.standard_normal(chosen.shape, dtype=np.float32)
             grey = upscale((grids * _GREY_PER_UNIT).round().clip(-1023, 1023), height, width)
@@ -94,7 +94,7 @@ class Synthetic:
         return images, labels
 
     def _patterns(self) -> npt.NDArray[np.float32]:
-        """One grid per class, all equally far from the middle, so that the noise means the same for every shape."""
+        """Return one grid per class, all of the same norm, so that `noise` has the same effect for every shape."""
         channels, height, width = self.shape
         grid_shape = (channels, min(_GRID_SIDE, height), min(_GRID_SIDE, width))
         random = np.random.default_rng([self.seed, _PROTOTYPES])

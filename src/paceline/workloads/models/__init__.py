@@ -1,4 +1,4 @@
-"""The built-in models, all of images: each made for a shape (channels, height, width) and a number of classes."""
+"""Built-in models of images, each a function of the shape (channels, height, width) and the number of classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small convolutional network without BatchNorm: 53,762 parameters on 3×32×32 and 10 classes."""
+"""Small convolutional network without BatchNorm: 53,762 parameters for 3×32×32 images and 10 classes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from paceline.errors import UsageError
 
 
 def cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """5×5 convolutions of 6 and 16 channels (the second padded by 2), each with 2×2 pooling, then 64 hidden units."""
+    """Return 5×5 convolutions of 6 and 16 channels (the second padded by 2) with 2×2 pooling, then 64 hidden units."""
     channels, height, width = shape
     pooled = ((height - 4) // 4, (width - 4) // 4)
     if min(pooled) < 1:
-        raise UsageError(f"cnn cannot take images of {height}×{width}.", hint="they have to be 8×8 or larger")
+        raise UsageError(f"cnn cannot process images of {height}×{width}.", hint="use images of 8×8 or larger")
     return nn.Sequential(
         nn.Conv2d(channels, 6, kernel_size=5),
         nn.ReLU(),

@@ -1,6 +1,6 @@
 """ResNet-18, the CIFAR variant: a 3×3 stem without pooling, 11,173,962 parameters.
 
-He et al., "Deep residual learning for image recognition", 2016; the stem as their section 4.2 has it for CIFAR-10.
+He et al., "Deep residual learning for image recognition", 2016; the stem is that of their section 4.2 for CIFAR-10.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def resnet18(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Four stages of two basic blocks, of 64 to 512 channels."""
+    """Return four stages of two basic blocks, with 64 to 512 channels."""
     stages, channels = list[nn.Module](), 64
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         stages += [BasicBlock(channels, width, stride), BasicBlock(width, width, 1)]
@@ -27,7 +27,7 @@ def resnet18(shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions around a shortcut."""
+    """Two 3×3 convolutions with a shortcut around them."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The residual of x, added to its shortcut."""
+        """Return the sum of the convolutions' output and the shortcut's."""
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out))
         return F.relu(out + self.shortcut(x), inplace=True)

@@ -13,10 +13,10 @@ _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
 def vgg11(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Five stages of 3×3 convolutions, each ending in 2×2 pooling, then the mean over what is left of the image."""
+    """Return five stages of 3×3 convolutions, each followed by 2×2 pooling, then the mean over the remaining pixels."""
     channels, height, width = shape
     if min(height, width) < 2 ** len(_STAGES):
-        raise UsageError(f"vgg11 cannot take images of {height}×{width}.", hint="they have to be 32×32 or larger")
+        raise UsageError(f"vgg11 cannot process images of {height}×{width}.", hint="use images of 32×32 or larger")
     layers: list[nn.Module] = []
     for stage in _STAGES:
         for width_out in stage:
