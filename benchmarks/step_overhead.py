@@ -162,7 +162,7 @@ def train_all(rank: int, plan: Plan, port: int, folder: Path) -> None:
 
         # A window of the loop is a block: the first is as long as the others, and none grows beyond it.
         with patch.multiple(windows, WINDOW_S=0, WARM_UP_STEPS=plan.steps):
-            run(config, world, RunFolder(folder), threads=1, listen=schedule.on_event)
+            run(config, world, RunFolder(folder), threads=1, on_event=schedule.on_event)
     assert torch.get_num_threads() == 1
     gathered: list[list[Block]] = [[] for _ in range(RANKS)]
     dist.gather_object(schedule.blocks, gathered if rank == 0 else None)
