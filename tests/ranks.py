@@ -1,7 +1,7 @@
-"""A pool of rank processes for tests: started once per session, so that each distributed test costs milliseconds.
+"""A pool of rank processes for tests, started once per session, so that a distributed test takes milliseconds.
 
-`pool.run(function, ranks, *arguments)` calls a module-level function on the first ranks, each with a `Comm` of that
-many as its first argument, and returns what each gave. A rank that raises fails the test with its own traceback.
+`pool.run(function, ranks, *arguments)` calls a module-level function on the first `ranks` ranks, with a `Comm` of these
+ranks as its first argument, and returns their results. If a rank raises, the test fails with that rank's traceback.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from preloaded import SERVER
 SIZE = 4
 TIMEOUT_S = 120
 GROUP_TIMEOUT_S = 30
-"""How long the operations of a group may take."""
+"""Time-out of the operations of a group."""
 
 
 class RankFailed(AssertionError):
@@ -48,12 +48,12 @@ class Pool:
             self._processes.append(process)
 
     def run(self, function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
-        """What the function returned on each of the first `ranks`."""
-        place = (function.__module__, function.__qualname__)
+        """Return the function's result on each of the first `ranks` ranks."""
+        name = (function.__module__, function.__qualname__)
         for pipe in self._pipes:
-            pipe.send((place, ranks, arguments))
+            pipe.send((name, ranks, arguments))
         answers = [self._answer(rank) for rank in range(SIZE)]
-        failed = [(rank, answer) for rank, (fine, answer) in enumerate(answers) if not fine]
+        failed = [(rank, answer) for rank, (succeeded, answer) in enumerate(answers) if not succeeded]
         if failed:
             raise RankFailed("\n".join(f"rank {rank}:\n{answer}" for rank, answer in failed))
         return [answer for _, answer in answers[:ranks]]
@@ -65,7 +65,7 @@ class Pool:
         return self._pipes[rank].recv()
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Kill the processes."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -91,4 +91,4 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
         except BaseException:
             pipe.send((False, traceback.format_exc()))
         if comm is not None and comm.group in dist.distributed_c10d._world.pg_map:
-            close_comm(comm)  # The function did not: it used no strategy, or failed.
+            close_comm(comm)  # The function did not close it: it used no strategy, or failed.

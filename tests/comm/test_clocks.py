@@ -1,4 +1,4 @@
-"""Clocks that are apart are found to be, those of one host are not asked."""
+"""Clock offsets between hosts are measured; ranks of one host have offset 0."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ AHEAD_S = 5.0
 
 
 def skewed(comm: Comm, hosts: list[str]) -> list[ClockOffset]:
-    """Each host's clock is ahead of the one before it."""
+    """Return the offsets when each host's clock is ahead of that of the host before."""
     ahead_s = AHEAD_S * sorted(set(hosts)).index(hosts[comm.rank])
     return measure_offsets(comm, lambda: time.perf_counter() + ahead_s, clock=hosts[comm.rank])
 
 
-def as_they_are(comm: Comm) -> list[float]:
+def real_offsets(comm: Comm) -> list[float]:
     return clock_offsets(comm)
 
 
@@ -43,4 +43,4 @@ def test_ranks_of_one_host_get_the_same_offset_and_every_rank_the_whole_list(poo
 
 
 def test_one_host_has_one_clock(pool: Pool) -> None:
-    assert pool.run(as_they_are, 2) == [[0.0, 0.0]] * 2
+    assert pool.run(real_offsets, 2) == [[0.0, 0.0]] * 2

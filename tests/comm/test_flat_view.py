@@ -1,4 +1,4 @@
-"""One-dimensional views: of the same memory for every dense layout, none where there are holes."""
+"""One-dimensional views share the memory of every dense layout; memory with gaps has none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DENSE = {
 
 
 @pytest.mark.parametrize("tensor", DENSE.values(), ids=DENSE.keys())
-def test_a_dense_tensor_is_viewed_in_its_own_order(tensor: Tensor) -> None:
+def test_a_dense_tensor_is_viewed_in_storage_order(tensor: Tensor) -> None:
     flat = flat_view(tensor)
     assert flat is not None
     assert flat.shape == (tensor.numel(),)
@@ -71,5 +71,5 @@ def test_the_order_is_that_of_the_memory() -> None:
     ],
     ids=["expanded", "expanded scalar", "every other row", "left columns", "transposed columns", "some channels"],
 )
-def test_memory_with_holes_has_no_view(tensor: Tensor) -> None:
+def test_memory_with_gaps_has_no_view(tensor: Tensor) -> None:
     assert flat_view(tensor) is None

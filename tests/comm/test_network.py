@@ -1,4 +1,4 @@
-"""The interface that peers can reach, and the errors when there is none."""
+"""Choice of the interface that peers can reach, and errors if there is none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch, **addresses: list[str]) -> None:
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: listed)
 
 
-def test_ranks_of_one_host_meet_on_the_loopback_interface() -> None:
+def test_ranks_of_one_host_use_the_loopback_interface() -> None:
     assert choose_interface("no.such.host.invalid", all_on_this_host=True) == Interface(loopback(), LOOPBACK)
 
 
@@ -59,7 +59,7 @@ def test_the_interface_is_the_one_with_the_address(monkeypatch: pytest.MonkeyPat
     assert choose_interface("fe80::1", all_on_this_host=False).name == "eth1"
 
 
-def test_an_address_nobody_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_an_interface_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     interfaces(monkeypatch, lo=[LOOPBACK], eth0=["10.1.2.3"])
     monkeypatch.setattr("paceline.comm.network.source_address", lambda _: "10.9.9.9")
     with pytest.raises(LaunchError, match=r"no network interface has the address 10\.9\.9\.9") as caught:
@@ -93,7 +93,7 @@ def test_the_address_of_an_interface() -> None:
     assert address_of("none0") is None
 
 
-def test_of_several_addresses_the_first_that_gloo_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_addresses_gloos_preferred_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = namedtuple("entry", "family address")
     link, six, four = (socket.AF_PACKET, "00:00"), (socket.AF_INET6, "fe80::1%eth0"), (socket.AF_INET, "10.1.2.3")
     both = {"eth0": [entry(*link), entry(*six), entry(*four)], "eth1": [entry(*link), entry(*six)]}
@@ -102,7 +102,7 @@ def test_of_several_addresses_the_first_that_gloo_speaks(monkeypatch: pytest.Mon
     assert address_of("eth1,eth0") == "fe80::1"
 
 
-def test_what_a_name_resolves_to() -> None:
+def test_addresses_of_a_name() -> None:
     assert LOOPBACK in addresses_of_name("localhost")
     assert addresses_of_name("no.such.host.invalid") == []
     assert addresses_of_name("a..b") == []

@@ -1,4 +1,7 @@
-"""What the kernel counts between ranks is what the operation's plan says, framing included: to the byte."""
+"""Bytes that the kernel counts between ranks equal the plan of an operation, including framing.
+
+The last part runs every strategy on emulated hosts and compares the sockets with the plan.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +13,41 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from commands import LIMIT_S, start
+from experiments_on_disk import read_comparison
 from paceline.comm import Comm
-from paceline.comm.payload import PayloadCount, match_ends
+from paceline.comm.payload import PayloadCount, match_connections
 from paceline.plans import Operation, Plan, Transfer
-from paceline.plans.operations import as_carried_out
+from paceline.plans.operations import gloo_operation
+from paceline.report.terminal.comparison import to_json
+from paceline.strategies.registry import ENTRIES
 from ranks import Pool
 
+pytestmark = pytest.mark.takes(25)
+
 MIB_ITEMS = 2**18
-"""Of four bytes."""
+"""Items of four bytes in a MiB."""
 WHOLE = {"all_reduce", "broadcast", "reduce", "reduce_scatter", "all_to_all"}
-"""Their size is that of one rank's tensor; that of the others is of all ranks' together."""
+"""Operations whose size is that of one rank's tensor; that of the others is the total over all ranks."""
 
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""It has another name since torch 2.13."""
+"""Renamed in torch 2.13."""
 
 Matrix = list[tuple[int, int, int]]
 
 
 def operations(comm: Comm, items: int, root: int) -> dict[str, Callable[[], Any]]:
-    """Every collective on a tensor of so many items."""
+    """Return every collective operation on a tensor of `items` items."""
     ranks, group, own = comm.world_size, comm.group, torch.ones(items)
-    everyone = [torch.empty(items) for _ in range(ranks)]
-    at_root = everyone if comm.rank == root else None
+    outputs = [torch.empty(items) for _ in range(ranks)]
+    at_root = outputs if comm.rank == root else None
     return {
         "all_reduce": lambda: dist.all_reduce(own, group=group),
         "broadcast": lambda: dist.broadcast(own, group_src=root, group=group),
         "reduce": lambda: dist.reduce(own, group_dst=root, group=group),
         "gather": lambda: dist.gather(own, at_root, group_dst=root, group=group),
         "scatter": lambda: dist.scatter(own, at_root, group_src=root, group=group),
-        "all_gather": lambda: dist.all_gather(everyone, own, group=group),
+        "all_gather": lambda: dist.all_gather(outputs, own, group=group),
         "reduce_scatter": lambda: reduce_scatter(torch.empty(items // ranks), own, group=group),
         "all_to_all": lambda: dist.all_to_all_single(torch.empty(items), own, group=group),
         "barrier": lambda: dist.barrier(group=group),
@@ -46,7 +55,7 @@ def operations(comm: Comm, items: int, root: int) -> dict[str, Callable[[], Any]
 
 
 def counted(comm: Comm, action: Callable[[], Any], *, also: Callable[[], Any] = lambda: None) -> dict[str, Any] | None:
-    """What the count of one window with an action in it is."""
+    """Return the count of one window that contains an action."""
     payload = PayloadCount(comm)
     comm.sum(torch.zeros(1))
     payload.close_window(1, counts=False)
@@ -60,7 +69,7 @@ def counted(comm: Comm, action: Callable[[], Any], *, also: Callable[[], Any] = 
 def matrix_of(result: dict[str, Any] | None) -> Matrix:
     assert result is not None
     links = result["links"]
-    assert all(link["sent_bytes"] == link["received_bytes"] for link in links), "both ends have the same figure"
+    assert all(link["sent_bytes"] == link["received_bytes"] for link in links), "both ends have the same count"
     return [(link["source"], link["target"], link["received_bytes"]) for link in links if link["received_bytes"]]
 
 
@@ -84,11 +93,11 @@ def planned(operation: Operation | None) -> Matrix:
 )
 def test_collectives_move_what_their_plan_says(pool: Pool, ranks: int, items: int, root: int) -> None:
     everywhere = pool.run(count_collectives, ranks, items, root)
-    assert all(seen == everywhere[0] for seen in everywhere), "ranks know the same"
+    assert all(seen == everywhere[0] for seen in everywhere), "all ranks have the same result"
     rooted = {"broadcast", "reduce", "gather", "scatter"}
     for kind, seen in everywhere[0].items():
         size = 0 if kind == "barrier" else items * 4 * (1 if kind in WHOLE else ranks)
-        assert seen == planned(as_carried_out(kind, size, ranks, root if kind in rooted else -1)), kind
+        assert seen == planned(gloo_operation(kind, size, ranks, root if kind in rooted else -1)), kind
 
 
 def count_message(comm: Comm, items: int) -> Matrix:
@@ -109,8 +118,8 @@ def test_a_message_has_its_framing(pool: Pool, items: int) -> None:
     assert pool.run(count_message, 3, items)[0] == planned(message) == [(1, 2, 48), (2, 1, items * 4 + 96)]
 
 
-def count_beside(comm: Comm) -> dict[str, Any]:
-    """What goes over other groups, and what is not part of a window that counts."""
+def count_other_traffic(comm: Comm) -> dict[str, Any]:
+    """Count traffic on other groups, and in a discarded window."""
     half: Tensor = torch.ones(500)
     subgroup = comm.subgroup([0, 1]) if comm.world_size == dist.get_world_size() else None
 
@@ -121,24 +130,24 @@ def count_beside(comm: Comm) -> dict[str, Any]:
     return {
         "control": matrix_of(counted(comm, lambda: comm.sum(torch.ones(1000)))),
         "subgroup": matrix_of(counted(comm, in_subgroup)),
-        "disturbed": counted_disturbed(comm),
+        "discarded": counted_discarded(comm),
     }
 
 
-def counted_disturbed(comm: Comm) -> dict[str, Any] | None:
+def counted_discarded(comm: Comm) -> dict[str, Any] | None:
     payload = PayloadCount(comm)
     payload.close_window(1, counts=False)
     if comm.rank == 1:
-        payload.disturb()
+        payload.discard_window()
     payload.close_window(1, counts=True)
     return payload.result()
 
 
 def test_only_the_groups_of_the_strategy_are_counted(pool: Pool) -> None:
-    seen = pool.run(count_beside, 4)[0]
-    assert seen["control"] == [], "the loop's own group is not among them"
-    assert seen["subgroup"] == planned(as_carried_out("all_reduce", 2000, 2, -1))
-    assert seen["disturbed"] is None, "one rank is enough to spoil a window for all"
+    seen = pool.run(count_other_traffic, 4)[0]
+    assert seen["control"] == [], "the control group is not counted"
+    assert seen["subgroup"] == planned(gloo_operation("all_reduce", 2000, 2, -1))
+    assert seen["discarded"] is None, "one rank discards the window for all"
 
 
 def count_alone(comm: Comm) -> dict[str, Any] | None:
@@ -155,21 +164,74 @@ def count_on_interface(comm: Comm) -> dict[str, Any] | None:
     return counted(comm, lambda: dist.all_reduce(torch.ones(MIB_ITEMS), group=comm.group))
 
 
-def test_the_interface_carries_it_too(pool: Pool) -> None:
+def test_the_interface_counts_it_too(pool: Pool) -> None:
     result = pool.run(count_on_interface, 3)[0]
     payload = sum(link["received_bytes"] for link in result["links"])
     (interface,) = result["interfaces"]  # One host, one entry.
     assert interface["name"] == "lo"
     assert interface["ranks"] == [0, 1, 2]
-    assert interface["sent_bytes"] >= payload, "headers come on top"
+    assert interface["sent_bytes"] >= payload, "the interface also counts headers"
     assert interface["received_bytes"] >= payload
 
 
-def test_a_connection_without_its_other_end_is_nobodys() -> None:
+def test_a_connection_to_no_rank_is_ignored() -> None:
     first = ["10.0.0.1:1", "10.0.0.2:2", 10, 20, 1]
     second = ["10.0.0.2:2", "10.0.0.1:1", 20, 10, 0]
     stranger = ["10.0.0.1:3", "10.9.9.9:9", 1000, 1000, 0]
-    assert match_ends([[first, stranger], [second]]) == [
+    assert match_connections([[first, stranger], [second]]) == [
         {"source": 0, "target": 1, "sent_bytes": 10, "resent_bytes": 1, "received_bytes": 10},
         {"source": 1, "target": 0, "received_bytes": 20, "sent_bytes": 20, "resent_bytes": 0},
     ]
+
+
+# Emulated hosts: for every strategy, the sockets carry the plan and its framing.
+
+HOSTS = 3
+STRATEGIES = [*ENTRIES, "ddp:bucket_mb=0.05"]
+HEADER_SHARE = 0.1
+"""TCP, IP and Ethernet headers, acknowledgements and the loop's own messages add less than this share."""
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Result of `compare` for all strategies, with one rank on each of three emulated hosts."""
+    out = tmp_path_factory.mktemp("proof") / "out"
+    where = ("--emulate", f"{HOSTS}@500mbit", "--ranks-per-host", "1", "--threads", "1")
+    what = ("cnn", "--strategies", ",".join(STRATEGIES), "--batch", "12", "--steps", "15", "--no-evaluate")
+    how = ("--repeats", "1", "--max-repeats", "1", "--no-proof", "--no-doctor", "--out", str(out))
+    with start("compare", *what, *where, *how) as process:
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    assert "by the kernel's count" not in output, "compare prints this if traffic differs from the plan"
+    return to_json(read_comparison(out))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_pair_of_hosts_sends_what_was_planned(comparison: dict[str, Any], strategy: str) -> None:
+    payload = comparison["payload"][strategy]
+    assert payload["against"] == "the plan"
+    assert payload["steps"] == 10
+    assert payload["deviation"] <= 0.01
+    assert payload["holds"] is True
+    planned_bytes = sum(rank["planned_sent_bytes"] for rank in payload["ranks"])
+    assert (planned_bytes > 0) == (strategy not in ("single", "none")), "the plan is not empty"
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in ("single", "none")])
+def test_the_interfaces_of_the_hosts_count_it_too(comparison: dict[str, Any], strategy: str) -> None:
+    payload = comparison["payload"][strategy]
+    assert [(host["interface"], host["ranks"]) for host in payload["hosts"]] == [
+        ("eth0", [rank]) for rank in range(HOSTS)
+    ]
+    for host, rank in zip(payload["hosts"], payload["ranks"], strict=True):
+        for counter in ("sent_bytes", "received_bytes"):
+            assert rank[counter] <= host[counter] <= (1 + HEADER_SHARE) * rank[counter] + 20_000, (host, rank)
+
+
+@pytest.mark.parametrize("strategy", ["gather_scatter", "p2p"])
+def test_the_load_of_rank_0_is_measured(comparison: dict[str, Any], strategy: str) -> None:
+    matrix = comparison["payload"][strategy]["matrix"]
+    assert sum(matrix[0]) == pytest.approx((HOSTS - 1) * sum(matrix[1]))
+    assert matrix[1][2] == matrix[2][1] == 0
+    verdict = comparison["verdict"]
+    assert any(strategy in line and "rank 0 moves" in line and "measured" in line for line in verdict)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from paceline.comm import Comm
-from paceline.comm.texts import gather_json
+from paceline.comm.json_messages import gather_json
 from paceline.doctor.contention import measure_contention
 from paceline.doctor.link import (
     ALL_REDUCE_BYTES,

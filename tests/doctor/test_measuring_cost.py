@@ -72,7 +72,7 @@ def measure(_: Comm, settings: dict[str, Any], slow: bool) -> tuple[MeasuringCos
             open_comm(active, device=CPU, backend="gloo", timeout_s=30, stopwatch=make_stopwatch(CPU, events=events))
         return None, 0
     store = dist.PrefixStore("cost", dist.distributed_c10d._get_default_store())
-    world = World(rank, 2, local_rank=rank, local_size=2, interface="lo", sharing=2, store=store)
+    world = World(rank, 2, local_rank=rank, local_size=2, interface="lo", ranks_sharing_cores=2, store=store)
     begin_step = OperationLog.begin_step
 
     def begin_slowly(log: OperationLog, step: int) -> None:
@@ -127,7 +127,13 @@ def test_data_that_can_be_gone_through_only_once_is_left_alone(pool: Pool) -> No
 def measure_crowded(comm: Comm) -> MeasuringCost | None:
     """Measure as if the last run had needed more memory on rank 1 than is free."""
     world = World(
-        comm.rank, SIZE, local_rank=comm.rank, local_size=SIZE, interface="lo", sharing=SIZE, store=dist.HashStore()
+        comm.rank,
+        SIZE,
+        local_rank=comm.rank,
+        local_size=SIZE,
+        interface="lo",
+        ranks_sharing_cores=SIZE,
+        store=dist.HashStore(),
     )
     needed = 2**50 if comm.rank == 1 else 0
     with patch("paceline.doctor.measuring_cost.peak_bytes", lambda _: needed):

@@ -1,4 +1,4 @@
-"""The memory and the disk we may use, on cgroup trees of both versions made for the purpose."""
+"""Usable memory and disk space, on temporary cgroup trees of both versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_LIMIT_V1 = 9223372036854771712
 
 
 class Tree:
-    """A cgroup file system and what /proc/self/cgroup says of it."""
+    """A cgroup file system with its /proc/self/cgroup."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "cgroup"
@@ -64,7 +64,7 @@ def test_the_tightest_of_nested_limits_counts(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("content", ["max", "", "much"])
-def test_what_is_no_number_is_no_limit(tree: Tree, content: str) -> None:
+def test_a_value_that_is_not_a_number_is_no_limit(tree: Tree, content: str) -> None:
     tree.write("job", max=content, current=5)
     assert tree.limits("0::/job") == []
 

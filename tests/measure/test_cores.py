@@ -1,4 +1,4 @@
-"""The cores we may use, on cgroup trees of both versions made for the purpose."""
+"""Usable cores, on temporary cgroup trees of both versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.measure.cores import cgroup_quota, threads_per_rank, usable_cores
 
 
 class Tree:
-    """A cgroup file system and what /proc/self/cgroup says of it."""
+    """A cgroup file system with its /proc/self/cgroup."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "cgroup"
@@ -148,8 +148,8 @@ def test_without_affinity_all_cores_count(eight_cores: Tree, monkeypatch: pytest
 
 
 def test_an_emulated_host_has_its_share(eight_cores: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = EmulationInfo(spec="4", host=0, hosts=4, master="198.18.0.1:1", host_cpus=2.5)
-    monkeypatch.setenv("PACELINE_EMULATED", place.variables()["PACELINE_EMULATED"])
+    emulation = EmulationInfo(spec="4", host=0, hosts=4, master="198.18.0.1:1", host_cpus=2.5)
+    monkeypatch.setenv("PACELINE_EMULATED", emulation.variables()["PACELINE_EMULATED"])
     assert usable_cores() == 2.5
     assert (threads_per_rank(1), threads_per_rank(2)) == (2, 1)
     eight_cores.v2("job", "50000 100000")
@@ -157,8 +157,8 @@ def test_an_emulated_host_has_its_share(eight_cores: Tree, monkeypatch: pytest.M
 
 
 def test_emulated_hosts_without_shares_divide_the_cores(eight_cores: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = EmulationInfo(spec="3", host=0, hosts=3, master="198.18.0.1:1")
-    monkeypatch.setenv("PACELINE_EMULATED", place.variables()["PACELINE_EMULATED"])
+    emulation = EmulationInfo(spec="3", host=0, hosts=3, master="198.18.0.1:1")
+    monkeypatch.setenv("PACELINE_EMULATED", emulation.variables()["PACELINE_EMULATED"])
     assert usable_cores() == 8
     assert (threads_per_rank(1), threads_per_rank(2), threads_per_rank(4)) == (2, 1, 1)
     assert threads_per_rank(2, cores=8) == 4

@@ -1,4 +1,4 @@
-"""What happened beside the steps: spans, moments, and garbage collections worth a mark."""
+"""Events other than steps: spans, points in time, and long garbage collections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.records.writer import MarkWriter
 
 
 class Ticking:
-    """A clock that moves on by one whenever it is asked."""
+    """A clock that advances by one at every reading."""
 
     def __init__(self) -> None:
         self._ticks = itertools.count()
@@ -29,7 +29,7 @@ class Ticking:
 
 @pytest.fixture
 def clock() -> Iterator[Ticking]:
-    """One that only the test reads: collections of its own would move it on."""
+    """Return a clock that only the test reads; automatic collections, which would advance it, are disabled."""
     gc.collect()
     gc.disable()
     yield Ticking()
@@ -40,13 +40,13 @@ def marks_in(folder: Path) -> list[MarkRow]:
     return read_marks(folder / "marks-0.csv")
 
 
-def test_spans_and_moments(tmp_path: Path, clock: Ticking) -> None:
+def test_spans_and_points_in_time(tmp_path: Path, clock: Ticking) -> None:
     marks = Marks(MarkWriter(RunFolder(tmp_path), 0), clock)
     with marks.span("evaluation"):
         pass
     with pytest.raises(KeyError), marks.span("checkpoint", "at step 7,\nby rank 0"):
         raise KeyError
-    marks.moment("epoch", "4")
+    marks.add_now("epoch", "4")
     assert marks_in(tmp_path) == []
     marks.flush()
     assert marks_in(tmp_path) == [
@@ -69,7 +69,7 @@ def test_full_collections_and_long_ones_are_marked(tmp_path: Path, clock: Tickin
     assert all(mark.kind == "gc" and mark.end_s > mark.start_s for mark in marks_in(tmp_path))
 
 
-def test_a_mark_that_was_cut_short_is_passed_over(tmp_path: Path, clock: Ticking) -> None:
+def test_a_truncated_row_is_ignored(tmp_path: Path, clock: Ticking) -> None:
     marks = Marks(MarkWriter(RunFolder(tmp_path), 0), clock)
     marks.add("epoch", 1, 1, "0")
     marks.close()

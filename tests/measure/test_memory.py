@@ -1,4 +1,4 @@
-"""The peak of memory is of what came after the reset."""
+"""Peak memory counts from the last reset."""
 
 from __future__ import annotations
 

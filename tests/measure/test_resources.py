@@ -1,4 +1,4 @@
-"""What is sampled of a process, and what the sampling costs."""
+"""Samples of a process and its host, and the cost of sampling."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from paceline.records.resources import Resources, read_marks, read_resources
 from paceline.records.writer import ResourceWriter
 
 CPU = torch.device("cpu")
-PROMISE = 0.005
-"""Of a core."""
+PROMISED_SHARE = 0.005
+"""Share of a core."""
 WORKED_S, SLEPT_S = 1.0, 0.8
 
 
 def work(cpu_s: float) -> None:
-    """Computes for so much CPU time, however long that takes on a machine that others use too."""
+    """Compute for the given CPU time, whatever the wall time on a busy machine."""
     end_s = time.process_time() + cpu_s
     while time.process_time() < end_s:
         sum(range(500))
@@ -34,21 +34,21 @@ def work(cpu_s: float) -> None:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Resources:
-    """A process that first works, then takes 64 MB and sleeps, sampled at the pace of a real run."""
+    """Return samples of a process that computes, then allocates 64 MB and sleeps, at the rate of a real run."""
     folder = RunFolder(tmp_path_factory.mktemp("run"))
-    began_s = time.perf_counter()
-    watch = RunMonitor(folder, 3, lambda: time.perf_counter() - began_s, CPU, first_on_host=True)
+    started_s = time.perf_counter()
+    monitor = RunMonitor(folder, 3, lambda: time.perf_counter() - started_s, CPU, first_on_host=True)
     work(WORKED_S)
-    watch.sampler.sample()
-    taken = np.ones(64_000_000, np.uint8)
-    watch.sampler.sample()
+    monitor.sampler.sample()
+    allocated = np.ones(64_000_000, np.uint8)
+    monitor.sampler.sample()
     time.sleep(SLEPT_S)
-    watch.close()
-    assert taken[-1] == 1
+    monitor.close()
+    assert allocated[-1] == 1
     return read_resources(folder.path / "resources-3.csv")
 
 
-def test_cpu_time_tells_work_from_sleep(watched: Resources) -> None:
+def test_cpu_time_separates_work_from_sleep(watched: Resources) -> None:
     times, cpu_s = watched["time_s"], watched["cpu_s"]
     assert (np.diff(times) >= 0).all()
     asleep_s = times[-1] - SLEPT_S
@@ -57,7 +57,7 @@ def test_cpu_time_tells_work_from_sleep(watched: Resources) -> None:
     assert slept_s < 0.15
 
 
-def test_memory_that_was_taken_is_seen(watched: Resources) -> None:
+def test_allocated_memory_is_sampled(watched: Resources) -> None:
     resident = watched["resident_bytes"]
     assert 50e6 < resident[-1] - resident[0] < 90e6
     assert resident[-1] == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
@@ -72,30 +72,32 @@ def test_the_host_is_sampled_too(watched: Resources) -> None:
     assert np.isnan(watched["device_bytes"]).all()
 
 
-def test_sampling_costs_less_than_we_promise(watched: Resources) -> None:
+def test_sampling_costs_less_than_promised(watched: Resources) -> None:
     usage = rank_usage(3, watched, None)
     assert usage.sampler_share is not None
-    assert 0 < usage.sampler_share < PROMISE
+    assert 0 < usage.sampler_share < PROMISED_SHARE
 
 
-def test_dear_samples_are_taken_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe that computes for 3 ms, asked every 10 ms, would cost 30% of a core."""
+def test_expensive_samples_are_taken_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that computes for 3 ms, called every 10 ms, would use 30% of a core."""
     monkeypatch.setattr(resources, "PERIOD_S", 0.01)
 
-    class Dear(ProcessProbe):
+    class Expensive(ProcessProbe):
         def read(self, time_s: float, sampler_s: float) -> resources.ResourceRow:
             end_s = time.thread_time() + 0.003
             while time.thread_time() < end_s:
                 pass
             return super().read(time_s, sampler_s)
 
-    sampler = ResourceSampler(Dear(CPU, with_host=False), ResourceWriter(RunFolder(tmp_path), 0), time.perf_counter)
+    sampler = ResourceSampler(
+        Expensive(CPU, with_host=False), ResourceWriter(RunFolder(tmp_path), 0), time.perf_counter
+    )
     sampler.start()
     time.sleep(2)
-    began = read_resources(tmp_path / "resources-0.csv")
+    samples = read_resources(tmp_path / "resources-0.csv")
     sampler.close()
-    assert 2 <= len(began) <= 5
-    assert sampler.cost_s >= 0.003 * len(began)
+    assert 2 <= len(samples) <= 5
+    assert sampler.cost_s >= 0.003 * len(samples)
 
 
 def test_the_period() -> None:
@@ -104,7 +106,7 @@ def test_the_period() -> None:
     assert next_wait_s(86_400, 1) == pytest.approx(43.2)
 
 
-def test_an_idle_host_is_not_busy_and_time_that_stood_still_says_nothing() -> None:
+def test_the_share_of_busy_time_and_none_if_no_time_has_passed() -> None:
     probe = HostProbe()
     probe._cpu_times = lambda: (probe._last[0] + 3, probe._last[1] + 4)  # type: ignore[method-assign]
     assert probe.read().busy == pytest.approx(0.25)
@@ -112,7 +114,7 @@ def test_an_idle_host_is_not_busy_and_time_that_stood_still_says_nothing() -> No
     assert probe.read().busy is None
 
 
-def test_only_some_of_the_cores_are_ours() -> None:
+def test_only_the_cores_of_this_process_count() -> None:
     probe = HostProbe()
     probe._own_cores = {0}
     _, one_s = probe._cpu_times()
@@ -124,8 +126,8 @@ def test_only_some_of_the_cores_are_ours() -> None:
 
 def test_nothing_is_left_after_the_end(tmp_path: Path) -> None:
     before = threading.active_count()
-    watch = RunMonitor(RunFolder(tmp_path), 0, time.perf_counter, CPU, first_on_host=False)
-    watch.close()
+    monitor = RunMonitor(RunFolder(tmp_path), 0, time.perf_counter, CPU, first_on_host=False)
+    monitor.close()
     assert threading.active_count() == before
     assert len(read_resources(tmp_path / "resources-0.csv")) == 2
     assert read_marks(tmp_path / "marks-0.csv") == []
@@ -136,10 +138,10 @@ def test_memory_on_a_gpu() -> None:
     device = torch.device("cuda", 0)
     probe = ProcessProbe(device, with_host=False)
     before = probe.read(0.0, 0.0)
-    taken = torch.zeros(50_000_000, dtype=torch.uint8, device=device)
+    allocated = torch.zeros(50_000_000, dtype=torch.uint8, device=device)
     after = probe.read(1.0, 0.0)
     assert before.device_bytes is not None
     assert after.device_bytes is not None
-    assert after.device_bytes - before.device_bytes == pytest.approx(taken.numel(), rel=0.05)
+    assert after.device_bytes - before.device_bytes == pytest.approx(allocated.numel(), rel=0.05)
     assert after.device_used_bytes is not None
     assert after.device_used_bytes >= after.device_bytes

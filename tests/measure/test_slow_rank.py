@@ -1,4 +1,4 @@
-"""A rank that is slowed on purpose sleeps for what it computed, before backward, and nobody stole that time."""
+"""A rank slowed on purpose sleeps before backward in proportion to its compute; the sleep counts as CPU time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ FORWARD_S, BACKWARD_S, WAIT_S = 0.004, 0.008, 0.01
 
 
 def compute(seconds: float) -> None:
-    """Takes this much processor time, however long that is by the wall."""
+    """Use the given CPU time, whatever the wall time."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
 
 
 def train(watch: Stopwatch, steps: int = 8) -> list[tuple[PhaseTimes, dict[RowKind, float], float]]:
-    """Steps of known computing with a wait in backward: their times, processor times by kind, and time without a core.
+    """Run steps of known compute with a wait in backward; return their times, CPU times by kind, and time off the CPU.
 
-    A machine that is busy takes the core away now and then, which no factor multiplies; what it took is told apart.
+    A busy machine deschedules the thread at times. That time is not multiplied by the factor, so it is returned
+    separately.
     """
     found = []
     for _ in range(steps):
@@ -48,27 +49,27 @@ def train(watch: Stopwatch, steps: int = 8) -> list[tuple[PhaseTimes, dict[RowKi
 
 
 @pytest.mark.parametrize("events", [False, True])
-def test_forward_and_backward_take_so_many_times_as_long(events: bool) -> None:
+def test_forward_and_backward_take_factor_times_as_long(events: bool) -> None:
     clock = HostClock()
     watch = SlowRankStopwatch(clock, OperationLog(clock) if events else None, factor=3)
     steps = train(watch)
-    computed_s = len(steps) * (FORWARD_S + BACKWARD_S) - BACKWARD_S  # Nothing is known of a backward before the first.
+    computed_s = len(steps) * (FORWARD_S + BACKWARD_S) - BACKWARD_S  # The first step has no backward pass before it.
     assert clock.slept_s == pytest.approx(2 * computed_s, rel=0.25)
     for times, _, _ in steps[1:-1]:
         assert times.forward_s >= 2 * FORWARD_S
-        assert times.backward_s >= BACKWARD_S + WAIT_S  # The wait is waited once: slow hardware waits no longer.
+        assert times.backward_s >= BACKWARD_S + WAIT_S  # The wait is not multiplied: slow hardware waits no longer.
     whole_s = sum(times.forward_s + times.backward_s - lost for times, _, lost in steps)
     assert whole_s == pytest.approx(3 * computed_s + BACKWARD_S, rel=0.25)
 
 
-def test_the_sleep_counts_as_processor_time() -> None:
+def test_the_sleep_counts_as_cpu_time() -> None:
     clock = HostClock()
     _, kinds, _ = train(SlowRankStopwatch(clock, OperationLog(clock), factor=3))[-2]
     assert kinds[RowKind.FORWARD] == pytest.approx(3 * FORWARD_S, rel=0.35)
     assert kinds[RowKind.BACKWARD] == pytest.approx(3 * BACKWARD_S, rel=0.35)
 
 
-def test_with_half_a_core_each_second_of_computing_takes_two() -> None:
+def test_with_half_a_core_each_second_of_compute_takes_two() -> None:
     clock = HostClock()
     steps = train(SlowRankStopwatch(clock, None, factor=2, core_share=0.5), steps=4)
     computed_s = len(steps) * (FORWARD_S + BACKWARD_S) - BACKWARD_S
@@ -99,12 +100,12 @@ def test_a_rank_that_is_not_slowed_has_a_plain_stopwatch() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("events", [False, True])
-def test_a_gpu_is_slowed_by_the_time_that_it_computed(events: bool) -> None:
+def test_a_gpu_is_slowed_in_proportion_to_its_compute_time(events: bool) -> None:
     device = torch.device("cuda")
     weights = torch.randn(2048, 2048, device=device, requires_grad=True)
 
     def steps(factor: float) -> float:
-        """Seconds of forward and backward in the last of some steps."""
+        """Return the seconds of forward and backward in the last of six steps."""
         watch = stopwatch_for(device, events=events, factor=factor, core_share=0.25)
         times = None
         for _ in range(6):

@@ -1,4 +1,4 @@
-"""The counters of sockets: what we read is what `ss` prints, of this process's connections and of no others."""
+"""Socket counters equal those that `ss` prints, for this process's connections only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BACK = 89
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The two ends of a connection that has carried something both ways."""
+    """Return the two ends of a connection that has carried data in both directions."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
         other, _ = server.accept()
         with other:
@@ -39,8 +39,8 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield one, other
 
 
-def settled(one: socket.socket) -> None:
-    """Waits until what came back is there."""
+def wait_for_reply(one: socket.socket) -> None:
+    """Wait until the reply has arrived."""
     deadline_s = time.monotonic() + 5
     while not one.recv(BACK, socket.MSG_PEEK) and time.monotonic() < deadline_s:
         time.sleep(0.001)
@@ -49,7 +49,7 @@ def settled(one: socket.socket) -> None:
 def test_both_ends_have_counted_the_payload(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
     one.setblocking(True)
-    settled(one)
+    wait_for_reply(one)
     found = {connection.local: connection for connection in connections(open_sockets())}
     ends = ["{}:{}".format(*end.getsockname()) for end in (one, other)]
     first, second = (found[end] for end in ends)
@@ -59,11 +59,11 @@ def test_both_ends_have_counted_the_payload(pair: tuple[socket.socket, socket.so
 
 
 @pytest.mark.skipif(shutil.which("ss") is None, reason="needs iproute2")
-def test_we_read_what_ss_prints(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_counters_are_those_that_ss_prints(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
     one.setblocking(True)
-    settled(one)
-    time.sleep(0.1)  # The last acknowledgement may still be on its way.
+    wait_for_reply(one)
+    time.sleep(0.1)  # The last acknowledgement may still be in transit.
     own = {connection.local: connection for connection in connections(open_sockets())}
     for end in (one, other):
         local = "{}:{}".format(*end.getsockname())
@@ -73,13 +73,13 @@ def test_we_read_what_ss_prints(pair: tuple[socket.socket, socket.socket]) -> No
         counted = {name: int(value) for name, value in re.findall(r"(bytes_\w+):(\d+)", printed)}
         assert own[local].sent_bytes == counted["bytes_sent"] - counted.get("bytes_retrans", 0)
         assert counted["bytes_acked"] - own[local].sent_bytes in (0, 1), (
-            "who connects has the greeting acknowledged too"
+            "the connecting end also counts the SYN as acknowledged"
         )
         assert own[local].received_bytes == counted["bytes_received"]
         assert own[local].resent_bytes == counted.get("bytes_retrans", 0)
 
 
-def test_what_is_no_connection_is_left_out(tmp_path: Path) -> None:
+def test_only_connections_are_returned(tmp_path: Path) -> None:
     before = open_sockets()
     with (
         socket.create_server(("127.0.0.1", 0)),
@@ -88,11 +88,11 @@ def test_what_is_no_connection_is_left_out(tmp_path: Path) -> None:
         (tmp_path / "file").open("w"),
     ):
         opened = open_sockets() - before
-        assert len(opened) == 3, "a file is no socket"
+        assert len(opened) == 3, "a file is not a socket"
         assert connections(opened) == []
 
 
-def test_what_was_closed_is_left_out_though_its_number_is_used_again(
+def test_a_closed_socket_is_left_out_if_its_descriptor_is_reused(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     before = open_sockets()
@@ -109,7 +109,7 @@ def test_what_was_closed_is_left_out_though_its_number_is_used_again(
             os.close(number)
 
 
-def test_reading_leaves_sockets_as_they_were(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_reading_does_not_change_sockets(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
     before = open_sockets()
     connections(before)
@@ -120,10 +120,10 @@ def test_reading_leaves_sockets_as_they_were(pair: tuple[socket.socket, socket.s
     assert one.recv(BACK + 10, socket.MSG_WAITALL)[-10:] == b"still open"
 
 
-def test_an_old_kernel_tells_less() -> None:
+def test_an_old_kernel_has_fewer_counters() -> None:
     info = bytearray(280)
-    struct.pack_into("=QQ", info, 120, 700, 900)  # Confirmed, received.
-    struct.pack_into("=QQ", info, 200, 1000, 250)  # Sent, and of that again.
+    struct.pack_into("=QQ", info, 120, 700, 900)  # Acknowledged, received.
+    struct.pack_into("=QQ", info, 200, 1000, 250)  # Sent, of which retransmitted.
     assert sockets._counters(bytes(info)) == (750, 900, 250)
     assert sockets._counters(bytes(info[:192])) == (700, 900, 0)
     assert sockets._counters(bytes(info[:104])) is None
@@ -155,7 +155,7 @@ def test_the_counters_of_an_interface(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert interface_bytes("veth1") is None
 
 
-def test_the_loopback_interface_moves() -> None:
+def test_the_loopback_interface_counts() -> None:
     before = interface_bytes("lo")
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
         one.sendall(bytes(1000))

@@ -1,4 +1,4 @@
-"""What the classic strategies put on the wire: bytes against the formulas, buckets against PyTorch's own."""
+"""Plans of the classic strategies: bytes against formulas, buckets against PyTorch's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.comm import Comm
 from paceline.plans import Gradient, Operation, Plan, Transfer, all_reduce_lower_bound, classic, operations
-from paceline.plans.framing import Cut
+from paceline.plans.framing import RingSegments
 from paceline.strategies.registry import create
 from paceline.workloads.models import MODELS
 from ranks import Pool
@@ -36,11 +36,11 @@ def totals(plan: Plan, ranks: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("items", ITEMS)
-def test_all_reduce_moves_its_share_through_every_rank(ranks: int, items: int) -> None:
+def test_all_reduce_sends_its_share_through_every_rank(ranks: int, items: int) -> None:
     plan = Plan((operations.all_reduce(items, 4, ranks, 0.0),))
     share = 2 * (ranks - 1) / ranks * items * 4
     for rank in range(ranks):
-        # Two chunks are sent once only, and each may be off an equal share by less than an item per segment.
+        # Two chunks are sent only once, and each differs from an equal share by less than an item per segment.
         assert abs(plan.sent_bytes(rank) - share) < 2 * (2 * ranks) * 4
         assert abs(plan.received_bytes(rank) - share) < 2 * (2 * ranks) * 4
     assert totals(plan, ranks) == (2 * (ranks - 1) * items * 4,) * 2
@@ -62,14 +62,14 @@ def test_all_reduce_is_a_ring(ranks: int) -> None:
     assert len(operation.transfers) == len(expected)
 
 
-def carry_out_ring(chunks: list[int]) -> list[int]:
-    """Passes real chunks around a ring, checks that all ranks end up with all sums, and counts the items each sent."""
+def run_ring(chunks: list[int]) -> list[int]:
+    """Pass chunks around a ring, check that all ranks get all sums, and return the items that each rank sent."""
     ranks = len(chunks)
-    held = [[{rank} for _ in chunks] for rank in range(ranks)]  # Whose summands are in rank's copy of a chunk.
+    held = [[{rank} for _ in chunks] for rank in range(ranks)]  # Ranks whose values are in a rank's copy of a chunk.
     sent = [0] * ranks
-    for first in (1, 0):  # Reduce, then gather: a rank goes on with the chunk that it has received last.
-        for turn in range(ranks - 1):
-            moves = [(rank, (rank + first + turn) % ranks) for rank in range(ranks)]
+    for first in (1, 0):  # Reduce, then gather: a rank sends the chunk that it received last.
+        for step in range(ranks - 1):
+            moves = [(rank, (rank + first + step) % ranks) for rank in range(ranks)]
             arriving = [set(held[rank][chunk]) for rank, chunk in moves]
             for (rank, chunk), summands in zip(moves, arriving, strict=True):
                 held[rank - 1][chunk] |= summands
@@ -80,15 +80,15 @@ def carry_out_ring(chunks: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("ranks", range(2, 9))
 @pytest.mark.parametrize("items", ITEMS)
-def test_all_reduce_sends_what_a_ring_does_when_carried_out(ranks: int, items: int) -> None:
+def test_all_reduce_sends_what_a_simulated_ring_sends(ranks: int, items: int) -> None:
     plan = Plan((operations.all_reduce(items, 1, ranks, 0.0),))
-    chunks = [Cut.evenly(items, 1, ranks).chunk(rank)[0] for rank in range(ranks)]
+    chunks = [RingSegments.of_all_reduce(items, 1, ranks).chunk(rank)[0] for rank in range(ranks)]
     assert sum(chunks) == items
-    assert [plan.sent_bytes(rank) for rank in range(ranks)] == carry_out_ring(chunks)
+    assert [plan.sent_bytes(rank) for rank in range(ranks)] == run_ring(chunks)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_gather_and_scatter_burden_the_root(ranks: int) -> None:
+def test_gather_and_scatter_load_the_root(ranks: int) -> None:
     gradient = Gradient("w", 13, 8)
     gather, scatter = operations.gather(gradient, ranks, 0.0), operations.scatter(gradient, ranks, 0.0)
     assert gather.bytes == scatter.bytes == ranks * 104
@@ -101,16 +101,16 @@ def test_gather_and_scatter_burden_the_root(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", range(1, 34))
-def test_broadcast_is_a_tree_that_reaches_everyone_once(ranks: int) -> None:
+def test_broadcast_is_a_tree_that_reaches_every_rank_once(ranks: int) -> None:
     operation = operations.broadcast(100, ranks)
     plan = Plan((operation,))
     assert plan.sent_bytes(0) == math.ceil(math.log2(ranks)) * 100
     assert sorted(t.target for t in operation.transfers) == list(range(1, ranks))
     assert all(plan.received_bytes(rank) == 100 for rank in range(1, ranks))
-    have = {0}
+    reached = {0}
     for transfer in operation.transfers:
-        assert transfer.source in have, "nobody passes on what it has not got"
-        have.add(transfer.target)
+        assert transfer.source in reached, "a rank sends only what it has received"
+        reached.add(transfer.target)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -166,7 +166,7 @@ def test_no_strategy_beats_the_lower_bound(items: list[int], ranks: int, item_by
     bound = all_reduce_lower_bound(sum(items), item_bytes, ranks)
     for plan in (classic.gather_scatter, classic.p2p, classic.allreduce, classic.ddp):
         assert plan(gradients, ranks).busiest_rank_bytes(ranks) >= bound
-    # One ring comes within an item per segment of each of its two uneven chunks.
+    # One ring exceeds the bound by at most an item per segment of its two uneven chunks.
     segments = max(2, sum(items) * item_bytes // MIB + 1) + ranks
     assert (
         classic.ddp(gradients, ranks, bucket_mb=1e6).busiest_rank_bytes(ranks)
@@ -210,7 +210,7 @@ def test_buckets_are_those_that_torch_assigns(model: str, bucket_mb: float) -> N
 
 
 def timed_gradients(model: nn.Module) -> list[Gradient]:
-    """As `gradients_of`, each ready when backward has it: the weight of a convolution before its bias, say."""
+    """Return `gradients_of` with the times at which backward computes them, such as a weight before its bias."""
     order: list[Tensor] = []
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(order.append)
@@ -220,7 +220,7 @@ def timed_gradients(model: nn.Module) -> list[Gradient]:
 
 
 def bucket_bytes(comm: Comm, model: str, strategy: str) -> list[int]:
-    """The buckets that the `ddp` strategy really sends, once DDP has rebuilt them."""
+    """Return the sizes of the buckets that the `ddp` strategy sends after DDP has rebuilt them."""
     torch.manual_seed(0)
     ddp = create(strategy)
     module = ddp.attach(

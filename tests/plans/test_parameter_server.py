@@ -1,4 +1,4 @@
-"""Who keeps which tensors, and what that puts on the wire."""
+"""Assignment of tensors to servers, and the messages that follow from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.plans import Gradient
-from paceline.plans.parameter_server import WORD_BYTES, plan, shards
+from paceline.plans.parameter_server import REQUEST_BYTES, plan, shards
 
 GRADIENTS = [Gradient("a", 1000), Gradient("b", 7), Gradient("c", 501, 8), Gradient("d", 300)]
 BYTES = 4000 + 28 + 4008 + 1200
@@ -18,7 +18,7 @@ def test_every_tensor_has_one_server_and_none_has_much_more_than_another(sizes: 
     kept = shards(sizes, servers)
     assert sorted(number for numbers in kept for number in numbers) == list(range(len(sizes)))
     loads = [sum(sizes[number] for number in numbers) for numbers in kept]
-    # The last tensor that the fullest server got went to it when it had least.
+    # The fullest server had the least bytes when it got its last tensor.
     assert all(
         load - min(loads) <= min((sizes[n] for n in own), default=0) for load, own in zip(loads, kept, strict=True)
     )
@@ -28,9 +28,9 @@ def test_every_tensor_has_one_server_and_none_has_much_more_than_another(sizes: 
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_workers_send_all_gradients_and_get_all_weights(ranks: int, servers: int) -> None:
     whole = plan(GRADIENTS, ranks, servers=servers, extra=True)
-    words = WORD_BYTES * servers
+    request_bytes = REQUEST_BYTES * servers
     assert [whole.sent_bytes(rank) for rank in range(ranks)] == [
-        BYTES + (words if rank == 0 else 0) for rank in range(ranks)
+        BYTES + (request_bytes if rank == 0 else 0) for rank in range(ranks)
     ]
     assert [whole.received_bytes(rank) for rank in range(ranks)] == [BYTES] * ranks
     assert sum(whole.sent_bytes(ranks + server) for server in range(servers)) == ranks * BYTES
@@ -46,7 +46,7 @@ def test_a_server_beside_a_worker_does_not_send_to_it() -> None:
     assert plan(GRADIENTS, 1).operations == ()
 
 
-def test_with_a_server_on_each_rank_all_move_about_the_same() -> None:
+def test_with_a_server_on_each_rank_all_send_about_the_same() -> None:
     even = [Gradient(str(number), 100) for number in range(8)]
     whole = plan(even, 4, servers=4)
     assert {whole.sent_bytes(rank) for rank in range(4)} == {2 * 3 * 800}

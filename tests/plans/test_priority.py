@@ -1,4 +1,4 @@
-"""How `priority` cuts gradients into slices, and which goes first."""
+"""Slices of `priority` and their order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_gradient_is_in_one_block_in_order(gradients: list[tuple[int, str]
         assert len({gradients[position][1] for position in block}) == 1
 
 
-def test_small_layers_share_a_block_and_biases_ride_with_their_weight() -> None:
+def test_small_layers_share_a_block_and_biases_join_their_weight() -> None:
     sizes = [10 * KIB, KIB, 100 * KIB, KIB, 700 * KIB, 2 * KIB, 2 * KIB, 9 * MIB, 2 * KIB, 600 * KIB, KIB]
     assert blocks(sizes, [0] * len(sizes), 4 * MIB) == [[0, 1, 2, 3, 4, 5, 6], [7, 8], [9, 10]]
 
@@ -42,11 +42,9 @@ def test_slices_are_even_and_leave_nothing_out(items: int, item_bytes: int, slic
 
 def test_of_those_that_are_ready_the_one_needed_first_goes_first() -> None:
     ready_s, needed = [3.0, 3.0, 1.0, 0.0, 0.0, 0.0], [0, 0, 1, 2, 2, 2]
-    assert schedule(ready_s, needed, [10] * 6, 0.1) == [3, 2, 4, 0, 1, 5], "slices of a second; backward takes three"
-    assert schedule(ready_s, needed, [10] * 6, 0.001) == [3, 4, 5, 2, 0, 1], (
-        "where the wire is fast, as backward has it"
-    )
-    assert schedule(ready_s, needed, [10] * 6, 10.0) == [3, 0, 1, 2, 4, 5], "where it is slow, as forward needs it"
+    assert schedule(ready_s, needed, [10] * 6, 0.1) == [3, 2, 4, 0, 1, 5], "each slice takes 1 s, backward 3 s"
+    assert schedule(ready_s, needed, [10] * 6, 0.001) == [3, 4, 5, 2, 0, 1], "on a fast link, in the order of backward"
+    assert schedule(ready_s, needed, [10] * 6, 10.0) == [3, 0, 1, 2, 4, 5], "on a slow link, in the order of forward"
 
 
 def test_the_plan_has_a_ring_for_each_slice() -> None:

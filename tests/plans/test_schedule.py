@@ -1,4 +1,4 @@
-"""Messages of ring and halving-doubling: they sum up right on any number of ranks, with as few bytes as said."""
+"""Schedules of ring and halving-doubling: right sums on any number of ranks, with the bytes of the formulas."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ BOTH: dict[str, Any] = {"ring": ring, "halving_doubling": halving_doubling}
 GRADIENTS = [Gradient("a", 1000, ready_s=0.3), Gradient("b", 7, ready_s=0.2), Gradient("c", 501, 8, ready_s=0.1)]
 
 
-def carry_out(schedules: list[Schedule], items: int) -> list[list[tuple[int, ...]]]:
-    """Passes messages until nothing moves any more; whose summands each rank's items have, in the order of adding."""
+def run_schedules(schedules: list[Schedule], items: int) -> list[list[tuple[int, ...]]]:
+    """Deliver all messages; return, for each rank and item, the ranks whose values were added, in order."""
     held = [[(rank,) for _ in range(items)] for rank in range(len(schedules))]
-    wires: dict[tuple[int, int], deque[list[tuple[int, ...]]]] = defaultdict(deque)
+    links: dict[tuple[int, int], deque[list[tuple[int, ...]]]] = defaultdict(deque)
     sent, taken, moved = [0] * len(schedules), [0] * len(schedules), True
     while moved:
         moved = False
         for rank, schedule in enumerate(schedules):
             while sent[rank] < len(schedule.outgoing) and schedule.outgoing[sent[rank]].needs <= taken[rank]:
                 out = schedule.outgoing[sent[rank]]
-                wires[rank, out.peer].append(held[rank][out.start : out.end])
+                links[rank, out.peer].append(held[rank][out.start : out.end])
                 sent[rank], moved = sent[rank] + 1, True
-            if taken[rank] < len(schedule.incoming) and wires[schedule.incoming[taken[rank]].peer, rank]:
+            if taken[rank] < len(schedule.incoming) and links[schedule.incoming[taken[rank]].peer, rank]:
                 message = schedule.incoming[taken[rank]]
-                arrived = wires[message.peer, rank].popleft()
+                arrived = links[message.peer, rank].popleft()
                 assert len(arrived) == message.end - message.start > 0
                 for item, summands in enumerate(arrived, message.start):
                     held[rank][item] = held[rank][item] + summands if message.adds else summands
                 taken[rank], moved = taken[rank] + 1, True
-    assert sent == [len(schedule.outgoing) for schedule in schedules], "nobody waits for ever"
+    assert sent == [len(schedule.outgoing) for schedule in schedules], "no rank waits for ever"
     assert taken == [len(schedule.incoming) for schedule in schedules]
-    assert not any(wires.values())
+    assert not any(links.values())
     return held
 
 
@@ -47,23 +47,21 @@ def carry_out(schedules: list[Schedule], items: int) -> list[list[tuple[int, ...
 @given(items=st.integers(0, 60), ranks=st.integers(1, 9), segment_items=st.integers(1, 20))
 def test_every_rank_gets_every_summand_once_in_one_order(name: str, items: int, ranks: int, segment_items: int) -> None:
     schedules = [BOTH[name].schedule(items, 4, rank, ranks, segment_items * 4 / 1024) for rank in range(ranks)]
-    held = carry_out(schedules, items)
-    assert all(one == held[0] for one in held), "the same order of adding is the same bits"
+    held = run_schedules(schedules, items)
+    assert all(one == held[0] for one in held), "the same order of addition gives bit-identical results"
     assert all(sorted(summands) == list(range(ranks)) for summands in held[0])
 
 
 @pytest.mark.parametrize("name", BOTH)
 @given(items=st.integers(0, 10**7), ranks=st.integers(1, 70), segment_kb=st.floats(300, 10**5))
-def test_no_all_reduce_does_with_less_than_the_lower_bound(
-    name: str, items: int, ranks: int, segment_kb: float
-) -> None:
+def test_no_all_reduce_sends_less_than_the_lower_bound(name: str, items: int, ranks: int, segment_kb: float) -> None:
     operation = BOTH[name].all_reduce(items, 4, ranks, segment_kb)
     bound = all_reduce_lower_bound(items, 4, ranks)
     busiest = Plan((operation,)).busiest_rank_bytes(ranks)
     assert busiest >= bound
     is_even = name == "ring" or ranks & (ranks - 1) == 0
     most = bound + 2 * 4 * ranks if is_even else 2 * bound + 2 * 4 * ranks
-    assert busiest <= most, "and this one is near to it"
+    assert busiest <= most, "and it is near the bound"
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
@@ -83,7 +81,7 @@ def test_a_ring_goes_one_way() -> None:
     assert (operation.kind, operation.algorithm, operation.bytes) == ("all_reduce", "ring", 400)
 
 
-def test_ranks_beyond_a_power_of_two_talk_to_one_partner() -> None:
+def test_ranks_beyond_a_power_of_two_have_one_partner() -> None:
     operation = halving_doubling.all_reduce(100, 4, 6)
     assert {t.target: (t.bytes, t.messages) for t in operation.transfers if t.source == 5} == {1: (400, 1)}
     assert {t.target: (t.bytes, t.messages) for t in operation.transfers if t.source == 1 and t.target == 5} == {
@@ -93,14 +91,14 @@ def test_ranks_beyond_a_power_of_two_talk_to_one_partner() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_what_is_sent_next_arrives_first(ranks: int) -> None:
-    """Of several segments, the first can go on before the second is there."""
+    """The first of several segments can be sent on before the second has arrived."""
     for name, plan in BOTH.items():
         schedule = plan.schedule(64 * ranks, 4, 0, ranks, 8 * 4 / 1024)
         assert next(m.needs for m in schedule.outgoing if m.needs) == 1, name
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_plans_pack_what_is_of_one_size(name: str) -> None:
+def test_plans_pack_gradients_of_one_item_size(name: str) -> None:
     plan = BOTH[name].plan(GRADIENTS, 4)
     assert [operation.bytes for operation in plan.operations] == [4028, 4008]
     assert {operation.earliest_s for operation in plan.operations} == {0.3}

@@ -1,4 +1,4 @@
-"""The plan of `shared_memory`: nothing inside a host, a ring of leaders across."""
+"""Plan of `shared_memory`: nothing inside a host, a ring of leaders between hosts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def test_nothing_is_sent_on_one_host() -> None:
     assert plan(GRADIENTS, 1).operations == ()
 
 
-def test_leaders_alone_send_and_as_much_as_a_ring_of_them() -> None:
+def test_only_leaders_send_and_as_much_as_a_ring_of_them() -> None:
     found = plan(GRADIENTS, 6, hosts=((0, 2), (1, 3, 4), (5,)), **WHOLE)
     assert [found.sent_bytes(rank) for rank in (2, 3, 4)] == [0, 0, 0]
     leaders, expected = [0, 1, 5], ring(GRADIENTS, 3)
-    assert [found.sent_bytes(rank) for rank in leaders] == [expected.sent_bytes(place) for place in range(3)]
+    assert [found.sent_bytes(rank) for rank in leaders] == [expected.sent_bytes(position) for position in range(3)]
     assert [(link.source, link.target) for link in found.links() if link.payload_bytes] == [(0, 1), (1, 5), (5, 0)]
 
 
@@ -29,7 +29,7 @@ def test_one_rank_per_host_is_a_ring() -> None:
     assert plan(GRADIENTS, 3, hosts=((0,), (1,), (2,)), **WHOLE).links() == ring(GRADIENTS, 3).links()
 
 
-def test_a_bucket_sets_out_when_it_is_full() -> None:
+def test_a_bucket_starts_when_it_is_full() -> None:
     found = plan(GRADIENTS, 2, hosts=((0,), (1,)), bucket_mb=0.01, first_mb=0.01)
     assert [(operation.bytes, operation.earliest_s) for operation in found.operations] == [
         (12_004, 0.0),

@@ -98,7 +98,9 @@ def train(_: Comm, settings: dict[str, Any], folder: str, ranks: int) -> None:
     if rank >= ranks:
         open_comm(range(ranks), device=CPU, backend="gloo", timeout_s=30, stopwatch=make_stopwatch(CPU, events=True))
         return
-    world = World(rank, ranks, local_rank=rank, local_size=ranks, interface="lo", sharing=1, store=dist.HashStore())
+    world = World(
+        rank, ranks, local_rank=rank, local_size=ranks, interface="lo", ranks_sharing_cores=1, store=dist.HashStore()
+    )
     config = RunConfig(**{"batch_per_rank": 8, "steps": 10, "evaluate": False, "lr": 0.001} | settings)
     run(config, world, RunFolder(Path(folder)), threads=1)
 

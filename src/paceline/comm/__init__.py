@@ -1,4 +1,4 @@
-"""The wire: joining the world of ranks, the process groups of a run, and the interface that peers can reach."""
+"""Communication between ranks: joining the world, the process groups of a run, and the network interface to use."""
 
 from paceline.comm.group import Comm, close_comm, from_rank_0, open_comm
 from paceline.comm.world import World, join_world, leave_world

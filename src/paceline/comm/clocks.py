@@ -1,4 +1,4 @@
-"""How far the ranks' clocks are apart, so that all of them can be drawn on rank 0's."""
+"""Measure the offsets between the clocks of the ranks, so that all timelines can be drawn on rank 0's clock."""
 
 from __future__ import annotations
 
@@ -14,67 +14,68 @@ from paceline.comm.group import Comm
 from paceline.measure.host import clock_id
 
 EXCHANGES = 10
-"""The quickest of them counts: a message that was held up on its way says little about the other clock."""
+"""Round trips per host. Only the fastest counts: a delayed message says little about the other clock."""
 
 ReadClock = Callable[[], float]
 
 
 class ClockOffset(NamedTuple):
-    """How far a rank's clock is ahead of rank 0's, in seconds."""
+    """Seconds that a rank's clock is ahead of rank 0's."""
 
     offset_s: float
-    """To subtract from the rank's own time to get rank 0's."""
+    """Seconds to subtract from the rank's time to get rank 0's."""
     error_s: float
-    """It may be wrong by this much: half of the quickest round trip, all of which one direction may have taken."""
+    """Largest possible error: half of the fastest round trip, because one direction may have taken all of it."""
 
 
 def clock_offsets(comm: Comm, now: ReadClock = time.perf_counter, *, clock: str | None = None) -> list[float]:
-    """Seconds to subtract from each rank's own clock to get rank 0's; the whole list, on every rank.
+    """Return, on every rank, the seconds to subtract from each rank's clock to get rank 0's.
 
-    Exactly 0 for ranks that read the same clock as rank 0: those of its host, unless `clock` names it otherwise.
+    The offset is exactly 0 for ranks that read the same clock as rank 0. By default these are the ranks on its host;
+    `clock` overrides the name by which ranks compare their clocks.
     """
     return [offset.offset_s for offset in measure_offsets(comm, now, clock=clock)]
 
 
 def measure_offsets(comm: Comm, now: ReadClock = time.perf_counter, *, clock: str | None = None) -> list[ClockOffset]:
-    """As `clock_offsets`, each with its error. Called on all ranks at once; takes `EXCHANGES` round trips per host."""
-    clocks = _clocks(comm, clock or clock_id())
+    """Return each rank's clock offset and its error. All ranks call this; it takes `EXCHANGES` round trips per host."""
+    clocks = _clock_digests(comm, clock or clock_id())
     offsets = {clocks[0]: ClockOffset(0.0, 0.0)}
     for rank, name in enumerate(clocks):
         if name in offsets:
             continue
-        offsets[name] = ClockOffset(0.0, 0.0)  # The first rank of a host speaks for all of it.
+        offsets[name] = ClockOffset(0.0, 0.0)  # Only the first rank of a host is measured.
         if comm.rank == 0:
-            offsets[name] = _ask(comm, rank, now)
+            offsets[name] = _measure_offset(comm, rank, now)
         elif comm.rank == rank:
-            _answer(comm, now)
+            _send_clock(comm, now)
     found = torch.tensor([offsets[name] for name in clocks], dtype=torch.float64)
     dist.broadcast(found, group_src=0, group=comm.control)
     return [ClockOffset(*pair) for pair in found.tolist()]
 
 
-def _clocks(comm: Comm, clock: str) -> list[bytes]:
-    """The name of every rank's clock, as a digest, which has one size."""
+def _clock_digests(comm: Comm, clock: str) -> list[bytes]:
+    """Return a digest of the name of every rank's clock. Digests have the same size on all ranks."""
     digest = torch.frombuffer(bytearray(hashlib.sha256(clock.encode()).digest()), dtype=torch.uint8)
     return [bytes(name.tolist()) for name in comm.gather(digest)]
 
 
-def _ask(comm: Comm, rank: int, now: ReadClock) -> ClockOffset:
-    """Rank 0's side: the other clock was read halfway through the quickest exchange, give or take half of it."""
+def _measure_offset(comm: Comm, rank: int, now: ReadClock) -> ClockOffset:
+    """Measure, on rank 0, the offset of another rank's clock, assumed to be read halfway through the round trip."""
     found: list[ClockOffset] = []
-    theirs = torch.zeros((), dtype=torch.float64)
+    remote_s = torch.zeros((), dtype=torch.float64)
     for _ in range(EXCHANGES):
-        sent = now()
-        dist.send(theirs, group_dst=rank, group=comm.control)
-        dist.recv(theirs, group_src=rank, group=comm.control)
-        received = now()
-        found.append(ClockOffset(float(theirs) - (sent + received) / 2, (received - sent) / 2))
+        sent_s = now()
+        dist.send(remote_s, group_dst=rank, group=comm.control)
+        dist.recv(remote_s, group_src=rank, group=comm.control)
+        received_s = now()
+        found.append(ClockOffset(float(remote_s) - (sent_s + received_s) / 2, (received_s - sent_s) / 2))
     return min(found, key=lambda offset: offset.error_s)
 
 
-def _answer(comm: Comm, now: ReadClock) -> None:
-    """The other rank's side: says what its clock shows, as soon as it is asked."""
-    word = torch.zeros((), dtype=torch.float64)
+def _send_clock(comm: Comm, now: ReadClock) -> None:
+    """Reply to each request of rank 0 with this rank's time."""
+    request = torch.zeros((), dtype=torch.float64)
     for _ in range(EXCHANGES):
-        dist.recv(word, group_src=0, group=comm.control)
+        dist.recv(request, group_src=0, group=comm.control)
         dist.send(torch.tensor(now(), dtype=torch.float64), group_dst=0, group=comm.control)

@@ -1,4 +1,4 @@
-"""One-dimensional views of gradients, so that any dense memory layout goes on the wire without a copy."""
+"""One-dimensional views of gradients, so that any dense memory layout is sent without a copy."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from torch import Tensor
 
 
 def flat_view(tensor: Tensor) -> Tensor | None:
-    """A view of a dense tensor's memory in its own order (a channels-last gradient too); None when it has holes.
+    """Return a one-dimensional view of a dense tensor's memory in storage order; None if the memory has gaps.
 
-    Ranks that run the same model hold gradients of the same layout, so element i means the same on all of them.
+    This includes channels-last gradients. Ranks that train the same model hold gradients of the same layout, so element
+    i is the same on all ranks.
     """
     if tensor.is_contiguous():
         return tensor.view(-1)

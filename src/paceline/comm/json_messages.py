@@ -1,10 +1,10 @@
-"""What one rank sends another by name: tensors as they are, everything else in JSON. Nothing is ever unpickled."""
+"""JSON messages between ranks: tensors are sent as raw bytes, all other values as JSON. Nothing is unpickled."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -12,51 +12,68 @@ from torch import Tensor
 
 from paceline.errors import WorkloadError
 
+if TYPE_CHECKING:
+    from paceline.comm.group import Comm  # It imports this module.
+
 JsonMessage = Mapping[str, Mapping[str, Any]]
-"""As an optimiser keeps its state: by parameter, then by name."""
+"""Values by two keys, as in an optimiser's state: the parameter, then the name of the value."""
 
 
-def send_json_message(parcel: JsonMessage, rank: int, group: dist.ProcessGroup, tag: int = 0) -> None:
-    """Sends a parcel to a rank, which calls `receive_json_message`."""
-    tensors = [value for values in parcel.values() for value in values.values() if isinstance(value, Tensor)]
-    label = {name: {key: _label(key, value) for key, value in values.items()} for name, values in parcel.items()}
-    text = json.dumps(label).encode()
+def gather_json(value: Any, comm: Comm) -> list[Any]:
+    """Return every rank's value, on every rank."""
+    text = json.dumps(value, allow_nan=False).encode()
+    lengths = [int(length) for length in comm.gather(torch.tensor(len(text)))]
+    padded = text.ljust(max(lengths))
+    received = comm.gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
+    return [json.loads(bytes(tensor.numpy())[:length]) for tensor, length in zip(received, lengths, strict=True)]
+
+
+def send_json_message(message: JsonMessage, rank: int, group: dist.ProcessGroup, tag: int = 0) -> None:
+    """Send a message to a rank, which must call `receive_json_message`."""
+    tensors = [value for values in message.values() for value in values.values() if isinstance(value, Tensor)]
+    header = {name: {key: _encode(key, value) for key, value in values.items()} for name, values in message.items()}
+    text = json.dumps(header).encode()
     dist.send(torch.tensor([len(text)]), group_dst=rank, group=group, tag=tag)
     dist.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), group_dst=rank, group=group, tag=tag)
     for tensor in tensors:
         if tensor.numel():
-            dist.send(_bytes(tensor.detach().cpu().contiguous()), group_dst=rank, group=group, tag=tag)
+            dist.send(_as_bytes(tensor.detach().cpu().contiguous()), group_dst=rank, group=group, tag=tag)
 
 
 def receive_json_message(rank: int, group: dist.ProcessGroup, tag: int = 0) -> dict[str, dict[str, Any]]:
-    """Receives what a rank sends with `send_json_message`; tensors are in main memory."""
+    """Receive a message that a rank sends with `send_json_message`; its tensors are in main memory."""
     length = torch.zeros(1, dtype=torch.int64)
     dist.recv(length, group_src=rank, group=group, tag=tag)
     text = torch.empty(int(length), dtype=torch.uint8)
     dist.recv(text, group_src=rank, group=group, tag=tag)
-    label: dict[str, dict[str, list[Any]]] = json.loads(bytes(text.numpy()))
+    header: dict[str, dict[str, list[Any]]] = json.loads(bytes(text.numpy()))
     return {
-        name: {key: _open(kind, inside, rank, group, tag) for key, (kind, inside) in values.items()}
-        for name, values in label.items()
+        name: {key: _decode(kind, content, rank, group, tag) for key, (kind, content) in values.items()}
+        for name, values in header.items()
     }
 
 
-def _label(key: str, value: Any) -> list[Any]:
+def _encode(key: str, value: Any) -> list[Any]:
+    """Return the header entry of a value: dtype and shape of a tensor, else "value" and the value itself."""
     if isinstance(value, Tensor):
         return [str(value.dtype).removeprefix("torch."), list(value.shape)]
     if not isinstance(value, bool | int | float | str | None):
-        raise WorkloadError(f"the optimiser keeps {key} as a {type(value).__name__}, which servers do not send.")
+        raise WorkloadError(
+            f"the optimiser's state {key!r} is a {type(value).__name__}, which parameter servers cannot send.",
+            hint="use an optimiser whose state holds only tensors, numbers and strings, or another strategy",
+        )
     return ["value", value]
 
 
-def _open(kind: str, inside: Any, rank: int, group: dist.ProcessGroup, tag: int) -> Any:
+def _decode(kind: str, content: Any, rank: int, group: dist.ProcessGroup, tag: int) -> Any:
+    """Return the value of a header entry; receive it first if it is a tensor."""
     if kind == "value":
-        return inside
-    tensor = torch.empty(inside, dtype=getattr(torch, kind))
+        return content
+    tensor = torch.empty(content, dtype=getattr(torch, kind))
     if tensor.numel():
-        dist.recv(_bytes(tensor), group_src=rank, group=group, tag=tag)
+        dist.recv(_as_bytes(tensor), group_src=rank, group=group, tag=tag)
     return tensor
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)

@@ -1,8 +1,8 @@
-"""Counts, at the sockets of a run's own groups, how much each rank sends to each other in whole windows of steps.
+"""Count, at the sockets of a run's own groups, the bytes that each rank sends to each other rank in windows of steps.
 
-The kernel counts. A window's bytes are what its counters moved between two moments at which nothing was under way:
-every rank has done its share of a window before any of them reads, and none goes on before all have read. Then both
-ends of a connection have the same figure, the notices of Gloo included, and nobody has to wait for acknowledgements.
+The kernel counts the bytes. A window's bytes are the difference between two readings of its counters, both taken while
+nothing is in transit: all ranks finish a window before any rank reads, and no rank continues before all have read. Both
+ends of a connection then have the same count, including Gloo's control messages, without waiting for acknowledgements.
 """
 
 from __future__ import annotations
@@ -14,51 +14,53 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.comm.group import Comm
-from paceline.comm.texts import gather_json
+from paceline.comm.json_messages import gather_json
 from paceline.measure.host import network_id
 from paceline.measure.sockets import InterfaceBytes, connections, interface_bytes
 
-Ends = tuple[str, str]
-"""The local and the remote address of a connection."""
+ConnectionEnds = tuple[str, str]
+"""Local and remote address of a connection."""
 
 
 @dataclass(frozen=True)
 class SocketReading:
-    """Counters of one rank at one moment."""
+    """Counters of one rank at one time."""
 
-    sent: Mapping[Ends, int]
-    received: Mapping[Ends, int]
-    resent: Mapping[Ends, int]
+    sent: Mapping[ConnectionEnds, int]
+    received: Mapping[ConnectionEnds, int]
+    resent: Mapping[ConnectionEnds, int]
     interface: InterfaceBytes | None
 
 
 class PayloadCount:
-    """The payload of one run, over those of its windows that count. Every rank calls the same at the same steps."""
+    """Payload of a run, summed over its counted windows. All ranks must make the same calls at the same steps."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
         self._interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
         self._steps = 0
-        self._sent, self._received, self._resent = Counter[Ends](), Counter[Ends](), Counter[Ends]()
+        self._sent = Counter[ConnectionEnds]()
+        self._received = Counter[ConnectionEnds]()
+        self._resent = Counter[ConnectionEnds]()
         self._on_interface = Counter[str]()
         self._last: SocketReading | None = None
-        self._disturbed = False
+        self._is_discarded = False
 
-    def disturb(self) -> None:
-        """Says that something else than steps uses the groups now: the window that is open does not count."""
-        self._disturbed = True
+    def discard_window(self) -> None:
+        """Leave the current window out of the count, because traffic other than that of steps uses the groups."""
+        self._is_discarded = True
 
     def close_window(self, steps: int, *, counts: bool) -> None:
-        """A window of so many steps ends; ranks have agreed on it over the control group just before."""
+        """End a window of `steps` steps. Ranks must have synchronised over the control group just before."""
         reading = self._read()
-        disturbed = self._comm.largest(float(self._disturbed)) > 0  # Nobody goes on before all have read.
-        if counts and not disturbed and self._last is not None:
+        discarded = self._comm.largest(float(self._is_discarded)) > 0  # No rank continues before all have read.
+        if counts and not discarded and self._last is not None:
             self._steps += steps
             self._add(self._last, reading)
-        self._last, self._disturbed = reading, False
+        self._last, self._is_discarded = reading, False
 
     def result(self) -> dict[str, Any] | None:
-        """What the run's record keeps, on every rank; None where not every rank could count. Every rank calls it."""
+        """Return the entry for the run's record, on every rank; None if a rank could not count. All ranks call this."""
         ends = sorted(self._received)
         own = {
             "network": network_id(),
@@ -67,11 +69,12 @@ class PayloadCount:
             "on_interface": dict(self._on_interface) or None,
         }
         ranks = gather_json(own, self._comm)
-        links = match_ends([rank["connections"] for rank in ranks], self._comm.server_ends)
-        everyone = self._comm.world_size * (self._comm.world_size - 1)
-        if not self._steps or len(links) < everyone:
+        links = match_connections([rank["connections"] for rank in ranks], self._comm.server_connections)
+        all_pairs = self._comm.world_size * (self._comm.world_size - 1)
+        if not self._steps or len(links) < all_pairs:
             return None
-        used = [link for link in links if link["sent_bytes"] or link["received_bytes"]]  # On 100 ranks, few of 9,900.
+        # 100 ranks have 9,900 pairs, and few of them carry traffic.
+        used = [link for link in links if link["sent_bytes"] or link["received_bytes"]]
         return {"steps": self._steps, "links": used, "interfaces": _interfaces(ranks)}
 
     def _read(self) -> SocketReading:
@@ -96,18 +99,19 @@ class PayloadCount:
             self._on_interface["received_bytes"] += after.interface.received_bytes - before.interface.received_bytes
 
 
-def match_ends(
-    ranks: Sequence[Sequence[Sequence[Any]]], silent: Mapping[Ends, int] | None = None
+def match_connections(
+    ranks: Sequence[Sequence[Sequence[Any]]], uncounted: Mapping[ConnectionEnds, int] | None = None
 ) -> list[dict[str, int]]:
-    """What went from rank to rank, from each rank's connections: their ends, bytes sent, received and sent again.
+    """Return the bytes between each pair of ranks.
 
-    `silent` are the ends of ranks that do not count: what the other end sent them, they have received.
+    `ranks` holds each rank's connections: local and remote address, bytes sent, received and retransmitted. `uncounted`
+    maps the connections of ranks that do not count to these ranks: their bytes are taken from the peer's counters.
 
-    A connection without an other end among the ranks is nobody's: something else opened it, or addresses are translated
+    A connection whose other end belongs to no rank is ignored: another program opened it, or addresses are translated
     on the way.
     """
-    silent = silent or {}
-    owners = {(local, remote): rank for rank, own in enumerate(ranks) for local, remote, *_ in own} | {**silent}
+    uncounted = uncounted or {}
+    owners = {(local, remote): rank for rank, own in enumerate(ranks) for local, remote, *_ in own} | {**uncounted}
     links: dict[tuple[int, int], Counter[str]] = {}
     for rank, own in enumerate(ranks):
         for local, remote, sent, received, resent in own:
@@ -116,14 +120,14 @@ def match_ends(
                 continue
             links.setdefault((rank, peer), Counter()).update(sent_bytes=sent, resent_bytes=resent)
             links.setdefault((peer, rank), Counter()).update(received_bytes=received)
-            if (remote, local) in silent:
+            if (remote, local) in uncounted:
                 links[rank, peer].update(received_bytes=sent)
                 links[peer, rank].update(sent_bytes=received, resent_bytes=0)
     return [{"source": source, "target": target, **counts} for (source, target), counts in sorted(links.items())]
 
 
 def _interfaces(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The counters of each host's interface, as its first rank read them."""
+    """Return the byte counts of each host's interface, as read by its first rank."""
     hosts: dict[tuple[str, str], list[int]] = {}
     for number, rank in enumerate(ranks):
         if rank["on_interface"] is not None:

@@ -1,8 +1,8 @@
-"""A thread that starts all-reduces in an order that the ranks have agreed on, few at a time.
+"""A thread that starts all-reduces in an order that the ranks have agreed on, a limited number at a time.
 
-Gloo takes up what it is asked for first in, first out: what was handed over cannot be overtaken any more. So a slice is
-held back here until it is its turn, its memory is full, and fewer than `window` are under way. Every rank starts them
-in the same order; one that has a slice later than the others makes them wait, and nothing else.
+Gloo runs operations first in, first out: an operation that was started cannot be overtaken any more. So this thread
+holds a slice back until it is next in order, its data is ready, and fewer than `window` all-reduces are in progress.
+Every rank starts them in the same order. If a slice is ready later on one rank, the other ranks wait for it.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ from torch import Tensor
 
 from paceline.comm.group import Comm
 
-AT_ONCE = 2
-"""A group of Gloo carries out so many operations at the same time; for more, there are more groups, used in turn."""
-LEAVE_AFTER_S = 5.0
-"""An operation that peers never come to ends by the group's time-out; `close` does not wait as long."""
+OPERATIONS_PER_GROUP = 2
+"""Operations that one Gloo group runs at the same time; for a larger window, several groups are used in turn."""
+CLOSE_TIMEOUT_S = 5.0
+"""Longest time that `close` waits. An all-reduce that a peer never starts only ends with the group's time-out."""
 
 
 @dataclass(eq=False)
 class Slice:
-    """A piece of memory that is added up over the ranks by itself."""
+    """A piece of memory that is all-reduced by itself."""
 
     flat: Tensor
-    is_full: bool = False
-    full_on_device: torch.cuda.Event | None = None
+    is_ready: bool = False
+    ready_on_device: torch.cuda.Event | None = None
     work: dist.Work | None = None
-    """Once it is under way."""
-    full_s: float = 0.0
+    """Handle of its all-reduce, once that has started."""
+    ready_s: float = 0.0
     start_s: float = 0.0
     end_s: float = 0.0
-    """The three by the host's clock; the end is noted in rounds that are timed."""
+    """The three times are on the host's clock; the end is recorded only in timed rounds."""
 
 
 class Sender:
-    """`open` a round, `fill` its slices in any order, `wait` for some; the next round opens when all have arrived."""
+    """`start_round`, `mark_ready` its slices in any order, `wait` for some; the next round starts after all arrived."""
 
     def __init__(self, comm: Comm, window: int) -> None:
         self._comm = comm
-        everyone, count = range(comm.world_size), -(-window // AT_ONCE) if comm.backend == "gloo" else 1
-        self._groups = [comm.subgroup(everyone) for _ in range(count)]
-        self._turn = 0
+        all_ranks = range(comm.world_size)
+        group_count = -(-window // OPERATIONS_PER_GROUP) if comm.backend == "gloo" else 1
+        self._groups = [comm.subgroup(all_ranks) for _ in range(group_count)]
+        self._started = 0
         self._window = window
         self._changed = threading.Condition()
         self._queue: deque[Slice] = deque()
@@ -56,31 +57,31 @@ class Sender:
         self._is_closed = False
         self._error: BaseException | None = None
         self.has_raised = False
-        """Whether somebody who waited was told of an error."""
+        """Whether `wait` has raised an error."""
         self._thread = threading.Thread(target=self._run, name="paceline-sender", daemon=True)
         self._thread.start()
 
-    def open(self, order: Iterable[Slice], *, timed: bool = False) -> None:
-        """A round begins, in which these are sent one after the other; timed if somebody wants to know their ends."""
+    def start_round(self, order: Iterable[Slice], *, timed: bool = False) -> None:
+        """Start a round that sends these slices in the given order; `timed` also records when each ends."""
         with self._changed:
             self._step, self._is_timed = self._comm.step, timed
             for one in order:
-                one.is_full, one.work, one.end_s = False, None, 0.0
+                one.is_ready, one.work, one.end_s = False, None, 0.0
                 self._queue.append(one)
 
-    def fill(self, slices: Iterable[Slice]) -> None:
-        """Says that what is to be sent is in the memory of some slices."""
+    def mark_ready(self, slices: Iterable[Slice]) -> None:
+        """Mark slices as ready: their memory holds the data to send."""
         now_s = time.perf_counter()
         with self._changed:
             for one in slices:
                 if one.flat.is_cuda:
-                    one.full_on_device = torch.cuda.Event()
-                    one.full_on_device.record()
-                one.is_full, one.full_s = True, now_s
+                    one.ready_on_device = torch.cuda.Event()
+                    one.ready_on_device.record()
+                one.is_ready, one.ready_s = True, now_s
             self._changed.notify_all()
 
     def wait(self, slices: Sequence[Slice]) -> None:
-        """Returns when all of them hold the sum; raises where one never will."""
+        """Wait until all these slices hold the sum; raise if one of them cannot be sent."""
         try:
             for one in slices:
                 self._wait_for(one)
@@ -89,54 +90,54 @@ class Sender:
             raise
 
     def close(self) -> None:
-        """Ends the thread. What is under way is waited for, but not for long."""
+        """Stop the thread. Wait at most `CLOSE_TIMEOUT_S` for all-reduces in progress."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join(LEAVE_AFTER_S)
+        self._thread.join(CLOSE_TIMEOUT_S)
         self._queue.clear()
         self._groups = []
 
     @property
-    def _is_over(self) -> bool:
+    def _has_stopped(self) -> bool:
         return self._is_closed or self._error is not None
 
     def _wait_for(self, one: Slice) -> None:
         if one.work is None:
             with self._changed:
-                self._changed.wait_for(lambda: one.work is not None or self._is_over)
+                self._changed.wait_for(lambda: one.work is not None or self._has_stopped)
         if one.work is None:
-            raise self._error or RuntimeError("the sender was closed with slices still to be sent")
+            raise self._error or RuntimeError("the sender was closed before all slices were sent")
         one.work.wait()
 
     def _run(self) -> None:
-        under_way: deque[dist.Work] = deque()
+        in_progress: deque[dist.Work] = deque()
         try:
             if self._comm.device.type == "cuda":
                 torch.cuda.set_device(self._comm.device)
             while (one := self._next()) is not None:
-                if len(under_way) >= self._window:
-                    under_way.popleft().wait()
-                under_way.append(self._start(one))
+                if len(in_progress) >= self._window:
+                    in_progress.popleft().wait()
+                in_progress.append(self._start(one))
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
     def _next(self) -> Slice | None:
-        """The slice whose turn it is, once it is full; None at the end."""
+        """Wait until the next slice in order is ready, and return it; None once the sender is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or (self._queue and self._queue[0].is_full))
+            self._changed.wait_for(lambda: self._is_closed or (self._queue and self._queue[0].is_ready))
             return None if self._is_closed else self._queue.popleft()
 
     def _start(self, one: Slice) -> dist.Work:
-        if one.full_on_device is not None:
-            one.full_on_device.wait()
+        if one.ready_on_device is not None:
+            one.ready_on_device.wait()
         one.start_s = time.perf_counter()
-        group, self._turn = self._groups[self._turn % len(self._groups)], self._turn + 1
+        group, self._started = self._groups[self._started % len(self._groups)], self._started + 1
         with self._comm.on_behalf_of(self._step):
             work: dist.Work | None = dist.all_reduce(one.flat, group=group, async_op=True)
-        assert work is not None, "only a rank outside the group gets no handle"
+        assert work is not None, "only ranks outside the group get no work handle"
         if self._is_timed:
             work.get_future().add_done_callback(lambda _: setattr(one, "end_s", time.perf_counter()))
         with self._changed:

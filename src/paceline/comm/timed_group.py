@@ -1,12 +1,13 @@
-"""The one choke point of the wire: a process group that delegates to Gloo or NCCL and notes every operation.
+"""Timed process group: delegates to Gloo or NCCL and records every operation.
 
-DDP's bucket all-reduces, which C++ starts, come through it as well as those of `torch.distributed`; strategies know
-nothing of it. When an operation that somebody waits for in Python ends is seen at `wait()`; the end of one that runs on
-its own (DDP's) is told by its future. Messages of Gloo have no future, so theirs is seen at `wait()` too.
+All traffic of a strategy passes through it, including DDP's bucket all-reduces, which C++ starts; strategies need no
+code for it. The end of an operation is recorded in `wait()`, if Python code waits for it. The end of an operation that
+only C++ waits for (DDP's) is reported by its future. Gloo's point-to-point messages have no future, so their end, too,
+is recorded in `wait()`.
 """
 
 # mypy: disable-error-code="override, assignment"
-# (torch declares overloads that neither its own Python code nor C++ calls.)
+# (torch declares overloads that are called neither from its Python code nor from C++.)
 
 from __future__ import annotations
 
@@ -40,11 +41,11 @@ from paceline.measure.operations import ActiveOperation, OperationLog
 from paceline.records.timeline import NO_PEER, Purpose, RowKind
 
 BACKEND = "paceline"
-"""What torch calls groups of this kind."""
+"""Name of this backend in torch."""
 
 
 class TimedGroup(dist.ProcessGroup):
-    """A process group that notes what another one does."""
+    """A process group that runs its operations on an inner group and records them."""
 
     def __init__(self, inner: dist.ProcessGroup, log: OperationLog, members: Sequence[int]) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
@@ -147,7 +148,7 @@ class TimedGroup(dist.ProcessGroup):
         if operation is not None:
             self.log.end(operation)
 
-    # Their names since torch 2.13.
+    # Names of the methods above since torch 2.13.
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base
@@ -161,7 +162,7 @@ class TimedGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self.inner._get_backend(device)
 
-    # What torch asks of every group. It keeps names itself only for groups with backends that C++ knows.
+    # Methods that torch calls on every group. It stores names itself only for groups with C++ backends.
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -189,10 +190,10 @@ class TimedGroup(dist.ProcessGroup):
         self._description = description
 
     def shutdown(self) -> None:
-        """The inner group is ended by whoever made it."""
+        """Do nothing: `destroy_group` destroys the inner group."""
 
     def abort(self) -> None:
-        """The inner group is ended by whoever made it."""
+        """Do nothing: `destroy_group` destroys the inner group."""
 
     def _timed(
         self, kind: RowKind, size: int, peer: int, opts: Any, call: Callable[..., dist.Work | None], *arguments: Any
@@ -202,27 +203,28 @@ class TimedGroup(dist.ProcessGroup):
         if operation is None:
             return work
         if opts.asyncOp and work is not None:
-            return self._under_way(operation, work)
-        if work is not None:  # NCCL gives none: the stream is waiting for it already.
-            work.wait()  # As who asked for it would do now, and may do again. A handle to see that would cost more.
+            return self._track(operation, work)
+        if work is not None:  # NCCL returns none: the stream already waits for the operation.
+            work.wait()  # The caller would wait now, and may wait again. A `TimedWork` would cost more time.
         self.log.end(operation)
         return work
 
-    def _under_way(self, operation: ActiveOperation, work: dist.Work) -> dist.Work:
+    def _track(self, operation: ActiveOperation, work: dist.Work) -> dist.Work:
+        """Record the end of an asynchronous operation; return the handle for the caller."""
         future, log = work.get_future(), self.log
-        log.look()
-        log.look_after(operation, future.done)  # Gloo's work itself is not done before its callbacks are.
+        log.poll()
+        log.poll_later(operation, future.done)  # Gloo's work itself is not done before its callbacks have run.
         by_engine = not _called_from_python()
-        if not (by_engine and log.by_engine(operation)):
-            # It must not hold the group: Gloo's thread may be the last to let go of it, and cannot end itself.
+        if not (by_engine and log.mark_engine_start(operation)):
+            # The callback must not hold the group: if Gloo's thread released it last, that thread would join itself.
             future.add_done_callback(lambda _: log.end(operation))
         if by_engine:
-            return work  # The engine waits for the future.
-        log.left_open = True
+            return work  # The autograd engine waits for the future.
+        log.has_async_operations = True
         return TimedWork(work, operation, log)
 
     def _member(self, peer: int) -> int:
-        """A peer's number in the run; one that there is not is left to the inner group to refuse."""
+        """Return a peer's rank in the run. An invalid peer is returned unchanged: the inner group raises the error."""
         return self._members[peer] if 0 <= peer < len(self._members) else peer
 
     def _message(
@@ -234,7 +236,7 @@ class TimedGroup(dist.ProcessGroup):
 
 
 class TimedWork(dist.Work):
-    """The handle of an operation that is timed."""
+    """Work handle of a timed operation."""
 
     def __init__(self, inner: dist.Work, operation: ActiveOperation, log: OperationLog) -> None:
         super().__init__()
@@ -243,7 +245,7 @@ class TimedWork(dist.Work):
         self._log = log
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._log.waiting(self._operation)
+        self._log.mark_waiting(self._operation)
         done = self._inner.wait() if timeout is None else self._inner.wait(timeout)
         self._log.end(self._operation)
         return bool(done)
@@ -274,7 +276,7 @@ class TimedWork(dist.Work):
 
 @dataclass(frozen=True)
 class _Timing:
-    """What a timed group is made of, in the place of a backend's own options."""
+    """Arguments of a `TimedGroup`, passed through torch as the backend's options."""
 
     inner: dist.ProcessGroup
     log: OperationLog
@@ -289,22 +291,22 @@ def timed_group(
     members: Sequence[int] | None = None,
     new_group: NewGroup = dist.new_group,
 ) -> dist.ProcessGroup:
-    """A timed group over ranks of the world; called on every rank, as `torch.distributed.new_group`.
+    """Create a timed group of ranks of the world; every rank calls this, as with `torch.distributed.new_group`.
 
-    `members` are their numbers in the run, where those are not 0, 1, 2 and so on.
+    `members` are the numbers of these ranks in the run, if they are not 0, 1, 2 and so on.
     """
     inner = new_group(list(ranks), backend=backend, timeout=timeout)
     timing = _Timing(inner, log, range(len(ranks)) if members is None else members)
     group = new_group(list(ranks), backend=BACKEND, timeout=timeout, pg_options=timing)
     if isinstance(group, TimedGroup):
-        # Whoever asks for the backend, torch itself too, shall go on as with the group inside.
-        known = distributed_c10d._world.pg_map
-        known[group] = (known[inner][0], known[group][1])
+        # `get_backend` must return the backend of the inner group: torch itself depends on it.
+        groups = distributed_c10d._world.pg_map
+        groups[group] = (groups[inner][0], groups[group][1])
     return group
 
 
-def end_group(group: dist.ProcessGroup) -> None:
-    """Ends a group, and the one inside."""
+def destroy_group(group: dist.ProcessGroup) -> None:
+    """Destroy a group and, if it is timed, its inner group."""
     inner = group.inner if isinstance(group, TimedGroup) else None
     dist.destroy_process_group(group)
     if inner is not None:
@@ -312,7 +314,7 @@ def end_group(group: dist.ProcessGroup) -> None:
 
 
 def carrying(group: dist.ProcessGroup, purpose: Purpose) -> AbstractContextManager[None]:
-    """Says, for the length of a `with`, what a group carries other than gradients."""
+    """Record what operations on a group carry inside the `with` block, if not gradients."""
     return group.log.carrying(purpose) if isinstance(group, TimedGroup) else nullcontext()
 
 
@@ -320,10 +322,13 @@ _PYTHON_API = vars(distributed_c10d)
 
 
 def _called_from_python() -> bool:
-    """Whether `torch.distributed` has called the group's method that called the two that called this, or C++ has."""
+    """Return whether `torch.distributed` called the group's method, and not C++.
+
+    Frame 1 is `_track`, frame 2 `_timed`, frame 3 the group's method and frame 4 its caller.
+    """
     try:
         return sys._getframe(4).f_globals is _PYTHON_API
-    except ValueError:  # Nothing of Python is below.
+    except ValueError:  # No Python frame called the method.
         return False
 
 

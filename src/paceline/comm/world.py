@@ -1,4 +1,4 @@
-"""Joins the world of ranks that a launcher (ours, torchrun, Slurm) described in the environment."""
+"""Join the world of ranks that a launcher (Paceline's, torchrun, Slurm) describes in the environment."""
 
 from __future__ import annotations
 
@@ -18,48 +18,54 @@ from paceline.errors import LaunchError
 
 @dataclass(frozen=True)
 class World:
-    """Who this rank is among all ranks of the launch."""
+    """This rank's place among all ranks of the launch."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
     interface: str
-    """The network interface Gloo uses."""
-    sharing: int
-    """Ranks that share this one's cores: all of its host, unless each is bound to cores of its own."""
+    """Network interface that Gloo uses."""
+    ranks_sharing_cores: int
+    """Ranks that share this rank's cores: all ranks of its host, unless each is bound to separate cores."""
     store: Store
-    """Where ranks leave word for each other without a collective: idle ones wait here."""
+    """Store for messages between ranks without a collective operation; idle ranks wait on it."""
 
-    def announce(self, key: str, word: str = "done") -> None:
-        """Says something to all ranks."""
-        self.store.set(key, word)
+    def announce(self, key: str, value: str = "done") -> None:
+        """Publish a value to all ranks."""
+        self.store.set(key, value)
 
     def wait_for(self, key: str, poll_s: float = 0.1) -> str:
-        """What was announced; waits as long as it takes. The launcher ends us if the rank that would say so dies."""
+        """Wait for an announced value and return it. There is no time-out: on a failure the launcher ends this rank."""
         while not self.store.check([key]):
             time.sleep(poll_s)
-        word: bytes = self.store.get(key)
-        return word.decode()
+        value: bytes = self.store.get(key)
+        return value.decode()
 
 
-Meet = Callable[[Store, int, int, str], None]
-"""What ranks do when they can leave word for each other, and before they connect: store, rank, size, interface."""
+BeforeConnect = Callable[[Store, int, int, str], None]
+"""Called when the store is reachable, before ranks connect to each other: store, rank, world size, interface."""
 
 
-def join_world(*, timeout_s: float, iface: str | None = None, meet: Meet | None = None) -> World:
-    """Creates the default process group: Gloo over all ranks, for coordination; a run's own groups come on top.
+def join_world(*, timeout_s: float, iface: str | None = None, before_connect: BeforeConnect | None = None) -> World:
+    """Create the default process group: Gloo over all ranks, for coordination. Each run creates its own groups later.
 
-    Without a launcher this is a world of one, which needs no network at all.
+    Without a launcher, this is a world of one rank, which needs no network.
     """
     timeout = timedelta(seconds=timeout_s)
     if not launched():
-        # Even a group of one binds an address, and Gloo's choice, the host name's, may not exist.
+        # Even a group of one rank binds an address. Gloo's default, that of the host name, may not exist.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", iface or "lo")
         store: Store = HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timeout)
         return World(
-            0, 1, local_rank=0, local_size=1, interface=os.environ["GLOO_SOCKET_IFNAME"], sharing=1, store=store
+            0,
+            1,
+            local_rank=0,
+            local_size=1,
+            interface=os.environ["GLOO_SOCKET_IFNAME"],
+            ranks_sharing_cores=1,
+            store=store,
         )
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
@@ -72,9 +78,12 @@ def join_world(*, timeout_s: float, iface: str | None = None, meet: Meet | None 
         store, rank, size = next(rendezvous("env://", timeout=timeout))
     except dist.DistNetworkError as error:
         where = f"{master}:{os.environ.get('MASTER_PORT')}"
-        raise LaunchError(f"rank {rank} cannot reach the master at {where}: {error}") from None
-    if meet is not None:
-        meet(PrefixStore("meet", store), rank, size, interface)
+        raise LaunchError(
+            f"rank {rank} cannot reach the master at {where}: {error}",
+            hint="check that the command runs on the master, too, and that no firewall blocks the port",
+        ) from None
+    if before_connect is not None:
+        before_connect(PrefixStore("before_connect", store), rank, size, interface)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     return World(
         rank,
@@ -82,12 +91,12 @@ def join_world(*, timeout_s: float, iface: str | None = None, meet: Meet | None 
         local_rank=int(os.environ.get("LOCAL_RANK", rank)),
         local_size=local_size,
         interface=interface,
-        sharing=int(os.environ.get("PACELINE_SHARING", local_size)),
+        ranks_sharing_cores=int(os.environ.get("PACELINE_SHARING", local_size)),
         store=PrefixStore("paceline", store),
     )
 
 
 def leave_world() -> None:
-    """Tears down every process group of this process."""
+    """Destroy all process groups of this process."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from paceline.comm import Comm, World, close_comm, open_comm
-from paceline.comm.texts import gather_json
+from paceline.comm.json_messages import gather_json
 from paceline.config import EXAMINED_SETTINGS, RunConfig
 from paceline.doctor.contention import measure_contention
 from paceline.doctor.link import measure_all_reduce, measure_pairs

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.group import Comm
+from paceline.comm.json_messages import gather_json
 from paceline.comm.messages import irecv, isend
-from paceline.comm.texts import gather_json
 from paceline.records.decode import build
 from paceline.records.examination import AllReducePoint, PairLink, PairPoint
 

@@ -13,8 +13,8 @@ import torch
 
 from paceline.comm import Comm, World
 from paceline.comm.clocks import ReadClock, measure_offsets
+from paceline.comm.json_messages import gather_json
 from paceline.comm.network import address_of, addresses_of_name, listen
-from paceline.comm.texts import gather_json
 from paceline.measure.capacity import available_memory_bytes, free_disk_bytes, memory_limits
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.measure.cores import affine_cores, cgroup_quota, usable_cores

@@ -81,8 +81,8 @@ def run_job(job: Job, progress: JobProgress) -> None:
 
     examining: dict[str, Callable[..., None]] = {"examine": examine_run, "examine_machines": examine_machines}
     task = (examining | {"train": run, "prove": prove_run})[job.task]
-    meet = check_reach if job.task in examining else None
-    world = join_world(timeout_s=job.timeout, iface=job.iface, meet=meet)
+    before_connect = check_reach if job.task in examining else None
+    world = join_world(timeout_s=job.timeout, iface=job.iface, before_connect=before_connect)
     _enter_host_cgroup()
     for number, (config, folder) in enumerate(job.runs):
         progress.run = number

@@ -1,1 +1,1 @@
-"""Clocks, per-step phase times, and what the machine gives us: cores and, later, CPU and memory samples."""
+"""Measurements on one rank: clocks, phase times of steps, operations, sockets, cores, CPU and memory samples."""

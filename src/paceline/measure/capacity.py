@@ -1,4 +1,4 @@
-"""How much memory and disk this process may really use: cgroup limits (v1 and v2) count. Free of torch."""
+"""Memory and disk space that this process may use, given cgroup limits (v1 and v2). Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import NamedTuple
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP, cgroup_folders
 
 UNLIMITED = 1 << 60
-"""cgroup v1 writes "no limit" as the largest number of whole pages, which is above this."""
+"""Limits from here on mean "no limit": cgroup v1 writes the largest number of whole pages."""
 
 
 class MemoryLimit(NamedTuple):
-    """A cgroup's limit, and what its processes hold that the kernel cannot take back."""
+    """Memory limit of a cgroup, and the memory of its processes that the kernel cannot reclaim."""
 
     limit_bytes: int
     used_bytes: int
 
 
 def memory_limits(self_cgroup: Path = SELF_CGROUP, root: Path = CGROUP_ROOT) -> list[MemoryLimit]:
-    """The memory limits that hold for us, from our own cgroup up to the root."""
+    """Return the memory limits that apply to this process, from its own cgroup up to the root."""
     found = [_limit_in(folder) for folder in cgroup_folders("memory", self_cgroup, root)]
     return [limit for limit in found if limit is not None]
 
 
 def available_memory_bytes(limits: list[MemoryLimit], free_bytes: int) -> int:
-    """What may still be taken: what the machine has free, or what the tightest limit leaves."""
+    """Return the bytes that may still be allocated: the machine's free memory, or less under a cgroup limit."""
     return max(0, min([free_bytes, *[limit.limit_bytes - limit.used_bytes for limit in limits]]))
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """What can be written into a folder, as far as the file system goes."""
+    """Return the free bytes of a folder's file system; quotas are not considered."""
     return shutil.disk_usage(folder).free
 
 
@@ -45,7 +45,7 @@ def _limit_in(folder: Path) -> MemoryLimit | None:
 
 
 def _file_cache(folder: Path, name: str) -> int:
-    """What counts as used, but is given back as soon as it is needed: files that were read and are not in use."""
+    """Return the size of the inactive page cache, which counts as used but is reclaimed on demand."""
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
         return sum(int(value) for key, value in (line.split() for line in lines) if key == name)

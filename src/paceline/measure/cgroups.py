@@ -1,4 +1,4 @@
-"""Finds the cgroups that limit this process, of both versions, from its own up to the root. Free of torch."""
+"""Find the cgroups (v1 and v2) that limit this process, from its own up to the root. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SELF_CGROUP = Path("/proc/self/cgroup")
 
 
 def cgroup_folders(controller: str, self_cgroup: Path, root: Path) -> Iterator[Path]:
-    """The folders whose limits hold for us, innermost first; some may not be there, as seen from a container."""
+    """Yield the folders whose limits apply to this process, innermost first. In a container some may not exist."""
     try:
         lines = self_cgroup.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The clock of a run: on a CPU the host's, on a GPU events in its stream, all read as seconds since the run's start."""
+"""Clock of a run: the host's clock on a CPU, events in the stream on a GPU; read as seconds since the run's start."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from typing import Any
 import torch
 
 Mark = Any
-"""A moment that was marked: a number on a CPU, an event on a GPU."""
-ClockMoment = tuple[Mark, float]
-"""A mark, and the processor time that the computing thread had by then; not a number where another computes."""
+"""A marked time: a number on a CPU, an event on a GPU."""
+CpuMark = tuple[Mark, float]
+"""A mark, and the CPU time of the compute thread at that time; NaN on a GPU."""
 
 
 class Clock(ABC):
-    """`mark` costs a microsecond or so; `read`, later, says when that was, and may have to wait for the device."""
+    """A clock whose `mark` takes about a microsecond; a later `read` returns the time, and may wait for the device."""
 
     on_host = True
-    """Whether the thread that marks moments also does the computing."""
+    """Whether the thread that marks times also computes."""
 
     def __init__(self) -> None:
         self.origin_s = time.perf_counter()
-        """When the run began, by the host's clock."""
+        """Start of the run, on the host's clock."""
         self.slept_s = 0.0
-        """What the computing thread slept in place of computing, to be slow on purpose: counts as processor time."""
+        """Seconds that the compute thread slept to emulate a slow rank; they count as CPU time."""
 
     def now(self) -> float:
-        """Seconds since the run's start, by the host's clock."""
+        """Return the seconds since the run's start, on the host's clock."""
         return time.perf_counter() - self.origin_s
 
-    def start(self, origin_s: float) -> None:
-        """Begins the run at a moment of the host's clock, the same on all ranks."""
+    def set_origin(self, origin_s: float) -> None:
+        """Set the start of the run to a time on the host's clock; all ranks set the same time."""
         self.origin_s = origin_s
 
-    def anchor(self) -> None:  # noqa: B027  (a host's clock needs no comparing)
-        """Compares the device's clock with the host's; called when the device has nothing to do."""
+    def anchor(self) -> None:  # noqa: B027  (the host's clock needs no anchor)
+        """Align the device's clock with the host's; call it while the device is idle."""
 
     @abstractmethod
     def mark(self) -> Mark:
-        """Marks this moment, or, on a GPU, the moment when it has done all that was asked of it until now."""
+        """Mark the current time; on a GPU, the time at which it completes all work queued so far."""
 
     @abstractmethod
     def read(self, mark: Mark) -> float:
-        """When that was, in seconds since the run's start."""
+        """Return the time of a mark, in seconds since the run's start."""
 
     def release(self, mark: Mark) -> None:  # noqa: B027  (numbers need no releasing)
-        """Says that a mark will not be read again."""
+        """Release a mark that will not be read again."""
 
     @abstractmethod
-    def moment(self) -> ClockMoment:
-        """Marks this moment, with the processor time that this thread has had."""
+    def cpu_mark(self) -> CpuMark:
+        """Mark the current time, with the CPU time of this thread."""
 
 
 class HostClock(Clock):
-    """For CPUs, where an operation is done when it returns."""
+    """Clock for CPUs, where an operation has completed when its call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -62,12 +62,12 @@ class HostClock(Clock):
     def read(self, mark: float) -> float:
         return mark - self.origin_s
 
-    def moment(self) -> ClockMoment:
+    def cpu_mark(self) -> CpuMark:
         return time.perf_counter(), time.thread_time() + self.slept_s
 
 
 class CudaClock(Clock):
-    """For GPUs, which work on long after the call has returned."""
+    """Clock for GPUs, where an operation completes after its call has returned."""
 
     on_host = False
 
@@ -78,7 +78,7 @@ class CudaClock(Clock):
         self.anchor()
 
     def anchor(self) -> None:
-        # Times between events are float32 milliseconds: far from the last anchor they would be coarse.
+        # Times between events are float32 milliseconds, which become coarse far from the anchor.
         self._anchor.record()
         self._anchor.synchronize()
         self._anchored_s = time.perf_counter()
@@ -88,7 +88,7 @@ class CudaClock(Clock):
         event.record()
         return event
 
-    def moment(self) -> ClockMoment:
+    def cpu_mark(self) -> CpuMark:
         return self.mark(), float("nan")
 
     def read(self, mark: torch.cuda.Event) -> float:
@@ -101,5 +101,5 @@ class CudaClock(Clock):
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock for a device."""
+    """Return the clock for a device."""
     return CudaClock() if device.type == "cuda" else HostClock()

@@ -1,4 +1,4 @@
-"""Which machine, clock, network and memory a process lives on: ranks tell by it whether they share them. No torch."""
+"""Identifiers of the machine, clock, network and memory of a process; equal ones are shared. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMESPACES = Path("/proc/self/ns")
 
 
 def boot_id() -> str:
-    """Names one boot of one machine; processes in two containers on it have the same."""
+    """Return an identifier of this boot of this machine, the same in all its containers."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -18,17 +18,17 @@ def boot_id() -> str:
 
 
 def clock_id() -> str:
-    """Processes with the same one read the same clocks; a time namespace shifts those that count from the boot."""
+    """Return an identifier of this process's clocks. Time namespaces shift the clocks that count from boot."""
     return f"{boot_id()} {_namespace('time')}"
 
 
 def network_id() -> str:
-    """Processes with the same one reach each other without leaving the host; an emulated host has its own."""
+    """Return an identifier of this process's network: the host's, or that of an emulated host."""
     return f"{boot_id()} {_namespace('net')}"
 
 
 def memory_id() -> str:
-    """Processes with the same one may share memory: they see each other's numbers, and no network lies between them."""
+    """Return an identifier that is equal for processes that may share memory: same network and same pid namespace."""
     return f"{network_id()} {_namespace('pid')}"
 
 

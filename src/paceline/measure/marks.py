@@ -1,4 +1,4 @@
-"""Marks what happens on a rank beside its steps: evaluations, checkpoints, ends of epochs, garbage collections."""
+"""Events on a rank other than its steps: evaluations, checkpoints, ends of epochs, garbage collections."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from paceline.records.schema import MarkRow
 from paceline.records.writer import MarkWriter
 
 LONG_COLLECTION_S = 0.001
-"""Collections of young objects that take less are too many, and too short, to explain anything."""
+"""Shorter collections of young objects are not recorded: they are too many and too short to matter."""
 OLDEST_GENERATION = 2
-MOST_WAITING = 10_000
+MAX_QUEUED = 10_000
 
 
 class Marks:
-    """What happened on one rank. Nothing reaches the disk before `flush`, which the sampler calls between its naps."""
+    """Events of one rank. They are written to disk by `flush`, which the resource sampler calls after each sample."""
 
     def __init__(self, writer: MarkWriter, now: Callable[[], float]) -> None:
         self._writer = writer
         self._now = now
-        # A collection may start anywhere, inside our own writing too, so its mark is only put here. A child that was
-        # forked from us never writes its own: it must not pile them up.
-        self._waiting: deque[MarkRow] = deque(maxlen=MOST_WAITING)
+        # A collection may start anywhere, even while `flush` writes, so its mark is only queued. The length is limited
+        # because forked child processes never write their marks.
+        self._queue: deque[MarkRow] = deque(maxlen=MAX_QUEUED)
         self._collection_s = 0.0
-        gc.callbacks.append(self._collected)
+        gc.callbacks.append(self._on_collection)
 
     def add(self, kind: str, start_s: float, end_s: float, detail: str = "") -> None:
-        """Marks what has happened from one moment to another."""
-        self._waiting.append(MarkRow(kind, start_s, end_s, detail))
+        """Record an event from `start_s` to `end_s`."""
+        self._queue.append(MarkRow(kind, start_s, end_s, detail))
 
-    def moment(self, kind: str, detail: str = "") -> None:
-        """Marks what happens just now."""
+    def add_now(self, kind: str, detail: str = "") -> None:
+        """Record an event at the current time."""
         now_s = self._now()
         self.add(kind, now_s, now_s, detail)
 
     @contextmanager
     def span(self, kind: str, detail: str = "") -> Iterator[None]:
-        """Marks what goes on for the length of a `with`, also when that ends in an error."""
+        """Record the `with` block as an event, also if it raises."""
         start_s = self._now()
         try:
             yield
@@ -47,17 +47,17 @@ class Marks:
             self.add(kind, start_s, self._now(), detail)
 
     def flush(self) -> None:
-        """Writes down what has been marked."""
-        if self._waiting:
-            self._writer.write([self._waiting.popleft() for _ in range(len(self._waiting))])
+        """Write all queued events to disk."""
+        if self._queue:
+            self._writer.write([self._queue.popleft() for _ in range(len(self._queue))])
 
     def close(self) -> None:
-        """Writes down the rest, and stops listening to the garbage collector."""
-        gc.callbacks.remove(self._collected)
+        """Write the remaining events, and stop recording garbage collections."""
+        gc.callbacks.remove(self._on_collection)
         self.flush()
         self._writer.close()
 
-    def _collected(self, phase: str, info: dict[str, int]) -> None:
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self._collection_s = self._now()
             return

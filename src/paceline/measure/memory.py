@@ -1,4 +1,4 @@
-"""The most memory a run needed, apart from what earlier runs of the same process did."""
+"""Peak memory of a run, without the peaks of earlier runs in the same process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
-"""What resets VmHWM to the present resident size (man 5 proc)."""
+"""Value that resets VmHWM to the current resident size (man 5 proc)."""
 
 
 def reset_peak(device: torch.device) -> bool:
-    """Forgets the peak so far; False where the system does not let us, and a peak would be of an earlier run."""
+    """Reset the peak; return False if the system does not allow it, so that the peak may be an earlier run's."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -23,7 +23,7 @@ def reset_peak(device: torch.device) -> bool:
         return True
     if sys.platform != "linux":
         return False
-    # glibc keeps what was freed; without giving it back, a run would be charged for what the one before it needed.
+    # glibc keeps freed memory. Unless it is returned, the peak of a run would include memory of the run before.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -35,7 +35,10 @@ def reset_peak(device: torch.device) -> bool:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """The peak since `reset_peak`: what tensors took on a GPU, all resident memory of the process on a CPU."""
+    """Return the peak since `reset_peak`: memory of tensors on a GPU, resident memory of the process on a CPU.
+
+    None if the system does not report it.
+    """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:

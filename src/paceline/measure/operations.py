@@ -1,4 +1,4 @@
-"""Notes the operations on the wire: what, how much, for what, from when to when."""
+"""Log of communication operations: kind, bytes, purpose, start, end, and since when the compute thread waited."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.measure.clock import Clock, ClockMoment, Mark
+from paceline.measure.clock import Clock, CpuMark, Mark
 from paceline.records.timeline import NEVER, Purpose, RowKind, keeps
 
 SMALL_BYTES = 2**20
-"""What takes no longer to copy than a tenth of a millisecond or so."""
+"""Size that takes at most about 0.1 ms to copy."""
 
 
 class ActiveOperation:
-    """An operation under way."""
+    """An operation in progress."""
 
     __slots__ = ("bytes", "end", "kind", "peer", "purpose", "start", "step", "waited_from")
 
@@ -30,47 +30,47 @@ class ActiveOperation:
         self.start = start
         self.end: Mark = None
         self.waited_from: Mark = None
-        """`start` itself where the computing thread did not go on after it."""
+        """Time from which the compute thread waited; `start` itself if it did not continue after the start."""
 
 
-class _Said(threading.local):
-    """What a thread says of the operations that it starts."""
+class _ThreadContext(threading.local):
+    """Attributes of the operations that a thread starts."""
 
     purpose = Purpose.GRADIENTS
     step: int | None = None
-    """The step for whose sake it works, where that may be another than the one that goes on."""
+    """Step that its operations belong to; None for the current step."""
 
 
 class OperationLog:
-    """The operations of one rank. Other threads may start them too, and note their ends."""
+    """Operations of one rank. Threads other than the compute thread may also start and end them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._step = 0
         self._keeping = False
-        self._said = _Said()
+        self._context = _ThreadContext()
         self._idle_since: Mark = None
-        self._done: deque[ActiveOperation] = deque()  # Other threads add to it while it is emptied.
-        self._under_way: list[tuple[ActiveOperation, Callable[[], bool]]] = []
+        self._done: deque[ActiveOperation] = deque()  # Other threads append to it while it is emptied.
+        self._polled: list[tuple[ActiveOperation, Callable[[], bool]]] = []
         self._ending = threading.Lock()
         self._computing_thread = threading.get_ident()
-        self._of_engine = self._of_engine_before = 0
-        self._engine_sent: ClockMoment | None = None
-        self.left_open = False
-        """Whether an operation was left to end on its own, other than by the engine."""
+        self._engine_count = self._engine_count_before = 0
+        self._engine_start: CpuMark | None = None
+        self.has_async_operations = False
+        """Whether Python code, such as a DDP communication hook, has started an asynchronous operation."""
 
     def begin_step(self, step: int) -> None:
-        """What starts from here on is part of a step, which this thread computes."""
+        """Start a step, computed by this thread; operations that start from here on belong to it."""
         self._step, self._keeping = step, keeps(step)
         self._computing_thread = threading.get_ident()
-        self._of_engine_before, self._of_engine = self._of_engine, 0
+        self._engine_count_before, self._engine_count = self._engine_count, 0
 
     def end_step(self) -> None:
-        """What starts from here on is not part of any step."""
+        """End the step; operations that start from here on belong to no step."""
         self._keeping = False
 
     def drop_step(self) -> None:
-        """The step that has begun does not take place: what was noted in it is forgotten."""
+        """Cancel the current step and discard its operations."""
         with self._ending:
             kept = [operation for operation in self._done if operation.step != self._step]
             self._done.clear()
@@ -79,32 +79,32 @@ class OperationLog:
 
     @contextmanager
     def carrying(self, purpose: Purpose) -> Iterator[None]:
-        """Says what operations carry; elsewhere they carry gradients."""
-        before, self._said.purpose = self._said.purpose, purpose
+        """Record what operations of this thread carry inside the `with` block; by default they carry gradients."""
+        before, self._context.purpose = self._context.purpose, purpose
         try:
             yield
         finally:
-            self._said.purpose = before
+            self._context.purpose = before
 
     @property
     def step(self) -> int:
-        """The step that goes on, or was the last one."""
+        """Number of the current step, or of the last one between steps."""
         return self._step
 
     @contextmanager
     def on_behalf_of(self, step: int) -> Iterator[None]:
-        """What this thread starts is part of a step, which may have ended."""
-        self._said.step = step
+        """Attribute operations that this thread starts inside the `with` block to a step, which may have ended."""
+        self._context.step = step
         try:
             yield
         finally:
-            self._said.step = None
+            self._context.step = None
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """The computing thread does nothing but wait, for operations that another thread starts one after the other.
+        """Record that the compute thread only waits inside the `with` block, for operations that another thread starts.
 
-        Each that ends meanwhile was waited for; those that go on after it were not.
+        Operations that end inside the block were waited for; those that end after it were not.
         """
         if not self._clock.on_host:
             yield
@@ -116,23 +116,23 @@ class OperationLog:
             self._idle_since = None
 
     def start(self, kind: RowKind, size: int, peer: int, *, blocking: bool = False) -> ActiveOperation | None:
-        """An operation starts, and the thread waits for its end at once or not; None where nobody wants to know."""
-        step = self._said.step
+        """Record the start of an operation, `blocking` if this thread waits for it; return None if it is not kept."""
+        step = self._context.step
         if not (self._keeping if step is None else keeps(step)):
             return None
         step = self._step if step is None else step
-        operation = ActiveOperation(step, kind, self._said.purpose, size, peer, self._clock.mark())
+        operation = ActiveOperation(step, kind, self._context.purpose, size, peer, self._clock.mark())
         if blocking and self._computes_here():
             operation.waited_from = operation.start
         return operation
 
-    def waiting(self, operation: ActiveOperation) -> None:
-        """The thread begins to wait for its end."""
+    def mark_waiting(self, operation: ActiveOperation) -> None:
+        """Record that this thread starts to wait for the end of an operation."""
         if operation.waited_from is None and operation.end is None and self._computes_here():
             operation.waited_from = self._clock.mark()
 
     def end(self, operation: ActiveOperation) -> None:
-        """It has ended; only the first to say so is heard."""
+        """Record the end of an operation; calls after the first have no effect."""
         with self._ending:
             if operation.end is None:
                 operation.end = self._clock.mark()
@@ -141,45 +141,46 @@ class OperationLog:
                     operation.waited_from = max(operation.start, idle_since)
                 self._done.append(operation)
 
-    def look_after(self, operation: ActiveOperation, has_ended: Callable[[], bool]) -> None:
-        """Has `look` notice its end, should the thread that would tell it come too late, or not at all."""
-        self._under_way.append((operation, has_ended))
+    def poll_later(self, operation: ActiveOperation, has_ended: Callable[[], bool]) -> None:
+        """Let `poll` detect the end of an operation, in case the thread that reports it is late or does not run."""
+        self._polled.append((operation, has_ended))
 
-    def by_engine(self, operation: ActiveOperation) -> bool:
-        """Says that the engine has started it in a backward pass, which waits for it; whether `look` is enough.
+    def mark_engine_start(self, operation: ActiveOperation) -> bool:
+        """Record that the autograd engine started an operation in a backward pass, which will wait for it.
 
-        It is for a small all-reduce that comes last, as in the step before: until it has ended nothing is computed any
-        more, and then `look` is called. A thread that tells its end would cost a small step a percent.
+        Return whether `poll` is enough to detect its end. That is so for a small all-reduce that is the last one of the
+        pass, judging by the step before: nothing is computed until it has ended, and then `poll` is called. A callback
+        that reports the end from another thread would slow down a small step by 1%.
         """
         if not self._clock.on_host:
             return False
-        self._engine_sent = operation.start, time.thread_time() + self._clock.slept_s
+        self._engine_start = operation.start, time.thread_time() + self._clock.slept_s
         if operation.kind is not RowKind.ALL_REDUCE:
             return False
-        self._of_engine += 1
-        return self._of_engine == self._of_engine_before and operation.bytes < SMALL_BYTES
+        self._engine_count += 1
+        return self._engine_count == self._engine_count_before and operation.bytes < SMALL_BYTES
 
-    def take_engine_sent(self) -> ClockMoment | None:
-        """When the engine has last started an operation, which it does as soon as it has the gradients for it."""
-        moment, self._engine_sent = self._engine_sent, None
-        return moment
+    def take_engine_start(self) -> CpuMark | None:
+        """Return and clear the time of the engine's last operation, which starts as soon as its gradients are ready."""
+        mark, self._engine_start = self._engine_start, None
+        return mark
 
-    def look(self) -> None:
-        """Notes the end of what has ended by now.
+    def poll(self) -> None:
+        """Record the end of all polled operations that have ended.
 
-        The thread that runs an operation tells its end only once it gets Python's lock, or a core: on a busy machine
-        that may be milliseconds later, when the computing thread is done with waiting for it and computes again.
+        The thread that runs an operation reports its end only once it gets Python's GIL and a core. On a busy machine
+        that may be milliseconds later, when the compute thread has finished waiting and computes again.
         """
-        if not self._under_way:
+        if not self._polled:
             return
         if self._clock.on_host:
-            for operation, has_ended in self._under_way:
+            for operation, has_ended in self._polled:
                 if operation.end is None and has_ended():
                     self.end(operation)
-        self._under_way = [entry for entry in self._under_way if entry[0].end is None]
+        self._polled = [entry for entry in self._polled if entry[0].end is None]
 
     def take_rows(self) -> list[tuple[Any, ...]]:
-        """The rows of those that have ended since the last call; waits for the device where it has to."""
+        """Return the rows of operations that ended since the last call; on a GPU, wait for their events."""
         return [self._row(self._done.popleft()) for _ in range(len(self._done))]
 
     def _row(self, operation: ActiveOperation) -> tuple[Any, ...]:
@@ -202,7 +203,7 @@ class OperationLog:
         )
 
     def _computes_here(self) -> bool:
-        """Whether nothing is computed while this thread waits. A GPU goes by its streams, whichever thread asks it."""
+        """Return whether compute stops while this thread waits. On a GPU streams wait, whichever thread calls."""
         return not self._clock.on_host or threading.get_ident() == self._computing_thread
 
     def _read(self, mark: Mark) -> float:

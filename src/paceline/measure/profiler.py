@@ -1,4 +1,4 @@
-"""Profiles chosen steps with torch's own profiler, and sums them up by operator."""
+"""Profile a range of steps with torch's profiler, and sum the times by operator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paceline.records.profile import Operator, Profile, write_profile
 from paceline.records.schema import profile_trace_file
 
 TOP = 40
-"""Operators that are kept by name; a step has some hundred, most of which take no time."""
+"""Operators kept by name. A step has about a hundred, most of which take no time."""
 
 
 class StepProfiler:
-    """Profiles a range of steps of one rank. It slows them down, so the windows of a run end before and after them."""
+    """Profiler for a range of steps of one rank. Profiling slows steps down, so windows end before and after them."""
 
     def __init__(self, steps: range, folder: RunFolder, rank: int, device: torch.device) -> None:
         self._steps = steps
@@ -27,45 +27,49 @@ class StepProfiler:
         self._rank = rank
         self._device = device
         self._running: Any = None
-        self._began_s = 0.0
+        self._started_s = 0.0
 
-    def cut(self, step: int, end: int) -> int:
-        """Where a window from `step` to `end` has to end already."""
-        return min([end, *[cut for cut in self._cuts if step < cut]])
+    def window_end(self, step: int, end: int) -> int:
+        """Return where a window from `step` must end, at most `end`: profiled steps have their own windows."""
+        return min([end, *[boundary for boundary in self._boundaries if step < boundary]])
 
-    def disturbs(self, start: int, end: int, *, period: int, warm_up: int) -> bool:
-        """Whether the time of a window says nothing: it holds profiled steps, or ends or starts where it should not."""
+    def distorts(self, start: int, end: int, *, period: int, warm_up: int) -> bool:
+        """Return whether the time of a window is not usable.
+
+        It contains profiled steps, starts or ends at a profiling boundary that is not a multiple of `period`, or starts
+        at a boundary during the warm-up.
+        """
         overlaps = start < self._steps.stop and end > self._steps.start
-        cut_off = [cut for cut in self._cuts if cut in (start, end) and cut % period]
-        return overlaps or bool(cut_off) or (start in self._cuts and start < warm_up)
+        cut_off = [boundary for boundary in self._boundaries if boundary in (start, end) and boundary % period]
+        return overlaps or bool(cut_off) or (start in self._boundaries and start < warm_up)
 
-    def before(self, step: int) -> None:
-        """Steps from this one on are to come."""
+    def start_if_due(self, step: int) -> None:
+        """Start profiling if `step`, the next step to run, is the first one to profile."""
         if step != self._steps.start or self._running is not None:
             return
         on_gpu = self._device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-        # Else torch 2.11 warns that it forgets the events of earlier cycles, of which there are none.
+        # Without `acc_events` torch 2.11 warns that events of earlier cycles are lost; there are none.
         self._running = profile(activities=activities, acc_events=True)
         self._running.start()
-        self._began_s = time.perf_counter()
+        self._started_s = time.perf_counter()
 
-    def after(self, step: int) -> None:
-        """So many steps are done, and the device has nothing left to do."""
+    def stop_if_due(self, step: int) -> None:
+        """Stop profiling if `step` steps have completed the range; the device must be idle."""
         if self._running is not None and step >= self._steps.stop:
             self._finish(self._steps.stop)
 
     def close(self, step: int) -> None:
-        """The run ends after so many steps, maybe in the middle of those that were to be profiled."""
+        """End the run after `step` steps; if they include profiled ones, write their profile."""
         if self._running is not None:
             self._finish(step)
 
     @property
-    def _cuts(self) -> tuple[int, int]:
+    def _boundaries(self) -> tuple[int, int]:
         return self._steps.start, self._steps.stop
 
     def _finish(self, stop: int) -> None:
-        wall_s = time.perf_counter() - self._began_s
+        wall_s = time.perf_counter() - self._started_s
         self._running.stop()
         profiled, self._running = self._running, None
         steps = stop - self._steps.start
@@ -90,11 +94,11 @@ OVERHEADS = frozenset(
         "Runtime Triggered Module Loading",
     }
 )
-"""What CUPTI says of its own work and the driver's. The kernel that waited for it is charged to these too."""
+"""Entries for the overhead of CUPTI and the driver, which include the kernel that waited for it."""
 
 
 def by_operator(profiled: profile, steps: int) -> list[Operator]:
-    """What each operator took, per step. Work on a GPU is charged to the operator that asked for it."""
+    """Return the time of each operator per step. GPU time is attributed to the operator that launched the kernel."""
     return [
         Operator(
             name=str(entry.key),
@@ -105,24 +109,24 @@ def by_operator(profiled: profile, steps: int) -> list[Operator]:
             device_s=entry.device_time_total / steps / 1e6,
         )
         for entry in profiled.key_averages()
-        # Kernels have entries of their own beside the operators that launched them: they would count twice.
+        # Kernels also have separate entries beside the operators that launched them; those would count twice.
         if entry.device_type == DeviceType.CPU and entry.key not in OVERHEADS
     ]
 
 
 def top_operators(operators: list[Operator]) -> tuple[list[Operator], Operator | None]:
-    """The operators that took most time themselves, most first, and all others as one."""
+    """Return the operators with the most time of their own, in decreasing order, and the sum of all others."""
     on_device = any(operator.self_device_s for operator in operators)
     ordered = sorted(operators, key=lambda o: (o.self_device_s if on_device else 0, o.self_cpu_s), reverse=True)
     top, others = ordered[:TOP], ordered[TOP:]
     if not others:
         return top, None
-    sums = [sum(values) for values in itertools.islice(zip(*map(_added, others), strict=True), 3)]
+    sums = [sum(values) for values in itertools.islice(zip(*map(_additive_values, others), strict=True), 3)]
     calls, self_cpu_s, self_device_s = sums
     rest = Operator(f"{len(others)} others", calls, self_cpu_s, None, self_device_s, None)
     return top, rest
 
 
-def _added(operator: Operator) -> tuple[float, float, float]:
-    """What can be added up over operators: one's total is in the total of the one that called it."""
+def _additive_values(operator: Operator) -> tuple[float, float, float]:
+    """Return the values that can be summed over operators. Total times cannot: they include called operators."""
     return operator.calls, operator.self_cpu_s, operator.self_device_s

@@ -1,4 +1,4 @@
-"""Samples what a rank uses: CPU time, memory, threads; on the first rank of a host, what the host does too."""
+"""Sample the CPU time, memory and threads of a rank and, on the first rank of a host, the use of the host."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paceline.records.schema import ResourceRow
 from paceline.records.writer import ResourceWriter
 
 PERIOD_S = 0.5
-MOST_OF_A_CORE = 0.004
-"""The share of a core that sampling may take. Below the 0.5% that we promise, since a sample is paid for afterwards."""
-ROWS_BEFORE_STRETCHING = 2000
-"""From then on the period grows with the age of the run: a run of a day keeps 11,000 rows, not 170,000."""
+MAX_CORE_SHARE = 0.004
+"""Share of a core that sampling may use. It is below the promised 0.5%, since a sample's cost is known only later."""
+ROWS_AT_FULL_RATE = 2000
+"""After these the period grows with the age of the run: a run of a day has 11,000 rows instead of 170,000."""
 
 
 class ProcessProbe:
-    """Reads the counters of this process, of its GPU, and of the host."""
+    """Reader of the counters of this process, of its GPU, and optionally of the host."""
 
     def __init__(self, device: torch.device, *, with_host: bool) -> None:
         self._process = psutil.Process()
@@ -30,19 +30,19 @@ class ProcessProbe:
         self._host = HostProbe() if with_host else None
 
     def read(self, time_s: float, sampler_s: float) -> ResourceRow:
-        """What has been used by now."""
+        """Return the resource use up to now."""
         allocated = used = None
         if self._device is not None:
             free, total = torch.cuda.mem_get_info(self._device)
             allocated, used = torch.cuda.memory_allocated(self._device), total - free
         host = self._host.read() if self._host is not None else NO_HOST
-        # The clock of the process is finer than psutil's count of it, in ticks of 10 ms.
+        # `process_time` is more precise than psutil, which counts in ticks of 10 ms.
         cpu_s, memory = time.process_time(), self._process.memory_info()
         return ResourceRow(time_s, cpu_s, memory.rss, self._process.num_threads(), sampler_s, allocated, used, *host)
 
 
 class HostUse(NamedTuple):
-    """What a host does, whoever makes it."""
+    """CPU and memory use of a host by all processes."""
 
     busy: float | None
     used_bytes: int | None
@@ -53,7 +53,7 @@ NO_HOST = HostUse(None, None, None)
 
 
 class HostProbe:
-    """Reads the counters of the host, on the cores that this process may run on."""
+    """Reader of the host's counters, on the cores that this process may run on."""
 
     def __init__(self) -> None:
         own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
@@ -61,7 +61,7 @@ class HostProbe:
         self._last = self._cpu_times()
 
     def read(self) -> HostUse:
-        """What it has done since the last time."""
+        """Return the host's use; the CPU share is that since the last call."""
         memory = psutil.virtual_memory()
         idle_s, total_s = self._cpu_times()
         passed_s = total_s - self._last[1]
@@ -71,32 +71,32 @@ class HostProbe:
         return HostUse(busy and min(1.0, max(0.0, busy)), memory.used, memory.available)
 
     def _cpu_times(self) -> tuple[float, float]:
-        """Seconds that the cores were idle, and all seconds that they had."""
+        """Return the idle seconds and the total seconds of the cores."""
         cores = [psutil.cpu_times()]
         if self._own_cores is not None:
-            everyone = psutil.cpu_times(percpu=True)
-            cores = [everyone[core] for core in sorted(self._own_cores) if core < len(everyone)]
+            all_cores = psutil.cpu_times(percpu=True)
+            cores = [all_cores[core] for core in sorted(self._own_cores) if core < len(all_cores)]
         idle_s = sum(core.idle + getattr(core, "iowait", 0.0) for core in cores)
-        # A guest's time is in its host's already.
+        # The user time already includes the guests' time.
         guests_s = sum(getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0) for core in cores)
         return idle_s, sum(sum(core) for core in cores) - guests_s
 
 
 class ResourceSampler:
-    """Samples in a thread of its own, from `start` to `close`, as often as costs next to nothing."""
+    """Sampler that runs in a separate thread from `start` to `close`, at a rate that costs very little CPU time."""
 
     def __init__(
         self,
         probe: ProcessProbe,
         writer: ResourceWriter,
         now: Callable[[], float],
-        also: Callable[[], None] = lambda: None,
+        after_sample: Callable[[], None] = lambda: None,
     ) -> None:
         self._probe = probe
         self._writer = writer
         self._now = now
-        self._also = also
-        """What is done after each sample: another writer that would like to be called now and then."""
+        self._after_sample = after_sample
+        """Called after each sample, for other writers that need a regular call."""
         self._thread_s = 0.0
         self._callers_s = 0.0
         self._writing = threading.Lock()
@@ -105,22 +105,22 @@ class ResourceSampler:
 
     @property
     def cost_s(self) -> float:
-        """CPU time that sampling has taken so far."""
+        """CPU seconds that sampling has used so far."""
         return self._thread_s + self._callers_s
 
     def start(self) -> None:
-        """Takes the first sample, and goes on in the background."""
+        """Take the first sample, and continue in the background."""
         self.sample()
         self._thread.start()
 
     def sample(self) -> None:
-        """One sample more, taken by the calling thread: where a part of the run ends that has figures of its own."""
+        """Take an extra sample in the calling thread, at the end of a part of the run that is reported separately."""
         before_s = time.thread_time()
         self._take()
         self._callers_s += time.thread_time() - before_s
 
     def close(self) -> None:
-        """Takes the last sample."""
+        """Take the last sample, and stop."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -128,20 +128,20 @@ class ResourceSampler:
         self._writer.close()
 
     def _run(self) -> None:
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         wait_s = PERIOD_S
         while not self._stop.wait(wait_s):
             self._take()
             self._thread_s = time.thread_time()
-            wait_s = next_wait_s(time.monotonic() - began_s, self.cost_s)
+            wait_s = next_wait_s(time.monotonic() - started_s, self.cost_s)
 
     def _take(self) -> None:
         with self._writing:
             self._writer.write([self._probe.read(self._now(), self.cost_s)])
-            self._also()
+            self._after_sample()
 
 
 def next_wait_s(age_s: float, cost_s: float) -> float:
-    """How long to wait for the next sample, after so many seconds and so much CPU time spent on samples."""
-    affordable_s = cost_s / MOST_OF_A_CORE - age_s
-    return max(PERIOD_S, age_s / ROWS_BEFORE_STRETCHING, affordable_s)
+    """Return the seconds until the next sample, given the run's age and the CPU seconds spent on samples."""
+    affordable_s = cost_s / MAX_CORE_SHARE - age_s
+    return max(PERIOD_S, age_s / ROWS_AT_FULL_RATE, affordable_s)

@@ -1,4 +1,4 @@
-"""Watches a rank while it trains: samples its resources, marks what happens beside its steps. Always on, and cheap."""
+"""Monitor a rank while it trains: sample its resources, record events other than steps. Always on, low cost."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from paceline.records.writer import MarkWriter, ResourceWriter
 
 
 class RunMonitor:
-    """Goes on from its making to `close`. `now` tells seconds on the clock of the steps."""
+    """Monitor of one rank, active from its creation to `close`. `now` returns seconds on the clock of the steps."""
 
     def __init__(
         self, folder: RunFolder, rank: int, now: Callable[[], float], device: torch.device, *, first_on_host: bool
     ) -> None:
         self.marks = Marks(MarkWriter(folder, rank), now)
         probe = ProcessProbe(device, with_host=first_on_host)
-        self.sampler = ResourceSampler(probe, ResourceWriter(folder, rank), now, also=self.marks.flush)
+        self.sampler = ResourceSampler(probe, ResourceWriter(folder, rank), now, after_sample=self.marks.flush)
         self.sampler.start()
         self._is_open = True
 
     def on_event(self, event: str, **values: Any) -> None:
-        """Listens to the account of a run, which tells when an epoch has ended."""
+        """Handle an event of the run recorder: record the end of an epoch."""
         if event == "epoch":
-            self.marks.moment("epoch", str(values["epoch"]))
+            self.marks.add_now("epoch", str(values["epoch"]))
 
     def close(self) -> None:
-        """Ends it, with everything written; once is enough."""
+        """Stop, and write everything to disk; calls after the first have no effect."""
         if self._is_open:
             self._is_open = False
             self.sampler.close()

@@ -1,4 +1,4 @@
-"""Slows a rank down on purpose: it sleeps in proportion to what it has computed, so that others keep their cores."""
+"""Slow a rank down on purpose: it sleeps in proportion to its compute time, so that other ranks keep their cores."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from paceline.measure.steps import BACKWARD, FORWARD, Stopwatch, make_stopwatch
 class SlowRankStopwatch(Stopwatch):
     """A stopwatch under which forward and backward take `factor` times as long.
 
-    The sleep comes before backward: of this forward's time, and of what the backward pass before this one took. So all
-    gradients of the pass are late, as on slow hardware; a sleep after it would let those strategies off that send
-    gradients while backward runs.
+    The sleep happens before backward, in proportion to the time of this forward pass and of the previous backward pass.
+    So all gradients of the pass are late, as on slow hardware. A sleep after backward would not delay strategies that
+    send gradients while backward runs.
 
-    What a pass took is the processor time of the thread that computes it: to wait for others inside `backward()` is no
-    computing, and no slower on slow hardware. A rank that has half a core to itself needs two seconds for each of
-    these (`core_share`), and so sleeps for twice as long. On a GPU it is wall time, from one synchronisation to the
-    next, until the last gradient is there.
+    The time of a pass is the CPU time of the compute thread: waiting for other ranks inside `backward()` is not compute
+    and takes no longer on slow hardware. A rank with half a core needs two seconds of wall time for each second of CPU
+    time, and so sleeps twice as long (`core_share`). On a GPU it is the wall time from one synchronisation to the next,
+    until the last gradient is ready.
     """
 
     def __init__(self, clock: Clock, operations: OperationLog | None, factor: float, core_share: float = 1.0) -> None:
         super().__init__(clock, operations)
         self._excess = (factor - 1) / (core_share if clock.on_host else 1.0)
-        self._spent_s: Callable[[], float] = time.thread_time if clock.on_host else self._device_s
-        self._owed_s = 0.0
+        self._compute_s: Callable[[], float] = time.thread_time if clock.on_host else self._device_s
+        self._due_s = 0.0
         self._backward_s = 0.0
         self._since_s = 0.0
 
     def lap(self, phase: int) -> None:
-        now_s = self._spent_s()
+        now_s = self._compute_s()
         if phase == FORWARD:
             self._sleep(now_s - self._since_s)
         super().lap(phase)
@@ -42,15 +42,15 @@ class SlowRankStopwatch(Stopwatch):
             self._sleep(self._backward_s)
         elif phase == BACKWARD:
             self._backward_s = (now_s if self.clock.on_host else self._backward_ended_s()) - self._since_s
-        self._since_s = self._spent_s()
+        self._since_s = self._compute_s()
 
     def _sleep(self, computed_s: float) -> None:
-        """Sleeps for what slower computing would have taken more; what was slept too long is taken off the next."""
-        self._owed_s += self._excess * computed_s
-        began_s = time.perf_counter()
-        time.sleep(max(0.0, self._owed_s))
-        slept_s = time.perf_counter() - began_s
-        self._owed_s -= slept_s
+        """Sleep for the extra time that slower compute would take; deduct oversleeping from the next sleep."""
+        self._due_s += self._excess * computed_s
+        started_s = time.perf_counter()
+        time.sleep(max(0.0, self._due_s))
+        slept_s = time.perf_counter() - started_s
+        self._due_s -= slept_s
         self.clock.slept_s += slept_s
 
     def _device_s(self) -> float:
@@ -58,12 +58,12 @@ class SlowRankStopwatch(Stopwatch):
         return self.clock.now()
 
     def _backward_ended_s(self) -> float:
-        """When a GPU had the last gradient: what it waits for after that is no computing."""
+        """Return the time of the last gradient on a GPU; the rest of the pass is waiting, not compute."""
         return self.clock.read(next(mark for phase, mark, _ in reversed(self._laps.ends) if phase == BACKWARD))
 
 
 def stopwatch_for(device: torch.device, *, events: bool, factor: float, core_share: float) -> Stopwatch:
-    """The stopwatch of a rank that is to be so many times as slow; a plain one for a rank that is not."""
+    """Return the stopwatch of a rank that runs `factor` times as slow; a plain one if `factor` is 1."""
     if factor == 1:
         return make_stopwatch(device, events=events)
     clock = clock_for(device)

@@ -1,8 +1,8 @@
-"""Reads what the kernel counted on this process's own sockets: the payload that `ss -ti` prints. Free of torch.
+"""Read the kernel's byte counters of this process's sockets, as printed by `ss -ti`. Imports no torch.
 
-Neither root nor a tool is needed, and it is the same on the loopback interface, on real hosts and on emulated ones.
-Only Linux counts so: elsewhere nothing is found, which is never an error. The layout of the counters is that of the
-kernel's `struct tcp_info`, which only ever grows; what an old kernel does not have is not there.
+This needs neither root nor tools, and works the same on the loopback interface, on real and on emulated hosts. Only
+Linux has these counters; elsewhere the functions return nothing, and raise no error. The layout is that of the kernel's
+`struct tcp_info`, which only grows: old kernels return a shorter one without the newer counters.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 
 DESCRIPTORS = Path("/proc/self/fd")
 INTERFACES = Path("/proc/self/net/dev")
-"""Of the network that this process is in; /sys/class/net shows those of whoever mounted it."""
+"""Interfaces of this process's network namespace; /sys/class/net shows those of the namespace that mounted it."""
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _LONGEST_INFO = 1024
 _ACKED_AND_RECEIVED = 120
-"""Where in it are the payload that the peer has confirmed, and the payload that came in. Since Linux 4.1."""
+"""Offset of the bytes acknowledged by the peer and the bytes received (payload), since Linux 4.1."""
 _SENT_AND_RESENT = 200
-"""Where are the payload handed to the network, and what of it was handed to it again. Since Linux 4.19."""
+"""Offset of the bytes sent and the bytes retransmitted (payload), since Linux 4.19."""
 
 
 @dataclass(frozen=True)
 class SocketName:
-    """A socket of this process: numbers of descriptors are used again, its inode's not while it is open."""
+    """Identity of a socket of this process. Descriptors are reused; an inode is not while its socket is open."""
 
     descriptor: int
     inode: int
@@ -36,27 +36,27 @@ class SocketName:
 
 @dataclass(frozen=True)
 class Connection:
-    """What a TCP connection has carried so far. Payload alone: no headers, nothing twice."""
+    """Payload of a TCP connection so far, without headers and retransmissions."""
 
     local: str
     remote: str
-    """Addresses with ports; those of the peer's end are the same the other way round."""
+    """Addresses with ports; the peer has the same two, swapped."""
     sent_bytes: int
     received_bytes: int
     resent_bytes: int
-    """What had to be sent again, which is not among what was sent."""
+    """Bytes retransmitted; not included in `sent_bytes`."""
 
 
 @dataclass(frozen=True)
 class InterfaceBytes:
-    """What a network interface has carried so far, whoever made it do so, headers and all."""
+    """Bytes of a network interface so far, of all processes and including headers."""
 
     sent_bytes: int
     received_bytes: int
 
 
 def open_sockets() -> frozenset[SocketName]:
-    """The sockets that this process has open."""
+    """Return the open sockets of this process."""
     try:
         descriptors = [int(entry.name) for entry in DESCRIPTORS.iterdir()]
     except OSError:
@@ -65,13 +65,13 @@ def open_sockets() -> frozenset[SocketName]:
 
 
 def connections(sockets: Iterable[SocketName]) -> list[Connection]:
-    """Those of the sockets that are TCP connections, as they stand now; what has been closed is left out."""
+    """Return the current counters of those sockets that are open TCP connections."""
     found = (_connection(name.descriptor) for name in sockets if _inode(name.descriptor) == name.inode)
     return [connection for connection in found if connection is not None]
 
 
 def interface_bytes(interface: str) -> InterfaceBytes | None:
-    """The counters of an interface, or of the first of several named with commas; None where there are none."""
+    """Return the counters of an interface (the first of a comma-separated list); None if it is not found."""
     try:
         lines = INTERFACES.read_text().splitlines()
     except OSError:
@@ -102,15 +102,15 @@ def _connection(descriptor: int) -> Connection | None:
             return None
         counters = _counters(handle.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LONGEST_INFO))
         local, remote = _address(handle.getsockname()), _address(handle.getpeername())
-    except OSError:  # It listens, or is no longer connected.
+    except OSError:  # The socket listens, or is no longer connected.
         return None
     finally:
-        handle.detach()  # It is somebody else's to close.
+        handle.detach()  # Its owner closes it.
     return None if counters is None else Connection(local, remote, *counters)
 
 
 def _counters(info: bytes) -> tuple[int, int, int] | None:
-    """Bytes sent once, received, and sent again, from a `struct tcp_info`; None where it is too old to have them."""
+    """Return bytes sent, received and retransmitted from a `struct tcp_info`; None if it lacks these counters."""
     if len(info) < _ACKED_AND_RECEIVED + 16:
         return None
     acked, received = struct.unpack_from("=QQ", info, _ACKED_AND_RECEIVED)

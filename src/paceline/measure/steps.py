@@ -1,4 +1,4 @@
-"""Times the phases of each step, and tells where backward's computing ended and its waiting began."""
+"""Time the phases of each step, and separate compute from waiting in backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.measure.clock import Clock, ClockMoment, Mark, clock_for
+from paceline.measure.clock import Clock, CpuMark, Mark, clock_for
 from paceline.measure.last_gradient import LastGradient
 from paceline.measure.operations import OperationLog
 from paceline.records.timeline import NEVER, NO_PEER, Purpose, RowKind, keeps
@@ -20,15 +20,15 @@ DATA, FORWARD, BACKWARD, AFTER_BACKWARD, AGREE, OPTIMISER = range(6)
 `AGREE` from there until the optimiser starts."""
 
 COLUMNS = {DATA: 0, FORWARD: 1, BACKWARD: 2, AFTER_BACKWARD: 2, AGREE: 3, OPTIMISER: 3}
-"""Where a phase's time goes in `PhaseTimes`."""
+"""Duration in `PhaseTimes` that a phase's time is added to, counted from `data_s`."""
 KINDS = {DATA: RowKind.DATA, FORWARD: RowKind.FORWARD, BACKWARD: RowKind.BACKWARD, OPTIMISER: RowKind.OPTIMISER}
-"""The phases that a timeline has."""
+"""Phases that have rows in a timeline."""
 
 TimelineRow = tuple[Any, ...]
 
 
 class PhaseTimes(NamedTuple):
-    """When a step began, since the run's start, and how long each phase took, in seconds."""
+    """Start of a step since the run's start, and durations of its phases, in seconds."""
 
     start_s: float
     data_s: float
@@ -39,43 +39,43 @@ class PhaseTimes(NamedTuple):
 
 @dataclass(slots=True)
 class Laps:
-    """A step as it was timed: the moments at which phases ended."""
+    """Marks of one step: its start and the end of each phase."""
 
     step: int
     start: Mark
     start_cpu_s: float
     ends: list[tuple[int, Mark, float]]
-    """Phase, moment, and the computing thread's processor time by then."""
+    """Phase, mark of its end, and CPU time of the compute thread at that time."""
 
 
 class Stopwatch:
-    """`begin`, then a `lap` at the end of each phase (micro-batches add up), then `end`; `read` when it may wait.
+    """Stopwatch of steps: `begin`, a `lap` at the end of each phase (micro-batches add up), `end`, and later `read`.
 
-    With a log of operations it also tells phases apart that only a timeline needs, and processor from wall time.
+    With an operation log it also records CPU times, and the phases that only a timeline needs.
     """
 
     def __init__(self, clock: Clock, operations: OperationLog | None = None) -> None:
         self.clock = clock
         self.operations = operations
-        self._now = self._mark_only if operations is None else clock.moment
+        self._now = self._mark_only if operations is None else clock.cpu_mark
         self.next_step = 0
-        """The number of the step that begins next; the timeline of a run is thinner where it is high."""
+        """Number of the next step. Timelines keep fewer of the later steps."""
         self._parameters: list[Tensor] = []
         self._gradients: LastGradient | None = None
-        self._backward_done: ClockMoment | None = None
+        self._backward_done: CpuMark | None = None
         self._thread = threading.get_ident()
 
     def begin(self) -> None:
-        """A step starts."""
+        """Start a step."""
         if self.operations is not None:
             self.operations.begin_step(self.next_step)
         self._thread = threading.get_ident()
         self._laps = Laps(self.next_step, *self._now(), [])
 
     def lap(self, phase: int) -> None:
-        """A phase ends, and the next one starts."""
+        """End a phase, and start the next one."""
         if phase == BACKWARD and self.operations is not None:
-            self.operations.look()
+            self.operations.poll()
             last_gradient = self._last_gradient(self.operations)
             if last_gradient is not None:
                 self._laps.ends.append((BACKWARD, *last_gradient))
@@ -83,41 +83,44 @@ class Stopwatch:
         self._laps.ends.append((phase, *self._now()))
 
     def watch_gradients(self, parameters: Iterable[Tensor]) -> Callable[[], None]:
-        """Has the moment noted at which the last of their gradients is there, until what it returns is called.
+        """Record when the last gradient of these parameters is ready in each backward pass; return a function to stop.
 
-        On a GPU `watch_backward` does it: there only its streams tell when that is.
+        On a GPU `watch_backward` does this instead: only the streams know the time.
         """
         if self.operations is not None and self.clock.on_host:
             self._parameters = list(parameters)
         return self._stop_watching
 
     def watch_backward(self, root: Tensor) -> None:
-        """Has the same noted in a backward pass from this tensor, on a GPU."""
+        """Record when the last gradient is ready in the backward pass from this tensor, on a GPU."""
         if self.operations is not None and not self.clock.on_host and root.requires_grad:
-            root.register_hook(self._backward_starts)
+            root.register_hook(self._on_backward_start)
 
-    def agreed(self) -> None:
-        """Ranks have agreed; the optimiser starts. Only the first call after a step's last backward pass is heard, and
-        only from the thread that computes: another may step for other ranks."""
+    def mark_agreed(self) -> None:
+        """Record that the gradients are synchronised and the optimiser starts.
+
+        Only the first call after a step's last backward pass has an effect, and only on the compute thread: another
+        thread may run an optimiser for other ranks.
+        """
         if threading.get_ident() != self._thread:
             return
         if self.operations is not None and self._laps.ends and self._laps.ends[-1][0] in (BACKWARD, AFTER_BACKWARD):
             self.lap(AGREE)
 
     def end(self) -> Laps:
-        """The step ends; returns what `read` turns into times."""
+        """End the step, and return its marks for `read`."""
         self.next_step += 1
         if self.operations is not None:
             self.operations.end_step()
         return self._laps
 
     def drop(self) -> None:
-        """The step that has begun does not take place."""
+        """Cancel the current step."""
         if self.operations is not None:
             self.operations.drop_step()
 
     def read(self, laps: Laps) -> tuple[PhaseTimes, list[TimelineRow]]:
-        """The times of a step, and its rows for a timeline; waits for the device where it has to."""
+        """Return the times of a step and its timeline rows; on a GPU, wait for its events."""
         start_s = before_s = self.clock.read(laps.start)
         self.clock.release(laps.start)
         totals, rows, cpu_before_s = [0.0] * 4, list[TimelineRow](), laps.start_cpu_s
@@ -133,44 +136,43 @@ class Stopwatch:
             return times, []
         return times, [_row(laps.step, RowKind.STEP, start_s, before_s, NEVER), *rows]
 
-    def _last_gradient(self, log: OperationLog) -> ClockMoment | None:
-        """When the last gradient of a backward pass was there; None where it was when the pass had ended.
+    def _last_gradient(self, log: OperationLog) -> CpuMark | None:
+        """Return when the last gradient of a backward pass was ready; None if that was the end of the pass.
 
-        Only the engine waits inside a pass where we cannot see it, for operations that were left to end on their own.
-        Those that it has started itself, it has started when it had the gradients. Others may have been started by
-        hooks of DDP; then the gradients are watched, which costs more, from the next pass on.
+        The two differ only where the autograd engine waits inside the pass for asynchronous operations. An operation
+        that the engine started itself was started when its gradients were ready. If DDP communication hooks start the
+        operations instead, the gradients are watched from the next pass on, which costs more.
         """
         if not self.clock.on_host:
-            moment, self._backward_done = self._backward_done, None
-            return moment
-        sent = log.take_engine_sent()
+            done, self._backward_done = self._backward_done, None
+            return done
+        engine_start = log.take_engine_start()
         if self._gradients is not None:
-            last: ClockMoment | None = self._gradients.take()
+            last: CpuMark | None = self._gradients.take()
             return last
-        if log.left_open and self._parameters:
+        if log.has_async_operations and self._parameters:
             self._gradients = LastGradient(self._parameters, self._now)
-        if sent is not None and sent[0] > (self._laps.ends[-1][1] if self._laps.ends else self._laps.start):
-            return sent
-        return None
+        last_mark = self._laps.ends[-1][1] if self._laps.ends else self._laps.start
+        return engine_start if engine_start is not None and engine_start[0] > last_mark else None
 
     def _stop_watching(self) -> None:
         if self._gradients is not None:
             self._gradients.close()
         self._parameters, self._gradients = [], None
 
-    def _mark_only(self) -> ClockMoment:
+    def _mark_only(self) -> CpuMark:
         return self.clock.mark(), NEVER
 
-    def _backward_starts(self, _: Tensor) -> None:
-        # Final callbacks run in the order in which they were queued: ours, then DDP's, which waits for its buckets.
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_done)
+    def _on_backward_start(self, _: Tensor) -> None:
+        # Final callbacks run in the order in which they were queued: this one, then DDP's, which waits for its buckets.
+        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_done)
 
-    def _backward_is_done(self) -> None:
+    def _on_backward_done(self) -> None:
         self._backward_done = self._now()
 
 
 def make_stopwatch(device: torch.device, *, events: bool) -> Stopwatch:
-    """The stopwatch for a device; with events it also notes what a timeline needs."""
+    """Return the stopwatch for a device; with `events` it also records what a timeline needs."""
     clock = clock_for(device)
     return Stopwatch(clock, OperationLog(clock) if events else None)
 

@@ -1,7 +1,7 @@
-"""What a strategy puts on the wire, as pure functions of sizes: operations, bytes, peers, start. Free of torch.
+"""Communication plans: the operations, bytes, peers and start times of each strategy. Imports no torch.
 
-One function per strategy, `(gradients, ranks, hosts=…, **options) -> Plan`, named in the strategy registry. `hosts` are
-the ranks of each host; a plan that does not depend on who sits where passes it over.
+A plan is a pure function of sizes, `(gradients, ranks, hosts=…, **options) -> Plan`, one per strategy, named in the
+strategy registry. `hosts` holds the ranks of each host; most plans do not depend on it.
 """
 
 from paceline.plans.plan import Gradient, Operation, PairTraffic, Plan, Transfer, all_reduce_lower_bound

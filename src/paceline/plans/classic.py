@@ -1,4 +1,4 @@
-"""The plans of the classic strategies."""
+"""Plans of the strategies `single`, `none`, `gather_scatter`, `p2p`, `allreduce` and `ddp`."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from paceline.plans.buckets import all_reduce_of, buckets_of
 from paceline.plans.plan import Gradient, Operation, Plan
 
 DEFAULT_BUCKET_MB = 25.0
-"""DDP's own bucket size, at which (and at no other) it makes the first bucket 1 MiB."""
+"""DDP's default bucket size. Only with this size does DDP limit the first bucket to 1 MiB."""
 
 
-def nothing(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:  # noqa: ARG001  (every plan takes the same)
-    """`single` and `none`: nothing is sent."""
+def nothing(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:  # noqa: ARG001  (same parameters as all plans)
+    """Return the empty plan of `single` and `none`, which send nothing."""
     return Plan(())
 
 
 def gather_scatter(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:
-    """Per parameter a gather to rank 0 and a scatter from it."""
+    """Return a gather to rank 0 and a scatter from it, per parameter."""
     return _through_rank_0(gradients, ranks, "gather", "scatter")
 
 
 def p2p(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:
-    """The transfers of `gather_scatter`, as single messages."""
+    """Return the transfers of `gather_scatter` as point-to-point messages."""
     return _through_rank_0(gradients, ranks, "send", "send")
 
 
 def allreduce(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:
-    """Per parameter an all-reduce, after backward."""
+    """Return one all-reduce per parameter, after backward."""
     end = backward_end(gradients)
     return Plan(tuple(operations.all_reduce(g.items, g.item_bytes, ranks, end) for g in gradients if ranks > 1))
 
 
 def ddp(gradients: Sequence[Gradient], ranks: int, *, bucket_mb: float = 25.0, overlap: bool = True, **_: Any) -> Plan:
-    """Per bucket an all-reduce, started when the bucket's last gradient is ready (or after all of backward)."""
-    held_until_s = None if overlap else backward_end(gradients)
+    """Return one all-reduce per bucket, started when its last gradient is ready; without `overlap`, after backward."""
+    earliest_s = None if overlap else backward_end(gradients)
     buckets = ddp_buckets(gradients, bucket_mb) if ranks > 1 else []
-    return Plan(tuple(all_reduce_of(bucket, ranks, held_until_s) for bucket in buckets))
+    return Plan(tuple(all_reduce_of(bucket, ranks, earliest_s) for bucket in buckets))
 
 
 def ddp_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gradient]]:
-    """DDP's buckets after it rebuilt them: in the order of backward, each closed once it is full."""
+    """Return DDP's buckets after its first step, when it has rebuilt them in the order of backward."""
     first_mb = 1.0 if bucket_mb == DEFAULT_BUCKET_MB else bucket_mb
     return buckets_of(gradients, first_mb, bucket_mb)
 
 
 def backward_end(gradients: Sequence[Gradient]) -> float:
-    """When the last gradient is ready."""
+    """Return the time at which the last gradient is ready, in seconds since backward began."""
     return max((g.ready_s for g in gradients), default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""The plan of `halving_doubling`: which part of the tensor goes to which partner."""
+"""Plan of `halving_doubling`: the parts of the tensor that each rank exchanges with each partner."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paceline.plans.classic import backward_end
 from paceline.plans.cuts import SEGMENT_KB, ItemRange, chunks, segment_items, segments
 from paceline.plans.plan import Gradient, Operation, Plan
 from paceline.plans.ring import pack
-from paceline.plans.schedule import Incoming, Outgoing, Schedule, as_operation
+from paceline.plans.schedule import Incoming, Outgoing, Schedule, operation_of
 
 
 def plan(gradients: Sequence[Gradient], ranks: int, *, segment_kb: float = SEGMENT_KB, **_: Any) -> Plan:
-    """After backward, an all-reduce of all gradients of one kind of number."""
+    """Return one all-reduce per item size over all gradients of that size, after backward."""
     end = backward_end(gradients)
     packed = pack(gradients) if ranks > 1 else {}
     return Plan(tuple(all_reduce(items, each, ranks, segment_kb, end) for each, items in packed.items()))
@@ -23,96 +23,96 @@ def plan(gradients: Sequence[Gradient], ranks: int, *, segment_kb: float = SEGME
 def all_reduce(
     items: int, item_bytes: int, ranks: int, segment_kb: float = SEGMENT_KB, earliest_s: float = 0.0
 ) -> Operation:
-    """One all-reduce by halving and doubling."""
+    """Return one all-reduce by recursive halving and doubling."""
     schedules = [schedule(items, item_bytes, rank, ranks, segment_kb) for rank in range(ranks)]
-    return as_operation("halving_doubling", items, item_bytes, schedules, earliest_s)
+    return operation_of("halving_doubling", items, item_bytes, schedules, earliest_s)
 
 
 @lru_cache(maxsize=1024)
-def schedule(items: int, item_bytes: int, place: int, places: int, segment_kb: float) -> Schedule:
-    """What the one at a place sends and receives.
+def schedule(items: int, item_bytes: int, position: int, count: int, segment_kb: float) -> Schedule:
+    """Return the messages of the rank at `position` among `count` ranks.
 
-    The first 2^k places take part, each of which ends up with the sum of one block; those beyond them first give all
-    they have to the one that is 2^k places lower, and get the result from it in the end.
+    The first 2^k ranks run the algorithm; each of them ends the halving phase with the sum of one block. A rank beyond
+    them first sends its whole tensor to the rank 2^k positions lower, and receives the result from it at the end.
     """
-    power = places - folded(places)
+    power = count - folded(count)
     blocks = _Blocks(chunks(items, power), item_bytes, segment_kb)
-    if place >= power:
-        host = place - power
-        handed_in, handed_out = blocks.to_be_reduced(0, power, host), blocks.gathered(0, power, host)
+    if position >= power:
+        partner = position - power
+        inputs, results = blocks.to_reduce(0, power, partner), blocks.gathered(0, power, partner)
         return Schedule(
-            tuple(Incoming(host, *span, adds=False, step=1) for span in handed_out),
-            tuple(Outgoing(host, *span, needs=0, step=0) for span in handed_in),
+            tuple(Incoming(partner, *span, adds=False, step=1) for span in results),
+            tuple(Outgoing(partner, *span, needs=0, step=0) for span in inputs),
         )
-    rank = _Rank()
-    if place + power < places:
-        rank.receive(place + power, blocks.to_be_reduced(0, power, place), adds=True)
+    rank = _RankMessages()
+    if position + power < count:
+        rank.receive(position + power, blocks.to_reduce(0, power, position), adds=True)
     distance = power // 2
     while distance:
-        partner = place ^ distance
-        rank.send(partner, blocks.to_be_reduced(*_around(partner, distance), partner))
-        rank.receive(partner, blocks.to_be_reduced(*_around(place, distance), place), adds=True)
+        partner = position ^ distance
+        rank.send(partner, blocks.to_reduce(*_block_range(partner, distance), partner))
+        rank.receive(partner, blocks.to_reduce(*_block_range(position, distance), position), adds=True)
         distance //= 2
     distance = 1
     while distance < power:
-        partner = place ^ distance
-        rank.send(partner, blocks.gathered(*_around(place, distance), place))
-        rank.receive(partner, blocks.gathered(*_around(partner, distance), partner), adds=False)
+        partner = position ^ distance
+        rank.send(partner, blocks.gathered(*_block_range(position, distance), position))
+        rank.receive(partner, blocks.gathered(*_block_range(partner, distance), partner), adds=False)
         distance *= 2
-    if place + power < places:
-        rank.send(place + power, blocks.gathered(0, power, place))
+    if position + power < count:
+        rank.send(position + power, blocks.gathered(0, power, position))
     return Schedule(tuple(rank.incoming), tuple(rank.outgoing))
 
 
-def folded(places: int) -> int:
-    """How many are beyond the largest power of two, and so fold into as many partners: the first ones."""
-    return places - (1 << (places.bit_length() - 1))
+def folded(count: int) -> int:
+    """Return the number of ranks beyond the largest power of two; each folds into one of the first ranks."""
+    return count - (1 << (count.bit_length() - 1))
 
 
-def _around(place: int, count: int) -> tuple[int, int]:
-    """The first of as many blocks that a place is responsible for, and the one behind the last."""
-    first = place // count * count
+def _block_range(position: int, count: int) -> tuple[int, int]:
+    """Return the first of the `count` blocks that a position is responsible for, and the block after the last."""
+    first = position // count * count
     return first, first + count
 
 
 class _Blocks:
-    """Blocks of a tensor, and in which messages several of them travel: what goes on soonest comes first."""
+    """Blocks of a tensor, and the messages that carry several of them: blocks that are sent on soonest come first."""
 
     def __init__(self, blocks: list[ItemRange], item_bytes: int, segment_kb: float) -> None:
         self._blocks = blocks
         self._item_bytes = item_bytes
         self._segment_kb = segment_kb
 
-    def to_be_reduced(self, first: int, end: int, place: int) -> Iterator[ItemRange]:
-        """Blocks on their way to a place, which sends half of them on in the next step: that half first."""
-        if (whole := self._in_few(first, end)) is not None:
+    def to_reduce(self, first: int, end: int, position: int) -> Iterator[ItemRange]:
+        """Yield blocks for a position that sends half of them on in the next step: that half first."""
+        if (whole := self._segments(first, end)) is not None:
             yield from whole
             return
         half = (end - first) // 2
-        other = place ^ half
-        yield from self.to_be_reduced(*_around(other, half), other)
-        yield from self.to_be_reduced(*_around(place, half), place)
+        other = position ^ half
+        yield from self.to_reduce(*_block_range(other, half), other)
+        yield from self.to_reduce(*_block_range(position, half), position)
 
-    def gathered(self, first: int, end: int, place: int) -> Iterator[ItemRange]:
-        """Blocks on their way from a place, the other half of which it received in the step before: that half last."""
-        if (whole := self._in_few(first, end)) is not None:
+    def gathered(self, first: int, end: int, position: int) -> Iterator[ItemRange]:
+        """Yield blocks from a position that received half of them in the step before: that half last."""
+        if (whole := self._segments(first, end)) is not None:
             yield from whole
             return
         half = (end - first) // 2
-        other = place ^ half
-        yield from self.gathered(*_around(place, half), place)
-        yield from self.gathered(*_around(other, half), other)
+        other = position ^ half
+        yield from self.gathered(*_block_range(position, half), position)
+        yield from self.gathered(*_block_range(other, half), other)
 
-    def _in_few(self, first: int, end: int) -> list[ItemRange] | None:
-        """The messages of one block, or the one of several that fit into it."""
+    def _segments(self, first: int, end: int) -> list[ItemRange] | None:
+        """Return the messages of one block, or the one message that holds several; None if they do not fit."""
         span = self._blocks[first][0], self._blocks[end - 1][1]
         if end - first == 1 or span[1] - span[0] <= segment_items(self._item_bytes, self._segment_kb):
             return list(segments(span, self._item_bytes, self._segment_kb))
         return None
 
 
-class _Rank:
-    """Collects the messages of one rank, step by step."""
+class _RankMessages:
+    """Messages of one rank, collected step by step."""
 
     def __init__(self) -> None:
         self.incoming: list[Incoming] = []
@@ -120,12 +120,12 @@ class _Rank:
         self._step = 0
 
     def send(self, peer: int, spans: Iterator[ItemRange]) -> None:
-        """Each leaves as soon as the last message that holds a part of it is there."""
+        """Add messages to send; each needs the last incoming message that overlaps with it."""
         for start, end in spans:
             needs = max((n for n, m in enumerate(self.incoming, 1) if m.start < end and start < m.end), default=0)
             self.outgoing.append(Outgoing(peer, start, end, needs, self._step))
 
     def receive(self, peer: int, spans: Iterator[ItemRange], *, adds: bool) -> None:
-        """Ends a step."""
+        """Add messages to receive, and end the step."""
         self.incoming += [Incoming(peer, *span, adds=adds, step=self._step) for span in spans]
         self._step += 1

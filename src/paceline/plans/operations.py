@@ -1,4 +1,4 @@
-"""The transfers that each collective operation is made of, as Gloo carries it out."""
+"""Transfers between ranks of each collective operation, as implemented by Gloo."""
 
 from __future__ import annotations
 
@@ -7,94 +7,94 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from paceline.plans.framing import Cut
+from paceline.plans.framing import RingSegments
 from paceline.plans.plan import Gradient, Operation, Transfer
 
 
 def all_reduce(items: int, item_bytes: int, ranks: int, earliest_s: float) -> Operation:
-    """A ring: every rank passes n−1 chunks on while reducing and n−1 while gathering, each about 1/n of the tensor."""
-    transfers = [] if ranks == 1 else list(_ring(Cut.evenly(items, item_bytes, ranks), ranks))
+    """Return a ring all-reduce: each rank sends n−1 chunks to reduce and n−1 to gather, each 1/n of the size."""
+    transfers = [] if ranks == 1 else list(_ring(RingSegments.of_all_reduce(items, item_bytes, ranks), ranks))
     return Operation("all_reduce", "ring", items * item_bytes, tuple(transfers), earliest_s)
 
 
-def _ring(cut: Cut, ranks: int) -> Iterator[Transfer]:
-    """Chunks go round to lower ranks: in 2(n−1) rounds a rank sends each of them twice, but for two."""
-    _, all_messages = cut.of(0, ranks * cut.segments_per_rank)
+def _ring(segments: RingSegments, ranks: int) -> Iterator[Transfer]:
+    """Yield the transfers of a ring to lower ranks: in 2(n−1) rounds a rank sends all chunks twice, except two."""
+    _, all_messages = segments.span(0, ranks * segments.segments_per_rank)
     for rank in range(ranks):
-        # Its own, which comes to it to be summed up last, and that of the rank which it sends to, for the same reason.
-        (own, own_messages), (next_one, next_messages) = cut.chunk(rank), cut.chunk((rank - 1) % ranks)
+        # Two chunks are sent only once: its own, whose sum it completes, and that of the rank that it sends to.
+        (own, own_messages), (next_one, next_messages) = segments.chunk(rank), segments.chunk((rank - 1) % ranks)
         messages = 2 * all_messages - own_messages - next_messages
         if messages:
-            yield Transfer(rank, (rank - 1) % ranks, 2 * cut.bytes - own - next_one, messages)
+            yield Transfer(rank, (rank - 1) % ranks, 2 * segments.bytes - own - next_one, messages)
 
 
 def gather(gradient: Gradient, ranks: int, earliest_s: float, kind: str = "gather") -> Operation:
-    """Every other rank sends its whole tensor to rank 0."""
+    """Return a gather: every other rank sends its whole tensor to rank 0."""
     transfers = tuple(Transfer(rank, 0, gradient.bytes) for rank in range(1, ranks))
     return Operation(kind, "direct", gradient.bytes * ranks, transfers, earliest_s)
 
 
 def scatter(gradient: Gradient, ranks: int, earliest_s: float, kind: str = "scatter") -> Operation:
-    """Rank 0 sends a whole tensor to every other rank."""
+    """Return a scatter: rank 0 sends a whole tensor to every other rank."""
     transfers = tuple(Transfer(0, rank, gradient.bytes) for rank in range(1, ranks))
     return Operation(kind, "direct", gradient.bytes * ranks, transfers, earliest_s)
 
 
 def broadcast(size: int, ranks: int, earliest_s: float = 0.0) -> Operation:
-    """A binomial tree from rank 0: in round k the 2^k ranks that have it send it to 2^k that have not."""
-    transfers, have = [], 1
-    while have < ranks:
-        transfers += [Transfer(rank, rank + have, size) for rank in range(have) if rank + have < ranks]
-        have *= 2
+    """Return a broadcast by a binomial tree from rank 0: in round k, 2^k ranks send to 2^k others."""
+    transfers, reached = [], 1
+    while reached < ranks:
+        transfers += [Transfer(rank, rank + reached, size) for rank in range(reached) if rank + reached < ranks]
+        reached *= 2
     return Operation("broadcast", "tree", size, tuple(transfers), earliest_s)
 
 
 def reduce(items: int, item_bytes: int, ranks: int, root: int) -> Operation:
-    """The first half of a ring, after which every other rank sends the chunk that it has summed up to the root.
+    """Return a reduce: the first half of a ring, after which every other rank sends its summed chunk to the root.
 
-    With more than two segments a rank, Gloo goes round further than it has to: all but two segments.
+    With more than two segments per rank, Gloo sends more than necessary around the ring: all but two segments.
     """
-    cut, transfers = Cut.by_limit(items, item_bytes, ranks), list[Transfer]()
-    _, all_messages = cut.of(0, ranks * cut.segments_per_rank)
+    segments, transfers = RingSegments.of_reduce(items, item_bytes, ranks), list[Transfer]()
+    _, all_messages = segments.span(0, ranks * segments.segments_per_rank)
     for rank in range(ranks if ranks > 1 else 0):
-        kept, kept_messages = cut.of((rank + 1) * cut.segments_per_rank - 2, 2)
-        transfers.append(Transfer(rank, (rank - 1) % ranks, cut.bytes - kept, all_messages - kept_messages))
-        transfers += [Transfer(rank, root, cut.chunk(rank)[0])] if rank != root else []
+        kept, kept_messages = segments.span((rank + 1) * segments.segments_per_rank - 2, 2)
+        transfers.append(Transfer(rank, (rank - 1) % ranks, segments.bytes - kept, all_messages - kept_messages))
+        transfers += [Transfer(rank, root, segments.chunk(rank)[0])] if rank != root else []
     return Operation("reduce", "ring", items * item_bytes, tuple(t for t in transfers if t.bytes), 0.0)
 
 
 def all_gather(size: int, ranks: int) -> Operation:
-    """A ring to higher ranks: each passes on, in two messages, what every other has but the one that it goes to."""
+    """Return an all-gather by a ring to higher ranks: n−1 rounds, each with one rank's part in two messages."""
     each = size // ranks
     transfers = tuple(Transfer(r, (r + 1) % ranks, each * (ranks - 1), 2 * (ranks - 1)) for r in range(ranks))
     return Operation("all_gather", "ring", size, transfers if ranks > 1 else (), 0.0)
 
 
 def all_to_all(size: int, ranks: int) -> Operation:
-    """Every rank sends every other its own part; `size` is that of all parts of one rank."""
+    """Return an all-to-all: each rank sends each other rank its part; `size` is that of all parts of one rank."""
     pairs = itertools.permutations(range(ranks), 2)
     return Operation("all_to_all", "direct", size, tuple(Transfer(a, b, size // ranks) for a, b in pairs), 0.0)
 
 
 def barrier(ranks: int) -> Operation:
-    """Empty messages to the ranks 1, 2, 4, … further on: after ⌈lg n⌉ rounds everyone has heard of everyone."""
+    """Return a dissemination barrier: empty messages to the ranks 1, 2, 4, … further on, in ⌈lg n⌉ rounds."""
     rounds = range((ranks - 1).bit_length())
     transfers = tuple(Transfer(rank, (rank + 2**k) % ranks, 0) for k in rounds for rank in range(ranks))
     return Operation("barrier", "dissemination", 0, transfers, 0.0)
 
 
 @lru_cache(maxsize=4096)
-def as_carried_out(kind: str, size: int, ranks: int, root: int) -> Operation | None:
-    """A collective operation that was seen, as Gloo carries it out; None for one that is not known.
+def gloo_operation(kind: str, size: int, ranks: int, root: int) -> Operation | None:
+    """Return a recorded collective operation as implemented by Gloo; None if its implementation is not known.
 
-    `size` counts as in bandwidths: the tensor's, or that over all ranks for gather, scatter, all_gather and
-    reduce_scatter. Items are taken to be of four bytes: it decides where a ring is cut, by a few bytes.
+    `size` is that of the tensor, or of all ranks' tensors together for gather, scatter, all_gather and reduce_scatter.
+    Items are assumed to have four bytes, which shifts the segments of a ring by a few bytes at most.
     """
     item_bytes = 4 if size % 4 == 0 else 1
     items, each = size // item_bytes, Gradient("", size // ranks, 1)
     known: dict[str, Callable[[], Operation]] = {
         "all_reduce": lambda: all_reduce(items, item_bytes, ranks, 0.0),
-        "reduce_scatter": lambda: all_reduce(items, item_bytes, ranks, 0.0),  # Gloo makes it of an all_reduce.
+        "reduce_scatter": lambda: all_reduce(items, item_bytes, ranks, 0.0),  # Gloo implements it as an all_reduce.
         "broadcast": lambda: broadcast(size, ranks),
         "reduce": lambda: reduce(items, item_bytes, ranks, root),
         "gather": lambda: gather(each, ranks, 0.0),
@@ -107,22 +107,22 @@ def as_carried_out(kind: str, size: int, ranks: int, root: int) -> Operation | N
     if kind not in known:
         return None
     operation = known[kind]()
-    return operation if root <= 0 or kind == "reduce" else _from(root, operation, ranks)
+    return operation if root <= 0 or kind == "reduce" else _rotated(operation, root, ranks)
 
 
 def sent_by_rank(kind: str, size: int, ranks: int, root: int, rank: int) -> int:
-    """The bytes that one rank sends in an operation that was seen, as Gloo carries it out.
+    """Return the bytes that one rank sends in a recorded operation, as implemented by Gloo.
 
-    What is not known by a formula counts as sent in full by every rank but the root.
+    If the implementation is not known, every rank but the root is assumed to send the whole size.
     """
     if kind in ("send", "recv"):
         return size if kind == "send" else 0
-    operation = as_carried_out(kind, size, ranks, root)
+    operation = gloo_operation(kind, size, ranks, root)
     return size * (rank != root) if operation is None else _sent_in(operation, rank)
 
 
-def _from(root: int, operation: Operation, ranks: int) -> Operation:
-    """The same operation with another rank in the place of rank 0, and all others as far from it as before."""
+def _rotated(operation: Operation, root: int, ranks: int) -> Operation:
+    """Return an operation with all ranks shifted so that `root` replaces rank 0."""
     moved = [
         replace(transfer, source=(transfer.source + root) % ranks, target=(transfer.target + root) % ranks)
         for transfer in operation.transfers

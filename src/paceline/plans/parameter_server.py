@@ -1,4 +1,4 @@
-"""The plan of `parameter_server`: who keeps which tensors, and what travels between workers and servers."""
+"""Plan of `parameter_server`: the tensors of each server, and the messages between workers and servers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from paceline.plans.classic import backward_end
 from paceline.plans.plan import Gradient, Operation, Plan, Transfer
 
-WORD_BYTES = 32
-"""What worker 0 tells a server on a rank of its own before each step: four numbers of eight bytes."""
+REQUEST_BYTES = 32
+"""Size of the request that worker 0 sends to a server on a separate rank before each step: four 8-byte numbers."""
 
 
 def shards(sizes: Sequence[int], servers: int) -> list[list[int]]:
-    """Which tensors each server keeps, by their numbers: the largest first, each to the server with least so far."""
+    """Return the numbers of the tensors on each server: largest first, each to the server with the least bytes."""
     kept: list[list[int]] = [[] for _ in range(servers)]
     loads = [0] * servers
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
@@ -24,10 +24,10 @@ def shards(sizes: Sequence[int], servers: int) -> list[list[int]]:
 
 
 def plan(gradients: Sequence[Gradient], ranks: int, *, servers: int = 1, extra: bool = False, **_: Any) -> Plan:
-    """Each worker sends each server its gradients in one message, and gets the weights in one.
+    """Return the messages of a step: each worker sends each server its gradients, and receives the weights.
 
-    `ranks` are those that train. Servers of their own are numbered after them. Without waiting for each other
-    (`asynchronous`) workers send as much on average, but not each of them in each step.
+    `ranks` is the number of workers. Servers on separate ranks (`extra`) are numbered after them. Under `asynchronous`,
+    workers send the same on average, but not each worker in each step.
     """
     end, operations = backward_end(gradients), list[Operation]()
     for server, numbers in enumerate(shards([g.bytes for g in gradients], servers)):
@@ -35,7 +35,7 @@ def plan(gradients: Sequence[Gradient], ranks: int, *, servers: int = 1, extra: 
         home = ranks + server if extra else server
         others = [rank for rank in range(ranks) if rank != home]
         if extra:
-            operations.append(Operation("send", "direct", WORD_BYTES, (Transfer(0, home, WORD_BYTES),), end))
+            operations.append(Operation("send", "direct", REQUEST_BYTES, (Transfer(0, home, REQUEST_BYTES),), end))
         if size and others:
             pushed = tuple(Transfer(rank, home, size) for rank in others)
             pulled = tuple(Transfer(home, rank, size) for rank in others)

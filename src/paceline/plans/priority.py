@@ -1,4 +1,4 @@
-"""The plan of `priority`: gradients in blocks, blocks in slices, an all-reduce per slice, the first layers' first."""
+"""Plan of `priority`: gradients in blocks, blocks in slices, one all-reduce per slice, first layers first."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from paceline.plans.buckets import MIB
 from paceline.plans.cuts import ItemRange, chunks
 from paceline.plans.plan import Gradient, Operation, Plan
 
-_BLOCK, _SMALL = 4, 16
-"""Layers share a block of about a quarter of a slice; a gradient of less than a sixteenth of that rides along."""
+_BLOCKS_PER_SLICE = 4
+"""Small layers share a block of up to about a quarter of a slice."""
+_SMALL_PER_BLOCK = 16
+"""A gradient of at most a sixteenth of a block is small, and may be appended to the block of the layer before it."""
 
 
 def plan(gradients: Sequence[Gradient], ranks: int, *, slice_mb: float = 4.0, **_: Any) -> Plan:
-    """An all-reduce per slice, which may start when the block that it is cut from has its last gradient.
+    """Return one all-reduce per slice, ready when the last gradient of its block is ready.
 
-    They stand in the order of forward: of those that may start, the first of them does.
+    They are in the order of forward: of those that are ready, the first in this order starts.
     """
     slice_bytes = int(slice_mb * MIB)
     sizes, kinds = [gradient.bytes for gradient in gradients], [gradient.item_bytes for gradient in gradients]
@@ -32,49 +34,49 @@ def plan(gradients: Sequence[Gradient], ranks: int, *, slice_mb: float = 4.0, **
 
 
 def blocks(sizes: Sequence[int], kinds: Sequence[Hashable], slice_bytes: int) -> list[list[int]]:
-    """The positions that each block holds, in the order of forward; only gradients of one kind share a block.
+    """Return the positions of the gradients in each block, in forward order; only gradients of one kind share a block.
 
-    Small ones share a block, which is less than a slice: forward cannot begin before it has the first. A large one
-    begins a block of its own, unless that before it is not half full; small ones that follow it, a bias or the weights
-    of a normalisation, ride with it, up to half a block.
+    Small layers share a block, which is smaller than a slice, because forward cannot begin before the first block has
+    arrived. A large gradient starts a new block, unless the block before is less than half full. Small gradients that
+    follow it, such as a bias or the weights of a normalisation, are appended to its block, up to half a block.
     """
-    limit = slice_bytes / _BLOCK
+    limit = slice_bytes / _BLOCKS_PER_SLICE
     closed: list[list[int]] = []
     filling: dict[Hashable, list[int]] = {}
-    held, riding = dict[Hashable, int](), dict[Hashable, int]()
+    filled_bytes, appended_bytes = dict[Hashable, int](), dict[Hashable, int]()
     for position, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
-        before, is_small = held.get(kind, 0), _SMALL * size <= limit
-        rides = is_small and 2 * (riding.get(kind, 0) + size) <= limit
-        if 2 * before >= limit and before + size > limit and not rides:
+        before, is_small = filled_bytes.get(kind, 0), _SMALL_PER_BLOCK * size <= limit
+        is_appended = is_small and 2 * (appended_bytes.get(kind, 0) + size) <= limit
+        if 2 * before >= limit and before + size > limit and not is_appended:
             closed.append(filling.pop(kind))
             before = 0
         filling.setdefault(kind, []).append(position)
-        held[kind] = before + size
-        riding[kind] = riding.get(kind, 0) + size if is_small and before else 0
+        filled_bytes[kind] = before + size
+        appended_bytes[kind] = appended_bytes.get(kind, 0) + size if is_small and before else 0
     return closed + list(filling.values())
 
 
 def slices(items: int, item_bytes: int, slice_bytes: int) -> list[ItemRange]:
-    """The parts of a block that travel by themselves: as even as can be, each of about a slice."""
+    """Return the parts of a block that are sent separately: of about the slice size, as even as possible."""
     return chunks(items, max(1, round(items * item_bytes / slice_bytes)))
 
 
 def schedule(ready_s: Sequence[float], needed: Sequence[int], sizes: Sequence[int], s_per_byte: float) -> list[int]:
-    """The order in which slices go one after the other: of those that are ready, the one that is needed first.
+    """Return the order in which slices are sent: of those that are ready, the one that is needed first.
 
-    Each slice has the moment at which it is ready, its place in the order of need, and its bytes. Where none is ready,
-    the wire waits for the next one to be.
+    Each slice has the time at which it is ready, its position in the order of need, and its bytes. While none is ready,
+    nothing is sent.
     """
-    coming = sorted(range(len(ready_s)), key=lambda number: (ready_s[number], needed[number], number))
-    waiting: list[tuple[int, int]] = []
-    order, now_s, came = list[int](), 0.0, 0
-    while len(order) < len(coming):
-        if not waiting:
-            now_s = max(now_s, ready_s[coming[came]])
-        while came < len(coming) and ready_s[coming[came]] <= now_s:
-            heapq.heappush(waiting, (needed[coming[came]], coming[came]))
-            came += 1
-        _, number = heapq.heappop(waiting)
+    by_ready_time = sorted(range(len(ready_s)), key=lambda number: (ready_s[number], needed[number], number))
+    ready: list[tuple[int, int]] = []
+    order, now_s, seen = list[int](), 0.0, 0
+    while len(order) < len(by_ready_time):
+        if not ready:
+            now_s = max(now_s, ready_s[by_ready_time[seen]])
+        while seen < len(by_ready_time) and ready_s[by_ready_time[seen]] <= now_s:
+            heapq.heappush(ready, (needed[by_ready_time[seen]], by_ready_time[seen]))
+            seen += 1
+        _, number = heapq.heappop(ready)
         order.append(number)
         now_s += sizes[number] * s_per_byte
     return order

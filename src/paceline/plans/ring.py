@@ -1,4 +1,4 @@
-"""The plan of `ring`: who passes which segment to whom."""
+"""Plan of `ring`: the segments that each rank sends to the next rank."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from paceline.plans.classic import backward_end
 from paceline.plans.cuts import SEGMENT_KB, ItemRange, chunks, segments
 from paceline.plans.plan import Gradient, Operation, Plan
-from paceline.plans.schedule import Incoming, Outgoing, Schedule, as_operation
+from paceline.plans.schedule import Incoming, Outgoing, Schedule, operation_of
 
 
 def plan(gradients: Sequence[Gradient], ranks: int, *, segment_kb: float = SEGMENT_KB, **_: Any) -> Plan:
-    """After backward, an all-reduce of all gradients of one kind of number."""
+    """Return one all-reduce per item size over all gradients of that size, after backward."""
     end = backward_end(gradients)
     packed = pack(gradients) if ranks > 1 else {}
     return Plan(tuple(all_reduce(items, each, ranks, segment_kb, end) for each, items in packed.items()))
 
 
 def pack(gradients: Sequence[Gradient]) -> dict[int, int]:
-    """The items that travel together, by the bytes of each."""
+    """Return the number of items that are sent together, by item size in bytes."""
     packed: dict[int, int] = {}
     for gradient in gradients:
         packed[gradient.item_bytes] = packed.get(gradient.item_bytes, 0) + gradient.items
@@ -30,27 +30,27 @@ def pack(gradients: Sequence[Gradient]) -> dict[int, int]:
 def all_reduce(
     items: int, item_bytes: int, ranks: int, segment_kb: float = SEGMENT_KB, earliest_s: float = 0.0
 ) -> Operation:
-    """One all-reduce around the ring."""
+    """Return one ring all-reduce."""
     schedules = [schedule(items, item_bytes, rank, ranks, segment_kb) for rank in range(ranks)]
-    return as_operation("ring", items, item_bytes, schedules, earliest_s)
+    return operation_of("ring", items, item_bytes, schedules, earliest_s)
 
 
 @lru_cache(maxsize=1024)
-def schedule(items: int, item_bytes: int, place: int, places: int, segment_kb: float) -> Schedule:
-    """What the one at a place of the ring sends to the next and receives from the one before.
+def schedule(items: int, item_bytes: int, position: int, count: int, segment_kb: float) -> Schedule:
+    """Return the messages of the rank at `position` in a ring of `count`: to the next rank, and from the one before.
 
-    The tensor has a chunk for each place. In step t everyone sends the chunk t places back from its own, which is what
-    it received in the step before: in the first n−1 steps sums that grow, in the others finished ones.
+    The tensor has one chunk per position. In step t each rank sends the chunk t positions before its own, which it
+    received in step t−1: partial sums in the first n−1 steps, complete sums in the others.
     """
-    cut = chunks(items, places)
-    steps = 2 * (places - 1)
+    parts = chunks(items, count)
+    steps = 2 * (count - 1)
 
     def spans(step: int) -> list[ItemRange]:
-        return list(segments(cut[(place - step) % places], item_bytes, segment_kb))
+        return list(segments(parts[(position - step) % count], item_bytes, segment_kb))
 
-    before, after = (place - 1) % places, (place + 1) % places
+    before, after = (position - 1) % count, (position + 1) % count
     incoming = [
-        Incoming(before, *span, adds=step < places - 1, step=step) for step in range(steps) for span in spans(step + 1)
+        Incoming(before, *span, adds=step < count - 1, step=step) for step in range(steps) for span in spans(step + 1)
     ]
     outgoing = [(step, span) for step in range(steps) for span in spans(step)]
     own = len(spans(0))

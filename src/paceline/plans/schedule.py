@@ -1,4 +1,4 @@
-"""The messages of an all-reduce that ranks carry out themselves: what each sends and receives, in order. Pure."""
+"""Schedule of an all-reduce as messages: those that each rank sends and receives, in order. Pure data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Incoming(NamedTuple):
     start: int
     end: int
     adds: bool
-    """Whether it is added to what is there, or takes its place."""
+    """Whether it is added to the rank's values; else it replaces them."""
     step: int
 
 
@@ -27,24 +27,24 @@ class Outgoing(NamedTuple):
     start: int
     end: int
     needs: int
-    """How many of the rank's incoming messages have to be there, and added, before it can leave."""
+    """Number of the rank's incoming messages that must have been received and added before it can be sent."""
     step: int
 
 
 class Schedule(NamedTuple):
-    """One rank's part in an all-reduce. Peers are places among those that take part, not ranks.
+    """Messages of one rank in an all-reduce. Peers are positions among the participating ranks, not ranks.
 
-    Both are in the order of steps. Between two ranks messages keep their order, so one is told from another by it.
+    Both lists are in the order of steps. Messages between two ranks are matched by their order, and carry no tag.
     """
 
     incoming: tuple[Incoming, ...]
     outgoing: tuple[Outgoing, ...]
 
 
-def as_operation(
+def operation_of(
     algorithm: str, items: int, item_bytes: int, schedules: Sequence[Schedule], earliest_s: float
 ) -> Operation:
-    """What the schedules of all ranks put on the wire together."""
+    """Return the operation that consists of the messages of all ranks' schedules."""
     size, messages = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     for rank, schedule in enumerate(schedules):
         for message in schedule.outgoing:

@@ -1,4 +1,4 @@
-"""The plan of `shared_memory`: nothing on the wire inside a host, a ring of the hosts' leaders across them."""
+"""Plan of `shared_memory`: no messages inside a host, a ring all-reduce of the leaders between hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def plan(
     first_mb: float = 0.25,
     **_: Any,
 ) -> Plan:
-    """Per bucket a ring of the leaders, started when its last gradient is ready; ranks are on one host unless told."""
+    """Return one ring all-reduce of the leaders per bucket, started when the bucket's last gradient is ready.
+
+    Without `hosts`, all ranks are on one host and nothing is sent.
+    """
     leaders = [host[0] for host in hosts] or [0]
     buckets = buckets_of(gradients, first_mb, bucket_mb) if ranks > 1 else []
     return Plan(tuple(_all_reduce(bucket, leaders) for bucket in buckets))

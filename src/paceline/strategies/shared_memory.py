@@ -111,7 +111,7 @@ class SharedMemory(Overlapped):
         self._copy_in(bucket)
         if not self._in_place:
             shared.rows[bucket.number].copy_(bucket.flat)
-        shared.ready(bucket.number)
+        shared.mark_ready(bucket.number)
         shared.progress()
 
     def arrive(self, bucket: Bucket) -> None:
@@ -130,9 +130,9 @@ class SharedMemory(Overlapped):
         elif not self._trusted:
             self._find_out()
         else:
-            before = self._shared.writes
+            before = self._shared.write_count
             super().update(None)
-            if self._shared.writes != before:
+            if self._shared.write_count != before:
                 raise WorkloadError(
                     "the optimiser wrote into gradients, which it did not in its first step.",
                     hint="give it copies: shared_memory:copy=true",
@@ -152,7 +152,7 @@ class SharedMemory(Overlapped):
         if views:
             torch._foreach_copy_(views, gradients)
         self._there[bucket.number] = ([], [])
-        if self._in_place and self._buckets.keeps(bucket.number):
+        if self._in_place and self._buckets.keeps_row(bucket.number):
             for slot in bucket.slots:
                 if slot.gradient is not None and slot.is_unchanged:
                     slot.parameter.grad = slot.gradient = slot.view.data

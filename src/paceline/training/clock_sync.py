@@ -16,7 +16,7 @@ def start_clocks(comm: Comm) -> None:
     assert comm.stopwatch is not None
     offset_s = clock_offsets(comm, time.perf_counter)[comm.rank]
     moment_s = float(comm.gather(torch.tensor([time.perf_counter()], dtype=torch.float64))[0])
-    comm.stopwatch.clock.start(moment_s + offset_s)
+    comm.stopwatch.clock.set_origin(moment_s + offset_s)
 
 
 def measure_drift(comm: Comm) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Placement:
         backend = _choose_backend(config, device) if config.backend == "auto" else config.backend
         first = world.rank - world.local_rank
         busy = sum(role is not Role.IDLE for role in roles[first : first + world.local_size])
-        ranks_sharing = max(1, min(busy, world.sharing))
+        ranks_sharing = max(1, min(busy, world.ranks_sharing_cores))
         threads = threads or threads_per_rank(ranks_sharing)
         return cls(device, backend, threads, core_share(ranks_sharing, threads))
 

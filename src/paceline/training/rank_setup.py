@@ -82,6 +82,6 @@ def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: 
     model = workload.model.to(placement.device, dtype, memory_format=layout)  # type: ignore[call-overload]
     if not model.training:  # Submodules that a user keeps in evaluation mode stay in it.
         model.train()
-    trains_as = 0 if comm.serves else comm.rank  # A server trains nothing; any valid rank will do.
+    trains_as = 0 if comm.is_server else comm.rank  # A server trains nothing; any valid rank will do.
     share = Share(trains_as, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
     return RankSetup(config, world, strategy, placement, comm, workload, share)

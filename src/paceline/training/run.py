@@ -49,7 +49,7 @@ def run(
     if setup is None:
         world.wait_for(f"run-{number}")
         return
-    if setup.comm.serves:
+    if setup.comm.is_server:
         setup.serve(optimizer_factory(config, setup.workload))
         close_comm(setup.comm)
         return

@@ -122,7 +122,7 @@ class Sync:
     def agreed(self) -> Iterator[nn.Module]:
         """Yield the model with the agreed weights and buffers, the result of the run, on every rank."""
         if self.payload is not None:
-            self.payload.disturb()
+            self.payload.discard_window()
         with self.strategy.agreed() as model, self.buffers.agreed():
             yield model
 
@@ -158,7 +158,7 @@ class Sync:
         def make(parameters: NamedParameters) -> torch.optim.Optimizer:
             optimizer = make_optimizer(parameters)
             if self.comm.is_timed and isinstance(optimizer, torch.optim.Optimizer):
-                hook = optimizer.register_step_pre_hook(lambda *_: self.comm.agreed())
+                hook = optimizer.register_step_pre_hook(lambda *_: self.comm.mark_agreed())
                 self._undo.callback(hook.remove)
             return optimizer
 

@@ -55,7 +55,7 @@ class Windows:
     def next_end(self, step: int) -> int:
         """Return the end of the window that starts at `step`: whole periods, long enough to make closing cheap."""
         end = min(self._end_by_periods(step), self._end_by_time(step))
-        return end if self._profiler is None else self._profiler.cut(step, end)
+        return end if self._profiler is None else self._profiler.window_end(step, end)
 
     @property
     def time_is_up(self) -> bool:
@@ -95,7 +95,7 @@ class Windows:
     def open(self) -> None:
         """Start the clock."""
         if self._profiler is not None:
-            self._profiler.before(self._step)
+            self._profiler.start_if_due(self._step)
         self._began_s = time.perf_counter()
 
     def close(self, step: int) -> int:
@@ -149,5 +149,5 @@ class Windows:
         start, self._step = self._step, step
         if self._profiler is None:
             return False
-        self._profiler.after(step)
-        return self._profiler.disturbs(start, step, period=self._sync.strategy.period, warm_up=self._warm_up)
+        self._profiler.stop_if_due(step)
+        return self._profiler.distorts(start, step, period=self._sync.strategy.period, warm_up=self._warm_up)

@@ -1,4 +1,4 @@
-"""What has to hold for any all-reduce of ours, run on the ranks of the pool."""
+"""Checks for every all-reduce in `paceline.comm.all_reduce`, run on the ranks of the pool."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ ALL_REDUCES: dict[str, Callable[..., None]] = {"ring": ring_all_reduce, "halving
 SIZES = [0, 1, 2, 3, 5, 17, 100, 4099]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64]
 SEGMENTS_KB = [0.001, 0.1, 2048.0]
-"""The first is less than an item."""
+"""The first is smaller than one item."""
 
 
 def values(size: int, rank: int, dtype: torch.dtype) -> Tensor:
-    """Numbers whose sum depends on the order in which they are added, where the type rounds."""
+    """Return numbers whose sum depends on the order of addition if the dtype rounds."""
     numbers = torch.randn(size, generator=torch.Generator().manual_seed(100 * size + rank), dtype=torch.float64)
     return (numbers * 20).to(dtype) if dtype.is_floating_point or dtype.is_complex else (numbers.abs() * 9).to(dtype)
 
 
 def reduced(comm: Comm, name: str, cases: list[tuple[int, torch.dtype, float]], backend: str) -> list[Tensor]:
-    """The result of every case on this rank, one scratch memory for all of them."""
+    """Return the result of every case on this rank; all cases share one scratch memory."""
     scratch, results = Scratch(), []
     for size, dtype, segment_kb in cases:
         tensor = values(size, comm.rank, dtype)
@@ -45,7 +45,7 @@ def plain_sum(size: int, dtype: torch.dtype, ranks: int) -> Tensor:
 
 
 def check(pool: Any, name: str, ranks: int, cases: list[tuple[int, torch.dtype, float]], backend: str = "gloo") -> None:
-    """The plain sum, and the same bits on every rank."""
+    """Check that results are the plain sum, and bit-identical on all ranks."""
     everywhere = pool.run(reduced, ranks, name, cases, backend)
     for number, (size, dtype, segment_kb) in enumerate(cases):
         first, *others = (results[number].view(dtype) for results in everywhere)
@@ -58,7 +58,7 @@ def check(pool: Any, name: str, ranks: int, cases: list[tuple[int, torch.dtype, 
 
 
 def among_some(comm: Comm, name: str, ranks: list[int]) -> Tensor:
-    """The members' sum; the others do not call it."""
+    """Return the sum over the members; other ranks do not call the all-reduce."""
     tensor = torch.full((101,), 10.0**comm.rank)
     if comm.rank in ranks:
         ALL_REDUCES[name](tensor, comm, ranks, segment_kb=0.05)
@@ -66,7 +66,7 @@ def among_some(comm: Comm, name: str, ranks: list[int]) -> Tensor:
 
 
 def memory(comm: Comm, name: str) -> list[int]:
-    """Where the scratch memory is after each of some calls, and how much there is of it."""
+    """Return the address and the size of the scratch memory after each of three calls."""
     scratch, found = Scratch(), []
     for _ in range(3):
         ALL_REDUCES[name](torch.ones(100_000), comm, segment_kb=4, scratch=scratch)
@@ -76,7 +76,7 @@ def memory(comm: Comm, name: str) -> list[int]:
 
 
 def count_bytes(comm: Comm, name: str, cases: list[tuple[int, torch.dtype, float]]) -> list[Matrix]:
-    """What the kernel counts for every case."""
+    """Return the bytes that the kernel counts for every case."""
 
     def matrix(size: int, dtype: torch.dtype, segment_kb: float) -> Matrix:
         tensor = torch.ones(size, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The all-reduces that we carry out ourselves: the plain sum, the same bits everywhere, and the bytes of their plan."""
+"""Paceline's own all-reduces: the plain sum, bit-identical on all ranks, and the bytes of their plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from comm.all_reduce.all_reduces import DTYPES, SEGMENTS_KB, SIZES, among_some, check, count_bytes, memory
 from comm.test_payload import planned
-from paceline.comm.all_reduce.exchange import AHEAD
+from paceline.comm.all_reduce.exchange import RECEIVES_AHEAD
 from paceline.plans import halving_doubling, ring
 from ranks import Pool
 
@@ -31,11 +31,11 @@ class TestSums:
         cases = [(size, torch.float32, kb) for size in SIZES for kb in SEGMENTS_KB if size < 20 or kb >= 0.1]
         check(pool, name, ranks, [*cases, (1_000_003, torch.float32, 256.0)])
 
-    def test_of_any_kind_of_number(self, pool: Pool, name: str, ranks: int) -> None:
+    def test_of_any_dtype(self, pool: Pool, name: str, ranks: int) -> None:
         check(pool, name, ranks, [(1003, dtype, 0.25) for dtype in DTYPES])
 
-    def test_in_turns(self, pool: Pool, name: str, ranks: int) -> None:
-        """As with NCCL, whose messages wait for each other; Gloo carries them here."""
+    def test_step_by_step(self, pool: Pool, name: str, ranks: int) -> None:
+        """Messages run in the order that NCCL needs, but over Gloo."""
         check(pool, name, ranks, [(size, torch.float32, 0.25) for size in SIZES], backend="nccl")
 
 
@@ -51,7 +51,7 @@ def test_some_ranks_in_any_order(pool: Pool, name: str, members: list[int]) -> N
 def test_memory_is_kept_and_bounded(pool: Pool, name: str) -> None:
     for first, size, *later in pool.run(memory, 4, name):
         assert later == [first, size] * 2
-        assert size == AHEAD * 4 * 1024
+        assert size == RECEIVES_AHEAD * 4 * 1024
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm import Comm, close_comm, open_comm
-from paceline.comm.shared_memory.host_memory import NAME
+from paceline.comm.shared_memory.host_memory import MEMFD_NAME
 from paceline.errors import WorkloadError
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import ENTRIES, create
@@ -98,7 +98,7 @@ def hooks_on(model: nn.Module, text: str) -> list[str]:
 def shared_memory(text: str) -> list[str]:
     """The pieces of shared memory that this process maps; they have no name in any folder."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return [f"{text}: shared memory {line}" for line in lines if f"memfd:{NAME}" in line]
+    return [f"{text}: shared memory {line}" for line in lines if f"memfd:{MEMFD_NAME}" in line]
 
 
 def test_strategies_in_turn_leave_nothing_behind(pool: Pool) -> None:

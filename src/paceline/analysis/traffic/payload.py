@@ -15,7 +15,7 @@ from typing import Any
 from paceline.analysis.steps.timing import profiled_steps, windows_of
 from paceline.analysis.traffic.wire import counted_steps
 from paceline.plans import Operation, PairTraffic, Plan, Transfer
-from paceline.plans.operations import as_carried_out
+from paceline.plans.operations import gloo_operation
 from paceline.records import RunRecord
 from paceline.records.timeline import Purpose, RowKind, Timeline
 from paceline.records.writer import strict
@@ -200,7 +200,7 @@ def seen_links(timelines: Mapping[int, Timeline], steps: Sequence[int], ranks: i
         return None
     found: list[Operation] = []
     for (kind, size, root), count in together[0].items():
-        operation = as_carried_out(kind.title, size, ranks, root)
+        operation = gloo_operation(kind.title, size, ranks, root)
         if operation is None:
             return None
         found.append(_times(operation, count))

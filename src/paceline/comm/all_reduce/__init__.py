@@ -1,1 +1,1 @@
-"""All-reduce algorithms of our own, each carried out message by message from its schedule in `plans/`."""
+"""Paceline's own all-reduce algorithms. Each runs the messages of its schedule in `plans/` one by one."""

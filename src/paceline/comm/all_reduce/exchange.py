@@ -1,4 +1,4 @@
-"""Carries out an all-reduce that is written down as messages: adds what arrives while the next is on the wire."""
+"""Run an all-reduce that is given as a schedule of messages; add received parts while later messages are in transit."""
 
 from __future__ import annotations
 
@@ -11,63 +11,64 @@ from paceline.comm.group import Comm
 from paceline.comm.messages import Message, irecv, isend
 from paceline.plans.schedule import Incoming, Outgoing, Schedule
 
-AHEAD = 4
-"""Messages to be added that a rank is ready to receive before it needs them."""
+RECEIVES_AHEAD = 4
+"""Receives of messages to be added that a rank posts before it needs them."""
 
 
 class Scratch:
-    """Memory for what arrives and has yet to be added; kept between calls, so that no step allocates any."""
+    """Memory for received parts that are still to be added. It is kept between calls, so no step allocates memory."""
 
     def __init__(self) -> None:
         self._memory: dict[object, Tensor] = {}
 
     def slots(self, like: Tensor, items: int) -> list[Tensor]:
-        """Pieces of memory for the messages that are received ahead."""
+        """Return `RECEIVES_AHEAD` buffers of at least `items` items, with the dtype and device of `like`."""
         key = like.dtype, like.device
         if key not in self._memory or self._memory[key].shape[1] < items:
-            self._memory[key] = like.new_empty((AHEAD, items))
+            self._memory[key] = like.new_empty((RECEIVES_AHEAD, items))
         return list(self._memory[key].unbind())
 
 
-def carry_out(schedule: Schedule, tensor: Tensor, comm: Comm, members: Sequence[int], scratch: Scratch) -> None:
-    """Sends and receives parts of a one-dimensional tensor; `members` are the ranks of the schedule's places."""
+def run_schedule(schedule: Schedule, tensor: Tensor, comm: Comm, members: Sequence[int], scratch: Scratch) -> None:
+    """Send and receive parts of a one-dimensional tensor; `members[i]` is the rank at position i of the schedule."""
     parts = [message.end - message.start for message in schedule.incoming if message.adds]
     slots = scratch.slots(tensor, max(parts, default=0))
-    run = _in_turns if comm.backend == "nccl" else _as_they_come
-    run(schedule, _Wire(tensor, comm, members, slots))
+    run = _run_step_by_step if comm.backend == "nccl" else _run_eagerly
+    run(schedule, _Exchange(tensor, comm, members, slots))
 
 
-class _Wire:
-    """Starts the messages of one all-reduce."""
+class _Exchange:
+    """Messages of one all-reduce that are in transit on this rank."""
 
     def __init__(self, tensor: Tensor, comm: Comm, members: Sequence[int], slots: list[Tensor]) -> None:
         self._tensor = tensor
         self._comm = comm
         self._members = members
         self._slots = slots
-        self._arrivals: deque[tuple[Message, Tensor, Tensor | None]] = deque()
-        self._departures: list[Message] = []
-        self.received = 0
+        self._receives: deque[tuple[Message, Tensor, Tensor | None]] = deque()
+        self._sends: list[Message] = []
+        self.posted_receives = 0
 
     def send(self, message: Outgoing) -> None:
         part = self._tensor[message.start : message.end]
-        self._departures.append(isend(part, self._members[message.peer], self._comm))
+        self._sends.append(isend(part, self._members[message.peer], self._comm))
 
-    def receive(self, message: Incoming) -> None:
-        """Gets ready for a message. What takes another's place is received there.
+    def post_receive(self, message: Incoming) -> None:
+        """Start receiving a message: into a slot if it is to be added, else directly into the tensor.
 
-        That memory may be on its way out still, but not when the message comes: it is made of what was sent.
+        The part of the tensor that is overwritten may still be being sent when the receive is posted. It has been sent
+        by the time the message arrives, because the message is computed from it.
         """
         part = self._tensor[message.start : message.end]
-        slot = self._slots[self.received % AHEAD][: len(part)] if message.adds else None
-        self.received += 1
-        arrival = irecv(part if slot is None else slot, self._members[message.peer], self._comm)
-        self._arrivals.append((arrival, part, slot))
+        slot = self._slots[self.posted_receives % RECEIVES_AHEAD][: len(part)] if message.adds else None
+        self.posted_receives += 1
+        receive = irecv(part if slot is None else slot, self._members[message.peer], self._comm)
+        self._receives.append((receive, part, slot))
 
-    def take(self) -> None:
-        """Waits for the next message, and adds it."""
-        arrival, part, slot = self._arrivals.popleft()
-        arrival.wait()
+    def finish_receive(self) -> None:
+        """Wait for the next message, and add it where it is to be added."""
+        receive, part, slot = self._receives.popleft()
+        receive.wait()
         if slot is not None:
             part.add_(slot)
 
@@ -76,49 +77,49 @@ class _Wire:
             self.send(message)
 
     def is_below(self, peer: int) -> bool:
-        """Whether this rank is the lower one of two."""
+        """Return whether this rank is lower than the rank at position `peer`."""
         return self._comm.rank < self._members[peer]
 
-    def drain(self) -> None:
-        """Waits until all that was sent has left."""
-        for departure in self._departures:
-            departure.wait()
+    def finish_sends(self) -> None:
+        """Wait until all messages have been sent."""
+        for send in self._sends:
+            send.wait()
 
 
-def _as_they_come(schedule: Schedule, wire: _Wire) -> None:
-    """Every message leaves as soon as it can, and is awaited before it does: then Gloo sends it at once."""
-    coming, waiting = deque(schedule.incoming), deque(schedule.outgoing)
+def _run_eagerly(schedule: Schedule, exchange: _Exchange) -> None:
+    """Send each message as soon as its input is complete. Receives are posted first, so that Gloo sends at once."""
+    to_receive, to_send = deque(schedule.incoming), deque(schedule.outgoing)
 
-    def get_ready(taken: int) -> None:
-        """What is to be added needs a slot; the rest, which comes after it, is received where it belongs."""
-        while coming and (not coming[0].adds or wire.received < taken + AHEAD):
-            wire.receive(coming.popleft())
+    def post_receives(received: int) -> None:
+        """Post as many receives as there are free slots. Messages that are not added come last and need no slot."""
+        while to_receive and (not to_receive[0].adds or exchange.posted_receives < received + RECEIVES_AHEAD):
+            exchange.post_receive(to_receive.popleft())
 
-    def send_ready(taken: int) -> None:
-        while waiting and waiting[0].needs <= taken:
-            wire.send(waiting.popleft())
+    def send_ready(received: int) -> None:
+        while to_send and to_send[0].needs <= received:
+            exchange.send(to_send.popleft())
 
-    get_ready(0)
+    post_receives(0)
     send_ready(0)
-    for taken in range(1, len(schedule.incoming) + 1):
-        wire.take()
-        send_ready(taken)
-        get_ready(taken)
-    wire.drain()
+    for received in range(1, len(schedule.incoming) + 1):
+        exchange.finish_receive()
+        send_ready(received)
+        post_receives(received)
+    exchange.finish_sends()
 
 
-def _in_turns(schedule: Schedule, wire: _Wire) -> None:
-    """Of two partners the lower sends first, step by step: NCCL does what two ranks exchange one after the other."""
-    received_in = {message.step for message in schedule.incoming}
-    for step in sorted(received_in | {message.step for message in schedule.outgoing}):
+def _run_step_by_step(schedule: Schedule, exchange: _Exchange) -> None:
+    """Run one step at a time, the lower rank of each pair sending first: NCCL runs a pair's messages one at a time."""
+    receiving_steps = {message.step for message in schedule.incoming}
+    for step in sorted(receiving_steps | {message.step for message in schedule.outgoing}):
         outgoing = [message for message in schedule.outgoing if message.step == step]
         incoming = [message for message in schedule.incoming if message.step == step]
-        sends_first = any(wire.is_below(message.peer) for message in outgoing)
+        sends_first = any(exchange.is_below(message.peer) for message in outgoing)
         if sends_first:
-            wire.send_all(outgoing)
+            exchange.send_all(outgoing)
         for message in incoming:
-            wire.receive(message)
-            wire.take()
+            exchange.post_receive(message)
+            exchange.finish_receive()
         if not sends_first:
-            wire.send_all(outgoing)
-    wire.drain()
+            exchange.send_all(outgoing)
+    exchange.finish_sends()

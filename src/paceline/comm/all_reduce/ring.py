@@ -1,4 +1,4 @@
-"""All-reduce around a ring, on messages between neighbours: first sums go round, then results."""
+"""Ring all-reduce on messages between neighbours: reduce-scatter, then all-gather."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.comm.all_reduce.exchange import Scratch, carry_out
+from paceline.comm.all_reduce.exchange import Scratch, run_schedule
 from paceline.comm.group import Comm
 from paceline.plans.cuts import SEGMENT_KB
 from paceline.plans.ring import schedule
@@ -22,11 +22,12 @@ def ring_all_reduce(
     segment_kb: float = SEGMENT_KB,
     scratch: Scratch | None = None,
 ) -> None:
-    """Replaces a one-dimensional contiguous tensor by its sum over the ranks, in place, bit-identical on all of them.
+    """Replace a one-dimensional contiguous tensor by its sum over the ranks, in place, bit-identical on all ranks.
 
-    `ranks` are the members of `comm.group` that take part, in the order of the ring; all of them call it with tensors
-    of one size, the others do not. Whoever calls it often brings `scratch` along, one for each thread.
+    `ranks` are the participating ranks of `comm.group`, in ring order. Each of them must call this with a tensor of the
+    same size; other ranks must not call it. Pass the same `scratch` to repeated calls to avoid allocating memory; each
+    thread needs its own.
     """
     members = range(comm.world_size) if ranks is None else ranks
     messages = schedule(tensor.numel(), tensor.element_size(), members.index(comm.rank), len(members), segment_kb)
-    carry_out(messages, tensor, comm, members, scratch or Scratch())
+    run_schedule(messages, tensor, comm, members, scratch or Scratch())

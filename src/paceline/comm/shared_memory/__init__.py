@@ -1,1 +1,1 @@
-"""Memory that the ranks of one host share: its allocation, progress counters in it, and all-reduce through it."""
+"""Memory that the ranks of one host share: its allocation, its progress counters, and the all-reduce through it."""

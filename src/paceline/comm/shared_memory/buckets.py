@@ -1,24 +1,25 @@
-"""All-reduce through memory that the ranks of a host share, bucket by bucket; across hosts their leaders form a ring.
+"""All-reduce through memory that the ranks of a host share, bucket by bucket; the leaders of the hosts form a ring.
 
-Every rank has a row with room for all buckets, and there is one more row for the means:
+Every rank has a row with room for all buckets, and one more row holds the means:
 
     row of rank 0   [ bucket 0 ........ ][ bucket 1 ... ]      written by rank 0
     row of rank 1   [ bucket 0 ........ ][ bucket 1 ... ]      written by rank 1
     means           [ shard 0 | shard 1 ][ s. 0 | s. 1  ]      shard r written by rank r, read by all
 
-A rank writes a bucket into its row and says that it is ready. When all have, each adds up its own shard of it, over all
-rows, and says that it is done. When all are, the mean is there, one copy of it for all ranks, so it cannot differ. To
-say so is to move a word forward that all of them see (`headway.py`, `futex.py`).
+A rank writes a bucket into its row and increments its READY counter. When all ranks have done so, each rank sums its
+own shard of the bucket over all rows and increments its REDUCED counter. When all ranks have done that, the mean is
+complete. All ranks read the same copy of it, so replicas cannot diverge. The counters are in `progress_counters.py`.
 
-With several hosts the leader of each, its first rank, has a thread that takes the host's sums around a ring of the
-leaders, one after the other, and says when one is there; for that everyone waits. (To have every rank add up small
-buckets as a whole, and wait once instead of twice, was tried: it gains nothing.)
+With several hosts, the leader of each (its first rank) has a thread that all-reduces the host's sums over a ring of the
+leaders, one bucket after the other, and increments its SUMMED counter, which all ranks of the host wait for. (Letting
+every rank sum small buckets as a whole, to wait once instead of twice, was tried and gained nothing.)
 
-Who may write what, when, without asking:
+No locks are needed, because each write is safe at a known time:
 
-- Into the means of the next step: when all ranks are ready there. A rank that is has computed that step's gradients, so
-  its optimiser has read the means of this one.
-- Into its own row of the next step: when this step's mean is there. Whoever reads the row is done by then.
+- The means of the next step may be written when all ranks are READY in that step. Such a rank has computed that step's
+  gradients, so its optimiser has already read the means of this step.
+- A rank's own row of the next step may be written when this step's mean is complete. All ranks have read the row by
+  then.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from paceline.comm.all_reduce.ring import Scratch, ring_all_reduce
 from paceline.comm.group import Comm
 from paceline.comm.shared_memory.host_memory import TOKEN_BYTES, share_memory
 from paceline.comm.shared_memory.progress_counters import (
-    DONE,
     LINE_BYTES,
     READY,
+    REDUCED,
     SUMMED,
     ProgressCounters,
     ProgressThread,
@@ -47,17 +48,17 @@ from paceline.measure.operations import ActiveOperation
 from paceline.records.timeline import NO_PEER, RowKind
 
 CHUNK_BYTES = 512 * 1024
-"""Rows are added up in pieces of this size, so that a sum is still in the cache when the next row comes."""
-_NARROW = (torch.float16, torch.bfloat16)
-"""In these a sum may be out of range where the mean is not: they are divided before they are added up."""
+"""Rows are summed in chunks of this size, so that a sum is still in the cache when the next row is added."""
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+"""Dtypes whose sum may overflow although the mean does not: rows are divided before they are summed."""
 
 
 class SharedBuckets:
-    """The buckets of a rank, in memory that it shares with the ranks of its host. Every rank of the run makes one.
+    """Buckets of a rank, in memory that it shares with the ranks of its host. Every rank of the run creates one.
 
-    Per step and bucket, in order: fill `rows[b]`, then `ready(b)`; now and then `progress()`, which does what can be
-    done without waiting; then `wait(b)`, after which `means[b]` holds the mean over all ranks of the run. It may be
-    read until this rank's next `ready`, and must not be written to.
+    In each step, in order of buckets: fill `rows[b]`, then call `mark_ready(b)`; call `progress()` from time to time,
+    which does all work that needs no waiting; then call `wait(b)`. After that `means[b]` holds the mean over all ranks
+    of the run. It is valid until this rank's next `mark_ready`, and must not be written to.
     """
 
     def __init__(
@@ -67,79 +68,81 @@ class SharedBuckets:
         ranks = next(len(host) for host in comm.hosts if comm.rank in host)
         sizes = [count * dtype.itemsize for count, dtype in zip(items, dtypes, strict=True)]
         assert TOKEN_BYTES <= LINE_BYTES
-        start = _up((1 + ranks) * LINE_BYTES, mmap.PAGESIZE)
-        row_bytes = _up(sum(_up(size, LINE_BYTES) for size in sizes), mmap.PAGESIZE)
-        rows = ranks + (ranks > 1)  # Where a rank is alone, its row is the mean.
+        start = _round_up((1 + ranks) * LINE_BYTES, mmap.PAGESIZE)
+        row_bytes = _round_up(sum(_round_up(size, LINE_BYTES) for size in sizes), mmap.PAGESIZE)
+        rows = ranks + (ranks > 1)  # The row of a rank that is alone on its host is also the mean.
         shared = share_memory(start + rows * row_bytes, comm)
         self._whole = torch.frombuffer(shared.memory, dtype=torch.uint8)
         self._progress = ProgressCounters(shared, LINE_BYTES, comm.rank, comm.timeout_s)
-        self._all_ready, self._all_done = self._progress.all_of(READY), self._progress.all_of(DONE)
-        self._at_end = self._progress.of_leader(SUMMED) if len(comm.hosts) > 1 else self._all_done
+        self._all_ready = self._progress.counters_of_all(READY)
+        self._all_reduced = self._progress.counters_of_all(REDUCED)
+        self._completed = self._progress.counter_of_leader(SUMMED) if len(comm.hosts) > 1 else self._all_reduced
         table = [list(_row(self._whole[start + row * row_bytes :], sizes, dtypes)) for row in range(rows)]
-        self.rows, self.means = table[shared.place], table[-1]
-        self._buckets = [_bucket([row[b] for row in table], shared.place) for b in range(self._count)]
-        self._share = torch.tensor(1 / comm.world_size, dtype=torch.float64)  # Twice as fast a factor as a number is.
+        self.rows, self.means = table[shared.position], table[-1]
+        self._buckets = [_bucket([row[b] for row in table], shared.position) for b in range(self._count)]
+        # Multiplying by a tensor is twice as fast as multiplying by a Python number.
+        self._share = torch.tensor(1 / comm.world_size, dtype=torch.float64)
         self._ready = self._reduced = self._ended = 0
-        """Buckets since the beginning: in this rank's row, added up as far as this rank does, the mean there."""
+        """Buckets since the start: written to this rank's row, reduced by this rank, and with a complete mean."""
         self._operations: deque[ActiveOperation | None] = deque()
         self._log = None if comm.stopwatch is None else comm.stopwatch.operations
         self._reduces_here = not thread
         if thread:
-            self._progress.start("paceline-reduce", self._reduce_all)
-        if len(comm.hosts) > 1 and shared.place == 0:
-            self._progress.start("paceline-lead", self._lead)
+            self._progress.start_thread("paceline-reduce", self._reduce_all)
+        if len(comm.hosts) > 1 and shared.position == 0:
+            self._progress.start_thread("paceline-lead", self._lead)
 
-    def ready(self, bucket: int) -> None:
-        """Says that a bucket is in this rank's row; buckets come in the order of their numbers."""
+    def mark_ready(self, bucket: int) -> None:
+        """Mark a bucket of this rank's row as complete; called in the order of bucket numbers."""
         assert bucket == self._ready % self._count
         log, own = self._log, self._buckets[bucket]
         self._operations.append(None if log is None else log.start(RowKind.SHARED_REDUCE, own.bytes, NO_PEER))
         if own.divides_first:
             self.rows[bucket].mul_(self._share)
         self._ready += 1
-        self._progress.advance(READY)
+        self._progress.increment(READY)
 
     def progress(self) -> None:
-        """Does what can be done without waiting."""
-        come = self._progress.have_come
-        while self._reduces_here and self._reduced < self._ready and come(self._all_ready, self._reduced + 1):
+        """Do all work that needs no waiting."""
+        have_reached = self._progress.have_reached
+        while self._reduces_here and self._reduced < self._ready and have_reached(self._all_ready, self._reduced + 1):
             self._reduce()
-        while self._ended < self._ready and come(self._at_end, self._ended + 1):
+        while self._ended < self._ready and have_reached(self._completed, self._ended + 1):
             self._end()
 
     def wait(self, bucket: int) -> None:
-        """Returns when the mean of a bucket is there."""
+        """Wait until the mean of a bucket is complete."""
         value = self._ready - (self._ready - 1 - bucket) % self._count
         self.progress()
         if self._ended >= value:
             return
         operation = self._operations[0]
         if operation is not None and self._log is not None:
-            self._log.waiting(operation)
+            self._log.mark_waiting(operation)
         while self._reduces_here and self._reduced < self._ready:
             self._progress.wait(self._all_ready, self._reduced + 1)
             self._reduce()
         while self._ended < value:
-            self._progress.wait(self._at_end, self._ended + 1)
+            self._progress.wait(self._completed, self._ended + 1)
             self._end()
 
-    def keeps(self, bucket: int) -> bool:
-        """Whether this rank's row stays as it was filled, until the step's end."""
+    def keeps_row(self, bucket: int) -> bool:
+        """Return whether this rank's row keeps the values written to it until the end of the step."""
         return not self._buckets[bucket].divides_first
 
     @property
-    def writes(self) -> int:
-        """How often torch has written into the shared memory on this rank, so far."""
+    def write_count(self) -> int:
+        """Number of times torch has written to the shared memory on this rank."""
         return self._whole._version
 
     def close(self) -> None:
-        """Ends the threads, tells who waits that this rank has left, and lets go of the memory."""
-        self._progress.leave()
+        """Stop the threads, mark this rank as having left, and release the memory."""
+        self._progress.close()
         self._buckets, self.rows, self.means = [], [], []
         del self._whole
 
     def _reduce(self) -> None:
-        """Adds up this rank's part of the next bucket."""
+        """Compute the mean of this rank's shard of the next bucket."""
         bucket = self._buckets[self._reduced % self._count]
         for chunk in bucket.chunks:
             torch.add(chunk.first, chunk.second, out=chunk.total)
@@ -148,35 +151,35 @@ class SharedBuckets:
             if not bucket.divides_first:
                 chunk.total.mul_(self._share)
         self._reduced += 1
-        self._progress.advance(DONE)
+        self._progress.increment(REDUCED)
 
     def _end(self) -> None:
-        """The next bucket's mean is there."""
+        """Record that the next bucket's mean is complete."""
         self._ended += 1
         operation = self._operations.popleft()
         if operation is not None and self._log is not None:
             self._log.end(operation)
 
     def _reduce_all(self, thread: ProgressThread) -> None:
-        """What the thread does that adds up in place of the computing one, where there is one."""
-        own = self._progress.own(READY)
+        """Run the reduction thread, which replaces the compute thread if the strategy uses one."""
+        own = self._progress.own_counter(READY)
         while True:
             self._progress.wait(own, self._reduced + 1, thread)
             self._progress.wait(self._all_ready, self._reduced + 1, thread)
             self._reduce()
 
     def _lead(self, thread: ProgressThread) -> None:
-        """What a leader's thread does: a ring over the leaders for each bucket that its host has added up."""
+        """Run the leader's thread: a ring all-reduce over the leaders for each bucket that this host has reduced."""
         leaders, scratch, summed = [host[0] for host in self._comm.hosts], Scratch(), 0
         while True:
-            self._progress.wait(self._all_done, summed + 1, thread)
+            self._progress.wait(self._all_reduced, summed + 1, thread)
             ring_all_reduce(self.means[summed % self._count], self._comm, leaders, scratch=scratch)
             summed += 1
-            self._progress.advance(SUMMED)
+            self._progress.increment(SUMMED)
 
 
 class _Chunk(NamedTuple):
-    """A piece of this rank's shard, in all rows."""
+    """A part of this rank's shard, in all rows."""
 
     first: Tensor
     second: Tensor
@@ -185,40 +188,40 @@ class _Chunk(NamedTuple):
 
 
 class _Bucket(NamedTuple):
-    """What a rank does with a bucket."""
+    """Reduction of a bucket on one rank."""
 
     bytes: int
     chunks: tuple[_Chunk, ...]
-    """What it adds up; nothing where it is alone on its host."""
+    """Parts that this rank sums; empty if it is alone on its host."""
     divides_first: bool
-    """Whether gradients are divided by the number of ranks before they are added up, not after."""
+    """Whether gradients are divided by the number of ranks before they are summed, instead of after."""
 
 
 def _row(memory: Tensor, sizes: Sequence[int], dtypes: Sequence[torch.dtype]) -> Iterator[Tensor]:
-    """The buckets of a row, each from a line of the cache of its own on."""
+    """Yield the buckets of a row, each aligned to `LINE_BYTES`."""
     offset = 0
     for size, dtype in zip(sizes, dtypes, strict=True):
         yield memory[offset : offset + size].view(dtype)
-        offset += _up(size, LINE_BYTES)
+        offset += _round_up(size, LINE_BYTES)
 
 
-def _bucket(rows: Sequence[Tensor], place: int) -> _Bucket:
-    """What a rank does with a bucket, given its rows; the last is the mean's."""
+def _bucket(rows: Sequence[Tensor], position: int) -> _Bucket:
+    """Return the reduction of a bucket for the rank at a position; the last of `rows` holds the mean."""
     *own, mean = rows
-    chunks = tuple(_chunks(own, mean, place)) if own else ()
-    return _Bucket(mean.nbytes, chunks, divides_first=mean.dtype in _NARROW or not own)
+    chunks = tuple(_chunks(own, mean, position)) if own else ()
+    return _Bucket(mean.nbytes, chunks, divides_first=mean.dtype in _LOW_PRECISION or not own)
 
 
-def _chunks(rows: Sequence[Tensor], mean: Tensor, place: int) -> Iterator[_Chunk]:
-    """The shard of a bucket that a rank adds up: whole lines of the cache, as even as that allows, in pieces of it."""
+def _chunks(rows: Sequence[Tensor], mean: Tensor, position: int) -> Iterator[_Chunk]:
+    """Yield the chunks of a rank's shard. Shards are whole multiples of `LINE_BYTES`, as even as that allows."""
     line, most = (size // mean.element_size() for size in (LINE_BYTES, CHUNK_BYTES))
-    each = _up(math.ceil(len(mean) / len(rows)), line)
-    last = min(len(mean), (place + 1) * each)
-    for start in range(place * each, last, most):
+    each = _round_up(math.ceil(len(mean) / len(rows)), line)
+    last = min(len(mean), (position + 1) * each)
+    for start in range(position * each, last, most):
         end = min(last, start + most)
         first, second, *others = [row[start:end] for row in rows]
         yield _Chunk(first, second, tuple(others), mean[start:end])
 
 
-def _up(value: int, unit: int) -> int:
+def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit

@@ -1,9 +1,9 @@
-"""Memory that the ranks of one host share, and that has no name: nothing of it can be left behind, whoever crashes.
+"""Anonymous memory that the ranks of one host share. No file system holds it, so a crash leaves nothing behind.
 
-The first rank of a host makes a `memfd`, a file in memory that no folder holds, for its owner alone (0600) and of a
-size that nobody can change any more. The others open it through /proc/PID/fd/N, look whether it is what was meant, and
-map it. Once all have, its descriptors are closed: the memory lives as long as a process maps it. It does not count
-against /dev/shm, of which a container has 64 MB unless told otherwise.
+The first rank of a host creates a `memfd`: a file in memory that is in no folder, belongs to its owner alone (0600) and
+has a sealed size. The other ranks open it through /proc/PID/fd/N, verify it, and map it. Once all ranks have mapped it,
+its descriptors are closed; the kernel frees the memory when no process maps it any more. It does not count against
+/dev/shm, which has 64 MB in a container by default.
 """
 
 from __future__ import annotations
@@ -21,84 +21,92 @@ from pathlib import Path
 from typing import Any
 
 from paceline.comm.group import Comm
-from paceline.comm.texts import gather_json
+from paceline.comm.json_messages import gather_json
 from paceline.errors import LaunchError
 
-NAME = "paceline"
-"""What /proc/PID/maps shows; it opens nothing."""
+MEMFD_NAME = "paceline"
+"""Name of the memory in /proc/PID/maps; it cannot be opened by this name."""
 TOKEN_BYTES = 32
-_HINT = "shared memory wants Linux 3.17 or later and one user for all ranks of a host; another strategy does without it"
+_HINT = (
+    "shared memory needs Linux 3.17 or later, and all ranks of a host must run as the same user; "
+    "if that is not possible, use another strategy"
+)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank of this host, as a process."""
+    """The process of a rank on this host."""
 
     rank: int
-    process: int
-    started: str
-    """When it was started, by the kernel's count: a number of a process may be given again, with another start."""
+    pid: int
+    start_ticks: str
+    """Start time of the process in the kernel's clock ticks. It identifies the process, since pids are reused."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
-        return started(self.process) == self.started
+        """Whether the process is still running."""
+        return start_ticks_of(self.pid) == self.start_ticks
 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """A piece of memory and who maps it; the first `TOKEN_BYTES` of it are taken."""
+    """A piece of memory and the ranks that map it. Its first `TOKEN_BYTES` are reserved."""
 
     memory: mmap.mmap
     peers: tuple[Peer, ...]
-    """All ranks of the host, this one too, in their order."""
-    place: int
-    """Which of them this rank is."""
+    """All ranks of the host, including this one, in order."""
+    position: int
+    """Index of this rank in `peers`."""
 
 
 def share_memory(size: int, comm: Comm) -> HostMemory:
-    """Memory of at least so many bytes, all zero, the same for all ranks of this rank's host. Every rank calls it."""
+    """Return zeroed memory of `size` bytes, shared by all ranks of this rank's host. Every rank calls this.
+
+    Raise a `LaunchError` on every rank if it fails on one of them.
+    """
     members = next(host for host in comm.hosts if comm.rank in host)
-    file, told, problem = -1, dict[str, Any](), ""
+    file, created, problem = -1, dict[str, Any](), ""
     try:
         if comm.rank == members[0]:
-            file = _make(size, token := secrets.token_bytes(TOKEN_BYTES))
-            told = {"file": file, "token": token.hex(), "size": size}
+            file = _create(size, token := secrets.token_bytes(TOKEN_BYTES))
+            created = {"file": file, "token": token.hex(), "size": size}
     except (OSError, AttributeError) as error:
-        problem = _words(error)
-    everyone = gather_json({**told, "process": os.getpid(), "started": started(os.getpid()), "problem": problem}, comm)
+        problem = _reason(error)
+    pid = os.getpid()
+    ranks = gather_json({**created, "pid": pid, "start_ticks": start_ticks_of(pid), "problem": problem}, comm)
     try:
-        _refuse([rank["problem"] for rank in everyone])
+        _raise_first([rank["problem"] for rank in ranks])
         try:
-            memory = _open(everyone[members[0]], file)
+            memory = _map(ranks[members[0]], file)
         except OSError as error:
-            problem = _words(error)
-        _refuse([rank["problem"] for rank in gather_json({"problem": problem}, comm)])
+            problem = _reason(error)
+        _raise_first([rank["problem"] for rank in gather_json({"problem": problem}, comm)])
     finally:
         if file >= 0:
-            os.close(file)  # All have it mapped by now, or nobody will.
-    peers = tuple(Peer(rank, everyone[rank]["process"], everyone[rank]["started"]) for rank in members)
+            os.close(file)  # All ranks have mapped it by now, or none will.
+    peers = tuple(Peer(rank, ranks[rank]["pid"], ranks[rank]["start_ticks"]) for rank in members)
     return HostMemory(memory, peers, members.index(comm.rank))
 
 
-def started(process: int) -> str:
-    """When a process was started; empty where there is none, or nothing but its exit code is left of it."""
+def start_ticks_of(pid: int) -> str:
+    """Return the start time of a process in clock ticks since boot; empty if it does not exist or is a zombie."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
     return "" if fields[0] in "ZXx" else fields[19]
 
 
-def _make(size: int, token: bytes) -> int:
+def _create(size: int, token: bytes) -> int:
+    """Create the memory, write the token that identifies it, and return its file descriptor."""
     if sys.platform != "linux":
-        raise OSError(errno.ENOSYS, "memory without a name is Linux's")
-    file = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        raise OSError(errno.ENOSYS, "anonymous shared files are only available on Linux")
+    file = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(file, 0o600)
         os.ftruncate(file, size)
         os.pwrite(file, token, 0)
-        # A peer that made it smaller would end the others by SIGBUS.
+        # If a peer could shrink the file, the other ranks would be killed by SIGBUS.
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except OSError:
         os.close(file)
@@ -106,29 +114,29 @@ def _make(size: int, token: bytes) -> int:
     return file
 
 
-def _open(told: dict[str, Any], own: int) -> mmap.mmap:
-    """Maps what the first rank of the host has made, `own` there, after a look at what it is."""
-    file = own if own >= 0 else os.open(f"/proc/{told['process']}/fd/{told['file']}", os.O_RDWR | os.O_CLOEXEC)
+def _map(created: dict[str, Any], own: int) -> mmap.mmap:
+    """Verify and map the memory that the first rank of the host created; `own` is its descriptor there, else -1."""
+    file = own if own >= 0 else os.open(f"/proc/{created['pid']}/fd/{created['file']}", os.O_RDWR | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
-        if (found.st_size, found.st_uid, stat.S_IMODE(found.st_mode)) != (told["size"], os.geteuid(), 0o600):
-            raise OSError(errno.EPERM, "the file found is not the one that was meant")
-        memory = mmap.mmap(file, told["size"], mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        if (found.st_size, found.st_uid, stat.S_IMODE(found.st_mode)) != (created["size"], os.geteuid(), 0o600):
+            raise OSError(errno.EPERM, "the file opened has the wrong size, owner or permissions")
+        memory = mmap.mmap(file, created["size"], mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         if file != own:
             os.close(file)
-    if not secrets.compare_digest(memory[:TOKEN_BYTES], bytes.fromhex(told["token"])):
+    if not secrets.compare_digest(memory[:TOKEN_BYTES], bytes.fromhex(created["token"])):
         memory.close()
-        raise OSError(errno.EPERM, "the memory found is not the one that was meant")
+        raise OSError(errno.EPERM, "the memory opened does not contain the expected token")
     return memory
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _refuse(problems: Sequence[str]) -> None:
-    """Every rank raises the same where one has a problem: nobody waits for one that is gone."""
+def _raise_first(problems: Sequence[str]) -> None:
+    """Raise the first rank's problem on every rank, so that no rank waits for one that has failed."""
     for rank, problem in enumerate(problems):
         if problem:
             raise LaunchError(f"rank {rank} cannot share memory with the ranks of its host: {problem}.", hint=_HINT)

@@ -1,7 +1,7 @@
-"""How far each rank of a host has come, in words that all of them see, and waiting until they have come further.
+"""Progress counters of the ranks of a host, in shared memory, and waiting until they reach a value.
 
-Who has to wait looks at the word for a moment, where the rank has a core to itself, then sleeps, and wakes up now and
-then to see whether the rank that it waits for still lives.
+A waiting thread first spins for a short time if each rank has its own core. It then sleeps, and wakes up regularly
+to check whether the rank that it waits for is still running.
 """
 
 from __future__ import annotations
@@ -17,116 +17,123 @@ from paceline.errors import RankError
 from paceline.measure.cores import usable_cores
 
 LINE_BYTES = 128
-"""What a processor takes from another at once: a line of its cache, and often the one beside it. A rank's words are
-in one of its own, so that nobody is held up who looks at another's."""
+"""Two cache lines: processors often fetch a line together with its neighbour. The counters of a rank have these to
+themselves, so that reading one rank's counters never slows down another rank's writes (false sharing)."""
 SPIN_S = 200e-6
-"""About what ranks that compute the same are apart; to be woken up costs a tenth of it."""
-LOOK_AROUND_S = 0.05
+"""Spinning time: about the difference between ranks that compute the same; a wake-up costs a tenth of it."""
+PEER_CHECK_S = 0.05
+"""Longest sleep between two checks whether the awaited rank is still running."""
 
-READY, DONE, SUMMED = range(3)
-"""The words of a rank: buckets that it has filled, that it has added up its shard of, that its host has the sums of."""
+READY, REDUCED, SUMMED = range(3)
+"""Counters of a rank: buckets written to its row, buckets whose shard it has reduced, and, on the leader, buckets that
+have been summed over all hosts."""
 _LEFT = 3
 
 
 class ProgressCounters:
-    """The words of the ranks of a host. A word is moved by its own rank alone, and only forward."""
+    """Counters of all ranks of a host. A counter is only incremented, and only by its own rank.
+
+    Methods that look at counters take their indices, which `counters_of_all`, `counter_of_leader` and `own_counter`
+    return as lists.
+    """
 
     def __init__(self, shared: HostMemory, offset: int, rank: int, timeout_s: float) -> None:
         self._words = FutexWords(shared.memory, offset, len(shared.peers) * LINE_BYTES // WORD_BYTES)
-        self._peers, self._place = shared.peers, shared.place
+        self._peers, self._position = shared.peers, shared.position
         self._rank, self._timeout_s = rank, timeout_s
         ranks_on_cores = int(os.environ.get("PACELINE_SHARING", len(shared.peers)))
         self._spins = usable_cores() >= ranks_on_cores
         self.threads: list[ProgressThread] = []
-        """Those of this rank that others wait for; where one fails, the computing thread tells."""
+        """Threads of this rank that other ranks wait for. If one fails, the compute thread raises its error."""
 
-    def advance(self, which: int) -> None:
-        """Moves a word of this rank on by one: what it wrote before can be seen by who sees that."""
-        self._words.advance(_index(self._place, which))
+    def increment(self, counter: int) -> None:
+        """Increment a counter of this rank. Ranks that see the new value also see all earlier writes of this rank."""
+        self._words.add(_index(self._position, counter))
 
-    def all_of(self, which: int) -> list[int]:
-        """The same word of all ranks."""
-        return [_index(place, which) for place in range(len(self._peers))]
+    def counters_of_all(self, counter: int) -> list[int]:
+        """Return the indices of a counter of all ranks."""
+        return [_index(position, counter) for position in range(len(self._peers))]
 
-    def of_leader(self, which: int) -> list[int]:
-        """A word of the first rank of the host."""
-        return [_index(0, which)]
+    def counter_of_leader(self, counter: int) -> list[int]:
+        """Return the index of a counter of the host's first rank."""
+        return [_index(0, counter)]
 
-    def own(self, which: int) -> list[int]:
-        """A word of this rank."""
-        return [_index(self._place, which)]
+    def own_counter(self, counter: int) -> list[int]:
+        """Return the index of a counter of this rank."""
+        return [_index(self._position, counter)]
 
-    def have_come(self, words: Sequence[int], value: int) -> bool:
-        """Whether all these words have come to a value."""
-        for word in words:
-            if not self._words.reached(word, value):
+    def have_reached(self, indices: Sequence[int], value: int) -> bool:
+        """Return whether all these counters have reached a value."""
+        for index in indices:
+            if not self._words.has_reached(index, value):
                 return False
-        for word in words:
-            self._words.seen(word)
+        for index in indices:
+            self._words.acquire(index)
         return True
 
-    def wait(self, words: Sequence[int], value: int, thread: ProgressThread | None = None) -> None:
-        """Returns when all these words have come to a value; raises where that will not be.
+    def wait(self, indices: Sequence[int], value: int, thread: ProgressThread | None = None) -> None:
+        """Wait until all these counters have reached a value; raise a `RankError` if they cannot or time runs out.
 
-        A thread other than the computing one says so: it has all the time there is, and does not spin.
+        A thread other than the compute thread passes itself as `thread`. It does not spin and has no time-out.
         """
         if thread is None and self._spins:
             until_s = time.perf_counter() + SPIN_S
             while time.perf_counter() < until_s:
-                if self.have_come(words, value):
+                if self.have_reached(indices, value):
                     return
-        for word in words:
-            self._sleep(word, value, thread)
+        for index in indices:
+            self._sleep_until(index, value, thread)
 
-    def start(self, name: str, work: Callable[[ProgressThread], None]) -> None:
-        """Has a thread do something until this rank leaves."""
+    def start_thread(self, name: str, work: Callable[[ProgressThread], None]) -> None:
+        """Run `work` in a thread until `close`."""
         self.threads.append(ProgressThread(name, work))
 
-    def leave(self) -> None:
-        """Ends the threads, says that this rank will not move its words any more, and lets go of the memory."""
+    def close(self) -> None:
+        """Stop the threads, mark this rank as having left, and release the memory."""
         for thread in self.threads:
             thread.stops = True
-        for which in (READY, DONE):  # They wait for a word of some rank; at the end of a step that is this one's too.
-            self._words.advance(_index(self._place, which), by=0)
+        for counter in (READY, REDUCED):  # Wake the threads: at the end of a step they wait for one of these counters.
+            self._words.add(_index(self._position, counter), by=0)
         for thread in self.threads:
             thread.join()
-        self.threads.clear()  # They and what they do hold each other, and the memory.
-        self.advance(_LEFT)
+        self.threads.clear()  # Breaks a reference cycle that would keep the memory alive.
+        self.increment(_LEFT)
         self._words.release()
 
-    def _sleep(self, word: int, value: int, thread: ProgressThread | None) -> None:
+    def _sleep_until(self, index: int, value: int, thread: ProgressThread | None) -> None:
         since_s = time.monotonic()
         while True:
-            now = self._words[word]
-            if self._words.reached(word, value):
+            now = self._words[index]
+            if self._words.has_reached(index, value):
                 break
             if thread is not None and thread.stops:
                 raise ThreadStopped
-            self._words.sleep(word, now, LOOK_AROUND_S)
-            if not self._words.reached(word, value):
-                self._look_around(word, value, time.monotonic() - since_s, thread)
-        self._words.seen(word)
+            self._words.wait(index, now, PEER_CHECK_S)
+            if not self._words.has_reached(index, value):
+                self._check_failures(index, value, time.monotonic() - since_s, thread)
+        self._words.acquire(index)
 
-    def _look_around(self, word: int, value: int, waited_s: float, thread: ProgressThread | None) -> None:
+    def _check_failures(self, index: int, value: int, waited_s: float, thread: ProgressThread | None) -> None:
+        """Raise if a thread of this rank failed, if the awaited rank has ended, or if the time-out has passed."""
         for failure in (own.failure for own in self.threads if own is not thread):
             if failure is not None:
                 raise failure
-        place = word * WORD_BYTES // LINE_BYTES
-        peer = self._peers[place]
-        has_left = self.have_come([_index(place, _LEFT)], 1) or not peer.is_alive
-        # Looked at once more after that: it may have come to the value, and left, a moment ago.
-        if has_left and not self.have_come([word], value):
-            raise _lost(f"rank {peer.rank} ended while rank {self._rank} waited for its gradients.")
+        position = index * WORD_BYTES // LINE_BYTES
+        peer = self._peers[position]
+        has_left = self.have_reached([_index(position, _LEFT)], 1) or not peer.is_alive
+        # Check the counter again: the peer may have reached the value just before it left.
+        if has_left and not self.have_reached([index], value):
+            raise _peer_lost(f"rank {peer.rank} ended while rank {self._rank} waited for its gradients.")
         if thread is None and waited_s > self._timeout_s:
-            raise _lost(f"rank {self._rank} waited {waited_s:.0f} s for the gradients of rank {peer.rank}.")
+            raise _peer_lost(f"rank {self._rank} waited {waited_s:.0f} s for the gradients of rank {peer.rank}.")
 
 
 class ThreadStopped(Exception):
-    """Ends a thread that has nothing to wait for any more."""
+    """Raised in a `ProgressThread` to end it."""
 
 
 class ProgressThread:
-    """A thread that goes on as words do: `work(thread)` in the background until `stop`, or until it fails."""
+    """A background thread that runs `work(thread)` until `stops` is set or it fails."""
 
     def __init__(self, name: str, work: Callable[[ProgressThread], None]) -> None:
         self.stops = False
@@ -136,7 +143,7 @@ class ProgressThread:
         self._thread.start()
 
     def join(self) -> None:
-        """Returns when it has ended; one that hangs on a wire is not waited for."""
+        """Wait until the thread has ended; at most 1 s, since it may be blocked in a network operation."""
         self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
@@ -144,13 +151,14 @@ class ProgressThread:
             self._work(self)
         except ThreadStopped:
             pass
-        except Exception as error:  # Told by the computing thread, when it waits for what will not come.
+        except Exception as error:  # Raised by the compute thread when it waits.
             self.failure = error
 
 
-def _lost(message: str) -> RankError:
-    return RankError(message, hint="its log says why; --timeout waits longer for one that is late", peer_lost=True)
+def _peer_lost(message: str) -> RankError:
+    hint = "see the log of that rank for the reason; if it is only slow, increase --timeout"
+    return RankError(message, hint=hint, peer_lost=True)
 
 
-def _index(place: int, which: int) -> int:
-    return place * (LINE_BYTES // WORD_BYTES) + which
+def _index(position: int, counter: int) -> int:
+    return position * (LINE_BYTES // WORD_BYTES) + counter

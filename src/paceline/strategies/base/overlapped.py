@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import WorkloadError
-from paceline.plans.buckets import MIB, cut
+from paceline.plans.buckets import MIB, assign_buckets
 from paceline.strategies.base.buckets import Bucket, Slot, make_buckets
 from paceline.strategies.base.strategy import Strategy, no_gradient, sparse_gradient
 
@@ -165,7 +165,7 @@ class Overlapped(Strategy):
 
     def packed(self, sizes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
         """The places of the gradients that each bucket holds; they come in the order in which backward fills them."""
-        return cut(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
+        return assign_buckets(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
 
     def memory(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
         """A flat tensor for each bucket, of so many items, of the kind of a parameter in it."""

@@ -94,7 +94,7 @@ class Strategy(ABC):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:
         """Gives every rank rank 0's weights and prepares the model; returns the module to call in its place."""
-        if not comm.serves:  # Those that keep parameters get them from the strategy.
+        if not comm.is_server:  # Those that keep parameters get them from the strategy.
             with comm.carrying(Purpose.WEIGHTS):
                 broadcast_from_rank_0([*model.parameters(), *model.buffers()], comm)
         parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -207,7 +207,7 @@ class Strategy(ABC):
 
     def update(self, max_norm: float | None) -> None:
         """Clips what was agreed on, steps the optimiser, clears the gradients."""
-        self.comm.agreed()
+        self.comm.mark_agreed()
         if max_norm is not None:
             nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
         self.optimizer.step()

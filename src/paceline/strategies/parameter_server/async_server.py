@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import receive_json_message, send_json_message
-from paceline.comm.packed_tensors import PackedTensors, abort_connections, receive_when_sent
+from paceline.comm.packed_tensors import PackedTensors, abort_connections, receive_without_timeout
 from paceline.comm.timed_group import TimedGroup
 from paceline.errors import RankError
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters
@@ -109,7 +109,7 @@ class AsyncServer:
         gradients, reply = PackedTensors(weights, self._device), PackedTensors(weights, self._device)
         word, quiet = empty_request(master), untimed(group)
         while True:
-            receive_when_sent(word, rank, quiet, WORDS)  # How long a worker computes is no traffic.
+            receive_without_timeout(word, rank, quiet, WORDS)  # How long a worker computes is no traffic.
             self._heard_s[rank] = time.monotonic()
             say, version, settings, used = read_request(word, master)
             if say is ServerRequest.LEAVE:
@@ -147,10 +147,10 @@ def dedicated_server(
     link: ServerShard, optimizer: torch.optim.Optimizer, comm: Comm, bound: StalenessBound
 ) -> AsyncServer:
     """A server on a rank of its own: it steps the parameters of its own model."""
-    link.fetch(0, comm.everyone)
+    link.fetch(0, comm.full_group)
     named = list(zip(link.names, link.parameters, strict=True))
     master = ServerWeights(named, optimizer, comm.world_size, bound, first_ticket=comm.world_size)
-    return AsyncServer(master, range(comm.world_size), comm, comm.everyone)
+    return AsyncServer(master, range(comm.world_size), comm, comm.full_group)
 
 
 def colocated_server(

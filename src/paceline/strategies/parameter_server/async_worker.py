@@ -128,7 +128,7 @@ class AsyncWorker:
             local.push(settings)
         answers = self._take()
         self.ticket = next(answer.ticket for home, answer in answers if home == self._links[0].home)
-        self._comm.agreed()
+        self._comm.mark_agreed()
         for _, parameter in self._parameters:
             parameter.grad = None
         self._optimizer.step()  # It has nothing to step; but schedulers want to see it called.

@@ -135,12 +135,12 @@ class ParameterServer(Strategy):
             ROUNDS_WITHIN_BOUND * comm.world_size if options.max_staleness is None else options.max_staleness
         )
         bound = StalenessBound(max_staleness, drops=options.late == "drop")
-        if comm.serves:
+        if comm.is_server:
             own = links[comm.rank - first]
             serving = dedicated_server(own, self.optimizer, comm, bound) if options.asynchronous else None
             self._server = serving or SyncServer(own, self.optimizer, comm, self._update)
             return module
-        group = comm.everyone
+        group = comm.full_group
         if not comm.servers and comm.backend != "gloo":  # NCCL takes neither messages of threads nor main memory.
             group = comm.subgroup(range(comm.world_size), backend="gloo")
         if options.asynchronous:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import receive_json_message, send_json_message
-from paceline.comm.packed_tensors import PackedTensors, PackedTransfer, naming_peer, receive_when_sent
+from paceline.comm.packed_tensors import PackedTensors, PackedTransfer, naming_peer, receive_without_timeout
 from paceline.errors import RankError
-from paceline.plans.parameter_server import WORD_BYTES
+from paceline.plans.parameter_server import REQUEST_BYTES
 from paceline.records.timeline import Purpose
 from paceline.strategies.base.strategy import copies
 from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
@@ -28,7 +28,7 @@ GRADIENTS, WEIGHTS, STATES, NORMS, WORDS = range(5)
 """Tags: two ranks that are both worker and server send each other gradients and weights."""
 STEP, SETTINGS, STATE, LOAD, LEAVE = range(5)
 """What worker 0 may say to a server on a rank of its own."""
-REQUEST_NUMBERS = WORD_BYTES // 8
+REQUEST_NUMBERS = REQUEST_BYTES // 8
 EPSILON = 1e-6
 """As in torch's clip_grad_norm_."""
 
@@ -269,7 +269,7 @@ class SyncServer:
         self._link = link
         self._optimizer = optimizer
         self._comm = comm
-        self._group = comm.everyone
+        self._group = comm.full_group
         self._update = update
         self._settings = OptimizerSettings(optimizer)
         self._shard = ShardReducer(link, comm.world_size, self._group, comm.device)
@@ -324,7 +324,7 @@ class SyncServer:
             self._optimizer.state[parameter] = kept[name]
 
     def _hear(self, tensor: Tensor) -> Tensor:
-        return receive_when_sent(tensor, 0, self._group, WORDS)
+        return receive_without_timeout(tensor, 0, self._group, WORDS)
 
 
 def distribute_state(

@@ -132,7 +132,7 @@ class Priority(Overlapped):
             self._take_in(self._pending)
             self.update(max_norm)
         else:
-            self.comm.agreed()
+            self.comm.mark_agreed()
             self._settings = [_settings(group) for group in self.optimizer.param_groups]
             for block, settle in zip(self.buckets, self._settlers, strict=True):
                 for slot in block.slots:
@@ -169,7 +169,7 @@ class Priority(Overlapped):
 
     def launch(self, bucket: Bucket) -> None:
         assert self._sender is not None
-        self._sender.fill(self._parts[bucket.number])
+        self._sender.mark_ready(self._parts[bucket.number])
 
     def arrive(self, bucket: Bucket) -> None:
         assert self._sender is not None
@@ -211,7 +211,7 @@ class Priority(Overlapped):
         self.finish()
         if _is_power_of_two(self._steps):
             self._figures = self._measure()
-        self._sender.open(self._in_turn, timed=_is_power_of_two(self._steps + 1))
+        self._sender.start_round(self._in_turn, timed=_is_power_of_two(self._steps + 1))
         self._is_sending = True
 
     # Forward: layer by layer, what has arrived becomes an update.
@@ -299,12 +299,12 @@ class Priority(Overlapped):
 
     def _measure(self) -> list[float]:
         """Of the last step: when each block was full, after the first was, and how long anything was on the wire."""
-        first_s = min(parts[0].full_s for parts in self._parts)
+        first_s = min(parts[0].ready_s for parts in self._parts)
         busy_s, until_s = 0.0, 0.0
         for part in self._in_turn:
             busy_s += max(0.0, part.end_s - max(part.start_s, until_s))
             until_s = max(until_s, part.end_s)
-        return [*(parts[0].full_s - first_s for parts in self._parts), busy_s]
+        return [*(parts[0].ready_s - first_s for parts in self._parts), busy_s]
 
     def _agree_on_order(self) -> None:
         """Of the slices that are ready on all ranks, the one that forward needs first comes next."""

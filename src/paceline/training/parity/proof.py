@@ -152,13 +152,13 @@ def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
     assert isinstance(strategy.optimizer, ProbeOptimizer)
     gradients = strategy.optimizer.captured.steps
     strategy.close()
-    send_json_message({str(step): step_gradients for step, step_gradients in enumerate(gradients)}, 0, comm.everyone)
+    send_json_message({str(step): step_gradients for step, step_gradients in enumerate(gradients)}, 0, comm.full_group)
 
 
 def _with_servers(gradients: list[Gradients], comm: Comm) -> list[Gradients]:
     """Return the gradients, on rank 0 together with those of servers on separate ranks."""
     for server in range(comm.servers if comm.rank == 0 else 0):
-        received = receive_json_message(comm.world_size + server, comm.everyone)
+        received = receive_json_message(comm.world_size + server, comm.full_group)
         gradients = [own | received.get(str(step), {}) for step, own in enumerate(gradients)]
     return gradients
 

@@ -46,7 +46,7 @@ def prove_run(
     if setup is None:
         world.wait_for(f"proof-{number}")
         return
-    if setup.comm.serves:
+    if setup.comm.is_server:
         with exact_kernels():
             serve_proof(setup.strategy, setup.workload, setup.comm)
         close_comm(setup.comm)
