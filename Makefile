@@ -1,4 +1,4 @@
-# Everything a developer or a user of a fresh clone needs; each target makes the virtual environment when it is missing.
+# Targets for users and developers of a clone; each one creates the virtual environment if it is missing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,8 +16,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/paceline compare cnn --data digits --ranks 2 --batch 32 --lr 0.02 --epochs 3
 
-# Two parts: all but the tests that compare measured times, on two workers, each file on one of them; then those, alone.
-# Plain `pytest` runs the same tests one after the other.
+# Two parts: first all tests except those marked `timing`, on two workers (each file on one worker); then the `timing`
+# tests, with nothing else running. Plain `pytest` runs the same tests one after the other.
 WORKERS ?= 2
 test: $(STAMP)
 	@parts=0; \
@@ -26,7 +26,7 @@ test: $(STAMP)
 	$(BIN)/pytest -q -m 'timing and not gpu and not soak' && parts=$$((parts + 1)); \
 	if [ $$parts = 2 ]; then echo 'make test: both parts passed'; else echo 'make test: FAILED, see above'; exit 1; fi
 
-# Large matrices, of which `make test` runs a part: by hand, after a change to what they cover.
+# Large test matrices, of which `make test` runs a part. Run by hand after a change to the code that they cover.
 soak: $(STAMP)
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'soak and not gpu'
 

@@ -12,7 +12,7 @@ from strategy_picture import draw, interval
 
 from paceline.analysis.comparison import cost_per_sample
 from paceline.analysis.record_set import collect_records
-from paceline.analysis.statistics import Estimate, of_times, paired_ratio
+from paceline.analysis.statistics import Estimate, estimate_times, paired_ratio
 from paceline.records.experiment import ExperimentRecord, read_experiment
 from paceline.report.formatting import on_hosts, seconds, time_range
 
@@ -74,7 +74,7 @@ def figures_of(title: str, folders: Sequence[Path]) -> Figures:
     lines = [
         Line(
             strategy=name,
-            step_s=of_times([cost * batch for cost in own.values()]),
+            step_s=estimate_times([cost * batch for cost in own.values()]),
             to_reference=paired_ratio(own, costs.get(REFERENCE, {})),
             to_bound=paired_ratio(own, costs.get(BOUND, {})),
             failure=failures.get(name),

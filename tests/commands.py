@@ -1,8 +1,8 @@
 """Run `paceline` commands in separate processes, in the folder of the users' modules.
 
 Most of the time of a command is the import of torch. `paceline` therefore forks each command, and each rank that the
-command starts, from a process that has imported it. `start` starts new processes for commands and their ranks, for
-tests that send signals to the process group.
+command starts, from a process that has imported it. `start` starts new processes, for tests that send signals to the
+process group.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from preloaded import SERVER, start_ranks_from_spares
+from preloaded import SERVER, use_preloaded_ranks
 
-HERE = Path(__file__).parent / "user_code"
+USER_CODE = Path(__file__).parent / "user_code"
 LIMIT_S = 150
 
 
-def paceline(*arguments: str, expect: int = 0, cwd: Path = HERE) -> subprocess.CompletedProcess[str]:
+def paceline(*arguments: str, expect: int = 0, cwd: Path = USER_CODE) -> subprocess.CompletedProcess[str]:
     """Run a command, and check its exit code."""
     with forked(*arguments, cwd=cwd) as started:
         done = started.wait()
@@ -59,8 +59,8 @@ class Forked:
 
 
 @contextmanager
-def forked(*arguments: str, cwd: Path = HERE, cores: set[int] | None = None) -> Iterator[Forked]:
-    """Start a command, on the given cores if any, and kill it at the end of the `with` block if it still runs."""
+def forked(*arguments: str, cwd: Path = USER_CODE, cores: set[int] | None = None) -> Iterator[Forked]:
+    """Start a command, on `cores` if given, and kill it at the end of the `with` block if it still runs."""
     with tempfile.TemporaryDirectory() as folder:
         started = Forked(Path(folder), cwd, arguments, cores)
         try:
@@ -90,9 +90,9 @@ def _run(
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
     sys.argv = ["paceline", *arguments]
-    mp.set_start_method(None, force=True)  # As in a new process, not as in a fork of the server.
+    mp.set_start_method(None, force=True)  # The default of a new process, not that of the fork server.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
-    start_ranks_from_spares()
+    use_preloaded_ranks()
     main()
 
 
@@ -100,7 +100,7 @@ def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
     """Start a command in a new process group, as a shell does; `by` is a command that starts it, for example nohup."""
     return subprocess.Popen(
         [*by, *command(*arguments)],
-        cwd=HERE,
+        cwd=USER_CODE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -10,14 +10,14 @@ from hypothesis import settings
 
 from ranks import Pool
 
-settings.register_profile("any machine", deadline=None)  # A busy machine is not a wrong answer.
+settings.register_profile("any machine", deadline=None)  # A busy machine must not fail a test.
 settings.load_profile("any machine")
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # As in the background of a script. Commands would ignore it too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # In the background of a script; commands would ignore it too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first, so that two workers end at about the same time."""
+    """Run the files that take longest first, so that two workers finish at about the same time."""
 
     def seconds(item: pytest.Item) -> float:
         marker = item.get_closest_marker("takes")

@@ -1,4 +1,4 @@
-"""Examinations made by hand, with what a test wants changed."""
+"""Hand-made examinations, with changes that a test names."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ GB = 1_000_000_000
 MB = 1_000_000
 
 
-def facts(rank: int, host: int = 0, **changes: Any) -> RankInfo:
-    """A rank with a core of its own on a host of two."""
+def rank_info(rank: int, host: int = 0, **changes: Any) -> RankInfo:
+    """Return a rank with one of the two cores of its host."""
     values: dict[str, Any] = {
         "rank": rank,
         "host": host,
@@ -30,7 +30,7 @@ def facts(rank: int, host: int = 0, **changes: Any) -> RankInfo:
         "boot_id": f"boot{host}",
         "interface": "eth0",
         "address": f"198.18.0.{host + 1}",
-        "name_addresses": [f"198.18.0.{host + 1}"],
+        "host_name_addresses": [f"198.18.0.{host + 1}"],
         "bind_error": None,
         "device": "cpu",
         "device_index": None,
@@ -56,13 +56,13 @@ def facts(rank: int, host: int = 0, **changes: Any) -> RankInfo:
 
 
 def pair(one: int, other: int, hosts: tuple[int, int] = (0, 0), rate: float = 2e9, alpha_s: float = 5e-5) -> PairLink:
-    """A link of some bytes per second."""
+    """Return a link with a bandwidth in bytes per second."""
     points = [PairPoint(size, alpha_s + size / rate, 3) for size in (32 << 10, 32 << 20)]
     return PairLink(ranks=[one, other], hosts=list(hosts), alpha_s=alpha_s, beta_s_per_byte=1 / rate, points=points)
 
 
 def all_reduce(ranks: list[int], hosts: list[int], rate: float = 1e9) -> AllReduceTimes:
-    """All-reduces that come near some bytes per second with their size."""
+    """Return all-reduces whose bus bandwidth approaches `rate` with growing size."""
     factor = 2 * (len(ranks) - 1) / len(ranks)
     times = {size: 1e-4 + factor * size / rate for size in [1024 * 4**power for power in range(9)]}
     points = [AllReducePoint(size, t, size / t, factor * size / t, 5) for size, t in times.items()]
@@ -72,11 +72,11 @@ def all_reduce(ranks: list[int], hosts: list[int], rate: float = 1e9) -> AllRedu
 LINK = MeasuredLinks([pair(0, 1)], [all_reduce([0, 1], [0])])
 CONTENTION = Contention(
     flop=10**8,
-    product_alone_s=0.002,
-    product_beside_s=0.0021,
+    matmul_alone_s=0.002,
+    matmul_contended_s=0.0021,
     bytes=4 << 20,
     all_reduce_alone_s=0.004,
-    all_reduce_beside_s=0.006,
+    all_reduce_contended_s=0.006,
 )
 NEEDS = WorkloadNeeds(
     name="cnn on digits",
@@ -92,10 +92,10 @@ NEEDS = WorkloadNeeds(
 
 
 def examination(*ranks: RankInfo, **changes: Any) -> Examination:
-    """Two ranks on one host, where everything is well; or other ranks."""
+    """Return an examination without problems, of two ranks on one host or of the given ranks."""
     whole = Examination(
         provenance={"time": "2026-01-02T03:04:05+0000"},
-        ranks=list(ranks) or [facts(0), facts(1)],
+        ranks=list(ranks) or [rank_info(0), rank_info(1)],
         link=LINK,
         contention=CONTENTION,
         workload=NEEDS,
@@ -105,8 +105,8 @@ def examination(*ranks: RankInfo, **changes: Any) -> Examination:
 
 
 def on_two_hosts(**second: Any) -> Examination:
-    """Two ranks on each of two hosts; `second` is what is different on the second."""
-    ranks = [facts(0), facts(1), facts(2, 1, **second), facts(3, 1, **second)]
+    """Return an examination of two ranks on each of two hosts; `second` has the changes on the second host."""
+    ranks = [rank_info(0), rank_info(1), rank_info(2, 1, **second), rank_info(3, 1, **second)]
     between = pair(0, 2, (0, 1), rate=1e9, alpha_s=2e-4)
     link = MeasuredLinks(
         [pair(0, 1), pair(2, 3, (1, 1)), between],

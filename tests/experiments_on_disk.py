@@ -1,4 +1,4 @@
-"""Experiments written to disk without training anything, through the writers that real ones use."""
+"""Write experiments to disk without training, through the same writers as real experiments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.plans.operations import all_reduce
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
 from paceline.records.experiment import Candidate, ExperimentFolder, read_experiment
 from paceline.records.schema import SUMMARY_FILE
-from paceline.records.timeline import NEVER, NO_PEER, Purpose, RowKind, TimelineWriter
+from paceline.records.timeline import NO_PEER, NOT_MEASURED, Purpose, RowKind, TimelineWriter
 
 CLASSIC = (
     Candidate("single", "single", role="baseline"),
@@ -41,11 +41,11 @@ WINDOW = 4
 SAMPLES_PER_RANK = 16
 
 Losses = Callable[[Candidate, int, int], float]
-"""The loss of a candidate in a repeat at a step."""
+"""Function (candidate, repeat, step) -> loss."""
 
 
 def falling(candidate: Candidate, repeat: int, step: int) -> float:
-    """Losses that fall, the same for all lossless candidates but the baseline, which differs by rounding."""
+    """Return a falling loss, equal for all lossless candidates except the baseline, which differs by rounding."""
     off = {"baseline": 1e-7, "bound": 0.1}.get(candidate.role, 0.0)
     return (2.3 + 0.01 * repeat) * math.exp(-step / 50) * (1 + off)
 
@@ -67,9 +67,9 @@ def write_experiment(
     settings: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """An experiment as `paceline compare` leaves it. Candidates that fail have no runs; the others finish them all.
+    """Write an experiment as `paceline compare` does. Candidates in `failures` have no runs; the others complete all.
 
-    With `events` runs have timelines as well (see `_phases`), and counts of what went over their sockets.
+    With `events`, runs also have timelines (see `_phases`) and socket byte counts.
     """
     config = RunConfig(**{"steps": steps, **(settings or {})})
     eligible = [candidate.name for candidate in candidates if candidate.role == "candidate"]
@@ -77,7 +77,7 @@ def write_experiment(
         "ranks": ranks,
         "repeats": repeats,
         "max_repeats": repeats,
-        "looks": 1,
+        "interim_analyses": 1,
         "reference": eligible[-1] if eligible else candidates[0].name,
         "proof": proof,
         "estimate_s": None,
@@ -87,16 +87,18 @@ def write_experiment(
     folder = ExperimentFolder.create(
         path, kind="compare", candidates=candidates, config=shared, design=design, provenance=about
     )
-    account = EventWriter(folder)
+    event_writer = EventWriter(folder)
     for candidate in candidates if proof else ():
-        account.write("parity", candidate=candidate.name, **_parity(candidate, ranks))
+        event_writer.write("parity", candidate=candidate.name, **_parity(candidate, ranks))
     for name, message in (failures or {}).items():
-        account.write("failure", candidate=name, stage="proof", kind="RankError", message=message, hint="try again")
+        event_writer.write(
+            "failure", candidate=name, stage="proof", kind="RankError", message=message, hint="try again"
+        )
     measured = [candidate for candidate in candidates if candidate.name not in (failures or {})]
     for repeat in range(repeats):
         for place, candidate in enumerate(measured):
             where = f"repeat-{repeat + 1}/{place + 1}"
-            account.write("run", candidate=candidate.name, repeat=repeat, folder=where)
+            event_writer.write("run", candidate=candidate.name, repeat=repeat, folder=where)
             time_s = (step_s or {}).get(candidate.name, 0.01 * (place + 1)) * (1 + 0.01 * ((repeat + place) % 3))
             workers = 1 if candidate.role == "baseline" else ranks
             run_config = replace(config, strategy=candidate.strategy, seed=repeat, **candidate.settings)
@@ -105,8 +107,8 @@ def write_experiment(
             if events:
                 write_timelines(path / where, candidate, workers, steps, time_s)
                 write_counts(path / where, candidate, workers, steps)
-    account.write("interrupted" if interrupted else "end")
-    account.close()
+    event_writer.write("interrupted" if interrupted else "end")
+    event_writer.close()
     return path
 
 
@@ -122,9 +124,9 @@ def write_run(
     place: Mapping[str, Any] | None = None,
     steps_per_epoch: int = 5,
 ) -> None:
-    """One run of an experiment: every step takes the same time but the first, which takes ten times as long.
+    """Write one run: every step takes the same time, except that the first takes ten times as long.
 
-    `place` is what its topology says otherwise than usual.
+    `place` has changes to its topology.
     """
     folder = RunFolder.create(path)
     topology = _topology(candidate, config, workers) | dict(place or {})
@@ -148,7 +150,7 @@ def write_run(
 
 
 def write_timelines(path: Path, candidate: Candidate, workers: int, steps: int, step_s: float) -> None:
-    """When everything happened in a run of `write_run`, on all ranks."""
+    """Write the timelines of all ranks for a run of `write_run`."""
     for rank in range(workers):
         writer = TimelineWriter(path, rank)
         start_s = 0.0
@@ -160,11 +162,17 @@ def write_timelines(path: Path, candidate: Candidate, workers: int, steps: int, 
 
 
 def write_counts(path: Path, candidate: Candidate, workers: int, steps: int, *, off: float = 0.0) -> None:
-    """What the plan of an all-reduce of the gradients sends, and that the kernel has counted that, or more of it."""
+    """Add the planned links of an all-reduce and equal socket counts to a summary; `off` scales the counts."""
     sends = candidate.role == "candidate" and workers > 1
     links = Plan((all_reduce(1000, 4, workers, 0.0),)).links() if sends else []
     sockets = [
-        {"source": link.source, "target": link.target, "sent_bytes": size, "received_bytes": size, "resent_bytes": 0}
+        {
+            "source": link.source,
+            "target": link.target,
+            "sent_bytes": size,
+            "received_bytes": size,
+            "retransmitted_bytes": 0,
+        }
         for link in links
         if (size := round((link.payload_bytes + link.framing_bytes) * steps * (1 + off)))
     ]
@@ -176,29 +184,30 @@ def write_counts(path: Path, candidate: Candidate, workers: int, steps: int, *, 
 
 
 def _phases(candidate: Candidate, lateness: float, start_s: float, length_s: float) -> list[tuple[Any, ...]]:
-    """One step on one rank: 2% data, 40% forward, 8% optimiser, and between them 50% backward.
+    """Return one step on one rank: 2% data, 40% forward, 50% backward, 8% optimiser.
 
-    Of a candidate's backward, 30% of the step is computing and 20% exposed communication: `ddp` has its all-reduce
-    start 10% before the end of that computing, others after it. The higher a rank, the later, by up to 4%.
+    For a candidate, backward consists of compute (30% of the step) and exposed communication (20%). Under `ddp` the
+    all-reduce starts 10% of the step before the end of compute, otherwise after it. Higher ranks are later, by up to
+    4%.
     """
 
-    def row(kind: RowKind, start: float, end: float, waited_from: float = NEVER) -> tuple[Any, ...]:
+    def row(kind: RowKind, start: float, end: float, wait_start: float = NOT_MEASURED) -> tuple[Any, ...]:
         sent = (Purpose.GRADIENTS, NO_PEER, 4000) if kind.is_operation else (Purpose.NOTHING, NO_PEER, 0)
-        cpu_s = NEVER if kind.is_operation or kind is RowKind.STEP else 0.9 * (end - start) * length_s
-        moments = (start_s + moment * length_s for moment in (start, end, waited_from))
-        return (kind, *sent, *moments, cpu_s)
+        cpu_s = NOT_MEASURED if kind.is_operation or kind is RowKind.STEP else 0.9 * (end - start) * length_s
+        times = (start_s + fraction * length_s for fraction in (start, end, wait_start))
+        return (kind, *sent, *times, cpu_s)
 
-    computed = 0.92 if candidate.role != "candidate" else 0.72 + 0.04 * lateness
+    compute_end = 0.92 if candidate.role != "candidate" else 0.72 + 0.04 * lateness
     rows = [row(RowKind.STEP, 0, 1), row(RowKind.DATA, 0, 0.02), row(RowKind.FORWARD, 0.02, 0.42)]
-    rows += [row(RowKind.BACKWARD, 0.42, computed), row(RowKind.OPTIMISER, 0.92, 1)]
+    rows += [row(RowKind.BACKWARD, 0.42, compute_end), row(RowKind.OPTIMISER, 0.92, 1)]
     if candidate.role == "candidate":
-        begun = computed - 0.1 if candidate.strategy == "ddp" else computed
-        rows.append(row(RowKind.ALL_REDUCE, begun, 0.92, computed))
+        begun = compute_end - 0.1 if candidate.strategy == "ddp" else compute_end
+        rows.append(row(RowKind.ALL_REDUCE, begun, 0.92, compute_end))
     return rows
 
 
 def read_comparison(path: Path) -> Comparison:
-    """What the records say."""
+    """Read and compare an experiment."""
     return compare(collect_records([read_experiment(path)]))
 
 
@@ -235,7 +244,7 @@ def _topology(candidate: Candidate, config: RunConfig, workers: int) -> dict[str
         "gradient_bytes": 4000,
         "batch_norm_layers": 0,
         "classes": 10,
-        "own_optimizer": False,
+        "user_optimizer": False,
         "lr": config.lr,
         "log_every": config.log_every,
     }

@@ -1,8 +1,8 @@
-"""Processes that begin with torch imported, which would cost each of them 2.5 s of processor time.
+"""Processes that start with torch already imported; the import takes 2.5 s of CPU time.
 
-`SERVER` forks processes that have it. `Spares` lets a command that was forked so start its ranks the same way. They are
-forked before the command has threads, are children of the command as other ranks are, and wait until torch's elastic
-launcher asks for a rank.
+`SERVER` forks such processes. A command that it forked starts its ranks from `PreloadedRanks`: processes that are
+forked before the command has threads, and then wait until torch's elastic launcher starts a rank. They are child
+processes of the command, like all ranks.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ SERVER = mp.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["__main__", "paceline.cli.main", "paceline.launch.elastic", "paceline.training.run", "torch._dynamo"]
 )
-SPARES = 20
-"""Ranks that a command starts at most this way; those beyond are new processes."""
+MAX_PRELOADED_RANKS = 20
+"""Preloaded ranks of a command; further ranks are new processes."""
 _MESSAGE_BYTES = 1 << 17
 
 
-class Spares:
-    """Processes that become ranks of the command that this process runs."""
+class PreloadedRanks:
+    """Child processes of this command that wait to become its ranks."""
 
     def __init__(self) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for _ in range(SPARES):
+        self._socket, rank_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for _ in range(MAX_PRELOADED_RANKS):
             if os.fork() == 0:
-                self._ours.close()
-                _wait_and_become_a_rank(theirs)
-        theirs.close()
+                self._socket.close()
+                _wait_and_run(rank_socket)
+        rank_socket.close()
 
-    def take(self, arguments: list[str], environment: dict[str, str]) -> int | None:
-        """Let a spare run `python -m MODULE …`; return its process number, None where no spare is left."""
+    def start(self, arguments: list[str], environment: dict[str, str]) -> int | None:
+        """Run `python -m MODULE …` in a waiting process; return its PID, None if no process is left."""
         try:
-            self._ours.send(json.dumps([arguments, environment]).encode())
-            return int(self._ours.recv(_MESSAGE_BYTES) or 0) or None
+            self._socket.send(json.dumps([arguments, environment]).encode())
+            return int(self._socket.recv(_MESSAGE_BYTES) or 0) or None
         except OSError:
             return None
 
 
-def _wait_and_become_a_rank(requests: socket.socket) -> NoReturn:
-    """Wait for what to run, as `take` sends it; leave when the command has ended."""
+def _wait_and_run(requests: socket.socket) -> NoReturn:
+    """Wait for the arguments that `PreloadedRanks.start` sends, and run them; exit when the command has ended."""
     request = requests.recv(_MESSAGE_BYTES)
     if not request:
         os._exit(0)
@@ -58,31 +58,32 @@ def _wait_and_become_a_rank(requests: socket.socket) -> NoReturn:
     os.environ.update(environment)
     import torch
 
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # Read from the environment when torch is imported.
+    # torch reads this variable only when it is imported.
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
-    sys.path.insert(0, str(os.getcwd()))  # noqa: PTH109  (as `python -m` has it)
+    sys.path.insert(0, str(os.getcwd()))  # noqa: PTH109  (same as `python -m`)
     sys.argv = ["", *rest]
     sys.modules.pop(module, None)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
-        os._exit(1)  # A rank leaves by itself.
+        os._exit(1)  # Only reached after an error: a rank exits by itself.
 
 
-def start_ranks_from_spares() -> None:
-    """Have torch's elastic launcher in this process take spares for ranks."""
+def use_preloaded_ranks() -> None:
+    """Make torch's elastic launcher in this process start its ranks from preloaded processes."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    spares = Spares()
+    preloaded_ranks = PreloadedRanks()
 
-    class FromSpare(subprocess.Popen[str]):
-        """A rank that was a spare: a child of this process like any other."""
+    class PreloadedPopen(subprocess.Popen[str]):
+        """`Popen` of a rank that runs in a preloaded process, or in a new one if none is left."""
 
         def _execute_child(self, args: Any, *rest: Any) -> None:
-            pid = spares.take(list(args[1:]), rest[5])
+            pid = preloaded_ranks.start(list(args[1:]), rest[5])
             if pid is None:
                 super()._execute_child(args, *rest)  # type: ignore[misc]
             else:
                 self.pid, self._child_created = pid, True
 
-    subprocess_handler.Popen = FromSpare  # type: ignore[misc]
+    subprocess_handler.Popen = PreloadedPopen  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Scaling experiments written to disk without training anything, through the writers that real ones use."""
+"""Write scaling experiments to disk without training, through the same writers as real experiments."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from paceline.records import EventWriter
 from paceline.records.experiment import Candidate, CandidateRole, ExperimentFolder, read_experiment
 
 SAMPLES = 1280
-"""In an epoch."""
+"""Samples per epoch."""
 ROLES: dict[str, CandidateRole] = {"single": "baseline", "none": "bound"}
 HALF_CORES = {"machines": [0, 0, 0, 0], "machine_cores": 2.0, "host_cpus": 0.5, "emulated": "4@200mbit"}
-"""The design of hosts with half a core each."""
+"""Design with four hosts of half a core each."""
 ONE_HOST = {"machines": [0], "machine_cores": 2.0, "host_cpus": None, "emulated": None}
-"""Of one host with two cores."""
+"""Design with one host of two cores."""
 
 StepTime = Callable[[Candidate, int], float]
 """Seconds per step of a candidate in a repeat."""
 Shape = tuple[int, int]
-"""Hosts, and ranks on each."""
+"""Hosts and ranks per host."""
 
 
 def even(candidate: Candidate, repeat: int) -> float:
-    """Computing takes 1 ms a sample on a rank's share; `ddp` adds 10 ms a rank beyond the first, others 40 ms."""
+    """Return 1 ms per sample of a rank's share, plus 10 ms (`ddp`) or 40 ms (others) per rank beyond the first."""
     assert candidate.point is not None
     share = candidate.point["batch"] / candidate.point["ranks"]
     each = {"single": 0.0, "none": 0.0, "ddp": 0.010}.get(candidate.strategy, 0.040)
@@ -39,7 +39,7 @@ def even(candidate: Candidate, repeat: int) -> float:
 def points(
     strategies: Sequence[str], shapes: Sequence[Shape], modes: Sequence[str], batch: int, batch_per_rank: int
 ) -> Iterator[Candidate]:
-    """The candidates of an experiment, by shape; `single` is on one rank."""
+    """Yield the candidates of an experiment by shape; `single` runs on one rank."""
     for hosts, per_host in shapes:
         ranks = hosts * per_host
         batches = {mode: batch if mode == "strong" else batch_per_rank * ranks for mode in modes}
@@ -73,26 +73,28 @@ def write_scaling(
     events: bool = False,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """An experiment as `paceline scale` leaves it, of hosts with half a core each unless told otherwise."""
+    """Write an experiment as `paceline scale` does, by default on hosts with half a core each."""
     candidates = list(points(strategies, shapes, modes, batch, batch_per_rank))
     config = RunConfig(steps=12, batch=batch)
     shared = {key: value for key, value in asdict(config).items() if key not in ("strategy", "batch")}
     about = PROVENANCE | {"command": "paceline scale --ranks 1,2,4"} | dict(provenance or {})
-    plan = {"ranks": max(h * p for h, p in shapes), "repeats": repeats, "max_repeats": repeats, "looks": 1}
+    plan = {"ranks": max(h * p for h, p in shapes), "repeats": repeats, "max_repeats": repeats, "interim_analyses": 1}
     plan |= {"reference": candidates[0].name, "proof": True, "estimate_s": None, **(design or HALF_CORES)}
     folder = ExperimentFolder.create(
         path, kind="scale", candidates=candidates, config=shared, design=plan, provenance=about
     )
-    account = EventWriter(folder)
+    event_writer = EventWriter(folder)
     for name, message in (failures or {}).items():
-        account.write("failure", candidate=name, stage="repeat 1", kind="RankError", message=message, hint="try again")
+        event_writer.write(
+            "failure", candidate=name, stage="repeat 1", kind="RankError", message=message, hint="try again"
+        )
     for repeat in range(repeats):
         for number, candidate in enumerate(candidates):
             if candidate.name in (failures or {}):
                 continue
             point = candidate.point or {}
             where = f"repeat-{repeat + 1}/{number + 1}"
-            account.write("run", candidate=candidate.name, repeat=repeat, folder=where)
+            event_writer.write("run", candidate=candidate.name, repeat=repeat, folder=where)
             time_s, workers = step_s(candidate, repeat), point["ranks"]
             place = {"ranks_per_host": point["ranks_per_host"], "batch": point["batch"], "cores": cores}
             place |= {"threads": (threads or {}).get(candidate.strategy, 1)}
@@ -102,11 +104,11 @@ def write_scaling(
             if events:
                 write_timelines(path / where, candidate, workers, 12, time_s)
                 write_counts(path / where, candidate, workers, 12)
-    account.write("interrupted" if interrupted else "end")
-    account.close()
+    event_writer.write("interrupted" if interrupted else "end")
+    event_writer.close()
     return path
 
 
 def read_scaling(path: Path) -> Scaling:
-    """What the records say."""
+    """Read the results of a scaling experiment."""
     return scaling(collect_records([read_experiment(path)]))

@@ -1,4 +1,4 @@
-"""Measurements that other programs on the machine may disturb: taken again, a bounded number of times."""
+"""Retries of measurements that other programs on the machine may disturb."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ TRIES = 8
 
 
 def eventually(check: Callable[[int], None], tries: int = TRIES) -> None:
-    """Require that a check holds in one of a few tries; it gets the number of the try.
+    """Require that a check passes in one of `tries` attempts; it gets the number of the attempt, from 0.
 
-    Only for checks that a busy machine can make fail, and that it cannot make hold.
+    Only for checks that a busy machine can make fail, but cannot make pass.
     """
     for attempt in range(tries):
         try:

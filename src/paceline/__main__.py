@@ -1,4 +1,4 @@
-"""`python -m paceline`, as torchrun starts it."""
+"""Entry point of `python -m paceline`, which torchrun needs."""
 
 from paceline.cli import main
 

@@ -1,4 +1,4 @@
-"""What limits a candidate, told from splits and wires made by hand."""
+"""Bottlenecks of candidates, from hand-made splits and wires."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.analysis.bottlenecks import Bottleneck, bottlenecks, crowding, rounds
+from paceline.analysis.bottlenecks import Bottleneck, bottlenecks, rounds, threads_per_core
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.candidate_split import CandidateSplit
 from paceline.analysis.steps.split import Split
@@ -34,10 +34,10 @@ def wire(
     waits_s: float = 0.0,
     exposed_s: float = 0.8,
     ranks: int = 3,
-    **blame: float,
+    **wait_shares: float,
 ) -> Wire:
     traffic = Traffic(kind, "gradients", operations, size, 10.0, 1.0, None, None, None, None)
-    waited_for = {int(rank.removeprefix("rank")): share for rank, share in blame.items()}
+    waited_for = {int(rank.removeprefix("rank")): share for rank, share in wait_shares.items()}
     return Wire(ranks, [traffic], {}, [waits_s] * ranks, waited_for, exposed_s, None)
 
 
@@ -45,28 +45,28 @@ def main(*arguments: Any) -> Bottleneck:
     return bottlenecks(*arguments)[0]
 
 
-def test_parts_come_largest_first_and_small_ones_not_at_all() -> None:
+def test_parts_are_sorted_and_small_parts_are_omitted() -> None:
     found = bottlenecks(split(compute_s=0.6, exposed_s=0.3, other_s=0.1), wire(1, 1e8), PLACE, LINK)
-    assert [limit.kind for limit in found] == ["compute", "bandwidth", "other"]
-    assert [limit.share for limit in found] == pytest.approx([0.6, 0.3, 0.1])
-    assert [limit.kind for limit in bottlenecks(split(compute_s=0.99, exposed_s=0.01), wire(1, 1e8), PLACE, LINK)] == [
+    assert [part.kind for part in found] == ["compute", "bandwidth", "other"]
+    assert [part.share for part in found] == pytest.approx([0.6, 0.3, 0.1])
+    assert [part.kind for part in bottlenecks(split(compute_s=0.99, exposed_s=0.01), wire(1, 1e8), PLACE, LINK)] == [
         "compute"
     ]
 
 
-def test_exposed_communication_is_said_where_ranks_cannot_be_compared() -> None:
+def test_exposed_communication_is_one_part_if_operations_cannot_be_matched() -> None:
     found = main(split(compute_s=0.4, exposed_s=0.6), None, PLACE, LINK)
     assert (found.kind, found.share) == ("exchange", pytest.approx(0.6))
 
 
-def test_adding_up_in_memory_is_no_transfer() -> None:
+def test_a_reduction_in_shared_memory_is_no_transfer() -> None:
     exposed = split(compute_s=0.1, exposed_s=0.9)
     found = main(exposed, wire(3, 1e8, kind="shared_reduce"), PLACE, LINK)
     assert found.kind == "memory"
     assert found.facts == {"bytes": 1e8}
 
 
-def test_many_small_messages_cost_latency_and_a_few_large_ones_bandwidth() -> None:
+def test_small_messages_are_latency_bound_and_large_ones_bandwidth_bound() -> None:
     exposed = split(compute_s=0.1, exposed_s=0.9)
     many = main(exposed, wire(60, 240_000), PLACE, LINK)
     assert many.kind == "latency"
@@ -78,56 +78,56 @@ def test_many_small_messages_cost_latency_and_a_few_large_ones_bandwidth() -> No
     assert main(exposed, wire(2, 1e8), PLACE, None).kind == "bandwidth"
 
 
-def test_a_link_that_was_busy_when_it_was_measured_says_nothing() -> None:
+def test_a_link_measured_while_busy_is_ignored() -> None:
     busy = replace(LINK, alpha_s=10.0)
     found = main(split(compute_s=0.1, exposed_s=0.9), wire(2, 1e8), PLACE, busy)
     assert (found.kind, found.facts["latency_s"]) == ("bandwidth", None), "40 s of latency in 20 s of operations"
 
 
-def test_a_slow_link_makes_bandwidth_of_the_same_messages() -> None:
+def test_the_same_messages_are_bandwidth_bound_on_a_slow_link() -> None:
     slow = replace(LINK, beta_s_per_byte=1e-6)
     assert main(split(compute_s=0.1, exposed_s=0.9), wire(60, 240_000), PLACE, slow).kind == "bandwidth"
 
 
-def test_waiting_for_one_rank_is_told_from_waiting_for_each_other() -> None:
+def test_a_straggler_is_distinguished_from_mutual_waiting() -> None:
     exposed = split(compute_s=0.2, exposed_s=0.8)
     slow = main(exposed, wire(1, 1e6, waits_s=0.7, rank1=0.9, rank0=0.1), PLACE, LINK)
-    assert (slow.kind, slow.facts["rank"]) == ("slow_rank", 1)
+    assert (slow.kind, slow.facts["rank"]) == ("straggler", 1)
     assert slow.share == pytest.approx(0.7)
     assert main(exposed, wire(1, 1e6, waits_s=0.7, rank1=0.5, rank0=0.5), PLACE, LINK).kind == "uneven_ranks"
 
 
-def test_of_two_ranks_one_is_to_blame_only_if_it_nearly_always_is() -> None:
+def test_of_two_ranks_the_straggler_needs_a_larger_share() -> None:
     exposed = split(compute_s=0.2, exposed_s=0.8)
     late = main(exposed, wire(1, 1e6, waits_s=0.7, ranks=2, rank1=0.95, rank0=0.05), PLACE, LINK)
-    assert (late.kind, late.facts["rank"]) == ("slow_rank", 1)
+    assert (late.kind, late.facts["rank"]) == ("straggler", 1)
     assert main(exposed, wire(1, 1e6, waits_s=0.7, ranks=2, rank1=0.65, rank0=0.35), PLACE, LINK).kind == "uneven_ranks"
 
 
-def test_waits_of_one_run_are_a_share_of_what_was_exposed_in_it() -> None:
-    """The wire is that of one run, the split that of all: a run twice as slow must not make twice the waiting."""
+def test_waits_of_one_run_are_scaled_by_its_exposed_communication() -> None:
+    """The wire describes one run, the split all runs: a run twice as slow must not double the waiting."""
     twice = wire(1, 1e6, waits_s=1.4, exposed_s=1.6, rank1=1.0)
     assert main(split(compute_s=0.2, exposed_s=0.8), twice, PLACE, LINK).share == pytest.approx(0.7)
 
 
-def test_computing_without_a_core_is_not_computing() -> None:
+def test_descheduled_time_is_not_compute() -> None:
     found = bottlenecks(split(compute_s=1.0, descheduled_s=0.6), None, PLACE | {"cores": 1.0}, None)
-    assert [(limit.kind, limit.share) for limit in found] == [
+    assert [(part.kind, part.share) for part in found] == [
         ("cores", pytest.approx(0.6)),
         ("compute", pytest.approx(0.4)),
     ]
-    assert found[0].facts["crowding"] == 2.0
+    assert found[0].facts["threads_per_core"] == 2.0
 
 
 def test_data_is_not_counted_twice() -> None:
     found = bottlenecks(split(compute_s=0.5, other_s=0.5, data_s=0.4), None, PLACE, None)
-    assert {limit.kind: limit.share for limit in found} == pytest.approx({"compute": 0.5, "data": 0.4, "other": 0.1})
+    assert {part.kind: part.share for part in found} == pytest.approx({"compute": 0.5, "data": 0.4, "other": 0.1})
 
 
-def test_crowding_is_of_one_host_and_of_cpus_only() -> None:
-    assert crowding(PLACE | {"workers": 8}) == 1.0
-    assert crowding(PLACE | {"threads": 4}) == 4.0
-    assert crowding(PLACE | {"device": "NVIDIA H200"}) is None
+def test_threads_per_core_covers_one_host_and_only_cpus() -> None:
+    assert threads_per_core(PLACE | {"workers": 8}) == 1.0
+    assert threads_per_core(PLACE | {"threads": 4}) == 4.0
+    assert threads_per_core(PLACE | {"device": "NVIDIA H200"}) is None
 
 
 @pytest.mark.parametrize(

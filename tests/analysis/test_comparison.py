@@ -1,4 +1,4 @@
-"""Every figure of the comparison table, from experiments whose figures are known."""
+"""Every value of the comparison table, from experiments with known results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.analysis.record_set import collect_records
 from paceline.records import RunRecord
 from paceline.records.experiment import Candidate, read_experiment
 from paceline.records.find import find_records
-from paceline.records.writer import strict
+from paceline.records.writer import json_safe
 from paceline.report.evidence import loss_difference_row, loss_difference_sentences
 
 STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
@@ -33,13 +33,13 @@ def test_rows_are_sorted_by_speed_with_ratios_to_the_reference(tmp_path: Path) -
     assert comparison.row("none").ratio is not None
 
 
-def test_single_trains_fewer_samples_a_step_so_its_ratio_is_per_sample(tmp_path: Path) -> None:
+def test_the_ratio_of_single_is_per_sample_since_its_batch_is_smaller(tmp_path: Path) -> None:
     single = read_comparison(write_experiment(tmp_path / "e", step_s=STEP_S)).row("single")
     assert single.ratio is not None
     assert single.ratio.value == pytest.approx(0.04 / 0.02 * 2, rel=0.03)
 
 
-def test_exposed_communication_is_what_the_bound_saves(tmp_path: Path) -> None:
+def test_time_above_the_bound(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", step_s=STEP_S))
     exposed = {row.candidate.name: row.above_bound for row in comparison.rows}
     assert exposed["ddp"] is not None
@@ -48,7 +48,7 @@ def test_exposed_communication_is_what_the_bound_saves(tmp_path: Path) -> None:
     assert exposed["single"] is None
 
 
-def test_without_a_bound_nothing_is_said_about_exposed_communication(tmp_path: Path) -> None:
+def test_without_a_bound_there_is_no_time_above_it(tmp_path: Path) -> None:
     candidates = [candidate for candidate in CLASSIC if candidate.role != "bound"]
     comparison = read_comparison(write_experiment(tmp_path / "e", candidates))
     assert all(row.above_bound is None for row in comparison.rows)
@@ -67,7 +67,7 @@ def test_the_bound_of_the_same_settings_counts(tmp_path: Path) -> None:
     assert exposed.value == pytest.approx(0.5, abs=0.02)
 
 
-def test_failures_have_a_row_without_figures(tmp_path: Path) -> None:
+def test_failures_have_a_row_without_values(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", failures={"allreduce": "rank 1 failed"}))
     row = comparison.row("allreduce")
     assert (row.failure, row.step_s, row.repeats) == ("rank 1 failed", None, 0)
@@ -75,13 +75,13 @@ def test_failures_have_a_row_without_figures(tmp_path: Path) -> None:
 
 
 def fail(path: Path, name: str) -> Comparison:
-    """A candidate that fails after all its repeats have been measured."""
+    """Let a candidate fail after all its repeats have been measured, and compare."""
     with (path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"event": "failure", "candidate": name, "message": "rank 1 failed"}) + "\n")
     return read_comparison(path)
 
 
-def test_what_failed_keeps_its_figures_but_neither_leads_nor_is_picked(tmp_path: Path) -> None:
+def test_a_failed_candidate_keeps_its_values_but_is_not_recommended(tmp_path: Path) -> None:
     path = write_experiment(
         tmp_path / "e", step_s=STEP_S | {"p2p": 0.015}, candidates=[*CLASSIC, Candidate("p2p", "p2p")]
     )
@@ -93,25 +93,25 @@ def test_what_failed_keeps_its_figures_but_neither_leads_nor_is_picked(tmp_path:
     assert [row.candidate.name for row in comparison.with_role("candidate")] == ["ddp", "allreduce"]
 
 
-def test_one_process_that_failed_is_not_picked(tmp_path: Path) -> None:
+def test_a_failed_baseline_is_not_recommended(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", step_s=STEP_S | {"single": 0.001}, repeats=4)
     assert read_comparison(path).pick == "single"
     comparison = fail(path, "single")
     assert (comparison.pick, comparison.over_one_process(), comparison.with_role("baseline")) == ("ddp", None, [])
 
 
-def test_figures_of_the_failed_come_before_rows_without(tmp_path: Path) -> None:
+def test_failed_candidates_with_values_are_listed_before_those_without(tmp_path: Path) -> None:
     comparison = fail(write_experiment(tmp_path / "e", failures={"none": "no"}, step_s=STEP_S), "allreduce")
     assert [row.candidate.name for row in comparison.rows] == ["ddp", "single", "allreduce", "none"]
 
 
-def test_another_reference_takes_the_place_of_one_that_was_not_measured(tmp_path: Path) -> None:
+def test_another_reference_replaces_one_that_was_not_measured(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", step_s=STEP_S, repeats=3)
     for file in path.glob("repeat-*/4/run.json"):
         file.unlink()
     comparison = read_comparison(path)
     assert comparison.reference == "allreduce"
-    assert "ddp was not measured, so ratios are to allreduce." in comparison.warnings
+    assert "ddp was not measured, so ratios are relative to allreduce." in comparison.warnings
     ratio = comparison.row("none").ratio
     assert ratio is not None
     assert ratio.value == pytest.approx(1 / 3, rel=0.03)
@@ -119,10 +119,10 @@ def test_another_reference_takes_the_place_of_one_that_was_not_measured(tmp_path
     assert {loss_difference.reference for loss_difference in comparison.loss_differences} == {"allreduce"}
 
 
-def test_another_reference_takes_the_place_of_one_that_failed(tmp_path: Path) -> None:
+def test_another_reference_replaces_one_that_failed(tmp_path: Path) -> None:
     comparison = fail(write_experiment(tmp_path / "e", step_s=STEP_S), "ddp")
     assert comparison.reference == "allreduce"
-    assert "ddp failed, so ratios are to allreduce." in comparison.warnings
+    assert "ddp failed, so ratios are relative to allreduce." in comparison.warnings
     assert comparison.record_set.reference == "ddp"
 
 
@@ -131,13 +131,13 @@ def test_without_a_candidate_the_first_that_was_measured_is_the_reference(tmp_pa
     assert comparison.reference == "single"
 
 
-def test_where_nothing_was_measured_the_reference_stays(tmp_path: Path) -> None:
+def test_without_measurements_the_reference_stays(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", repeats=0))
     assert (comparison.reference, comparison.warnings) == ("ddp", [])
 
 
 @pytest.mark.parametrize("summary", [{}, {"test": None, "ranks": None, "traffic": {}}, {"ranks": [{}], "test": {}}])
-def test_a_summary_that_lacks_figures_leaves_them_out(tmp_path: Path, summary: dict[str, Any]) -> None:
+def test_values_that_a_summary_lacks_are_none(tmp_path: Path, summary: dict[str, Any]) -> None:
     path = write_experiment(tmp_path / "e")
     for file in path.rglob("summary.json"):
         file.write_text(json.dumps(summary))
@@ -164,11 +164,11 @@ def test_the_same_small_difference_in_every_repeat_may_be_the_test_set(tmp_path:
     assert gain.spans(0)
     assert gain.low is not None
     assert gain.high is not None
-    # Both sides' binomial errors, at a confidence of 1 - 0.05 / 3 of the normal distribution: 2.39 of them.
+    # Both sides have a binomial error; 2.39 is the normal quantile for a confidence of 1 - 0.05 / 3.
     assert (gain.high - gain.low) / 2 == pytest.approx(2.39 * math.sqrt(2 * 0.25 / 360), rel=0.02)
 
 
-def test_a_difference_beyond_the_test_set_is_one(tmp_path: Path) -> None:
+def test_a_difference_beyond_the_error_of_the_test_set_is_significant(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=4)
     set_accuracies(path, 3, [0.6, 0.62, 0.61, 0.6], samples=10_000)
     set_accuracies(path, 4, [0.5, 0.5, 0.51, 0.5], samples=10_000)
@@ -177,13 +177,13 @@ def test_a_difference_beyond_the_test_set_is_one(tmp_path: Path) -> None:
     assert not gain.spans(0)
 
 
-def test_two_seeds_say_nothing_about_accuracy(tmp_path: Path) -> None:
+def test_two_seeds_are_too_few_for_accuracy(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=2)
     set_accuracies(path, 3, [0.9, 0.9])
     assert read_comparison(path).row("allreduce").accuracy_gain is None
 
 
-def test_figures_that_are_no_numbers_are_null_in_json(tmp_path: Path) -> None:
+def test_non_finite_values_are_null_in_json(tmp_path: Path) -> None:
     def losses(candidate: Candidate, repeat: int, step: int) -> float:
         return math.nan if candidate.name == "allreduce" and step > 4 else 2.0 + repeat
 
@@ -194,20 +194,22 @@ def test_figures_that_are_no_numbers_are_null_in_json(tmp_path: Path) -> None:
     comparison = read_comparison(path)
     parts = [*comparison.rows, *comparison.proofs, *comparison.loss_differences, comparison.decision]
     for part in parts:
-        assert json.loads(json.dumps(part.to_dict(), allow_nan=False)) == strict(part.to_dict())
+        assert json.loads(json.dumps(part.to_dict(), allow_nan=False)) == json_safe(part.to_dict())
     assert math.isinf(comparison.proofs[-1].error)
     assert comparison.proofs[-1].to_dict()["error"] is None
-    assert next(p for p in comparison.loss_differences if p.candidate == "allreduce").to_dict()["at_end"] is None
+    assert (
+        next(p for p in comparison.loss_differences if p.candidate == "allreduce").to_dict()["last_difference"] is None
+    )
 
 
 def test_an_experiment_without_runs_is_an_empty_comparison(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", repeats=0, interrupted=True))
     assert comparison.interrupted
-    assert comparison.decision.outcome == "nothing"
+    assert comparison.decision.outcome == "no_candidate"
     assert all(row.step_s is None for row in comparison.rows)
 
 
-def test_runs_cut_short_count_as_far_as_they_went(tmp_path: Path) -> None:
+def test_interrupted_runs_count_up_to_their_end(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", steps=12)
     (run,) = [m.run for m in read_experiment(path).runs if m.repeat == 1 and m.candidate.name == "ddp"]
     for name in ("summary.json", "finished"):
@@ -220,7 +222,7 @@ def test_runs_cut_short_count_as_far_as_they_went(tmp_path: Path) -> None:
     assert row.test_accuracy.repeats == 1
 
 
-def test_losses_part_by_rounding(tmp_path: Path) -> None:
+def test_losses_that_differ_by_rounding(tmp_path: Path) -> None:
     def losses(candidate: Candidate, repeat: int, step: int) -> float:
         return (2.0 + repeat) * (
             1 + (1e-8 * 10 ** max(0, step - 2) if candidate.name == "allreduce" and step > 1 else 0)
@@ -236,7 +238,7 @@ def test_losses_part_by_rounding(tmp_path: Path) -> None:
     assert identical_groups(comparison.record_set) == [["single", "ddp"]]
 
 
-def test_batchnorm_parts_runs_that_shard_differently(tmp_path: Path) -> None:
+def test_batchnorm_makes_losses_of_other_shards_differ(tmp_path: Path) -> None:
     def losses(candidate: Candidate, repeat: int, step: int) -> float:
         return 2.0 + 0.01 * (candidate.name == "single") - 0.01 * step + repeat
 
@@ -257,7 +259,7 @@ def test_batchnorm_parts_runs_that_shard_differently(tmp_path: Path) -> None:
     assert {p.candidate: p.cause for p in read_comparison(path).loss_differences}["single"] == "unknown"
 
 
-def test_dropout_parts_runs_on_other_numbers_of_ranks(tmp_path: Path) -> None:
+def test_dropout_makes_losses_on_other_numbers_of_ranks_differ(tmp_path: Path) -> None:
     def losses(candidate: Candidate, repeat: int, step: int) -> float:
         return 2.0 + 0.01 * (candidate.name in ("single", "allreduce")) - 0.01 * step + repeat
 
@@ -288,16 +290,16 @@ def test_one_parts_and_two_part(tmp_path: Path, names: set[str], verb: str) -> N
     assert f"{verb} from ddp, but nowhere by 0.1% or more." in said
 
 
-def test_a_run_that_diverged_parts_where_the_other_did_not(tmp_path: Path) -> None:
+def test_a_diverged_run_differs_infinitely(tmp_path: Path) -> None:
     def losses(candidate: Candidate, repeat: int, step: int) -> float:
         return math.nan if candidate.name == "allreduce" and step > 4 else 2.0 + repeat
 
     comparison = read_comparison(write_experiment(tmp_path / "e", losses=losses))
     loss_difference = next(p for p in comparison.loss_differences if p.candidate == "allreduce")
-    assert (loss_difference.first_step, loss_difference.at_end) == (5, math.inf)
+    assert (loss_difference.first_step, loss_difference.last_difference) == (5, math.inf)
 
 
-def test_experiments_of_two_machines_keep_apart_and_warn(tmp_path: Path) -> None:
+def test_experiments_of_two_machines_are_separate_and_warn(tmp_path: Path) -> None:
     paths = [
         write_experiment(tmp_path / host, repeats=2, provenance={"host": host, "cpu": f"cpu of {host}"})
         for host in ("here", "there")
@@ -313,7 +315,7 @@ def test_experiments_of_two_machines_keep_apart_and_warn(tmp_path: Path) -> None
     assert other.low is None
 
 
-def test_experiments_that_differ_in_a_setting_are_told_apart_by_it(tmp_path: Path) -> None:
+def test_experiments_that_differ_in_a_setting_have_it_in_their_names(tmp_path: Path) -> None:
     paths = [write_experiment(tmp_path / bn, settings={"bn": bn}) for bn in ("local", "sync")]
     names = {row.candidate.name for row in compare(collect_records([read_experiment(path) for path in paths])).rows}
     assert {"ddp bn=local", "ddp bn=sync"} <= names
@@ -325,7 +327,7 @@ def test_equal_experiments_are_numbered(tmp_path: Path) -> None:
     assert {"ddp", "ddp (2)"} <= names
 
 
-def test_runs_alone_become_candidates_by_their_settings(tmp_path: Path) -> None:
+def test_separate_runs_become_candidates_by_their_settings(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=2)
     records = find_records([path / "repeat-1", path / "repeat-2"])
     assert all(isinstance(record, RunRecord) for record in records)
@@ -342,9 +344,9 @@ def test_ranks_that_differ_are_flagged(tmp_path: Path) -> None:
         slower = [_with_update(line, 0.02) for line in lines[1:]]
         file.write_text("\n".join([lines[0], *slower]) + "\n")
     comparison = read_comparison(path)
-    assert comparison.row("allreduce").uneven is not None
-    assert comparison.row("ddp").uneven is None
-    assert any("allreduce: time per iteration differs" in warning for warning in comparison.warnings)
+    assert comparison.row("allreduce").rank_step_spread is not None
+    assert comparison.row("ddp").rank_step_spread is None
+    assert any("allreduce: step times differ" in warning for warning in comparison.warnings)
 
 
 def _with_update(line: str, more_s: float) -> str:

@@ -1,4 +1,4 @@
-"""A winner is named when there is one, and not by looking often enough."""
+"""A winner is named if there is one; repeated interim analyses do not produce false winners."""
 
 from __future__ import annotations
 
@@ -21,66 +21,69 @@ def times(*values: float) -> dict[int, float]:
 
 
 def test_a_clear_difference_has_a_winner() -> None:
-    decision = decide([A, B], {"a": times(2.0, 2.1, 2.05), "b": times(1.0, 1.01, 1.02)}, looks=8)
+    decision = decide([A, B], {"a": times(2.0, 2.1, 2.05), "b": times(1.0, 1.01, 1.02)}, interim_analyses=8)
     assert (decision.outcome, decision.first, decision.second) == ("winner", "b", "a")
     assert decision.ratio is not None
     assert decision.ratio.value == pytest.approx(2.0, rel=0.05)
 
 
-def test_what_is_within_one_per_cent_is_the_same() -> None:
+def test_differences_below_one_per_cent_are_equal() -> None:
     a, b = times(*[1.0 + 1e-4 * i for i in range(10)]), times(*[1.001] * 10)
-    assert decide([A, B], {"a": a, "b": b}, looks=1).outcome == "same"
+    assert decide([A, B], {"a": a, "b": b}, interim_analyses=1).outcome == "equal"
 
 
-def test_noise_leaves_it_open() -> None:
-    assert decide([A, B], {"a": times(1.0, 1.4, 0.9), "b": times(1.2, 0.9, 1.3)}, looks=8).outcome == "open"
+def test_noise_leaves_the_decision_undecided() -> None:
+    assert (
+        decide([A, B], {"a": times(1.0, 1.4, 0.9), "b": times(1.2, 0.9, 1.3)}, interim_analyses=8).outcome
+        == "undecided"
+    )
 
 
 def test_bounds_and_baselines_cannot_win() -> None:
     costs = {"a": times(2.0, 2.0), "none": times(1.0, 1.0), "single": times(0.5, 0.5)}
-    assert decide([A, NONE, SINGLE], costs, looks=1).outcome == "alone"
-    assert decide([NONE, SINGLE], costs, looks=1).outcome == "nothing"
+    assert decide([A, NONE, SINGLE], costs, interim_analyses=1).outcome == "single_candidate"
+    assert decide([NONE, SINGLE], costs, interim_analyses=1).outcome == "no_candidate"
 
 
 def test_one_repeat_decides_nothing() -> None:
-    assert decide([A, B], {"a": times(1.0), "b": times(9.0)}, looks=1).outcome == "open"
+    assert decide([A, B], {"a": times(1.0), "b": times(9.0)}, interim_analyses=1).outcome == "undecided"
 
 
-def test_a_candidate_without_figures_is_left_out() -> None:
-    decision = decide([A, B, C], {"a": {}, "b": times(1.0, 1.0), "c": times(3.0, 3.01)}, looks=1)
+def test_a_candidate_without_times_is_excluded() -> None:
+    decision = decide([A, B, C], {"a": {}, "b": times(1.0, 1.0), "c": times(3.0, 3.01)}, interim_analyses=1)
     assert (decision.first, decision.second) == ("b", "c")
 
 
-def test_a_candidate_that_failed_is_left_out_however_fast_it_was() -> None:
+def test_a_failed_candidate_is_excluded_however_fast_it_was() -> None:
     costs = {"a": times(0.1, 0.1), "b": times(1.0, 1.0), "c": times(3.0, 3.01)}
-    decision = decide([A, B, C], costs, looks=1, failed={"a"})
+    decision = decide([A, B, C], costs, interim_analyses=1, failed={"a"})
     assert (decision.outcome, decision.first, decision.second) == ("winner", "b", "c")
-    assert decide([A], costs, looks=1, failed={"a"}).outcome == "nothing"
+    assert decide([A], costs, interim_analyses=1, failed={"a"}).outcome == "no_candidate"
 
 
 def test_the_repeats_of_the_ratio_are_those_that_both_have() -> None:
-    decision = decide([A, B], {"a": times(1.0, 1.0, 1.0, 1.0), "b": {1: 2.0, 3: 2.1, 9: 2.0}}, looks=1)
+    decision = decide([A, B], {"a": times(1.0, 1.0, 1.0, 1.0), "b": {1: 2.0, 3: 2.1, 9: 2.0}}, interim_analyses=1)
     assert decision.ratio is not None
     assert decision.ratio.repeats == 2
-    apart = decide([A, B], {"a": times(1.0, 1.0), "b": {8: 2.0, 9: 2.0}}, looks=1)
-    assert apart.outcome == "open"
+    apart = decide([A, B], {"a": times(1.0, 1.0), "b": {8: 2.0, 9: 2.0}}, interim_analyses=1)
+    assert apart.outcome == "undecided"
     assert apart.ratio is not None
     assert (apart.ratio.value, apart.ratio.repeats, apart.ratio.low) == (2.0, 0, None)
 
 
 def even(draw: random.Random) -> float:
-    """Noise of a quiet machine."""
+    """Return the noise of an idle machine."""
     return math.exp(draw.gauss(0, 0.05))
 
 
 def disturbed(draw: random.Random) -> float:
-    """Now and then other programs take the cores."""
+    """Return noise with occasional disturbances by other programs."""
     return even(draw) * (1 + draw.expovariate(2) if draw.random() < 0.1 else 1)
 
 
 @pytest.mark.parametrize("noise", [even, disturbed])
 @pytest.mark.parametrize(("least", "most"), [(3, 10), (2, 3)])
-def test_looking_again_and_again_at_equals_rarely_names_a_winner(
+def test_repeated_analyses_of_equals_rarely_name_a_winner(
     noise: Callable[[random.Random], float], least: int, most: int
 ) -> None:
     draw = random.Random(1)
@@ -88,9 +91,9 @@ def test_looking_again_and_again_at_equals_rarely_names_a_winner(
     for _ in range(trials):
         a = [noise(draw) for _ in range(most)]
         b = [noise(draw) for _ in range(most)]
-        looks = (
-            decide([A, B], {"a": times(*a[:n]), "b": times(*b[:n])}, looks=most - least + 1)
+        decisions = (
+            decide([A, B], {"a": times(*a[:n]), "b": times(*b[:n])}, interim_analyses=most - least + 1)
             for n in range(least, most + 1)
         )
-        wrong += any(decision.outcome == "winner" for decision in looks)
+        wrong += any(decision.outcome == "winner" for decision in decisions)
     assert wrong / trials < ERROR_RATE

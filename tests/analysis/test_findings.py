@@ -1,4 +1,4 @@
-"""Each thing that can be wrong with a machine is found, with its number and a fix; what is well is left alone."""
+"""Every problem of a machine has a finding with its measurement and a fix; healthy machines have none."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from examinations import CONTENTION, GB, LINK, MB, NEEDS, all_reduce, examination, facts, on_two_hosts, pair
+from examinations import CONTENTION, GB, LINK, MB, NEEDS, all_reduce, examination, on_two_hosts, pair, rank_info
 from paceline.analysis.findings import Finding, findings, problems
 from paceline.analysis.findings.finding import binary_size, duration, size
-from paceline.analysis.link import all_reduce_s
+from paceline.analysis.findings.link import all_reduce_s
 from paceline.records.examination import Examination, MeasuredLinks, MeasuringCost
 
 
 def only(found: Examination, topic: str, level: str) -> Finding:
-    """The one finding of a topic that is not fine, of this level."""
+    """Return the only finding of a topic that is not ok, and check its level."""
     (finding,) = [f for f in findings(found) if f.topic == topic and f.level != "ok"]
     assert finding.level == level, finding
     assert finding.fix
-    assert finding.what.endswith((".", "?"))
+    assert finding.message.endswith((".", "?"))
     return finding
 
 
-def test_where_all_is_well_nothing_is_complained_of() -> None:
+def test_healthy_machines_have_only_ok_findings() -> None:
     for found in (examination(), on_two_hosts()):
         levels = {finding.level for finding in findings(found)}
         assert levels == {"ok"}, [finding for finding in findings(found) if finding.level != "ok"]
@@ -47,162 +47,173 @@ def test_every_topic_is_reported() -> None:
 
 
 def test_too_many_ranks_for_the_cores() -> None:
-    found = only(examination(*[facts(rank) for rank in range(4)], workload=None), "cores", "problem")
-    assert "4 ranks with 1 thread each on 2 usable cores of node0" in found.what
+    found = only(examination(*[rank_info(rank) for rank in range(4)], workload=None), "cores", "problem")
+    assert "4 ranks with 1 thread each share 2 usable cores of node0" in found.message
     assert "--ranks 2" in found.fix
 
 
 def test_too_many_threads_for_the_cores() -> None:
     found = only(
-        examination(*[facts(rank, threads=8, cores=8.0, cpu_count=8) for rank in range(2)]), "cores", "problem"
+        examination(*[rank_info(rank, threads=8, cores=8.0, cpu_count=8) for rank in range(2)]), "cores", "problem"
     )
-    assert "2 ranks with 8 threads each on 8 usable cores" in found.what
+    assert "2 ranks with 8 threads each share 8 usable cores" in found.message
     assert "--threads 4" in found.fix
 
 
 def test_emulated_hosts_share_the_cores_of_their_machine() -> None:
-    ranks = [facts(rank, host, boot_id="one") for rank, host in enumerate([0, 0, 1, 1])]
-    assert "4 ranks" in only(examination(*ranks, workload=None), "cores", "problem").what
-    with_their_own = [replace(rank, cores=1.0, affinity=1, threads=1) for rank in (ranks[0], replace(ranks[2], rank=1))]
-    assert not problems(findings(examination(*with_their_own)))
+    ranks = [rank_info(rank, host, boot_id="one") for rank, host in enumerate([0, 0, 1, 1])]
+    assert "4 ranks" in only(examination(*ranks, workload=None), "cores", "problem").message
+    separate = [replace(rank, cores=1.0, affinity=1, threads=1) for rank in (ranks[0], replace(ranks[2], rank=1))]
+    assert not problems(findings(examination(*separate)))
 
 
-def test_emulated_hosts_with_a_share_of_the_cores_have_it_to_themselves() -> None:
-    halves = [facts(rank, rank, boot_id="one", cores=0.5, cpu_quota=0.5, affinity=2, threads=1) for rank in range(4)]
+def test_emulated_hosts_with_a_cpu_quota_do_not_share_cores() -> None:
+    halves = [
+        rank_info(rank, rank, boot_id="one", cores=0.5, cpu_quota=0.5, affinity=2, threads=1) for rank in range(4)
+    ]
     found = [f for f in findings(examination(*halves, workload=None)) if f.topic == "cores"]
-    assert [f.what for f in found] == ["4 ranks with 1 thread each, on hosts that have 0.5 cores each for themselves."]
+    assert [f.message for f in found] == ["4 ranks with 1 thread each run on hosts with 0.5 cores each."]
     too_much = [replace(rank, cores=1.0, cpu_quota=1.0) for rank in halves]
-    assert "4 ranks" in problems(findings(examination(*too_much, workload=None)))[0].what
+    assert "4 ranks" in problems(findings(examination(*too_much, workload=None)))[0].message
 
 
 def test_on_gpus_threads_do_not_count() -> None:
     gpu = {"device": "H200", "device_memory_bytes": 140 * GB, "device_free_bytes": 139 * GB}
-    ranks = [facts(rank, device_index=rank, threads=16, **gpu) for rank in range(2)]
+    ranks = [rank_info(rank, device_index=rank, threads=16, **gpu) for rank in range(2)]
     assert not problems(findings(examination(*ranks)))
 
 
 def test_a_machine_that_is_busy_with_other_things() -> None:
-    found = only(examination(*[facts(rank, busy_cores=1.9) for rank in range(2)]), "cores", "note")
-    assert found.what == "Other programs take 1.9 of the 2 cores of node0, where the ranks want 2."
-    large = [facts(rank, busy_cores=1.9, cpu_count=8, affinity=2) for rank in range(2)]
-    assert not [f for f in findings(examination(*large)) if f.what.startswith("Other programs")]
+    found = only(examination(*[rank_info(rank, busy_cores=1.9) for rank in range(2)]), "cores", "note")
+    assert found.message == (
+        "Other programs use 1.9 of the 2 cores of node0, while the ranks need 2. "
+        "Step times will be too long and vary between runs."
+    )
+    large = [rank_info(rank, busy_cores=1.9, cpu_count=8, affinity=2) for rank in range(2)]
+    assert not [f for f in findings(examination(*large)) if f.message.startswith("Other programs")]
 
 
 def test_idle_cores() -> None:
-    found = only(examination(*[facts(rank, cores=8.0, cpu_count=8) for rank in range(2)]), "cores", "note")
-    assert "6 cores stay idle" in found.what
+    found = only(examination(*[rank_info(rank, cores=8.0, cpu_count=8) for rank in range(2)]), "cores", "note")
+    assert "2 ranks with 1 thread each use 2 of the 8 usable cores of node0; 6 cores are idle." in found.message
     assert "--threads 4" in found.fix
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "limit"),
     [
-        ({"cpu_quota": 2.0, "affinity": 64}, "its cgroup allows 2"),
-        ({"cpu_quota": None, "affinity": 2}, "its affinity leaves 2"),
+        ({"cpu_quota": 2.0, "affinity": 64}, "a cgroup quota of 2"),
+        ({"cpu_quota": None, "affinity": 2}, "a CPU affinity of 2"),
     ],
 )
-def test_a_limit_below_the_machine_is_said(changes: dict[str, Any], why: str) -> None:
-    found = only(examination(*[facts(rank, cpu_count=64, **changes) for rank in range(2)]), "cores", "note")
-    assert found.what == f"node0 has 64 cores, but {why}."
+def test_a_limit_below_the_cores_of_the_machine(changes: dict[str, Any], limit: str) -> None:
+    found = only(examination(*[rank_info(rank, cpu_count=64, **changes) for rank in range(2)]), "cores", "note")
+    assert found.message == f"node0 has 64 cores, but {limit} limits the ranks to 2."
 
 
 def test_a_memory_that_is_too_small() -> None:
-    small = [facts(rank, memory_available_bytes=150 * MB, memory_limit_bytes=512 * MB) for rank in range(2)]
+    small = [rank_info(rank, memory_available_bytes=150 * MB, memory_limit_bytes=512 * MB) for rank in range(2)]
     found = only(examination(*small), "memory", "problem")
-    assert "400 MB per rank at its peak, over all ranks 200 MB more than before" in found.what
-    assert "150 MB of memory are free on node0 under a cgroup limit of 512 MB" in found.what
+    assert "needs up to 400 MB per rank, 200 MB more over all ranks than before training" in found.message
+    assert "150 MB of memory is free on node0 under a cgroup limit of 512 MB" in found.message
     assert "--batch" in found.fix
     tight = [replace(rank, memory_available_bytes=220 * MB) for rank in small]
     assert only(examination(*tight), "memory", "note")
 
 
-def test_memory_is_that_of_a_machine_however_many_hosts_it_emulates() -> None:
-    ranks = [facts(0, 0, boot_id="one"), facts(1, 1, boot_id="one", memory_available_bytes=150 * MB)]
+def test_emulated_hosts_share_the_memory_of_their_machine() -> None:
+    ranks = [rank_info(0, 0, boot_id="one"), rank_info(1, 1, boot_id="one", memory_available_bytes=150 * MB)]
     assert only(examination(*ranks, link=on_two_hosts().link), "memory", "problem")
 
 
 def test_a_gpu_that_is_too_small() -> None:
     gpu = {"device": "T4", "device_memory_bytes": 16 * GB, "device_free_bytes": 15 * GB}
-    ranks = [facts(rank, device_index=0, **gpu) for rank in range(2)]
+    ranks = [rank_info(rank, device_index=0, **gpu) for rank in range(2)]
     needs = replace(NEEDS, peak_bytes=[8 * GB, 8 * GB])
     found = only(examination(*ranks, workload=needs), "memory", "problem")
-    assert "16.0 GB of tensors" in found.what
-    assert "15.0 GB of 16.0 GB are free on T4 0 of node0" in found.what
-    own = [replace(rank, backend="nccl") for rank in ranks]  # Each sees but one, its own.
+    assert "needs up to 16.0 GB for tensors" in found.message
+    assert "15.0 GB of 16.0 GB is free on T4 0 of node0" in found.message
+    own = [replace(rank, backend="nccl") for rank in ranks]  # Each rank sees only its own GPU.
     assert not [f for f in findings(examination(*own, workload=needs)) if (f.topic, f.level) == ("memory", "problem")]
 
 
 def test_versions_that_differ_name_the_ranks() -> None:
-    other = facts(0).versions | {"torch": "2.11.0"}
+    other = rank_info(0).versions | {"torch": "2.11.0"}
     found = only(on_two_hosts(versions=other), "versions", "problem")
-    assert found.what == "torch is not the same on all ranks: 2.13.0 on ranks 0–1, 2.11.0 on ranks 2–3."
-    assert "install the same torch on node0 and node1" in found.fix
-    missing = examination(facts(0), facts(1, versions=facts(0).versions | {"numpy": None}))
-    assert "missing on rank 1 (node0)" in only(missing, "versions", "problem").what
+    assert found.message == (
+        "Ranks have different versions of torch: 2.13.0 on ranks 0–1, 2.11.0 on ranks 2–3. "
+        "They may hang or compute different results."
+    )
+    assert "install the same version of torch on node0 and node1" in found.fix
+    missing = examination(rank_info(0), rank_info(1, versions=rank_info(0).versions | {"numpy": None}))
+    assert "missing on rank 1 (node0)" in only(missing, "versions", "problem").message
 
 
 def test_a_host_name_on_the_loopback_address() -> None:
-    found = only(on_two_hosts(name_addresses=["127.0.1.1"]), "network", "note")
-    assert "The name node1 resolves to 127.0.1.1, where no other host can reach it" in found.what
+    found = only(on_two_hosts(host_name_addresses=["127.0.1.1"]), "network", "note")
+    assert "The host name node1 resolves to 127.0.1.1, which other hosts cannot reach." in found.message
     assert "GLOO_SOCKET_IFNAME" in found.fix
-    assert "does not resolve" in only(on_two_hosts(name_addresses=[]), "network", "note").what
+    assert "does not resolve" in only(on_two_hosts(host_name_addresses=[]), "network", "note").message
 
 
 def test_an_interface_that_peers_cannot_reach() -> None:
     found = only(on_two_hosts(interface="lo", address="127.0.0.1"), "network", "problem")
-    assert found.what == "node1 sends by lo (127.0.0.1), which others cannot reach."
+    assert found.message == "node1 sends through lo (127.0.0.1), which other hosts cannot reach."
     assert "--iface" in found.fix
 
 
-def test_hosts_that_are_called_the_same_are_told_apart_and_their_name_is_said_once() -> None:
-    found = findings(on_two_hosts(host_name="node0", name_addresses=["127.0.1.1"]))
-    network = [f.what for f in found if f.topic == "network"]
-    assert network[:2] == ["node0 (host 0) sends by eth0 (198.18.0.1).", "node0 (host 1) sends by eth0 (198.18.0.2)."]
+def test_hosts_of_the_same_name_are_numbered_and_their_name_is_reported_once() -> None:
+    found = findings(on_two_hosts(host_name="node0", host_name_addresses=["127.0.1.1"]))
+    network = [f.message for f in found if f.topic == "network"]
+    assert network[:2] == [
+        "node0 (host 0) sends through eth0 (198.18.0.1).",
+        "node0 (host 1) sends through eth0 (198.18.0.2).",
+    ]
     assert len(network) <= 3
 
 
 def test_on_one_host_the_loopback_interface_is_the_right_one() -> None:
     alone = {"interface": "lo", "address": "127.0.0.1"}
-    assert not problems(findings(examination(facts(0, **alone), facts(1, **alone))))
+    assert not problems(findings(examination(rank_info(0, **alone), rank_info(1, **alone))))
 
 
-def test_a_port_that_cannot_be_had() -> None:
-    closed = examination(facts(0), facts(1, bind_error="Permission denied"))
-    assert only(closed, "ports", "problem").what == "Rank 1 can have no port on 198.18.0.1: Permission denied."
+def test_a_port_that_cannot_be_opened() -> None:
+    closed = examination(rank_info(0), rank_info(1, bind_error="Permission denied"))
+    assert only(closed, "ports", "problem").message == "Rank 1 cannot open a port on 198.18.0.1: Permission denied."
 
 
 @pytest.mark.parametrize(("apart_s", "level"), [(5.0, "problem"), (-5.0, "problem"), (0.2, "note")])
 def test_clocks_that_are_apart(apart_s: float, level: str) -> None:
     found = only(on_two_hosts(clock_offset_s=apart_s, clock_error_s=2e-4), "clocks", level)
     ahead = "ahead of" if apart_s > 0 else "behind"
-    assert f"The clock of node1 is {duration(abs(apart_s))} {ahead} that of node0 (± 200 µs)" in found.what
+    assert f"The clock of node1 is {duration(abs(apart_s))} {ahead} that of node0 (± 200 µs)" in found.message
     assert "NTP" in found.fix
 
 
 def test_clocks_that_agree() -> None:
     (found,) = [f for f in findings(on_two_hosts(clock_offset_s=3e-4, clock_error_s=2e-4)) if f.topic == "clocks"]
     assert found.level == "ok"
-    assert "300 µs" in found.what
+    assert "300 µs" in found.message
 
 
 @pytest.mark.parametrize(("free", "level"), [(5 * MB, "problem"), (500 * MB, "note")])
 def test_a_full_disk(free: int, level: str) -> None:
     found = only(on_two_hosts(disk_free_bytes=free), "disk", level)
-    assert found.what == f"{size(free)} are free on node1 where records go, /data/runs."
+    assert found.message == f"{size(free)} of disk space is free on node1 for records in /data/runs."
     assert "--out" in found.fix
 
 
 def test_devices_and_backends_that_differ() -> None:
     found = [f for f in findings(on_two_hosts(device="H200", backend="nccl")) if f.topic == "devices"]
     assert [f.level for f in found] == ["problem", "note"]
-    assert "gloo on ranks 0–1, nccl on ranks 2–3" in found[0].what
-    assert "cpu on ranks 0–1, H200 on ranks 2–3" in found[1].what
+    assert "gloo on ranks 0–1, nccl on ranks 2–3" in found[0].message
+    assert "cpu on ranks 0–1, H200 on ranks 2–3" in found[1].message
 
 
 def test_one_rank_has_no_link() -> None:
     needs = replace(NEEDS, workers=1, peak_bytes=[400 * MB])
-    alone = examination(facts(0, threads=2), link=None, contention=None, workload=needs)
-    assert "one rank" in only(alone, "link", "note").what
+    alone = examination(rank_info(0, threads=2), link=None, contention=None, workload=needs)
+    assert "one rank" in only(alone, "link", "note").message
     assert not problems(findings(alone))
 
 
@@ -210,51 +221,56 @@ def test_a_slow_network() -> None:
     slow = pair(0, 2, (0, 1), rate=1.2e7)
     link = replace(on_two_hosts().link or LINK, pairs=[pair(0, 1), slow])
     found = only(replace(on_two_hosts(), link=link), "link", "note")
-    assert "Between hosts latency is 50 µs and bandwidth 12.0 MB/s, from rank 0 to 2." in found.what
-    assert "less than a network of one gigabit" in found.what
+    assert "Between hosts, latency is 50 µs and bandwidth is 12.0 MB/s from rank 0 to rank 2." in found.message
+    assert "slower than a 1 Gbit/s network" in found.message
 
 
 def test_links_that_differ() -> None:
     link = MeasuredLinks([pair(0, 1, rate=2e9), pair(0, 2, rate=5e8)], [all_reduce([0, 1, 2], [0])])
-    ranks = [facts(rank, cores=4.0, cpu_count=4) for rank in range(3)]
+    ranks = [rank_info(rank, cores=4.0, cpu_count=4) for rank in range(3)]
     found = only(examination(*ranks, link=link, workload=None), "link", "note")
-    assert found.what == ("Within a host links differ 4.0×: 2.0 GB/s from rank 0 to 1, but 500 MB/s from rank 0 to 2.")
+    assert found.message == (
+        "Within a host, the fastest link has 4.0× the bandwidth of the slowest: 2.0 GB/s from rank 0 to rank 1, "
+        "but 500 MB/s from rank 0 to rank 2. The slowest link limits every all-reduce."
+    )
 
 
-def test_an_all_reduce_is_put_beside_the_link_it_has_to_cross() -> None:
-    (found,) = [f for f in findings(on_two_hosts()) if f.what.startswith("An all-reduce over 4 ranks")]
-    assert "500 MB/s of busbw, at 64 MiB: 50% of what the link from rank 0 to 2 gives, 1.0 GB/s." in found.what
+def test_an_all_reduce_is_compared_with_the_slowest_link() -> None:
+    (found,) = [f for f in findings(on_two_hosts()) if f.message.startswith("An all-reduce of 64 MiB over 4 ranks")]
+    assert (
+        "a bus bandwidth of 500 MB/s: 50% of the bandwidth of the slowest link, 1.0 GB/s from rank 0 to rank 2."
+    ) in found.message
 
 
-def test_small_messages_that_buffers_flatter_are_not_the_bandwidth() -> None:
+def test_small_sizes_that_buffers_speed_up_do_not_count_as_bandwidth() -> None:
     measured = all_reduce([0, 1], [0], rate=1e8)
-    flattered = replace(measured.points[2], busbw_bytes_per_s=1e9)
-    points = [*measured.points[:2], flattered, *measured.points[3:]]
+    buffered = replace(measured.points[2], busbw_bytes_per_s=1e9)
+    points = [*measured.points[:2], buffered, *measured.points[3:]]
     assert replace(measured, points=points).best == measured.points[-1]
     assert replace(measured, points=points[:4]).best == points[3]
 
 
 def test_contention() -> None:
-    slowed = replace(CONTENTION, product_beside_s=0.004)
+    slowed = replace(CONTENTION, matmul_contended_s=0.004)
     found = only(examination(contention=slowed), "contention", "note")
-    assert "computing takes 2.00× as long, and the all-reduce 1.50× as long" in found.what
+    assert "compute takes 2.00× as long as alone, and an all-reduce 1.50× as long" in found.message
 
 
-def test_a_workload_that_mostly_waits_for_the_link() -> None:
+def test_a_workload_limited_by_communication() -> None:
     heavy = replace(NEEDS, gradient_bytes=64 << 20, step_s=0.1)
     found = only(examination(workload=heavy), "workload", "note")
-    assert "takes 67.2 ms: 67% of it" in found.what
+    assert "takes 67.2 ms, 67% of a step without overlap" in found.message
     assert "--batch" in found.fix
 
 
 def test_a_workload_that_failed() -> None:
     failed = examination(workload=None, failure="rank 1 was ended by SIGKILL.", failure_hint="it may be out of memory")
     found = only(failed, "workload", "problem")
-    assert found.what == "The workload could not be trained: rank 1 was ended by SIGKILL."
+    assert found.message == "Training the workload failed: rank 1 was ended by SIGKILL."
     assert found.fix == "it may be out of memory"
 
 
-def test_times_of_all_reduces_between_and_beyond_the_sizes_measured() -> None:
+def test_all_reduce_times_between_and_beyond_measured_sizes() -> None:
     measured = all_reduce([0, 1], [0], rate=1e9)
     small, large = measured.points[0], measured.points[-1]
     assert all_reduce_s(measured, 1) == small.time_s
@@ -276,31 +292,31 @@ def test_times_of_all_reduces_between_and_beyond_the_sizes_measured() -> None:
         (binary_size(1024), "1 KiB"),
     ],
 )
-def test_how_numbers_are_written(written: str, expected: str) -> None:
+def test_formatting_of_numbers(written: str, expected: str) -> None:
     assert written == expected
 
 
 def cost(low: float, high: float) -> Examination:
     middle = (low + high) / 2
-    told = {"workload": "cnn", "strategy": "ddp", "pairs": 20, "steps": 4, "step_cpu_s": 0.02}
-    return examination(measuring_cost=MeasuringCost(share=middle, low=low, high=high, **told))
+    values = {"workload": "cnn", "strategy": "ddp", "pairs": 20, "steps": 4, "step_cpu_s": 0.02}
+    return examination(measuring_cost=MeasuringCost(share=middle, low=low, high=high, **values))
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.01, 0.01), (0.029, 0.06)])
-def test_a_cost_of_measuring_that_may_be_low_is_fine(low: float, high: float) -> None:
+def test_a_measuring_cost_that_may_be_low_is_ok(low: float, high: float) -> None:
     (found,) = [finding for finding in findings(cost(low, high)) if finding.topic == "measuring"]
     assert found.level == "ok"
-    assert "more closely" not in found.what
+    assert "The interval is wide" not in found.message
 
 
-def test_a_high_cost_of_measuring() -> None:
+def test_a_high_measuring_cost() -> None:
     found = only(cost(0.031, 0.06), "measuring", "note")
-    assert "4.5% (3.1 to 6.0%)" in found.what
+    assert "4.5% (3.1 to 6.0%)" in found.message
     assert "--no-events" in found.fix
 
 
 @pytest.mark.parametrize(("low", "high", "level"), [(-0.06, 0.05, "ok"), (0.04, 0.15, "note")])
-def test_a_cost_of_measuring_that_is_not_known_closely(low: float, high: float, level: str) -> None:
+def test_an_imprecise_measuring_cost(low: float, high: float, level: str) -> None:
     (found,) = [finding for finding in findings(cost(low, high)) if finding.topic == "measuring"]
     assert found.level == level
-    assert "cannot be told more closely" in found.what
+    assert "The interval is wide" in found.message

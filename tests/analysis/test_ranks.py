@@ -1,10 +1,10 @@
-"""Ranks that carry more than others, by the plans of real strategies."""
+"""Hub ranks in the plans of real strategies."""
 
 from __future__ import annotations
 
 import pytest
 
-from paceline.analysis.ranks import rank_in_the_middle
+from paceline.analysis.ranks import hub_rank
 from paceline.plans import Gradient, Plan
 from paceline.plans.classic import allreduce, gather_scatter, p2p
 from paceline.plans.operations import broadcast
@@ -16,7 +16,7 @@ BUFFERS = Plan((broadcast(40, 4),))
 
 
 @pytest.mark.parametrize(
-    ("plan", "ranks", "middle"),
+    ("plan", "ranks", "hub"),
     [
         (gather_scatter(GRADIENTS, 4), 4, 0),
         (gather_scatter(GRADIENTS, 4) + BUFFERS, 4, 0),
@@ -30,6 +30,6 @@ BUFFERS = Plan((broadcast(40, 4),))
         (Plan(()), 4, None),
     ],
 )
-def test_what_all_transfers_touch_is_in_the_middle(plan: Plan, ranks: int, middle: int | None) -> None:
+def test_the_rank_of_all_transfers_is_the_hub(plan: Plan, ranks: int, hub: int | None) -> None:
     moved = [[of(rank) for rank in range(ranks)] for of in (plan.sent_bytes, plan.received_bytes)]
-    assert rank_in_the_middle(*moved) == middle
+    assert hub_rank(*moved) == hub

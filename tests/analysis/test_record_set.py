@@ -1,4 +1,4 @@
-"""Records brought together: names that tell candidates apart, and pairs only of what belongs together."""
+"""Record sets: unique names of candidates, and pairs only of runs that were measured together."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from paceline.report.page.comparison import render
 STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
 
 
-def pooled(*paths: Path) -> Comparison:
+def compared(*paths: Path) -> Comparison:
     return compare(collect_records([read_experiment(path) for path in paths]))
 
 
-def loose(path: Path) -> Comparison:
-    """The runs of an experiment, as if `paceline train` had made them one by one."""
+def compared_separately(path: Path) -> Comparison:
+    """Compare the runs of an experiment as if `paceline train` had started each separately."""
     return compare(collect_records(find_records(sorted(path.glob("repeat-*")))))
 
 
@@ -35,26 +35,26 @@ def change(path: Path, files: str, edit: Callable[[dict[str, Any]], object]) -> 
         file.write_text(json.dumps(content))
 
 
-def test_a_name_is_numbered_until_nobody_has_it(tmp_path: Path) -> None:
+def test_a_name_is_numbered_until_it_is_unique(tmp_path: Path) -> None:
     same = [Candidate("ddp", "ddp"), Candidate("ddp (2)", "ddp")]
-    comparison = pooled(
+    comparison = compared(
         write_experiment(tmp_path / "aa", same, repeats=2), write_experiment(tmp_path / "b", same[:1], repeats=3)
     )
     assert {row.candidate.name: row.repeats for row in comparison.rows} == {"ddp": 2, "ddp (2)": 2, "ddp (3)": 3}
 
 
-def test_a_name_that_looks_numbered_gets_one_of_its_own(tmp_path: Path) -> None:
+def test_a_name_that_looks_numbered_stays_unique(tmp_path: Path) -> None:
     paths = [
         write_experiment(tmp_path / "b", [Candidate("ddp", "ddp")]),
         write_experiment(tmp_path / "aa", [Candidate("ddp", "ddp"), Candidate("ddp (2)", "ddp")]),
     ]
-    names = [row.candidate.name for row in pooled(*paths).rows]
+    names = [row.candidate.name for row in compared(*paths).rows]
     assert len(set(names)) == len(names) == 3
 
 
 def test_every_experiment_has_its_own_bound_and_baseline(tmp_path: Path) -> None:
     slow = {name: 10 * time_s for name, time_s in STEP_S.items()} | {"ddp": 0.4}
-    comparison = pooled(
+    comparison = compared(
         write_experiment(tmp_path / "slow", step_s=slow, repeats=3),
         write_experiment(tmp_path / "fast", step_s=STEP_S, repeats=3),
     )
@@ -71,9 +71,9 @@ def test_every_experiment_has_its_own_bound_and_baseline(tmp_path: Path) -> None
     assert baseline[1].repeats == 3
 
 
-def test_a_baseline_of_another_experiment_is_none(tmp_path: Path) -> None:
+def test_a_baseline_of_another_experiment_does_not_count(tmp_path: Path) -> None:
     ddp = [candidate for candidate in CLASSIC if candidate.name == "ddp"]
-    comparison = pooled(
+    comparison = compared(
         write_experiment(tmp_path / "fast", ddp, step_s=STEP_S),
         write_experiment(tmp_path / "slow", step_s={name: 10 * time_s for name, time_s in STEP_S.items()}),
     )
@@ -83,12 +83,12 @@ def test_a_baseline_of_another_experiment_is_none(tmp_path: Path) -> None:
     assert comparison.pick is None
 
 
-def test_times_of_runs_made_one_by_one_are_not_paired(tmp_path: Path) -> None:
+def test_times_of_separate_runs_are_not_paired(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", step_s=STEP_S, repeats=4)
     assert read_comparison(path).decision.outcome == "winner"
-    comparison = loose(path)
+    comparison = compared_separately(path)
     ratio = comparison.decision.ratio
-    assert comparison.decision.outcome == "open"
+    assert comparison.decision.outcome == "undecided"
     assert ratio is not None
     assert (ratio.low, ratio.high, ratio.repeats) == (None, None, 0)
     assert ratio.value == pytest.approx(1.5, rel=0.03)
@@ -98,11 +98,11 @@ def test_times_of_runs_made_one_by_one_are_not_paired(tmp_path: Path) -> None:
     assert comparison.over_one_process() is None
 
 
-def test_losses_and_accuracies_of_runs_made_one_by_one_are_paired_by_seed(tmp_path: Path) -> None:
+def test_losses_and_accuracies_of_separate_runs_are_paired_by_seed(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=4)
     change(path, "repeat-*/3/summary.json", lambda summary: summary["test"].update(accuracy=0.2))
     (path / "repeat-1" / "4" / "run.json").unlink()
-    comparison = loose(path)
+    comparison = compared_separately(path)
     gain = comparison.row("allreduce").accuracy_gain
     assert gain is not None
     assert (gain.value, gain.repeats) == (pytest.approx(-0.3), 3)
@@ -115,11 +115,11 @@ def test_losses_and_accuracies_of_runs_made_one_by_one_are_paired_by_seed(tmp_pa
     assert "Where the losses part" in render(comparison)
 
 
-def test_runs_of_other_seeds_do_not_part(tmp_path: Path) -> None:
+def test_runs_of_different_seeds_are_not_compared_by_loss(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", [Candidate("p2p", "p2p"), Candidate("ddp", "ddp")], repeats=2)
     (path / "repeat-1" / "1" / "run.json").unlink()
     (path / "repeat-2" / "2" / "run.json").unlink()
-    comparison = loose(path)
+    comparison = compared_separately(path)
     assert comparison.loss_differences == []
     assert comparison.row("p2p").accuracy_gain is None
     assert render(comparison)
@@ -128,30 +128,30 @@ def test_runs_of_other_seeds_do_not_part(tmp_path: Path) -> None:
 def test_runs_of_one_seed_are_repeats_too(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=3)
     change(path, "run.json", lambda run: run["config"].update(seed=7))
-    assert {row.repeats for row in loose(path).rows} == {3}
+    assert {row.repeats for row in compared_separately(path).rows} == {3}
 
 
-def test_the_reference_of_runs_made_one_by_one_is_ddp(tmp_path: Path) -> None:
-    assert loose(write_experiment(tmp_path / "e")).reference == "ddp"
+def test_the_reference_of_separate_runs_is_ddp(tmp_path: Path) -> None:
+    assert compared_separately(write_experiment(tmp_path / "e")).reference == "ddp"
     without = [candidate for candidate in CLASSIC if candidate.name != "ddp"]
-    assert loose(write_experiment(tmp_path / "f", without)).reference == "allreduce"
-    assert loose(write_experiment(tmp_path / "g", CLASSIC[:2])).reference == "single"
+    assert compared_separately(write_experiment(tmp_path / "f", without)).reference == "allreduce"
+    assert compared_separately(write_experiment(tmp_path / "g", CLASSIC[:2])).reference == "single"
 
 
-def test_runs_that_differ_in_ranks_or_host_say_so(tmp_path: Path) -> None:
+def test_runs_that_differ_in_ranks_or_host_have_it_in_their_names(tmp_path: Path) -> None:
     ddp = [Candidate("ddp", "ddp")]
     paths = [write_experiment(tmp_path / f"r{ranks}", ddp, repeats=2, ranks=ranks) for ranks in (2, 4)]
     runs = [folder for path in paths for folder in sorted(path.glob("repeat-*"))]
     names = {row.candidate.name: row.repeats for row in compare(collect_records(find_records(runs))).rows}
     assert names == {"ddp ranks=2": 2, "ddp ranks=4": 2}
-    assert {row.candidate.name for row in pooled(*paths).rows} == {"ddp ranks=2", "ddp ranks=4"}
+    assert {row.candidate.name for row in compared(*paths).rows} == {"ddp ranks=2", "ddp ranks=4"}
     change(paths[1], "run.json", lambda run: run["provenance"].update(host="there"))
     change(paths[1], "run.json", lambda run: run["topology"].update(workers=2, world_size=2))
     names = {row.candidate.name: row.repeats for row in compare(collect_records(find_records(runs))).rows}
     assert names == {"ddp @here": 2, "ddp @there": 2}
 
 
-def test_what_trains_in_one_process_has_no_number_of_ranks(tmp_path: Path) -> None:
+def test_baselines_have_no_number_of_ranks_in_their_names(tmp_path: Path) -> None:
     paths = [write_experiment(tmp_path / f"r{ranks}", repeats=2, ranks=ranks) for ranks in (2, 4)]
-    names = {row.candidate.name for row in pooled(*paths).rows}
+    names = {row.candidate.name for row in compared(*paths).rows}
     assert {"single", "single (2)", "ddp ranks=2", "ddp ranks=4"} < names

@@ -1,4 +1,4 @@
-"""What ranks and hosts used, from samples with known answers."""
+"""Resource use of ranks and hosts, from samples with known results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def row(time_s: float, cpu_s: float, resident: int, **values: Any) -> ResourceRo
 def write_run(
     path: Path, samples: Sequence[Sequence[ResourceRow]], marks: Sequence[MarkRow] = (), **topology: Any
 ) -> RunRecord:
-    """A run whose ranks trained from second 1 to second 5."""
+    """Write a run whose ranks trained from second 1 to second 5."""
     folder = RunFolder.create(path)
     folder.write_run(config={}, topology=topology, provenance={})
     for rank, rows in enumerate(samples):
@@ -37,10 +37,10 @@ def write_run(
 
 
 SAMPLES = [row(0, 10, 1), row(2, 10, 300), row(4, 13, 500), row(4.5, 13, 400), row(6, 16, 900)]
-"""Two steps of a second of nothing, then three cores for a second and two for another one."""
+"""Idle until second 2, then 1.5 cores for 2 s, idle for 0.5 s, and 2 cores for 1.5 s."""
 
 
-def test_a_rank_is_judged_by_the_time_it_trained(tmp_path: Path) -> None:
+def test_only_the_time_of_training_counts(tmp_path: Path) -> None:
     marks = [
         MarkRow("gc", 0.2, 0.4, "generation 2"),
         MarkRow("gc", 2, 2.25, "generation 2"),
@@ -55,7 +55,7 @@ def test_a_rank_is_judged_by_the_time_it_trained(tmp_path: Path) -> None:
     assert found.sampler_share == pytest.approx(0.001)
 
 
-def test_a_run_shorter_than_the_period_has_the_sample_next_to_its_end(tmp_path: Path) -> None:
+def test_a_run_shorter_than_the_sampling_period_uses_the_sample_nearest_to_its_end(tmp_path: Path) -> None:
     (found,) = usage(write_run(tmp_path, [[row(0, 1, 100), row(5.5, 2, 200)]]))
     assert found.resident_bytes == 200
     assert found.cpu_share == pytest.approx(1 / 5.5)
@@ -69,7 +69,7 @@ def test_memory_of_a_gpu(tmp_path: Path) -> None:
     assert (found.device_bytes, found.device_used_bytes) == (6, 40)
 
 
-def test_hosts_add_up_their_ranks(tmp_path: Path) -> None:
+def test_hosts_sum_over_their_ranks(tmp_path: Path) -> None:
     first = [
         row(0, 0, 100, host_used_bytes=5, host_available_bytes=95),
         row(2, 2, 100, host_busy=0.9, host_used_bytes=7, host_available_bytes=93),
@@ -93,7 +93,7 @@ def test_a_record_without_samples(tmp_path: Path) -> None:
     assert host_usage(run) == []
 
 
-def test_a_rank_that_was_killed_at_once(tmp_path: Path) -> None:
+def test_a_rank_that_was_killed_immediately(tmp_path: Path) -> None:
     (found,) = usage(write_run(tmp_path, [[]]))
     assert (found.cpu_share, found.resident_bytes) == (None, None)
 

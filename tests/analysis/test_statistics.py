@@ -1,4 +1,4 @@
-"""Estimates over repeats against scipy and against chance."""
+"""Estimates over repeats, compared with scipy and with simulations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from scipy import stats
 
 from paceline.analysis.statistics import (
     Estimate,
+    estimate_levels,
+    estimate_shares,
+    estimate_times,
     median_time,
-    of_levels,
-    of_shares,
-    of_times,
+    overhead_share,
     paired_difference,
     paired_ratio,
     student_t_quantile,
@@ -23,13 +24,13 @@ from paceline.analysis.statistics import (
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 10, 31, 200])
 @pytest.mark.parametrize("probability", [0.5001, 0.75, 0.95, 0.975, 0.9975, 0.99999])
-def test_quantiles_are_those_of_student(freedom: int, probability: float) -> None:
+def test_quantiles_of_students_t(freedom: int, probability: float) -> None:
     assert student_t_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-9)
 
 
 def test_the_interval_is_students_on_logarithms() -> None:
     values = [1.0, 1.2, 1.1, 1.4]
-    estimate = of_times(values)
+    estimate = estimate_times(values)
     logs = [math.log(value) for value in values]
     low, high = stats.t.interval(0.95, 3, statistics.fmean(logs), stats.sem(logs))
     assert estimate == Estimate(
@@ -39,52 +40,52 @@ def test_the_interval_is_students_on_logarithms() -> None:
 
 def test_the_median_rate_is_one_over_the_median_time() -> None:
     for times in ([0.1, 4.0], [0.3, 0.1, 0.2], [0.1, 0.9, 0.2, 7.0]):
-        rate = of_times([1 / time for time in times])
+        rate = estimate_times([1 / time for time in times])
         assert rate is not None
         assert rate.value == pytest.approx(1 / median_time(times))
-    assert median_time([0.3, 0.1, 0.2]) == 0.2, "one in the middle is taken as it is"
+    assert median_time([0.3, 0.1, 0.2]) == 0.2, "an odd number has a middle value"
 
 
 def test_one_repeat_has_no_interval_and_none_no_estimate() -> None:
-    assert of_times([2.0]) == Estimate(2.0, None, None, 1)
-    assert of_times([]) is None
-    assert of_levels([-1.0]) == Estimate(-1.0, None, None, 1)
+    assert estimate_times([2.0]) == Estimate(2.0, None, None, 1)
+    assert estimate_times([]) is None
+    assert estimate_levels([-1.0]) == Estimate(-1.0, None, None, 1)
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+def test_intervals_cover_the_true_value_at_their_level() -> None:
     draw = random.Random(0)
     trials = 2000
     held = 0
     for _ in range(trials):
-        estimate = of_times([math.exp(draw.gauss(0.0, 0.2)) for _ in range(4)])
+        estimate = estimate_times([math.exp(draw.gauss(0.0, 0.2)) for _ in range(4)])
         assert estimate is not None
         held += estimate.spans(1.0)
     assert held / trials == pytest.approx(0.95, abs=0.015)
 
 
 def test_shares_stay_between_zero_and_one() -> None:
-    estimate = of_shares([0.05, 0.4])
+    estimate = estimate_shares([0.05, 0.4])
     assert estimate is not None
     assert estimate.low == 0.0
     assert estimate.high == 1.0
 
 
-def test_pairing_takes_the_noise_of_a_repeat_out() -> None:
+def test_pairing_removes_the_noise_of_a_repeat() -> None:
     noise = [1.0, 3.0, 0.5, 2.0]
     one, other = {i: 2.0 * n for i, n in enumerate(noise)}, dict(enumerate(noise))
     assert paired_ratio(one, other) == Estimate(2.0, pytest.approx(2.0), pytest.approx(2.0), 4)
-    unpaired = of_times(list(one.values()))
+    unpaired = estimate_times(list(one.values()))
     assert unpaired is not None
     assert unpaired.spans(1.0)
 
 
-def test_what_was_not_measured_together_has_no_interval() -> None:
+def test_unpaired_values_have_no_interval() -> None:
     assert paired_ratio({"a": 3.0}, {"b": 2.0}) == Estimate(1.5, None, None, 0)
     assert paired_ratio({}, {"b": 2.0}) is None
     assert paired_difference({"a": 3.0}, {"b": 2.0}) is None
 
 
-def test_a_ratio_turned_around_has_its_interval_turned_around() -> None:
+def test_the_inverse_ratio_has_the_inverse_interval() -> None:
     one, other = {0: 1.0, 1: 1.3, 2: 1.1}, {0: 2.0, 1: 2.2, 2: 2.5}
     there, back = paired_ratio(one, other), paired_ratio(other, one)
     assert there is not None
@@ -93,14 +94,14 @@ def test_a_ratio_turned_around_has_its_interval_turned_around() -> None:
     assert back.high == pytest.approx(1 / there.low)
 
 
-def test_an_outlier_does_not_push_the_value_out_of_its_interval() -> None:
+def test_with_outliers_the_interval_still_contains_the_value() -> None:
     values = [1.0] * 30 + [1000.0]
-    estimate = of_times(values)
+    estimate = estimate_times(values)
     assert estimate is not None
     assert estimate.spans(estimate.value)
 
 
-def test_an_error_that_all_repeats_share_does_not_shrink_with_them() -> None:
+def test_more_repeats_do_not_reduce_a_shared_error() -> None:
     for repeats in (3, 300):
         same = paired_difference(dict.fromkeys(range(repeats), 0.7), dict.fromkeys(range(repeats), 0.6), 0.95)
         assert same is not None
@@ -112,7 +113,7 @@ def test_an_error_that_all_repeats_share_does_not_shrink_with_them() -> None:
         assert shared.high == pytest.approx(0.1 + 1.97 * 0.2, rel=0.01)
 
 
-def test_intervals_with_a_shared_error_hold_the_truth_as_often_as_they_say() -> None:
+def test_intervals_with_a_shared_error_cover_the_true_value_at_their_level() -> None:
     draw = random.Random(3)
     trials = 2000
     held = 0
@@ -125,7 +126,7 @@ def test_intervals_with_a_shared_error_hold_the_truth_as_often_as_they_say() -> 
     assert held / trials == pytest.approx(0.955, abs=0.015)
 
 
-def test_estimates_can_be_scaled_and_turned_over() -> None:
+def test_estimates_can_be_scaled_and_inverted() -> None:
     estimate = Estimate(2.0, 1.0, 4.0, 3)
     assert estimate.scaled(0.5) == Estimate(1.0, 0.5, 2.0, 3)
     assert estimate.inverse() == Estimate(0.5, 0.25, 1.0, 3)
@@ -138,3 +139,45 @@ def test_an_interval_of_more_than_a_factor_of_ten_is_vague() -> None:
     assert Estimate(1.0, 0.0, 25129.43, 2).is_vague
     assert not Estimate(1.0, 0.62, 2.91, 2).is_vague
     assert not Estimate(1.0, None, None, 1).is_vague
+
+
+def test_overhead_is_the_median_of_ratios() -> None:
+    found = overhead_share([1.1, 2.4, 3.0, 4.4, 5.5, 6.6, 700.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    assert found is not None
+    assert found.value == pytest.approx(0.1)
+    assert found.repeats == 7
+    assert found.low == pytest.approx(0.0)
+    assert found.high == pytest.approx(99.0), (
+        "seven pairs are just enough: the interval ends at the minimum and the maximum"
+    )
+
+
+def test_overhead_of_too_few_pairs_has_no_interval() -> None:
+    assert overhead_share([], []) is None
+    for pairs in (1, 5):
+        found = overhead_share([2.0] * pairs, [1.0] * pairs)
+        assert found is not None
+        assert (found.value, found.low, found.high) == (1.0, None, None)
+
+
+@pytest.mark.parametrize("pairs", [6, 7, 20, 101, 400])
+def test_the_interval_of_an_overhead_comes_from_order_statistics(pairs: int) -> None:
+    draw = random.Random(pairs)
+    ratios = [draw.lognormvariate(0.02, 0.1) for _ in range(pairs)]
+    found = overhead_share(ratios, [1.0] * pairs)
+    assert found is not None
+    expected = stats.quantile_test(ratios, q=1, p=0.5).confidence_interval(0.95)
+    assert found.low == pytest.approx(expected.low - 1)
+    assert found.high == pytest.approx(expected.high - 1)
+
+
+def test_the_interval_of_an_overhead_covers_the_true_value_at_its_level() -> None:
+    draw, held = random.Random(1), 0
+    for _ in range(500):
+        ratios = [draw.lognormvariate(0.0, 0.1) * (3 if draw.random() < 0.05 else 1) for _ in range(40)]
+        found = overhead_share(ratios, [1.0] * 40)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low < 0.0066 < found.high  # The median of that mixture, minus 1.
+    assert 0.92 < held / 500 < 0.99

@@ -1,4 +1,4 @@
-"""The figures of a run, on steps whose answers are known."""
+"""Summaries of runs with known results."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def record_of(ranks: dict[int, list[StepRow]], summary: dict[str, Any] | None = 
     return RunRecord(Path("run"), {}, {}, {}, steps, [], summary, finished=summary is not None)
 
 
-def test_known_answers() -> None:
+def test_known_results() -> None:
     summary = summarise_rank(7, steps_of(ROWS))
     assert (summary.rank, summary.steps, summary.samples) == (7, 4, 60)
     assert summary.average_loss == pytest.approx((40 + 60 + 10 + 30) / 60), "weighted by samples, not the mean of steps"
     assert summary.accuracy == pytest.approx(30 / 60)
     assert summary.first_step_s == pytest.approx(10.0)
-    assert summary.step_s == pytest.approx((1.0 + 2.0 + 3.0) / 3), "without the first"
+    assert summary.step_s == pytest.approx((1.0 + 2.0 + 3.0) / 3), "without the first step"
     assert summary.median_step_s == pytest.approx(2.0)
     assert summary.data_s == pytest.approx(0.2)
     assert summary.forward_s == pytest.approx(0.4)
@@ -50,17 +50,17 @@ def test_the_median_is_not_the_mean() -> None:
     assert summarise_rank(0, steps_of([*ROWS[:3], slow])).median_step_s == pytest.approx(2.0)
 
 
-def test_without_a_notion_of_right_there_is_no_accuracy() -> None:
+def test_a_workload_without_predictions_has_no_accuracy() -> None:
     rows = [row._replace(correct=-1) for row in ROWS]
     assert summarise_rank(0, steps_of(rows)).accuracy is None
     assert summarise_rank(0, steps_of([*ROWS[:3], rows[3]])).accuracy is None
 
 
-def test_nothing_right_is_an_accuracy_of_zero() -> None:
+def test_no_correct_prediction_is_an_accuracy_of_zero() -> None:
     assert summarise_rank(0, steps_of([row._replace(correct=0) for row in ROWS])).accuracy == 0.0
 
 
-def test_a_run_that_diverged_has_no_average_loss_but_says_since_when() -> None:
+def test_a_diverged_run_has_no_average_loss_but_the_step_of_divergence() -> None:
     assert summarise_rank(0, steps_of(ROWS)).diverged_step is None
     lost = [ROWS[3]._replace(step=step, loss=loss) for step, loss in ((4, math.inf), (5, math.nan), (6, 1.0))]
     summary = summarise_rank(0, steps_of([*ROWS, *lost]))
@@ -68,7 +68,7 @@ def test_a_run_that_diverged_has_no_average_loss_but_says_since_when() -> None:
     assert summary.diverged_step == 4
 
 
-def test_a_run_of_one_step_has_only_a_first() -> None:
+def test_a_run_of_one_step_has_only_the_time_of_the_first() -> None:
     summary = summarise_rank(0, steps_of(ROWS[:1]))
     assert (summary.steps, summary.samples, summary.average_loss, summary.accuracy) == (1, 10, 4.0, 0.1)
     assert summary.first_step_s == pytest.approx(10.0)
@@ -76,18 +76,18 @@ def test_a_run_of_one_step_has_only_a_first() -> None:
     assert (summary.data_s, summary.forward_s, summary.backward_s, summary.update_s) == (None,) * 4
 
 
-def test_a_run_without_steps_has_no_figures() -> None:
+def test_a_run_without_steps_has_no_values() -> None:
     summary = summarise_rank(2, steps_of([])).to_dict()
     assert (summary.pop("rank"), summary.pop("steps"), summary.pop("samples")) == (2, 0, 0)
     assert len(summary) == 10
     assert set(summary.values()) == {None}
 
 
-def test_what_the_run_wrote_itself_is_taken() -> None:
+def test_the_written_summary_is_used() -> None:
     assert summarise(record_of({0: ROWS}, {"steps": 99, "ranks": []})) == {"steps": 99, "ranks": []}
 
 
-OWN = summarise_rank(0, steps_of(ROWS)).to_dict()
+RANK = summarise_rank(0, steps_of(ROWS)).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ OWN = summarise_rank(0, steps_of(ROWS)).to_dict()
         ({"ranks": {}}, "it has no list of ranks"),
         ({"ranks": [1]}, "it has no list of ranks"),
         ({"ranks": [{"rank": 0}]}, "a rank has no accuracy, average_loss, backward_s"),
-        ({"ranks": [OWN | {"samples": None}]}, "a rank has no number, or no samples"),
-        ({"ranks": [OWN | {"step_s": "soon"}]}, "step_s of a rank is not a number"),
+        ({"ranks": [RANK | {"samples": None}]}, "a rank has no number or no samples"),
+        ({"ranks": [RANK | {"step_s": "soon"}]}, "step_s of a rank is not a number"),
         ({"ranks": [], "train_s": 3}, "it has no samples_per_s, steps"),
         ({"ranks": [], "test": 0.5}, "test has no accuracy, available, loss, samples"),
-        ({"ranks": [], "test_ranks": [{"loss": 1}]}, "test_ranks has no accuracy"),
+        ({"ranks": [], "test_by_rank": [{"loss": 1}]}, "test_by_rank has no accuracy"),
         ({"ranks": [], "estimate": {"epochs": 2}}, "estimate has no seconds"),
     ],
 )
@@ -110,12 +110,12 @@ def test_a_damaged_summary_is_an_error(summary: dict[str, Any], message: str) ->
         summarise(record_of({0: ROWS}, summary))
 
 
-def test_a_run_cut_short_is_summed_up_from_its_steps() -> None:
+def test_an_interrupted_run_is_summarised_from_its_steps() -> None:
     summary = summarise(record_of({10: ROWS[:2], 2: ROWS, 0: ROWS[:3]}))
     assert [rank["rank"] for rank in summary["ranks"]] == [0, 2, 10]
     assert summary["ranks"][1] == summarise_rank(2, steps_of(ROWS)).to_dict()
     assert summary["steps"] == 2, "the steps that all ranks have done"
 
 
-def test_a_run_cut_short_before_its_first_step() -> None:
+def test_a_run_interrupted_before_its_first_step() -> None:
     assert summarise(record_of({})) == {"ranks": [], "steps": 0}

@@ -1,4 +1,4 @@
-"""Timelines made by hand, for tests that know the answer."""
+"""Hand-made timelines for tests with known results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from paceline.records.timeline import NO_PEER, ROW, Purpose, RowKind, Timeline
 
 FIRST = 10
-"""The number of the first step: after any warm-up."""
+"""Number of the first step, after any warm-up."""
 
 
 def operation(
@@ -22,21 +22,21 @@ def operation(
     step: int = FIRST,
     peer: int = NO_PEER,
     purpose: Purpose = Purpose.GRADIENTS,
-    waited_from_s: float = math.nan,
+    wait_start_s: float = math.nan,
 ) -> tuple[Any, ...]:
-    """The row of an operation."""
-    return step, kind, purpose, peer, size, start_s, end_s, waited_from_s, math.nan
+    """Return the row of an operation."""
+    return step, kind, purpose, peer, size, start_s, end_s, wait_start_s, math.nan
 
 
 def phase(
     kind: RowKind, start_s: float, end_s: float, *, step: int = FIRST, cpu_s: float = math.nan
 ) -> tuple[Any, ...]:
-    """The row of a phase, or of a whole step."""
+    """Return the row of a phase or of a whole step."""
     return step, kind, Purpose.NOTHING, NO_PEER, 0, start_s, end_s, math.nan, cpu_s
 
 
 def timeline(*rows: tuple[Any, ...]) -> Timeline:
-    """A timeline of rows in any order; a step that spans all is added where there is none."""
+    """Return a timeline of rows in any order; without a step row, one that spans all rows is added."""
     content = list(rows)
     if not any(row[1] == RowKind.STEP for row in rows):
         content.append(

@@ -1,4 +1,4 @@
-"""`paceline compare` as a user runs it: real ranks, real failures, real interrupts."""
+"""`paceline compare` from the command line, with real ranks, failures and interrupts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONCE = (*QUICK, "--repeats", "1", "--max-repeats", "1", "--no-proof")
 
 
 def compare(*arguments: str, out: Path) -> dict[str, Any]:
-    """Runs a comparison and returns what it says as JSON."""
+    """Run a comparison; return its JSON output, with stderr as `messages`."""
     done = paceline("compare", *arguments, "--out", str(out), "--json")
     result: dict[str, Any] = json.loads(done.stdout)
     return result | {"messages": done.stderr}
@@ -40,12 +40,12 @@ def rows(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The usual set, once for the tests that only look at it."""
+    """Comparison of the usual set, shared by the tests that only read it."""
     out = tmp_path_factory.mktemp("usual") / "out"
     return compare(*QUICK, "--trace", out=out) | {"out": out}
 
 
-def test_the_usual_set_is_proven_measured_and_judged(usual: dict[str, Any]) -> None:
+def test_the_usual_set_is_proven_measured_and_explained(usual: dict[str, Any]) -> None:
     found = rows(usual)
     assert set(found) == set(SETS["usual"])
     assert {name: row["role"] for name, row in found.items() if row["role"] != "candidate"} == {
@@ -65,7 +65,7 @@ def test_the_usual_set_is_proven_measured_and_judged(usual: dict[str, Any]) -> N
     assert {reason["candidate"] for reason in usual["why"]} == set(found)
 
 
-def test_rows_come_best_first_and_what_exchanges_nothing_has_no_exposed_communication(usual: dict[str, Any]) -> None:
+def test_rows_are_sorted_by_speed_and_none_and_single_have_no_exposed_communication(usual: dict[str, Any]) -> None:
     speeds = [row["samples_per_s"]["value"] for row in usual["rows"]]
     assert speeds == sorted(speeds, reverse=True)
     found = rows(usual)
@@ -99,8 +99,8 @@ def test_runs_are_interleaved_in_rotated_order_with_a_seed_per_repeat(usual: dic
     assert starts == sorted(starts)
 
 
-def test_the_same_strategy_twice_is_decided_and_told_by_one_rule(tmp_path: Path) -> None:
-    """How seldom one of two equals wins is proven of `decide`, on simulated times."""
+def test_the_same_strategy_twice_follows_the_decision_rule(tmp_path: Path) -> None:
+    """The rate of wrong winners is tested for `decide`, with simulated times."""
     result = compare("--strategies", "ddp,ddp", *QUICK, "--no-proof", "--max-repeats", "3", out=tmp_path / "out")
     assert sorted(rows(result)) == ["ddp", "ddp (2)"]
     decision = result["decision"]
@@ -109,10 +109,10 @@ def test_the_same_strategy_twice_is_decided_and_told_by_one_rule(tmp_path: Path)
     wins = decision["outcome"] == "winner"
     assert wins == (decision["ratio"]["low"] > 1.01)
     assert wins == ("Pick" in " ".join(result["verdict"]))
-    assert decision["outcome"] != "open" or decision["ratio"]["repeats"] == 3, "an open one is measured to the limit"
+    assert decision["outcome"] != "undecided" or decision["ratio"]["repeats"] == 3, "undecided: measured to the limit"
 
 
-def test_a_clear_winner_ends_it_before_the_limit(tmp_path: Path) -> None:
+def test_a_clear_winner_ends_the_comparison_before_the_limit(tmp_path: Path) -> None:
     strategies = ("user_workloads:plain", "--strategies", "allreduce,schemes:Slow")
     arguments = (*strategies, *QUICK, "--no-proof", "--max-repeats", "9")
     result = compare(*arguments, out=tmp_path / "out")
@@ -123,7 +123,7 @@ def test_a_clear_winner_ends_it_before_the_limit(tmp_path: Path) -> None:
     assert result["next"] == "paceline train user_workloads:plain --batch 16 --epochs 3 --strategy allreduce --ranks 2"
 
 
-def test_a_strategy_that_sums_is_stopped_with_its_factor(tmp_path: Path) -> None:
+def test_a_strategy_that_sums_fails_the_proof(tmp_path: Path) -> None:
     arguments = (
         "compare",
         "user_workloads:plain",
@@ -140,13 +140,13 @@ def test_a_strategy_that_sums_is_stopped_with_its_factor(tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A comparison in which one fails while it trains, and another when it is done."""
+    """Comparison in which one strategy fails during training, and another in `close`."""
     out = tmp_path_factory.mktemp("failing") / "out"
     strategies = "schemes:BadClose,allreduce,schemes:Breaks,ddp"
     return compare("user_workloads:plain", "--strategies", strategies, *QUICK, out=out) | {"out": out}
 
 
-def test_a_strategy_that_fails_is_left_out_and_the_rest_goes_on(failing: dict[str, Any]) -> None:
+def test_a_strategy_that_fails_is_left_out_and_the_others_continue(failing: dict[str, Any]) -> None:
     found = rows(failing)
     assert "the seventh message was one too many" in found["schemes:Breaks"]["failure"]
     assert "schemes:Breaks failed and is left out" in failing["messages"]
@@ -156,7 +156,7 @@ def test_a_strategy_that_fails_is_left_out_and_the_rest_goes_on(failing: dict[st
     assert [event["candidate"] for event in experiment.events_of("failure")] == ["schemes:BadClose", "schemes:Breaks"]
 
 
-def test_a_failure_after_the_last_step_is_not_charged_to_the_next(failing: dict[str, Any]) -> None:
+def test_a_failure_after_the_last_step_does_not_affect_the_next_run(failing: dict[str, Any]) -> None:
     found = rows(failing)
     assert "cannot close" in found["schemes:BadClose"]["failure"]
     assert found["allreduce"]["failure"] is None
@@ -164,7 +164,7 @@ def test_a_failure_after_the_last_step_is_not_charged_to_the_next(failing: dict[
     assert failing["decision"]["first"] != "schemes:BadClose"
 
 
-def test_when_all_fail_the_first_reason_is_the_error(tmp_path: Path) -> None:
+def test_when_all_fail_the_first_failure_is_the_error(tmp_path: Path) -> None:
     arguments = (
         "compare",
         "user_workloads:plain",
@@ -178,14 +178,14 @@ def test_when_all_fail_the_first_reason_is_the_error(tmp_path: Path) -> None:
     assert "error: rank 1 failed: RuntimeError: the seventh message was one too many" in done.stderr
 
 
-def test_a_workload_that_cannot_be_trained_is_found_out_before_any_rank_starts(tmp_path: Path) -> None:
+def test_a_workload_that_cannot_be_trained_fails_before_any_rank_starts(tmp_path: Path) -> None:
     done = paceline("compare", "user_workloads:unused", *QUICK, "--out", str(tmp_path / "out"), expect=4)
     assert "got no gradient" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_settings_are_compared_like_strategies(tmp_path: Path) -> None:
-    """Also those that say how long a run is."""
+    """Settings of the length of a run can vary too."""
     settings = ("--vary", "reshuffle=true,false", "--vary", "epochs=2,4", "--batch", "4", "--ranks", "2")
     once = ("--repeats", "1", "--max-repeats", "1", "--no-proof", "--no-doctor")
     result = compare("user_workloads:plain", *settings, *once, out=tmp_path / "out")
@@ -209,7 +209,7 @@ def test_batches_are_compared_by_the_time_per_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["proof", "repeat-2"])
-def test_ctrl_c_keeps_what_was_measured_and_still_reports(tmp_path: Path, when: str) -> None:
+def test_ctrl_c_reports_the_runs_measured_so_far(tmp_path: Path, when: str) -> None:
     out = tmp_path / "out"
     what = ("user_workloads:plain", "--strategies", "allreduce,ddp", "--batch", "16", "--ranks", "2", "--steps", "20")
     how = ("--repeats", "9", "--max-repeats", "9", "--no-doctor", *(["--no-proof"] if when != "proof" else []))
@@ -221,7 +221,7 @@ def test_ctrl_c_keeps_what_was_measured_and_still_reports(tmp_path: Path, when: 
     assert process.returncode == 130, output
     assert "interrupted" in output
     assert (out / "report.html").is_file(), output
-    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in ranks), "the ranks are gone")
+    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in ranks), "the ranks have ended")
     experiment = read_experiment(out)
     assert experiment.events_of("interrupted")
     finished = [m for m in experiment.runs if m.run.finished]
@@ -233,14 +233,14 @@ def test_ctrl_c_keeps_what_was_measured_and_still_reports(tmp_path: Path, when: 
         assert "Nothing that could be picked was measured." in output
 
 
-def test_ctrl_c_while_the_report_is_written_waits_for_it(tmp_path: Path) -> None:
-    """The page goes into a pipe that is not read before Ctrl-C was pressed, so it is always being written then."""
+def test_ctrl_c_while_the_report_is_written_does_not_stop_it(tmp_path: Path) -> None:
+    """The page is written to a pipe that the test reads only after Ctrl-C, so it always arrives during writing."""
     out = tmp_path / "out"
     out.mkdir()
     in_a_pipe = ["sh", "-c", 'mkfifo "$0/.report.html.$$" && exec "$@"', str(out)]
     what = ("user_workloads:plain", "--strategies", "allreduce,ddp", *ONCE)
     process = start("compare", *what, "--out", str(out), by=in_a_pipe)
-    wait_until(lambda: list(out.glob(".report.html.*")), "the pipe is there")
+    wait_until(lambda: list(out.glob(".report.html.*")), "the pipe exists")
     pipe = os.open(out / f".report.html.{process.pid}", os.O_RDWR | os.O_NONBLOCK)
     wait_until(lambda: select.select([pipe], [], [], 0)[0] or process.poll() is not None, "the page is being written")
     for _ in range(3):
@@ -258,12 +258,12 @@ def test_ctrl_c_while_the_report_is_written_waits_for_it(tmp_path: Path) -> None
     assert "report: " in output
 
 
-def test_too_few_steps_are_refused(tmp_path: Path) -> None:
+def test_too_few_steps_are_an_error(tmp_path: Path) -> None:
     done = paceline("compare", "user_workloads:plain", "--steps", "5", "--out", str(tmp_path / "out"), expect=2)
     assert "leaves no step to measure" in done.stderr
 
 
-def test_the_report_can_be_made_again_without_torch(usual: dict[str, Any], tmp_path: Path) -> None:
+def test_report_works_without_torch(usual: dict[str, Any], tmp_path: Path) -> None:
     blocked = "import sys; sys.modules['torch'] = None; from paceline.cli import main; main(sys.argv[1:])"
     page = tmp_path / "page.html"
     arguments = [
@@ -285,7 +285,7 @@ def test_the_report_can_be_made_again_without_torch(usual: dict[str, Any], tmp_p
     assert len(lines) == len(SETS["usual"])
 
 
-def test_runs_made_one_by_one_come_into_one_report(usual: dict[str, Any], tmp_path: Path) -> None:
+def test_single_runs_are_combined_into_one_report(usual: dict[str, Any], tmp_path: Path) -> None:
     for earlier, name in (("6-ddp", "ddp-0"), ("5-allreduce", "allreduce-0")):
         shutil.copytree(usual["out"] / "repeat-1" / earlier, tmp_path / name)
     arguments = ("--strategy", "ddp", "--seed", "1", "--batch", "16", "--steps", "8", "--ranks", "2")
@@ -293,23 +293,23 @@ def test_runs_made_one_by_one_come_into_one_report(usual: dict[str, Any], tmp_pa
     done = paceline("report", str(tmp_path), "--json", "--out", str(tmp_path / "page.html"))
     result = json.loads(done.stdout)
     assert {name: row["repeats"] for name, row in rows(result).items()} == {"ddp": 2, "allreduce": 1}
-    assert any("not measured interleaved" in warning for warning in result["warnings"])
+    assert any("measured at different times" in warning for warning in result["warnings"])
     assert read_run(tmp_path / "ddp-1").finished
 
 
-def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_waited_for(tmp_path: Path) -> None:
+def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_reported(tmp_path: Path) -> None:
     result = compare(*ONCE, "--steps", "30", "--batch", "64", "--vary", "slow_rank=,1:4", out=tmp_path / "out")
     found = rows(result)
     even, slowed = found["slow_rank=none"], found["slow_rank=1:4"]
     assert slowed["train_loss"]["value"] == even["train_loss"]["value"]
     split = slowed["split"]["ranks"]["1"]
     assert split["descheduled_s"] < 0.5 * (split["compute_s"] + split["overlapped_s"])
-    (reason,) = [r for r in result["why"] if r["candidate"] == "slow_rank=1:4" and r["limit"] == "slow_rank"]
+    (reason,) = [r for r in result["why"] if r["candidate"] == "slow_rank=1:4" and r["limit"] == "straggler"]
     assert "for rank 1, which was made 4× as slow" in reason["text"]
     assert "slow_rank=1:4: rank 1 was slowed down 4× on purpose (--slow-rank)." in result["warnings"]
 
 
-def test_runs_end_at_equal_time_whatever_they_have_trained_by_then(tmp_path: Path) -> None:
+def test_runs_with_a_time_limit_end_after_equal_time(tmp_path: Path) -> None:
     short = ("--batch", "16", "--repeats", "1", "--max-repeats", "1", "--ranks", "2", "--no-doctor", "--no-proof")
     strategies = "ddp,parameter_server:asynchronous=true"
     result = compare(*short, "--seconds", "1.5", "--strategies", strategies, out=tmp_path / "out")
@@ -318,6 +318,6 @@ def test_runs_end_at_equal_time_whatever_they_have_trained_by_then(tmp_path: Pat
     for measured in read_experiment(tmp_path / "out").runs:
         summary = measured.run.summary
         assert summary is not None
-        assert 1.2 < summary["train_s"] < 8, "a busy machine may hold up the last steps"
+        assert 1.2 < summary["train_s"] < 8, "a busy machine may delay the last steps"
         assert summary["steps"] > 5
         assert summary["test"]["accuracy"] is not None

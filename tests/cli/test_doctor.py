@@ -1,4 +1,4 @@
-"""`paceline doctor` as a user runs it: real ranks that examine the machine the tests run on."""
+"""`paceline doctor` from the command line: real ranks examine the machine of the tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.takes(15)
 
 @pytest.fixture(scope="module")
 def examined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Examination, dict[str, Any], Path, str]:
-    """One examination for all tests that only look at it: the record, what was printed, the folder, the messages."""
+    """Examination shared by the tests that only read it: the record, the JSON output, the folder, and stderr."""
     out = tmp_path_factory.mktemp("doctor") / "out"
     enough = usable_cores() >= 2
     arguments = ("doctor", "--ranks", "2", "--batch", "32", "--json", "--out", str(out))
@@ -34,7 +34,7 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Examination, dic
 Examined = tuple[Examination, dict[str, Any], Path, str]
 
 
-def test_what_is_printed_is_what_is_kept(examined: Examined) -> None:
+def test_the_printed_json_equals_the_record(examined: Examined) -> None:
     record, printed, out, _ = examined
     assert printed["examination"] == record.to_dict()
     assert printed["findings"] == [finding.to_dict() for finding in findings(record)]
@@ -47,7 +47,7 @@ def test_progress_goes_to_stderr(examined: Examined) -> None:
     assert stages == ["asking", *["measuring"] * 3, "training", "measuring"]
 
 
-def test_the_facts_are_those_of_this_machine(examined: Examined) -> None:
+def test_rank_info_describes_this_machine(examined: Examined) -> None:
     record = examined[0]
     assert [rank.rank for rank in record.ranks] == [0, 1]
     assert len(record.hosts) == 1
@@ -81,7 +81,7 @@ def test_the_link_is_measured(examined: Examined) -> None:
     assert examined[0].contention is not None
 
 
-def test_what_the_workload_needs_is_measured_by_training_it(examined: Examined) -> None:
+def test_the_needs_of_the_workload_are_measured_by_training_it(examined: Examined) -> None:
     record = examined[0]
     needs = record.workload
     assert needs is not None
@@ -101,10 +101,10 @@ def test_measuring_takes_seconds(examined: Examined) -> None:
 
 def test_a_record_is_not_overwritten(examined: Examined) -> None:
     done = paceline("doctor", "--ranks", "2", "--out", str(examined[2]), expect=8)
-    assert "already holds a record" in done.stderr
+    assert "already contains a record" in done.stderr
 
 
-def test_what_measuring_costs_is_measured(examined: Examined) -> None:
+def test_the_cost_of_measuring_is_measured(examined: Examined) -> None:
     cost, needs = examined[0].measuring_cost, examined[0].workload
     assert cost is not None
     assert needs is not None
@@ -114,10 +114,10 @@ def test_what_measuring_costs_is_measured(examined: Examined) -> None:
     assert cost.high > -0.2
 
 
-def test_a_workload_that_fails_is_a_problem_found_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_a_workload_that_fails_is_reported_as_a_problem(tmp_path: Path) -> None:
     arguments = ("doctor", "user_workloads:unused", "--ranks", "1", "--threads", "1", "--batch", "8")
     done = paceline(*arguments, "--out", str(tmp_path / "out"), expect=9)
-    assert "The workload could not be trained" in done.stdout
+    assert "Training the workload failed" in done.stdout
     assert "fix: " in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     record = read_examination(tmp_path / "out")
@@ -127,7 +127,7 @@ def test_a_workload_that_fails_is_a_problem_found_and_the_rest_is_kept(tmp_path:
     assert record.workload is None
 
 
-def test_mistakes_are_refused_before_any_rank_starts(tmp_path: Path) -> None:
+def test_usage_errors_are_found_before_any_rank_starts(tmp_path: Path) -> None:
     done = paceline("doctor", "cmn", "--out", str(tmp_path / "out"), expect=2)
     assert "did you mean 'cnn'?" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Ctrl-C at every line of a command: what was measured is reported, and nothing shows a traceback."""
+"""Ctrl-C at every line of a command: the runs measured so far are reported, without a traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typer.main import get_command
 import paceline
 from experiments_on_disk import PROVENANCE, write_run
 from paceline.cli import main
-from paceline.cli.interrupts import CtrlC
+from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.main import app
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import RankRange
@@ -47,18 +47,17 @@ FOREVER = 10**9
 
 @dataclass
 class Keyboard:
-    """Presses Ctrl-C before one of the watched lines is executed, and, if asked, again at every call after it."""
+    """Presses Ctrl-C before one of the watched lines runs, and `again` times more at the function calls after it."""
 
     files: frozenset[str]
     at: int = FOREVER
-    """Before which line, counted from 0."""
+    """Index of that line in `lines`."""
     again: int = 0
-    """How often it is pressed again."""
     lines: list[str] = field(default_factory=list)
-    """Those that were reached."""
+    """Watched lines that were reached, in order."""
 
     def watch(self) -> None:
-        """Counts lines from now on, also of the functions that are being called."""
+        """Record lines from now on, also in the functions that are on the stack."""
         frame: FrameType | None = sys._getframe()
         while frame is not None:
             frame.f_trace = self._trace if frame.f_code.co_filename in self.files else None
@@ -86,25 +85,27 @@ class Keyboard:
 
 
 def _is_done() -> bool:
-    """Whether no command runs, or it has nothing left to do: Ctrl-C would end the process that runs the tests."""
-    return not isinstance(getattr(signal.getsignal(signal.SIGINT), "__self__", None), CtrlC)
+    """Return whether no command handles Ctrl-C any more; it would then end the test process."""
+    return not isinstance(getattr(signal.getsignal(signal.SIGINT), "__self__", None), CtrlCHandler)
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder to work in, experiments that need no ranks, and pages of one word."""
+def _work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run in an empty folder, without estimates, data and rendered pages."""
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for module in ("paceline.experiments.training_targets", "paceline.experiments.scale"):
         monkeypatch.setattr(f"{module}.estimate_s", lambda *_, **__: None)
         monkeypatch.setattr(f"{module}.prepare_data", lambda _: None)
-    monkeypatch.setattr("paceline.launch.handshake._sources", lambda: "these")
-    monkeypatch.setattr(sys.modules["paceline.cli.main"], "app", get_command(app))  # It is made anew each time.
+    monkeypatch.setattr("paceline.launch.handshake._source_digest", lambda: "digest")
+    # Built once: typer would build the command again for each call.
+    monkeypatch.setattr(sys.modules["paceline.cli.main"], "app", get_command(app))
     monkeypatch.setattr("paceline.report.page.comparison.render", lambda _: "page")
     monkeypatch.setattr("paceline.report.page.scaling.render_scaling", lambda _: "page")
-    monkeypatch.setattr(CtrlC, "_raised_s", -math.inf)
-    monkeypatch.setattr("paceline.cli.interrupts.ONCE_S", 1e9)  # A busy machine may take its time between two presses.
+    monkeypatch.setattr(CtrlCHandler, "_raised_s", -math.inf)
+    # A busy machine may be slow between two presses.
+    monkeypatch.setattr("paceline.cli.interrupts.REPEAT_WINDOW_S", 1e9)
     handler, trace = signal.getsignal(signal.SIGINT), sys.gettrace()
     yield
     sys.setprofile(None)
@@ -113,17 +114,20 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def write_runs(job: Job, part: RankRange) -> None:
-    """The records of a job whose ranks have done all they should."""
+    """Write the records of a job as ranks that finished all runs would."""
     for config, folder in job.runs:
         candidate = Candidate(config.strategy, config.strategy)
         losses = [1 / (1 + step) for step in range(config.steps or 0)]
         write_run(folder.path, candidate, config, part.ranks, losses, 0.01, None, PROVENANCE)
 
 
-def type_in(
+def run_command(
     arguments: Sequence[str], keyboard: Keyboard, monkeypatch: pytest.MonkeyPatch, *, from_start: bool = False
 ) -> object:
-    """Runs a command; lines count as soon as the first job's runs are on disk. Returns the exit code."""
+    """Run a command and return its exit code.
+
+    The keyboard watches lines once the records of the first job are on disk; with `from_start`, only until then.
+    """
 
     def start_ranks(job: Job, part: RankRange, *_: Any, **__: Any) -> dict[int, int]:
         write_runs(job, part)
@@ -135,40 +139,43 @@ def type_in(
 
     monkeypatch.setattr("paceline.launch.leader.start_ranks", start_ranks)
     shutil.rmtree("out", ignore_errors=True)
-    monkeypatch.setattr(CtrlC, "_raised_s", -math.inf)
+    monkeypatch.setattr(CtrlCHandler, "_raised_s", -math.inf)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if from_start:
             keyboard.watch()
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exited:
             main(list(arguments))
     finally:
         sys.settrace(None)
         sys.setprofile(None)
-    return left.value.code
+    return exited.value.code
 
 
-def moments(arguments: Sequence[str], files: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
-    """Every line that a command executes once it has measured something: of two lines one the first time, one the last.
+def lines_to_press_at(
+    arguments: Sequence[str], files: frozenset[str], monkeypatch: pytest.MonkeyPatch
+) -> dict[int, str]:
+    """Return each line that a command runs after its first measurement, by its index in `Keyboard.lines`.
 
-    All times of all lines would take minutes.
+    A line may run many times, and all of them would take minutes: every other line counts at its first run, the rest at
+    their last.
     """
-    for _ in range(2):  # The first time it imports.
+    for _ in range(2):  # The first call also imports modules.
         keyboard = Keyboard(files)
-        assert type_in(arguments, keyboard, monkeypatch) == 0
+        assert run_command(arguments, keyboard, monkeypatch) == 0
     last = {line: number for number, line in enumerate(keyboard.lines)}
     first = {line: number for number, line in reversed(list(enumerate(keyboard.lines)))}
     return {(last if place % 2 else first)[line]: line for place, line in enumerate(last)}
 
 
 @pytest.mark.timeout(900)  # 10 s on an idle machine.
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # What it had open is closed when the process ends.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # Open files are closed when the process ends.
 @pytest.mark.parametrize(
     ("arguments", "files", "terminal"),
     [(COMPARE, COMMAND, False), (SCALE, SCALING, False), (COMPARE, DISPLAY, True)],
     ids=["compare", "scale", "display"],
 )
-def test_ctrl_c_at_any_line_keeps_what_was_measured_and_reports_it(
+def test_ctrl_c_at_any_line_reports_the_runs_so_far(
     arguments: Sequence[str],
     files: Sequence[Path],
     terminal: bool,
@@ -178,117 +185,117 @@ def test_ctrl_c_at_any_line_keeps_what_was_measured_and_reports_it(
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
     watched = frozenset(map(str, files))
-    pressed = moments(arguments, watched, monkeypatch)
+    pressed = lines_to_press_at(arguments, watched, monkeypatch)
     assert {Path(line.partition(":")[0]) for line in pressed.values()} == set(files)
     capfd.readouterr()
     for number, (at, line) in enumerate(pressed.items()):
         keyboard = Keyboard(watched, at, again=number % 3 * 100)
-        code = type_in(arguments, keyboard, monkeypatch)
-        said = capfd.readouterr()
-        where = f"{line}\n{said.out}{said.err}"
+        code = run_command(arguments, keyboard, monkeypatch)
+        printed = capfd.readouterr()
+        where = f"{line}\n{printed.out}{printed.err}"
         assert keyboard.lines[-1] == line, where
         assert code == 130, where
         assert Path("out/report.html").read_text() == "page", where
-        assert "report: out/report.html" in said.out, where
-        assert "Traceback" not in said.err, where
+        assert "report: out/report.html" in printed.out, where
+        assert "Traceback" not in printed.err, where
         assert any(measured.run.finished for measured in read_experiment(Path("out")).runs), where
         assert not [thread for thread in threading.enumerate() if thread.name == "paceline-display"], where
-        assert said.err.count("\x1b[?25l") <= said.err.count("\x1b[?25h"), where  # The cursor is there again.
+        assert printed.err.count("\x1b[?25l") <= printed.err.count("\x1b[?25h"), where  # The cursor is shown again.
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_ctrl_c_before_anything_was_measured_ends_in_a_sentence(
+def test_ctrl_c_before_the_first_measurement_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     files = ("cli/options.py", "cli/experiment_output.py", "experiments/compare.py", "experiments/engine.py")
     watched = frozenset(str(SOURCES / name) for name in files)
-    for _ in range(2):  # The first time it imports.
+    for _ in range(2):  # The first call also imports modules.
         keyboard = Keyboard(watched)
-        assert type_in(COMPARE, keyboard, monkeypatch, from_start=True) == 0
+        assert run_command(COMPARE, keyboard, monkeypatch, from_start=True) == 0
     capfd.readouterr()
     lines = {line: at for at, line in enumerate(keyboard.lines)}
     for number, (line, at) in enumerate(list(lines.items())[::3]):
         keyboard = Keyboard(watched, at, again=number % 2 * 100)
-        code = type_in(COMPARE, keyboard, monkeypatch, from_start=True)
-        said = capfd.readouterr()
-        where = f"{line}\n{said.out}{said.err}"
+        code = run_command(COMPARE, keyboard, monkeypatch, from_start=True)
+        printed = capfd.readouterr()
+        where = f"{line}\n{printed.out}{printed.err}"
         assert keyboard.lines[-1] == line, where
         assert code == 130, where
-        assert "Traceback" not in said.err, where
+        assert "Traceback" not in printed.err, where
         begun = Path("out/experiment.json").exists()
-        assert "interrupted" in said.err or (begun and "report: out/report.html" in said.out), where
+        assert "interrupted" in printed.err or (begun and "report: out/report.html" in printed.out), where
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_ctrl_c_after_a_run_shows_its_summary_or_says_where_it_is(
+def test_ctrl_c_after_a_run_prints_its_summary_or_its_folder(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("train", "--steps", "8", "--ranks", "2", "--strategy", "ddp", "--out", "out")
     watched = frozenset([str(SOURCES / "cli/train.py"), str(SOURCES / "experiments/train.py")])
     monkeypatch.setattr("paceline.experiments.train.prepare_data", lambda _: None)
     monkeypatch.setattr("paceline.report.terminal.run.print_run", lambda _, console: console.print("summary"))
-    for at, line in moments(arguments, watched, monkeypatch).items():
+    for at, line in lines_to_press_at(arguments, watched, monkeypatch).items():
         capfd.readouterr()
-        code = type_in(arguments, Keyboard(watched, at, again=50), monkeypatch)
-        said = capfd.readouterr()
-        where = f"{line}\n{said.out}{said.err}"
+        code = run_command(arguments, Keyboard(watched, at, again=50), monkeypatch)
+        printed = capfd.readouterr()
+        where = f"{line}\n{printed.out}{printed.err}"
         assert code == 130, where
-        assert "interrupted; what was done is in out" in said.err or said.out == "summary\n", where
-        assert "Traceback" not in said.err, where
+        assert "interrupted; the record so far is in out" in printed.err or printed.out == "summary\n", where
+        assert "Traceback" not in printed.err, where
 
 
-def test_ctrl_c_is_noted_while_another_ends_the_command_and_while_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.cli.interrupts.ONCE_S", 0.0)
-    ended = []
+def test_ctrl_c_is_only_recorded_during_clean_up_and_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.cli.interrupts.REPEAT_WINDOW_S", 0.0)
+    stopped = []
 
     def measure() -> None:
         try:
             signal.raise_signal(signal.SIGINT)
         finally:
             signal.raise_signal(signal.SIGINT)
-            ended.append("ranks")
+            stopped.append("ranks")
 
-    with CtrlC() as ctrl_c:
+    with CtrlCHandler() as ctrl_c:
         with pytest.raises(KeyboardInterrupt):
             measure()
-        assert ended == ["ranks"]
-        ctrl_c.hold()
+        assert stopped == ["ranks"]
+        ctrl_c.defer()
         signal.raise_signal(signal.SIGINT)
-    assert ctrl_c.came
+    assert ctrl_c.pressed
 
 
-def test_ctrl_c_that_got_lost_can_be_pressed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.cli.interrupts.ONCE_S", 0.0)
-    with CtrlC():
+def test_ctrl_c_that_code_swallowed_can_be_pressed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.cli.interrupts.REPEAT_WINDOW_S", 0.0)
+    with CtrlCHandler():
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_several_times_in_a_row_is_pressed_once() -> None:
-    with CtrlC():
+def test_ctrl_c_several_times_in_a_row_counts_once() -> None:
+    with CtrlCHandler():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_is_said_to_be_noted_once(capfd: pytest.CaptureFixture[str]) -> None:
-    with CtrlC() as ctrl_c:
-        ctrl_c.hold()
+def test_deferred_ctrl_c_prints_one_message(capfd: pytest.CaptureFixture[str]) -> None:
+    with CtrlCHandler() as ctrl_c:
+        ctrl_c.defer()
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-    assert capfd.readouterr().err == "Ctrl-C: what was measured is kept, one moment\n"
+    assert capfd.readouterr().err == "Ctrl-C received: finishing, measured data is kept\n"
 
 
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.default_int_handler], ids=["ignored", "not"])
-def test_a_command_that_was_started_to_ignore_ctrl_c_does(before: Any) -> None:
+def test_a_command_that_was_started_with_sigint_ignored_ignores_it(before: Any) -> None:
     signal.signal(signal.SIGINT, before)
-    with CtrlC():
+    with CtrlCHandler():
         assert (signal.getsignal(signal.SIGINT) is signal.SIG_IGN) == (before is signal.SIG_IGN)
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_error_that_a_library_makes_of_ctrl_c_is_an_interrupt(
+def test_an_error_that_a_library_raises_on_ctrl_c_is_an_interrupt(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def start_ranks(job: Job, part: RankRange, *_: Any, **__: Any) -> dict[int, int]:
@@ -296,13 +303,13 @@ def test_an_error_that_a_library_makes_of_ctrl_c_is_an_interrupt(
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
-            raise ZeroDivisionError("a library's own") from None
+            raise ZeroDivisionError("raised by a library") from None
         return {}
 
     monkeypatch.setattr("paceline.launch.leader.start_ranks", start_ranks)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exited:
         main(list(COMPARE))
-    said = capfd.readouterr()
-    assert left.value.code == 130
-    assert "report: out/report.html" in said.out
-    assert "Traceback" not in said.err
+    printed = capfd.readouterr()
+    assert exited.value.code == 130
+    assert "report: out/report.html" in printed.out
+    assert "Traceback" not in printed.err

@@ -1,4 +1,4 @@
-"""`paceline submit`: the script it writes, what it refuses before anything waits in a queue, and what it tells."""
+"""`paceline submit`: the job script, errors that are found before the job is submitted, and the output."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SHAPE = ("--hosts", "2", "--ranks-per-host", "4")
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a name that a shell would take apart, and no Slurm."""
+def _work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in a folder whose name needs quoting in a shell, on a machine without Slurm."""
     folder = tmp_path / "it's $HOME 100%"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -31,14 +31,14 @@ def programs(tmp_path: Path) -> Path:
 
 
 def install(tmp_path: Path, name: str, text: str) -> None:
-    """Puts a program of our own in the place of one of Slurm's."""
+    """Replace a program of Slurm by a shell script."""
     file = programs(tmp_path) / name
     file.write_text(f"#!/bin/sh\n{text}\n")
     file.chmod(0o755)
 
 
 def script_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a dry run shows."""
+    """Return the job script that a dry run prints."""
     assert run(["submit", "--slurm", "--dry-run", *arguments]) == 0
     return capsys.readouterr().out
 
@@ -51,7 +51,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) 
 
 
 def options(script: str) -> list[str]:
-    """The options of sbatch in a script."""
+    """Return the options of sbatch in a job script."""
     return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
 
 
@@ -82,7 +82,7 @@ def test_the_script(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     )
 
 
-def test_sbatchs_names_for_our_options_and_its_short_ones_are_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_and_short_options_of_sbatch_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     long = script_of(
         capsys, *SHAPE, "--account", "us", "--partition", "p", "--time", "5", "--cpus-per-rank", "2", "--", "train"
     )
@@ -91,8 +91,8 @@ def test_sbatchs_names_for_our_options_and_its_short_ones_are_ours(capsys: pytes
     assert script_of(capsys, "-n", "8", "--nodes", "2", *short[2:]) == long
 
 
-def test_every_word_arrives_as_it_was_typed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The script is run, with a program in the place of srun that tells its arguments and where it is."""
+def test_arguments_are_quoted_for_the_shell(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Run the script with an srun that prints its arguments and its folder."""
     words = ["--tag", "it's", 'a "b"', "$HOME `id` $(id) \\ ; & * #", "é", ""]
     Path("train me.py").touch()
     script = script_of(capsys, *SHAPE, "--", "compare", "--script", "train me.py", "--steps", "20", "--", *words)
@@ -122,10 +122,11 @@ def test_every_word_arrives_as_it_was_typed(capsys: pytest.CaptureFixture[str], 
 
 
 def test_options_are_quoted_as_sbatch_reads_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is no shell: `tests/launch/test_slurm.py` has a real one read such a line."""
+    """sbatch does not quote like a shell; `tests/launch/slurm` checks such a line with a real sbatch."""
     shown = options(script_of(capsys, "--comment", 'it\'s "b" \\ #1', "-Jname", "--mail-user=a@b", "--", "train"))
     assert shown[-3:] == ['--comment "it\'s \\"b\\" \\\\ #1"', "-Jname", "--mail-user=a@b"]
-    assert f'"--output={Path.cwd()}%/slurm-%j.out"' in shown  # A % in the folder's name is not one of Slurm's signs.
+    # A % in the folder's name is not a replacement symbol of Slurm.
+    assert f'"--output={Path.cwd()}%/slurm-%j.out"' in shown
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_options_are_quoted_as_sbatch_reads_them(capsys: pytest.CaptureFixture[s
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_task_for_each_rank(capsys: pytest.CaptureFixture[str], arguments: list[str], shape: tuple[int, int]) -> None:
+def test_one_task_per_rank(capsys: pytest.CaptureFixture[str], arguments: list[str], shape: tuple[int, int]) -> None:
     shown = options(script_of(capsys, *arguments))
     assert (f"--nodes={shape[0]}", f"--ntasks-per-node={shape[1]}") == tuple(o for o in shown if o.startswith("--n"))[
         -2:
@@ -187,28 +188,28 @@ def test_a_task_for_each_rank(capsys: pytest.CaptureFixture[str], arguments: lis
         (
             ["--", "report", "runs/x"],
             "error: `paceline report` starts no ranks.",
-            "run it here; what can be submitted:",
+            "run it without submit; commands that can be submitted:",
         ),
         (["--", "submit", "--", "train"], "error: `paceline submit` starts no ranks.", "compare, train"),
-        (["--"], "error: there is no command to submit.", "it follows `--`"),
-        (["--qos=high"], "error: there is no command to submit.", "it follows `--`"),
-        (["--mem", "3G", "stray", "--", "train"], "error: 'stray' is not an option of sbatch.", "follows `--`"),
+        (["--"], "error: no command to submit was given.", "write it after `--`"),
+        (["--qos=high"], "error: no command to submit was given.", "write it after `--`"),
+        (["--mem", "3G", "stray", "--", "train"], "error: 'stray' is not an option of sbatch.", "after `--`"),
         (["--hosts", "0", "--", "train"], "error: Invalid value for '--hosts'", "--help"),
         (["--ranks", "3", "--hosts", "2", "--", "train"], "error: 3 ranks do not divide over 2 hosts.", "--ranks"),
         (
             [*SHAPE, "--", "train", "--ranks", "4"],
-            "error: the job has 2 × 4 ranks, but its command asks for 4 ranks.",
-            "say it once",
+            "error: the job has 2 × 4 ranks, but the command sets 4 ranks.",
+            "set it only once",
         ),
         (
             [*SHAPE, "--", "train", "--hosts", "3", "--ranks", "6"],
-            "error: the job has 2 × 4 ranks, but its command asks for 3 hosts.",
-            "say it once",
+            "error: the job has 2 × 4 ranks, but the command sets 3 hosts.",
+            "set it only once",
         ),
         (
             ["--hosts", "2", "--ranks-per-host", "1", "--", "scale", "--ranks", "1,4"],
-            "error: the job has 2 × 1 ranks, but its command asks for 4 ranks.",
-            "say it once",
+            "error: the job has 2 × 1 ranks, but the command sets 4 ranks.",
+            "set it only once",
         ),
         (
             ["--hosts", "2", "--", "scale", "--ranks", "1,2,3"],
@@ -230,7 +231,7 @@ def test_a_task_for_each_rank(capsys: pytest.CaptureFixture[str], arguments: lis
     ],
     ids=lambda value: " ".join(value).replace("\n", " ") if isinstance(value, list) else "",
 )
-def test_mistakes_cost_no_time_in_a_queue(
+def test_errors_are_found_before_the_job_is_submitted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], error: str, hint: str
 ) -> None:
     install(tmp_path, "sbatch", f"touch {tmp_path}/submitted; echo 7")
@@ -254,7 +255,7 @@ def test_help_of_a_command_is_not_submitted(capsys: pytest.CaptureFixture[str]) 
         assert option in shown
 
 
-def test_what_is_submitted_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_output_after_submitting(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     install(tmp_path, "sbatch", f'echo "$@" > "{tmp_path}/given"; cat > "{tmp_path}/script"; echo "41;somewhere"')
     (programs(tmp_path) / "cat").symlink_to(shutil.which("cat", path="/usr/bin:/bin") or "")
     assert run(["submit", *SHAPE, "--", "compare"]) == 0
@@ -264,10 +265,10 @@ def test_what_is_submitted_and_told(capsys: pytest.CaptureFixture[str], tmp_path
     assert captured.out == (
         f"{script}\n"
         "job 41: 2 hosts × 4 ranks\n"
-        "  where it stands:  squeue --job=41\n"
-        f"  what it prints:   tail -F '{quoted(Path.cwd() / 'slurm-41.out')}'\n"
-        "  to end it:        scancel 41\n"
-        f"  its records:      {Path.cwd()}/runs/slurm-41-cnn-compare\n"
+        "  state:    squeue --job=41\n"
+        f"  log:      tail -F '{quoted(Path.cwd() / 'slurm-41.out')}'\n"
+        "  cancel:   scancel 41\n"
+        f"  records:  {Path.cwd()}/runs/slurm-41-cnn-compare\n"
     )
     assert captured.err == ""
 
@@ -280,17 +281,17 @@ def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     install(tmp_path, "sbatch", 'echo 41; [ "$2" = keep.sh ]')
     arguments = ["--json", "--output", "log-%j", "--script", "keep.sh", "--", "train", "--out", "there"]
     assert run(["submit", *arguments]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {
         "job": 41,
         "script": Path("keep.sh").read_text(),
         "log": str(Path("log-41").resolve()),
         "records": str(Path("there").resolve()),
     }
-    assert "#SBATCH --output=log-%j\n" in told["script"]
-    assert told["script"].endswith("-m paceline train --out there\n")
+    assert "#SBATCH --output=log-%j\n" in printed["script"]
+    assert printed["script"].endswith("-m paceline train --out there\n")
     assert run(["submit", "--dry-run", *arguments]) == 0
-    assert json.loads(capsys.readouterr().out) == told | {"job": None, "log": str(Path("log-%j").resolve())}
+    assert json.loads(capsys.readouterr().out) == printed | {"job": None, "log": str(Path("log-%j").resolve())}
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,7 @@ def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_signs_in_the_name_of_the_log_are_those_of_slurm(
+def test_replacement_symbols_of_slurm_in_the_log_file_name(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], log: str
 ) -> None:
     monkeypatch.setenv("LOGNAME", "me")
@@ -313,21 +314,21 @@ def test_signs_in_the_name_of_the_log_are_those_of_slurm(
     assert json.loads(capsys.readouterr().out)["log"] == str(Path.cwd() / log)
 
 
-def test_slurm_knows_best_where_the_log_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_log_file_that_slurm_reports_takes_precedence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     install(tmp_path, "sbatch", "echo 41")
     install(tmp_path, "scontrol", '[ "$*" = "show job 41" ] && echo "   StdErr=/gone\n   StdOut=/a b/%j on n7.out"')
     assert run(["submit", "--json", "--output", "%j on %N.out", "--", "train"]) == 0
     assert json.loads(capsys.readouterr().out)["log"] == "/a b/41 on n7.out"
 
 
-def test_a_sign_of_slurms_in_the_name_of_the_users_folder_is_part_of_the_name(
+def test_replacement_symbols_of_slurm_are_not_replaced_in_out(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     install(tmp_path, "sbatch", "echo 41")
     assert run(["submit", "--json", "--", "train", "--out", "sub-%j"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["script"].endswith("-m paceline train --out sub-%j\n")
-    assert told["records"] == str(Path.cwd() / "sub-%j")
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["script"].endswith("-m paceline train --out sub-%j\n")
+    assert printed["records"] == str(Path.cwd() / "sub-%j")
 
 
 def test_without_sbatch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,7 +338,7 @@ def test_without_sbatch(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--dry-run" in error
 
 
-def test_sbatchs_refusal_is_shown_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_error_of_sbatch_is_printed_unchanged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     install(tmp_path, "sbatch", "echo 'sbatch: error: [your] account has expired' >&2; exit 1")
     assert refused(capsys, "--", "train", code=5).startswith(
         "sbatch: error: [your] account has expired\nerror: sbatch rejected the job.\n"

@@ -1,4 +1,4 @@
-"""`paceline train` as a user runs it: real processes, real failures, real signals."""
+"""`paceline train` from the command line, with real ranks, failures and signals."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 import commands
-from commands import HERE, LIMIT_S, forked, paceline, wait_until
-from paceline.analysis.traffic.payload import PLAN, SEEN, payload_of
+from commands import LIMIT_S, USER_CODE, forked, paceline, wait_until
+from paceline.analysis.traffic.payload import PLAN, RECORDED_OPERATIONS, payload_of
 from paceline.config import RunConfig
 from paceline.measure.cores import threads_per_rank
 from paceline.records import RunRecord, read_run
@@ -27,22 +27,22 @@ pytestmark = pytest.mark.takes(40)
 
 
 def train(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs `paceline train` to its end."""
+    """Run `paceline train`, and check its exit code."""
     return paceline("train", *arguments, expect=expect)
 
 
 def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Starts `paceline train`."""
+    """Start `paceline train` in a new process group."""
     return commands.start("train", *arguments, by=by)
 
 
 def ranks_of(out: Path) -> list[psutil.Process]:
-    """The rank processes of a run that is going on: those whose output goes to the logs of its ranks."""
+    """Return the rank processes of a run: those whose stdout is a log file of that run."""
     logs = str(out / "logs" / "rank-")
-    return [process for process in psutil.process_iter() if _output_of(process.pid).startswith(logs)]
+    return [process for process in psutil.process_iter() if _stdout_file(process.pid).startswith(logs)]
 
 
-def _output_of(pid: int) -> str:
+def _stdout_file(pid: int) -> str:
     try:
         return os.readlink(f"/proc/{pid}/fd/1")  # noqa: PTH115
     except OSError:
@@ -50,11 +50,11 @@ def _output_of(pid: int) -> str:
 
 
 def losses(record: RunRecord) -> list[float]:
-    """The global loss of every step."""
+    """Return the global loss of every step."""
     return [loss for event in record.events_of("log") for loss in event["losses"]]
 
 
-def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
+def test_a_run_writes_a_complete_record(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = train(
         "cnn",
@@ -82,11 +82,13 @@ def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
         assert steps["samples"].sum() == pytest.approx(1437, abs=1)
         assert (steps.total_s > 0).all()
         assert (out / "logs" / f"rank-{rank}.log").exists()
-    together = sum(rank["samples"] for rank in record.summary["ranks"])
-    assert together == 2 * 1437
+    trained_samples = sum(rank["samples"] for rank in record.summary["ranks"])
+    assert trained_samples == 2 * 1437
     assert record.summary["test"]["samples"] == 360
     assert record.summary["test"]["accuracy"] > 0.6
-    assert [replica["accuracy"] for replica in record.summary["test_ranks"]] == [record.summary["test"]["accuracy"]] * 2
+    assert [replica["accuracy"] for replica in record.summary["test_by_rank"]] == [
+        record.summary["test"]["accuracy"]
+    ] * 2
     assert record.summary["weight_divergence"] == 0
     assert record.provenance["versions"]["torch"]
     assert record.provenance["command"].startswith("paceline train cnn --ranks 2")
@@ -103,20 +105,20 @@ def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def estimated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A few steps of a longer training, of a model with a head that it does not use: the record, what was printed."""
+    """Six steps of a run of ten epochs, with a model that has unused parameters: the record's folder, and stdout."""
     out = tmp_path_factory.mktemp("estimated") / "run"
     options = ("--allow-unused", "--steps", "6", "--epochs", "10", "--batch", "16", "--json", "--out", str(out))
     return out, train("user_workloads:unused", *options).stdout
 
 
-def test_json_steps_and_estimate(estimated: tuple[Path, str]) -> None:
+def test_json_has_the_steps_and_the_estimate(estimated: tuple[Path, str]) -> None:
     summary = json.loads(estimated[1])
     assert summary["steps"] == 6
     step_s = summary["step_s"]
     assert summary["estimate"] == {"epochs": 10, "seconds": pytest.approx(step_s * 4 * 10)}
 
 
-def test_unused_parameters_where_allowed(estimated: tuple[Path, str]) -> None:
+def test_unused_parameters_can_be_allowed(estimated: tuple[Path, str]) -> None:
     assert read_run(estimated[0]).finished
 
 
@@ -130,7 +132,7 @@ def test_a_record_is_never_overwritten(estimated: tuple[Path, str]) -> None:
 
 @pytest.fixture(scope="module")
 def normalised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    """A model with BatchNorm, trained in one launch of three ranks in every way that its losses could depend on."""
+    """Runs of a model with BatchNorm on three ranks, with every strategy and mode that could change its losses."""
     out = tmp_path_factory.mktemp("normalised") / "out"
     what = (
         "user_workloads:normalised",
@@ -146,15 +148,16 @@ def normalised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]
     return {measured.candidate.name: measured.run for measured in read_experiment(out).runs}
 
 
-def test_without_a_plan_the_operations_seen_are_what_the_sockets_carry(normalised: dict[str, RunRecord]) -> None:
+def test_without_a_plan_bytes_on_sockets_equal_the_recorded_operations(normalised: dict[str, RunRecord]) -> None:
     for strategy in ("allreduce", "ddp"):
-        payload = payload_of(normalised[f"{strategy} bn=sync"])  # Its statistics are not in the strategy's plan.
+        # BatchNorm's statistics are not in the strategy's plan.
+        payload = payload_of(normalised[f"{strategy} bn=sync"])
         assert payload is not None
-        assert (payload.against, payload.holds) == (SEEN, True)
+        assert (payload.expected_from, payload.holds) == (RECORDED_OPERATIONS, True)
         assert min(rank.sent_bytes for rank in payload.ranks) > 0
     planned = payload_of(normalised["ddp bn=local"])
     assert planned is not None
-    assert (planned.against, planned.deviation) == (PLAN, 0.0)
+    assert (planned.expected_from, planned.deviation) == (PLAN, 0.0)
 
 
 def test_idle_ranks_and_one_process_give_the_same_losses(normalised: dict[str, RunRecord], tmp_path: Path) -> None:
@@ -171,12 +174,14 @@ def test_idle_ranks_and_one_process_give_the_same_losses(normalised: dict[str, R
 
 
 @pytest.mark.parametrize("bn", ["sync", "local"])
-def test_batchnorm_losses_do_not_depend_on_the_world_size_if_synced(normalised: dict[str, RunRecord], bn: str) -> None:
+def test_batchnorm_losses_do_not_depend_on_the_world_size_if_synchronised(
+    normalised: dict[str, RunRecord], bn: str
+) -> None:
     alone, together = (losses(normalised[f"{strategy} bn={bn}"]) for strategy in ("single", "ddp"))
     assert (together == pytest.approx(alone, rel=1e-4)) == (bn == "sync")
 
 
-def test_ranks_with_unlike_numbers_of_batches_agree(tmp_path: Path) -> None:
+def test_ranks_with_different_numbers_of_batches_train_equal_steps(tmp_path: Path) -> None:
     out = tmp_path / "run"
     train("user_workloads:uneven", "--epochs", "2", "--log-every", "3", "--out", str(out))
     assert [len(steps) for steps in read_run(out).steps.values()] == [10, 10]
@@ -190,7 +195,7 @@ def test_a_failing_rank_ends_the_run_with_its_own_traceback(tmp_path: Path) -> N
     assert "rank 1 failed: RuntimeError: sample 17 is damaged" in done.stderr
     assert "in fail\n" in done.stderr
     assert "hint: " in done.stderr
-    assert time.monotonic() - began < RunConfig().timeout, "nobody waits for a time-out"
+    assert time.monotonic() - began < RunConfig().timeout, "no rank waits for the time-out"
     assert not ranks_of(tmp_path / "run")
 
 
@@ -203,7 +208,7 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
     assert not ranks_of(tmp_path / "run")
 
 
-def test_a_rank_that_hangs_is_named_with_where_it_was(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path) -> None:
     options = ("--batch", "8", "--epochs", "9", "--timeout", "4", "--out", str(tmp_path / "run"))
     done = train("user_workloads:hangs_on_rank_1", *options, expect=6)
     assert "rank 0 stopped waiting for other ranks" in done.stderr
@@ -219,12 +224,12 @@ def test_unused_parameters_are_named_before_training(tmp_path: Path) -> None:
     assert "--allow-unused" in done.stderr
 
 
-def test_a_step_that_goes_past_the_model_is_told_so(tmp_path: Path) -> None:
+def test_a_step_that_bypasses_the_model_is_an_error_with_a_hint(tmp_path: Path) -> None:
     done = train("user_workloads:past_the_model", "--out", str(tmp_path / "run"), expect=6)
     assert "hint: a step has to call model(…) itself" in done.stderr
 
 
-def test_loading_is_part_of_a_step_and_shuffling_alike_on_all_ranks(tmp_path: Path) -> None:
+def test_data_loading_counts_as_step_time_and_ranks_shuffle_equally(tmp_path: Path) -> None:
     found = {}
     for ranks in ("1", "2"):
         out = tmp_path / ranks
@@ -239,7 +244,7 @@ def test_loading_is_part_of_a_step_and_shuffling_alike_on_all_ranks(tmp_path: Pa
     assert found["1"][:12] != pytest.approx(found["1"][12:24], rel=1e-3)
 
 
-def test_a_test_that_fails_does_not_cost_the_training(tmp_path: Path) -> None:
+def test_a_failing_evaluation_keeps_the_record_of_the_training(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = train("user_workloads:fails_in_the_test", "--batch", "16", "--out", str(out), expect=6)
     assert "no such label in the test" in done.stderr
@@ -249,21 +254,21 @@ def test_a_test_that_fails_does_not_cost_the_training(tmp_path: Path) -> None:
     assert record.summary["steps"] == 4
 
 
-def test_an_earlier_attempt_is_not_mistaken_for_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_an_earlier_attempt_is_not_reported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = str(tmp_path / "run")
     for mistake in ("the old mistake", "the new one"):
         monkeypatch.setenv("PACELINE_TEST_MISTAKE", mistake)
         assert f"ValueError: {mistake}" in train("user_workloads:attempt", "--out", out, expect=4).stderr
 
 
-def test_a_master_without_an_address(tmp_path: Path) -> None:
+def test_a_master_name_that_cannot_be_resolved(tmp_path: Path) -> None:
     done = train(
         "user_workloads:plain", "--master", "no.such.host.invalid:29500", "--out", str(tmp_path / "run"), expect=5
     )
     assert "the host name 'no.such.host.invalid' in --master cannot be resolved" in done.stderr
 
 
-def test_settings_are_checked_before_data_is_fetched(tmp_path: Path) -> None:
+def test_settings_are_checked_before_data_is_downloaded(tmp_path: Path) -> None:
     options = ("--data", "cifar10", "--data-dir", str(tmp_path / "nothing"), "--out", str(tmp_path / "run"))
     assert "no ddp option" in train("cnn", *options, "--strategy", "ddp:bukcet_mb=1", expect=2).stderr
     assert "a global batch of 2" in train("cnn", *options, "--ranks", "4", "--batch", "2", expect=2).stderr
@@ -271,7 +276,7 @@ def test_settings_are_checked_before_data_is_fetched(tmp_path: Path) -> None:
 
 
 def steps_done(out: Path) -> int:
-    """Steps that rank 0 of a run that is going on has written down."""
+    """Return the number of steps that rank 0 has written to its record."""
     file = out / "rank-0.csv"
     return len(file.read_text().splitlines()) - 1 if file.exists() else 0
 
@@ -281,29 +286,29 @@ def test_a_closed_terminal_ends_a_run(tmp_path: Path) -> None:
     with forked("train", "user_workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out)) as process:
         wait_until(lambda: steps_done(out) > 0, "the first step")
         os.kill(process.pid, signal.SIGHUP)
-        done = process.end()
+        done = process.wait()
     assert done.returncode == 130
-    assert f"interrupted; what was done is in {out}" in done.stderr.replace("\n", "")
+    assert f"interrupted; the record so far is in {out}" in done.stderr.replace("\n", "")
 
 
-def test_nohup_outlives_its_terminal_and_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
+def test_nohup_ignores_sighup_and_ctrl_c_keeps_the_record(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start("user_workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out), by=["nohup"])
     wait_until(lambda: steps_done(out) > 0, "the first step")
     os.killpg(process.pid, signal.SIGHUP)
     done = steps_done(out)
-    wait_until(lambda: steps_done(out) > done + 30 or process.poll() is not None, "30 steps more")
+    wait_until(lambda: steps_done(out) > done + 30 or process.poll() is not None, "30 more steps")
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"interrupted; what was done is in {out}" in output.replace("\n", "")
+    assert f"interrupted; the record so far is in {out}" in output.replace("\n", "")
     assert not ranks_of(out)
     record = read_run(out)
     assert not record.finished
     assert len(record.steps[0]) >= 30
 
 
-def test_nothing_listens_beyond_the_loopback_address_and_ranks_die_with_a_launcher_that_is_killed(
+def test_only_loopback_ports_are_open_and_ranks_end_with_a_killed_launcher(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "run"
@@ -312,8 +317,8 @@ def test_nothing_listens_beyond_the_loopback_address_and_ranks_die_with_a_launch
         wait_until(lambda: (out / "rank-0.csv").exists() and (out / "rank-1.csv").exists(), "the first step")
         ranks = ranks_of(out)
         assert len(ranks) == 2
-        everyone = [psutil.Process(process.pid), *ranks]
-        listening = [c.laddr.ip for p in everyone for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        processes = [psutil.Process(process.pid), *ranks]
+        listening = [c.laddr.ip for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
         assert listening
         assert set(listening) == {"127.0.0.1"}
         process.kill()
@@ -338,7 +343,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     arguments = ["paceline", "train", "user_workloads:plain", "--batch", "16", "--out", str(out)]
     done = subprocess.run(
-        [*launcher, *arguments], cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*launcher, *arguments], cwd=USER_CODE, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_run(out).finished

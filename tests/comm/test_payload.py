@@ -179,8 +179,8 @@ def test_a_connection_to_no_rank_is_ignored() -> None:
     second = ["10.0.0.2:2", "10.0.0.1:1", 20, 10, 0]
     stranger = ["10.0.0.1:3", "10.9.9.9:9", 1000, 1000, 0]
     assert match_connections([[first, stranger], [second]]) == [
-        {"source": 0, "target": 1, "sent_bytes": 10, "resent_bytes": 1, "received_bytes": 10},
-        {"source": 1, "target": 0, "received_bytes": 20, "sent_bytes": 20, "resent_bytes": 0},
+        {"source": 0, "target": 1, "sent_bytes": 10, "retransmitted_bytes": 1, "received_bytes": 10},
+        {"source": 1, "target": 0, "received_bytes": 20, "sent_bytes": 20, "retransmitted_bytes": 0},
     ]
 
 
@@ -209,7 +209,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_pair_of_hosts_sends_what_was_planned(comparison: dict[str, Any], strategy: str) -> None:
     payload = comparison["payload"][strategy]
-    assert payload["against"] == "the plan"
+    assert payload["expected_from"] == "the plan"
     assert payload["steps"] == 10
     assert payload["deviation"] <= 0.01
     assert payload["holds"] is True

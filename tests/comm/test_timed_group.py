@@ -414,8 +414,8 @@ def agree_in_a_step(_: Comm) -> list[Any] | None:
 
 def test_agreement_in_a_step_is_recorded(pool: Pool) -> None:
     sizes = [3 * 8, 8, 8, 2]
-    expected = [(RowKind.ALL_REDUCE, Purpose.AGREEMENT, size) for size in sizes]
-    expected.append((RowKind.ALL_GATHER, Purpose.AGREEMENT, 2 * 8))
+    expected = [(RowKind.ALL_REDUCE, Purpose.CONTROL, size) for size in sizes]
+    expected.append((RowKind.ALL_GATHER, Purpose.CONTROL, 2 * 8))
     assert pool.run(agree_in_a_step, SIZE)[:2] == [expected] * 2
 
 

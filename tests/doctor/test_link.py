@@ -106,7 +106,7 @@ def test_contention(pool: Pool) -> None:
         assert one == other
         assert one.bytes == ALL_REDUCE_BYTES[5]
         assert one.flop == 2 * 384**3
-        assert 1e8 < one.flop / one.product_alone_s < 1e13
+        assert 1e8 < one.flop / one.matmul_alone_s < 1e13
         # Beside other work nothing gets faster, except by noise, nor slower than alternating would be.
         assert 0.7 < one.compute_factor < 50
         assert 0.5 < one.communication_factor < 50

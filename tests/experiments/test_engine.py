@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from examinations import examination, facts
+from examinations import examination, rank_info
 from paceline.analysis.findings import Finding
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import LaunchError
@@ -36,7 +36,7 @@ class Board:
         yield
 
     def examined(self, found: Sequence[Finding]) -> None:
-        self.told += [finding.what for finding in found if finding.level == "problem"]
+        self.told += [finding.message for finding in found if finding.level == "problem"]
 
     def unexamined(self, reason: str) -> None:
         self.told.append(f"unexamined: {reason}")
@@ -69,11 +69,11 @@ def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Examinati
 
 
 def test_what_was_found_is_kept_and_problems_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = examination(*[facts(rank) for rank in range(4)], workload=None)
+    found = examination(*[rank_info(rank) for rank in range(4)], workload=None)
     told, asked = examined(tmp_path, monkeypatch, found)
     assert read_examination(tmp_path / "e") == found
     assert told[0] == "examining in doctor"
-    assert [line.split(" on ")[0] for line in told[1:]] == ["4 ranks with 1 thread each"]
+    assert [line.split(" share ")[0] for line in told[1:]] == ["4 ranks with 1 thread each"]
     ((config, ranks, with_workload),) = asked
     assert (config.strategy, ranks, with_workload) == ("allreduce", 2, True), "one that all ranks take part in"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from commands import HERE, LIMIT_S, Forked, command, forked, paceline, wait_until
+from commands import LIMIT_S, USER_CODE, Forked, command, forked, paceline, wait_until
 from paceline.launch.emulation.hosts import emulated_hosts
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
@@ -48,7 +48,7 @@ def start_without_shared_disk(folder: Path, temporary: Path, *arguments: str) ->
     hidden = f'mount -t tmpfs none {folder} && exec "$@"'
     return subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", hidden, "sh", *command(*arguments)],
-        cwd=HERE,
+        cwd=USER_CODE,
         env=os.environ | {"TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -220,7 +220,7 @@ def test_compare_under_torchrun(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     done = subprocess.run(
-        [*launcher, *arguments], cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*launcher, *arguments], cwd=USER_CODE, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     record = read_experiment(tmp_path)
@@ -252,7 +252,7 @@ def test_a_master_name_that_is_loopback_on_host_0_works(tmp_path: Path) -> None:
                 host.popen(
                     *["unshare", "--mount", "sh", "-c", with_own_hosts_file, "sh", *program],
                     env={name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")},
-                    cwd=HERE,
+                    cwd=USER_CODE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,

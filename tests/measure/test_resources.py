@@ -83,11 +83,11 @@ def test_expensive_samples_are_taken_less_often(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(resources, "PERIOD_S", 0.01)
 
     class Expensive(ProcessProbe):
-        def read(self, time_s: float, sampler_s: float) -> resources.ResourceRow:
+        def read(self, time_s: float, sampler_cpu_s: float) -> resources.ResourceRow:
             end_s = time.thread_time() + 0.003
             while time.thread_time() < end_s:
                 pass
-            return super().read(time_s, sampler_s)
+            return super().read(time_s, sampler_cpu_s)
 
     sampler = ResourceSampler(
         Expensive(CPU, with_host=False), ResourceWriter(RunFolder(tmp_path), 0), time.perf_counter

@@ -76,7 +76,7 @@ def test_counters_are_those_that_ss_prints(pair: tuple[socket.socket, socket.soc
             "the connecting end also counts the SYN as acknowledged"
         )
         assert own[local].received_bytes == counted["bytes_received"]
-        assert own[local].resent_bytes == counted.get("bytes_retrans", 0)
+        assert own[local].retransmitted_bytes == counted.get("bytes_retrans", 0)
 
 
 def test_only_connections_are_returned(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A small record to write, cut and read."""
+"""A small record that tests write, truncate and read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = [
 
 
 def write_record(path: Path, *, finished: bool = True) -> RunFolder:
-    """Two ranks' steps, three events and, for a finished run, its summary."""
+    """Write the steps of two ranks, three events and, for a finished run, a summary."""
     folder = RunFolder.create(path)
     folder.write_run(config={"batch": 64}, topology={"workers": 2}, provenance={"host": "here"})
     for rank in range(2):

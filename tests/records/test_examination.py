@@ -1,4 +1,4 @@
-"""An examination comes back from disk as it was; a damaged one is an error that says where."""
+"""An examination survives a round trip to disk; a damaged one raises an error that names the bad value."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from paceline.records.find import find_records
     [
         examination(),
         on_two_hosts(),
-        examination(link=None, contention=None, workload=None, failure="it broke.", failure_hint="mend it"),
+        examination(link=None, contention=None, workload=None, failure="it broke.", failure_hint="fix it"),
         examination(workload=replace(NEEDS, batch=None, peak_bytes=[None, 7])),
     ],
     ids=["one host", "two hosts", "no link", "unknowns"],
 )
-def test_it_comes_back_as_it_was(tmp_path: Path, found: Examination) -> None:
+def test_round_trip(tmp_path: Path, found: Examination) -> None:
     assert find_examination(tmp_path) is None
     write_examination(tmp_path, found)
     assert read_examination(tmp_path) == found
@@ -59,32 +59,38 @@ def drop(content: dict[str, Any], *path: str | int) -> None:
         (lambda c: c["ranks"][1].update(cores="two"), r"it\.ranks\[1\]\.cores is 'two', not a number"),
         (lambda c: c["ranks"][1].update(threads=1.5), r"threads is 1\.5, not a whole number"),
         (lambda c: c["ranks"][1].update(threads=True), "threads is True, not a whole number"),
-        (lambda c: c["ranks"][1].update(more=1), "has 'more', which is not known"),
-        (lambda c: c["ranks"][1].update(rank=5), "does not count its ranks from 0"),
-        (lambda c: c["ranks"].clear(), "does not count its ranks from 0"),
+        (lambda c: c["ranks"][1].update(more=1), "has 'more', which is unknown"),
+        (lambda c: c["ranks"][1].update(rank=5), "ranks are not numbered from 0"),
+        (lambda c: c["ranks"].clear(), "ranks are not numbered from 0"),
         (lambda c: c["ranks"][0].update(versions=["2.13"]), "not a JSON object"),
         (lambda c: c.update(link=[]), r"it\.link is not a JSON object"),
         (lambda c: c["link"].update(pairs=None), r"it\.link\.pairs is None, not a list"),
         (lambda c: c["link"].update(pairs=[]), "has no pair"),
-        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=0), "takes no time"),
+        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=0), "impossible latency or bandwidth"),
         (lambda c: c["link"]["pairs"][0].update(ranks=[0]), "not between two ranks"),
         (lambda c: c["link"]["all_reduces"][0].update(points=[]), "without points"),
-        (lambda c: c["contention"].update(product_alone_s=0), "takes no time"),
-        (lambda c: c["contention"].update(all_reduce_beside_s=-1), "takes no time"),
-        (lambda c: c["contention"].update(product_beside_s=float("inf")), "Infinity is not a number"),
+        (lambda c: c["contention"].update(matmul_alone_s=0), "a time that is not above 0"),
+        (lambda c: c["contention"].update(all_reduce_contended_s=-1), "a time that is not above 0"),
+        (lambda c: c["contention"].update(matmul_contended_s=float("inf")), "Infinity is not a number"),
         (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=float("inf")), "Infinity is not a number"),
-        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=1e-320), "takes no time"),
+        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=1e-320), "impossible latency or bandwidth"),
         (lambda c: c["link"]["pairs"][0].update(ranks=[0, 9]), "not between two ranks"),
-        (lambda c: c["link"]["all_reduces"][0]["points"][0].update(bytes=0), "one of no bytes"),
-        (lambda c: c["link"]["all_reduces"][0]["points"][0].update(busbw_bytes_per_s=0), "takes no time"),
+        (
+            lambda c: c["link"]["all_reduces"][0]["points"][0].update(bytes=0),
+            "a size, time or bandwidth that is not above 0",
+        ),
+        (
+            lambda c: c["link"]["all_reduces"][0]["points"][0].update(busbw_bytes_per_s=0),
+            "a size, time or bandwidth that is not",
+        ),
         (lambda c: c["link"]["all_reduces"][0]["points"][0].update(busbw_bytes_per_s=float("nan")), "not a number"),
-        (lambda c: c["workload"].update(step_s=0), "step that takes no time"),
+        (lambda c: c["workload"].update(step_s=0), "a step time that is not above 0"),
         (lambda c: c["ranks"][0].update(cores=0), "without cores"),
-        (lambda c: c["workload"].update(peak_bytes=[1]), "not one figure per rank"),
-        (lambda c: c.update(schema=1), "has schema 1"),
+        (lambda c: c["workload"].update(peak_bytes=[1]), "does not have one value per rank"),
+        (lambda c: c.update(schema=1), "has record schema 1;"),
     ],
 )
-def test_a_damaged_one_is_refused_with_the_place(tmp_path: Path, damage: Damage, message: str) -> None:
+def test_damage_is_refused_with_its_path(tmp_path: Path, damage: Damage, message: str) -> None:
     write_examination(tmp_path, examination())
     file = tmp_path / "doctor.json"
     content = json.loads(file.read_text())
@@ -95,7 +101,7 @@ def test_a_damaged_one_is_refused_with_the_place(tmp_path: Path, damage: Damage,
     assert str(file) in caught.value.message
 
 
-def test_what_has_a_default_may_be_missing(tmp_path: Path) -> None:
+def test_values_with_a_default_may_be_missing(tmp_path: Path) -> None:
     write_examination(tmp_path, examination())
     file = tmp_path / "doctor.json"
     content = json.loads(file.read_text())
@@ -106,13 +112,13 @@ def test_what_has_a_default_may_be_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\x00", "[" * 100_000])
-def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_json_object_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "doctor.json").write_text(text)
     with pytest.raises(RecordError):
         read_examination(tmp_path)
 
 
-def test_an_experiment_and_its_comparison_carry_it(tmp_path: Path) -> None:
+def test_an_experiment_and_its_comparison_include_it(tmp_path: Path) -> None:
     write_experiment(tmp_path / "without", repeats=1)
     path = write_experiment(tmp_path / "with", repeats=1)
     write_examination(path, examination())
@@ -122,12 +128,12 @@ def test_an_experiment_and_its_comparison_carry_it(tmp_path: Path) -> None:
     assert collect_records(find_records([tmp_path / "without", path])).examination == examination()
 
 
-def test_one_that_cannot_be_read_costs_an_experiment_nothing_else(tmp_path: Path) -> None:
+def test_an_unreadable_examination_does_not_affect_the_rest_of_an_experiment(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=1)
     (path / "doctor.json").write_text("{}")
     comparison = read_comparison(path)
     assert comparison.examination is None
     assert comparison.row("ddp").step_s is not None
-    (said,) = [warning for warning in comparison.warnings if "doctor" in warning]
-    assert said.startswith(f"{path / 'doctor.json'} has schema None")
-    assert said.endswith("What the doctor found is left out.")
+    (warning,) = [warning for warning in comparison.warnings if "doctor" in warning]
+    assert warning.startswith(f"{path / 'doctor.json'} has record schema None")
+    assert warning.endswith("The report omits the examination by `paceline doctor`.")

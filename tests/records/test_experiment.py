@@ -1,4 +1,4 @@
-"""A record from elsewhere, damaged or made to mislead, is an error that says where; never a traceback."""
+"""A damaged or malicious record of an experiment raises an error that names the bad value; never a traceback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_run_outside_of_the_experiment_is_refused(tmp_path: Path, escape: str)
     (path / "link").symlink_to(other / "repeat-1")
     folder = escape.format(absolute=other / "repeat-1" / "1")
     with_event(path, event="run", candidate="ddp", repeat=7, folder=folder)
-    with pytest.raises(RecordError, match="names a run outside of the experiment"):
+    with pytest.raises(RecordError, match="names a run outside the experiment"):
         read_experiment(path)
 
 
@@ -49,7 +49,7 @@ def test_an_experiment_may_be_reached_by_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        ({"event": "run", "candidate": "dpd", "repeat": 0, "folder": "x"}, "does not know the candidate 'dpd'"),
+        ({"event": "run", "candidate": "dpd", "repeat": 0, "folder": "x"}, "does not list the candidate 'dpd'"),
         ({"event": "run", "candidate": ["ddp"], "repeat": 0, "folder": "x"}, "candidate of an event 'run' is not text"),
         ({"event": "run", "candidate": "ddp", "folder": "x"}, "an event 'run' has no repeat"),
         (
@@ -58,14 +58,14 @@ def test_an_experiment_may_be_reached_by_a_link(tmp_path: Path) -> None:
         ),
         ({"event": "run", "candidate": "ddp", "repeat": 0, "folder": None}, "folder of an event 'run' is not text"),
         ({"event": "failure", "candidate": "ddp"}, "an event 'failure' has no message"),
-        ({"event": "failure", "candidate": "dpd", "message": "x"}, "does not know the candidate 'dpd'"),
+        ({"event": "failure", "candidate": "dpd", "message": "x"}, "does not list the candidate 'dpd'"),
         ({"event": "parity", "candidate": "ddp", "error": 0.0}, "has no lossless, ranks, steps, tolerance"),
         ({"event": "unproven"}, "has no reason"),
-        ({"time_s": 0.0}, "does not say which event it is"),
-        ({"event": ["run"]}, "does not say which event it is"),
+        ({"time_s": 0.0}, "does not name its event"),
+        ({"event": ["run"]}, "does not name its event"),
     ],
 )
-def test_an_odd_event_is_an_error(tmp_path: Path, event: dict[str, Any], message: str) -> None:
+def test_an_invalid_event_is_an_error(tmp_path: Path, event: dict[str, Any], message: str) -> None:
     path = write_experiment(tmp_path / "e")
     with (path / "events.jsonl").open("a") as file:
         file.write(json.dumps(event) + "\n")
@@ -73,7 +73,7 @@ def test_an_odd_event_is_an_error(tmp_path: Path, event: dict[str, Any], message
         read_experiment(path)
 
 
-def test_an_event_of_a_later_version_is_passed_over(tmp_path: Path) -> None:
+def test_an_event_of_a_later_version_is_ignored(tmp_path: Path) -> None:
     path = with_event(write_experiment(tmp_path / "e"), event="applause", candidate="audience")
     assert len(read_experiment(path).events_of("applause")) == 1
 
@@ -84,12 +84,12 @@ def test_an_event_of_a_later_version_is_passed_over(tmp_path: Path) -> None:
         ({"role": "spectator"}, "'spectator' is not a role"),
         ({"role": ["candidate"]}, "is not a role"),
         ({"name": "ddp"}, "two candidates have the same name"),
-        ({"name": 3}, "cannot be read"),
-        ({"settings": []}, "cannot be read"),
-        ({"lossless": "yes"}, "cannot be read"),
+        ({"name": 3}, "has a wrong type"),
+        ({"settings": []}, "has a wrong type"),
+        ({"lossless": "yes"}, "has a wrong type"),
     ],
 )
-def test_an_odd_candidate_is_an_error(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_an_invalid_candidate_is_an_error(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RecordError, match=message):
         read_experiment(with_candidate(write_experiment(tmp_path / "e"), **changes))
 
@@ -108,7 +108,9 @@ POINT = {"mode": "strong", "ranks": 4, "hosts": 2, "ranks_per_host": 2, "batch":
 
 def test_a_candidate_may_be_a_point_of_a_scaling_experiment(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=0)
-    assert "point" not in json.loads((path / "experiment.json").read_text())["candidates"][0], "as it always was"
+    assert "point" not in json.loads((path / "experiment.json").read_text())["candidates"][0], (
+        "only scaling experiments have points"
+    )
     assert read_experiment(with_candidate(path, point=POINT)).candidates[0].point == POINT
 
 
@@ -121,8 +123,8 @@ def test_a_candidate_may_be_a_point_of_a_scaling_experiment(tmp_path: Path) -> N
         (POINT | {"mode": ["strong"]}, "mode of the point of a candidate is not one of"),
         (POINT | {"ranks": True}, "ranks of the point of a candidate is not a whole number"),
         (POINT | {"batch_per_rank": 0}, "batch_per_rank of the point of a candidate is not a number above 0"),
-        (POINT | {"hosts": 3}, "the ranks of a point do not fit its hosts"),
-        (POINT | {"batch": 3}, "do not fit its hosts, or its batch"),
+        (POINT | {"hosts": 3}, "the ranks of a point are not hosts × ranks_per_host"),
+        (POINT | {"batch": 3}, "or exceed its batch"),
     ],
 )
 def test_a_damaged_point_is_refused(tmp_path: Path, point: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Records are found where a user points, and errors say what is there instead."""
+"""Records are found in the folders that a user names; errors say what these contain instead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_an_experiment_a_parent_and_the_same_twice(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_records(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="holds no record"):
+    with pytest.raises(RecordError, match="contains no record"):
         find_records([tmp_path])
     with pytest.raises(RecordError, match="is not a folder"):
         find_records([tmp_path / "nowhere"])
@@ -30,7 +30,7 @@ def test_a_folder_without_records(tmp_path: Path) -> None:
 
 def test_a_record_is_never_overwritten(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e")
-    with pytest.raises(RecordError, match="already holds a record"):
+    with pytest.raises(RecordError, match="already contains a record"):
         ExperimentFolder.create(path, kind="compare", candidates=[])
 
 
@@ -39,7 +39,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     file = path / "experiment.json"
     whole = file.read_text()
     file.write_text(whole.replace(f'"schema": {SCHEMA_VERSION}', '"schema": 99'))
-    with pytest.raises(RecordError, match="has schema 99"):
+    with pytest.raises(RecordError, match="has record schema 99"):
         read_experiment(path)
     file.write_text(whole.replace('"design"', '"desing"'))
     with pytest.raises(RecordError, match="has no design"):
@@ -49,7 +49,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         read_experiment(path)
 
 
-def test_runs_that_never_started_are_passed_over(tmp_path: Path) -> None:
+def test_runs_that_never_started_are_omitted(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", [Candidate("a", "ddp"), Candidate("b", "ddp")], repeats=1)
     (path / "repeat-1" / "2" / "run.json").unlink()
     assert [measured.candidate.name for measured in read_experiment(path).runs] == ["a"]

@@ -1,4 +1,4 @@
-"""A profile survives the file; what is damaged is an error."""
+"""A profile survives a round trip to disk; damage raises an error."""
 
 from __future__ import annotations
 

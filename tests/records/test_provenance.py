@@ -1,4 +1,4 @@
-"""Where a result comes from: the command, the versions, the commit."""
+"""Provenance of a result: command, versions, commit."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def test_the_facts_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provenance_describes_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/paceline", "train", "--out", "my folder"])
-    facts = provenance()
-    assert facts["command"] == "paceline train --out 'my folder'"
-    assert facts["host"] == platform.node()
-    assert facts["python"] == platform.python_version()
-    assert facts["versions"]["numpy"] == numpy.__version__
-    assert facts["versions"]["torch"]
-    assert facts["versions"]["paceline"]
-    assert facts["memory_bytes"] == psutil.virtual_memory().total
-    assert facts["cpu_count"] == psutil.cpu_count()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", facts["time"])
-    assert json.loads(json.dumps(facts)) == facts
+    found = provenance()
+    assert found["command"] == "paceline train --out 'my folder'"
+    assert found["host"] == platform.node()
+    assert found["python"] == platform.python_version()
+    assert found["versions"]["numpy"] == numpy.__version__
+    assert found["versions"]["torch"]
+    assert found["versions"]["paceline"]
+    assert found["memory_bytes"] == psutil.virtual_memory().total
+    assert found["cpu_count"] == psutil.cpu_count()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", found["time"])
+    assert json.loads(json.dumps(found)) == found
 
 
 def test_the_cpu_is_named_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_the_cpu_is_named_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) ->
     assert provenance()["cpu"] == "Fast: CPU 3000"
 
 
-def test_without_proc_the_cpu_is_what_python_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_the_cpu_name_comes_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> str:
         raise FileNotFoundError
 
@@ -63,7 +63,7 @@ def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.Monk
     assert provenance()["versions"] == {"paceline": None, "torch": None, "numpy": None}
 
 
-def test_the_commit_is_of_the_folder_we_run_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_that_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init", "-q")
     (tmp_path / "file").write_text("one")
     git(tmp_path, "add", "file")

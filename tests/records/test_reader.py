@@ -1,4 +1,4 @@
-"""What is read: the same that was written, all that a kill left, and an error for any other damage."""
+"""Reading returns what was written, all complete lines after a kill, and an error for any other damage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_unfinished_record_says_so(tmp_path: Path) -> None:
     assert not record.finished
 
 
-def test_ranks_are_numbers_not_words(tmp_path: Path) -> None:
+def test_ranks_are_sorted_as_numbers(tmp_path: Path) -> None:
     folder = write_record(tmp_path)
     StepWriter(folder, 10).close()
     assert sorted(read_run(tmp_path).steps) == [0, 1, 10]
@@ -66,14 +66,14 @@ def test_a_steps_total_is_the_sum_of_its_phases(tmp_path: Path) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(ANY_ROW, max_size=6))
-def test_rows_survive_the_file(tmp_path: Path, rows: list[StepRow]) -> None:
+def test_rows_survive_a_round_trip(tmp_path: Path, rows: list[StepRow]) -> None:
     file = tmp_path / "rank-0.csv"
     file.write_text(",".join(StepRow._fields) + "\n" + "".join(row.to_csv() for row in rows))
     read = rows_of(read_steps(file))
     np.testing.assert_allclose(np.array(read).reshape(-1, 10), np.array(rows, dtype=float).reshape(-1, 10), rtol=1e-8)
 
 
-def test_steps_cut_at_any_byte_give_whole_rows_only(tmp_path: Path) -> None:
+def test_steps_truncated_at_any_byte_give_whole_rows_only(tmp_path: Path) -> None:
     write_record(tmp_path)
     whole = (tmp_path / "rank-0.csv").read_bytes()
     file = tmp_path / "rank-1.csv"
@@ -86,7 +86,7 @@ def test_steps_cut_at_any_byte_give_whole_rows_only(tmp_path: Path) -> None:
         np.testing.assert_equal(rows, complete[:expected])
 
 
-def test_events_cut_at_any_byte_give_whole_events_only(tmp_path: Path) -> None:
+def test_events_truncated_at_any_byte_give_whole_events_only(tmp_path: Path) -> None:
     write_record(tmp_path)
     file = tmp_path / "events.jsonl"
     whole, complete = file.read_bytes(), read_events(file)
@@ -96,7 +96,7 @@ def test_events_cut_at_any_byte_give_whole_events_only(tmp_path: Path) -> None:
         assert read_run(tmp_path).events == complete[: whole[:length].count(b"\n")], length
 
 
-def test_events_may_not_be_there_yet(tmp_path: Path) -> None:
+def test_the_event_file_may_not_exist_yet(tmp_path: Path) -> None:
     assert read_events(tmp_path / "events.jsonl") == []
 
 
@@ -126,7 +126,9 @@ def test_another_schema_is_an_error_that_names_both(tmp_path: Path) -> None:
     write_record(tmp_path)
     file = tmp_path / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"schema": 987}))
-    with pytest.raises(RecordError, match=rf"has schema 987, but this version of Paceline reads {SCHEMA_VERSION}\b"):
+    with pytest.raises(
+        RecordError, match=rf"has record schema 987; this version of Paceline reads only schema {SCHEMA_VERSION}\."
+    ):
         read_run(tmp_path)
 
 
@@ -146,13 +148,13 @@ def test_damage_to_a_whole_file_is_an_error(tmp_path: Path, name: str, text: str
 
 
 def test_a_folder_without_a_record_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"holds no record: run.json is missing"):
+    with pytest.raises(RecordError, match=r"contains no record: run.json is missing"):
         read_run(tmp_path)
 
 
 READ_WITHOUT_TORCH = """
 import sys
-sys.modules["torch"] = None  # Importing it now raises.
+sys.modules["torch"] = None  # Makes an import of torch raise.
 from pathlib import Path
 from paceline.analysis.summary import summarise
 from paceline.records import read_run
@@ -164,7 +166,7 @@ print(len(record.steps[1]), summarise(record)["steps"])
 """
 
 
-def test_records_are_read_and_shown_where_there_is_no_torch(tmp_path: Path) -> None:
+def test_records_are_read_and_shown_without_torch(tmp_path: Path) -> None:
     write_record(tmp_path, finished=False)
     done = subprocess.run(
         [sys.executable, "-c", READ_WITHOUT_TORCH, str(tmp_path)], capture_output=True, text=True, check=False

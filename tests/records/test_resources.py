@@ -1,4 +1,4 @@
-"""Samples survive the file; what is damaged is an error; old records have none."""
+"""Samples survive a round trip to disk; damage raises an error; records may have no samples."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_record_without_samples_has_none(tmp_path: Path) -> None:
     assert (record.resources, record.marks) == ({}, {})
 
 
-def test_samples_cut_at_any_byte_give_whole_rows_only(tmp_path: Path) -> None:
+def test_samples_truncated_at_any_byte_give_whole_rows_only(tmp_path: Path) -> None:
     write_samples(RunFolder(tmp_path), 0)
     file = tmp_path / "resources-0.csv"
     whole = file.read_bytes()
@@ -67,7 +67,7 @@ def test_a_damaged_line_is_an_error(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["nan,1,1,1,1", "1,inf,1,1,1", "1,1,1,,1", "1e300,1,1,1,1", "1,1,1e200,1,1", ",,,,"])
-def test_a_sample_without_its_figures_is_an_error(tmp_path: Path, damage: str) -> None:
+def test_a_sample_without_valid_numbers_is_an_error(tmp_path: Path, damage: str) -> None:
     write_samples(RunFolder(tmp_path), 0)
     file = tmp_path / "resources-0.csv"
     file.write_text(file.read_text() + damage + ",,,,,\n")
@@ -76,7 +76,7 @@ def test_a_sample_without_its_figures_is_an_error(tmp_path: Path, damage: str) -
 
 
 @pytest.mark.parametrize("times", ["nan,nan", "0,inf", "2,1", "1e300,1e300"])
-def test_a_mark_without_its_times_is_an_error(tmp_path: Path, times: str) -> None:
+def test_a_mark_without_valid_times_is_an_error(tmp_path: Path, times: str) -> None:
     write_samples(RunFolder(tmp_path), 0)
     file = tmp_path / "marks-0.csv"
     file.write_text(file.read_text() + f"gc,{times},x\n")
@@ -84,11 +84,11 @@ def test_a_mark_without_its_times_is_an_error(tmp_path: Path, times: str) -> Non
         read_marks(file)
 
 
-def test_the_drift_of_a_clock_is_taken_out(tmp_path: Path) -> None:
+def test_clock_drift_is_corrected(tmp_path: Path) -> None:
     folder = write_record(tmp_path)
     for rank in (0, 1):
         write_samples(folder, rank)
-    folder.write_summary({"steps": 3, "clock": {"at_s": 10.0, "drift_s": [0.0, 1.0]}})
+    folder.write_summary({"steps": 3, "clock": {"measured_at_s": 10.0, "drift_s": [0.0, 1.0]}})
     record = read_run(tmp_path)
     assert record.resources[0]["time_s"].tolist() == [0.5, 1.0]
     assert record.resources[1]["time_s"].tolist() == pytest.approx([0.45, 0.9])
@@ -96,7 +96,7 @@ def test_the_drift_of_a_clock_is_taken_out(tmp_path: Path) -> None:
     assert record.marks == {0: [MarkRow("epoch", 1, 1, "0")], 1: [MarkRow("epoch", 0.9, 0.9, "0")]}
 
 
-def test_columns_that_nobody_knows_are_an_error(tmp_path: Path) -> None:
+def test_missing_columns_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "resources-0.csv").write_text("time_s,cpu_s\n1,2\n")
-    with pytest.raises(RecordError, match="does not name its columns"):
+    with pytest.raises(RecordError, match="the header line lacks columns"):
         read_resources(tmp_path / "resources-0.csv")

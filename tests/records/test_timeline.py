@@ -1,4 +1,4 @@
-"""Timelines on disk: what is written is read, a row that was cut short is passed over, damage is told."""
+"""Timelines survive a round trip to disk; a truncated row is ignored; damage raises an error."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from paceline.records.timeline import (
     FORMAT,
     HEADER,
     MAGIC,
-    NEVER,
     NO_PEER,
+    NOT_MEASURED,
     ROW,
     Purpose,
     RowKind,
     TimelineWriter,
-    keeps,
+    is_recorded,
     read_timeline,
     timeline_file,
 )
 
 ROWS: list[tuple[Any, ...]] = [
-    (0, RowKind.STEP, Purpose.NOTHING, NO_PEER, 0, 1.5, 4.0, NEVER, NEVER),
-    (0, RowKind.DATA, Purpose.NOTHING, NO_PEER, 0, 1.5, 1.75, NEVER, 0.25),
-    (0, RowKind.RECV, Purpose.BUFFERS, 3, 2**40, 1.25, 3.0, 2.5, NEVER),
-    (2**32 - 1, RowKind.BARRIER, Purpose.WEIGHTS, NO_PEER, 0, 5.0, 5.0, NEVER, NEVER),
+    (0, RowKind.STEP, Purpose.NOTHING, NO_PEER, 0, 1.5, 4.0, NOT_MEASURED, NOT_MEASURED),
+    (0, RowKind.DATA, Purpose.NOTHING, NO_PEER, 0, 1.5, 1.75, NOT_MEASURED, 0.25),
+    (0, RowKind.RECV, Purpose.BUFFERS, 3, 2**40, 1.25, 3.0, 2.5, NOT_MEASURED),
+    (2**32 - 1, RowKind.BARRIER, Purpose.WEIGHTS, NO_PEER, 0, 5.0, 5.0, NOT_MEASURED, NOT_MEASURED),
 ]
 
 
@@ -43,11 +43,11 @@ def write(folder: Path, *batches: list[tuple[Any, ...]], rank: int = 0) -> Path:
 
 
 def same(found: Any, expected: list[tuple[Any, ...]]) -> bool:
-    """NaN is like NaN here."""
+    """Return whether rows are bitwise equal; unlike ==, NaN equals NaN."""
     return found.tobytes() == np.array(expected, dtype=ROW).tobytes()
 
 
-def test_what_is_written_is_read_in_the_order_of_its_start(tmp_path: Path) -> None:
+def test_rows_are_read_in_order_of_their_start(tmp_path: Path) -> None:
     found = read_timeline(write(tmp_path, ROWS[:2], [], ROWS[2:]))
     assert same(found.rows, [ROWS[2], ROWS[0], ROWS[1], ROWS[3]])
     assert len(found) == 4
@@ -70,40 +70,40 @@ def test_selections(tmp_path: Path) -> None:
     ]
 
 
-def test_one_without_rows(tmp_path: Path) -> None:
+def test_a_timeline_without_rows(tmp_path: Path) -> None:
     assert len(read_timeline(write(tmp_path))) == 0
 
 
 @pytest.mark.parametrize("cut", [1, 20, 47])
-def test_a_last_row_that_was_cut_short_is_passed_over(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_last_row_is_ignored(tmp_path: Path, cut: int) -> None:
     file = write(tmp_path, ROWS)
     file.write_bytes(file.read_bytes()[:-cut])
     assert len(read_timeline(file)) == 3
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda _: b"", "not a timeline"),
         (lambda content: content[: len(MAGIC) - 1], "not a timeline"),
         (lambda content: b"PK" + content, "not a timeline"),
-        (lambda content: content[: len(MAGIC)], "another version"),
-        (lambda content: MAGIC + bytes([FORMAT + 1]) + content[len(HEADER) :], "another version"),
-        (lambda content: HEADER + b"\0" + content[len(HEADER) :], "no known kind"),
-        (lambda content: content + bytes(ROW.itemsize), "no known kind, or does not end"),
+        (lambda content: content[: len(MAGIC)], "another timeline format"),
+        (lambda content: MAGIC + bytes([FORMAT + 1]) + content[len(HEADER) :], "another timeline format"),
+        (lambda content: HEADER + b"\0" + content[len(HEADER) :], "an unknown kind"),
+        (lambda content: content + bytes(ROW.itemsize), "an unknown kind, or does not end"),
     ],
 )
-def test_damage_is_told(tmp_path: Path, change: Callable[[bytes], bytes], told: str) -> None:
+def test_damage_is_an_error(tmp_path: Path, change: Callable[[bytes], bytes], message: str) -> None:
     file = write(tmp_path, ROWS)
     file.write_bytes(change(file.read_bytes()))
-    with pytest.raises(RecordError, match=told):
+    with pytest.raises(RecordError, match=message):
         read_timeline(file)
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("kind", 9), ("purpose", 200), ("start_s", math.nan), ("end_s", math.inf), ("end_s", 1.0)]
 )
-def test_a_row_that_cannot_be_is_told(tmp_path: Path, field: str, value: float) -> None:
+def test_an_impossible_row_is_an_error(tmp_path: Path, field: str, value: float) -> None:
     rows = np.array(ROWS, dtype=ROW)
     rows[field][1] = value
     file = tmp_path / timeline_file(0)
@@ -112,22 +112,22 @@ def test_a_row_that_cannot_be_is_told(tmp_path: Path, field: str, value: float) 
         read_timeline(file)
 
 
-def test_a_clock_that_went_too_fast_is_set_right(tmp_path: Path) -> None:
+def test_clock_drift_is_corrected(tmp_path: Path) -> None:
     found = read_timeline(write(tmp_path, ROWS))
     slower = found.without_drift(0.5)
     assert list(slower.rows["start_s"]) == [0.625, 0.75, 0.75, 2.5]
-    assert slower.rows["waited_from_s"][0] == 1.25
-    assert math.isnan(slower.rows["waited_from_s"][1])
+    assert slower.rows["wait_start_s"][0] == 1.25
+    assert math.isnan(slower.rows["wait_start_s"][1])
     assert list(slower.rows["bytes"]) == list(found.rows["bytes"])
     assert found.without_drift(0.0) is found
 
 
-def test_how_many_steps_are_kept() -> None:
-    assert all(keeps(step) for step in range(1000))
+def test_share_of_steps_that_are_recorded() -> None:
+    assert all(is_recorded(step) for step in range(1000))
     for decade, share in ((1_000, 10), (10_000, 100), (100_000, 1000)):
-        kept = [step for step in range(decade, 10 * decade) if keeps(step)]
+        kept = [step for step in range(decade, 10 * decade) if is_recorded(step)]
         assert len(kept) == 9 * decade // share
-        assert kept[:100] == list(range(decade, decade + 100)), "in a row, so that whole periods are seen"
+        assert kept[:100] == list(range(decade, decade + 100)), "consecutive, so that whole periods are recorded"
         for period in (2, 3, 4, 7, 10):
-            sees = {step % period for step in kept}
-            assert sees == set(range(period))
+            phases = {step % period for step in kept}
+            assert phases == set(range(period))

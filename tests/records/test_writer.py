@@ -1,4 +1,4 @@
-"""What is written: whole, never over something else, and readable whenever the process is killed."""
+"""Records are written completely, never overwrite others, and stay readable if the process is killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_folder_is_made_with_its_parents(tmp_path: Path) -> None:
 def test_a_record_is_never_overwritten(tmp_path: Path) -> None:
     write_record(tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    with pytest.raises(RecordError, match="already holds a record") as caught:
+    with pytest.raises(RecordError, match="already contains a record") as caught:
         RunFolder.create(tmp_path)
     assert "--out" in (caught.value.hint or "")
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
@@ -64,7 +64,7 @@ def test_a_file_in_the_way_is_a_record_error(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file" / "run")
 
 
-def test_a_row_is_one_line_under_its_columns(tmp_path: Path) -> None:
+def test_a_row_is_one_line_below_the_header(tmp_path: Path) -> None:
     writer = StepWriter(RunFolder.create(tmp_path), 5)
     file = tmp_path / "rank-5.csv"
     assert file.read_text() == CSV_HEADER
@@ -81,7 +81,7 @@ def test_a_row_knows_its_total() -> None:
     assert StepRow(0, 0, 1, 100.0, 1.0, 2.0, 4.0, 8.0, 0.5, 0).total_s == 15.0
 
 
-def test_events_carry_their_time_and_one_line_each(tmp_path: Path) -> None:
+def test_each_event_has_a_time_and_takes_one_line(tmp_path: Path) -> None:
     writer = EventWriter(RunFolder.create(tmp_path))
     writer.write("log", text="two\nlines")
     time.sleep(0.01)
@@ -112,13 +112,15 @@ def test_a_whole_file_appears_only_when_it_is_complete(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("attempt", range(KILLS))
-def test_a_kill_at_any_moment_leaves_consecutive_rows(tmp_path: Path, attempt: int) -> None:
+def test_a_kill_at_any_time_leaves_consecutive_rows(tmp_path: Path, attempt: int) -> None:
     folder = RunFolder.create(tmp_path)
     folder.write_run(config={}, topology={}, provenance={})
     process = subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
-    while attempt and (tmp_path / "rank-0.csv").stat().st_size < 10_000:  # The first is killed at its very start.
+    while (
+        attempt and (tmp_path / "rank-0.csv").stat().st_size < 10_000
+    ):  # The first attempt is killed right at the start.
         time.sleep(0.001)
     time.sleep(random.Random(os.urandom(8)).uniform(0.0, 0.05))
     process.send_signal(signal.SIGKILL)
@@ -131,12 +133,12 @@ def test_a_kill_at_any_moment_leaves_consecutive_rows(tmp_path: Path, attempt: i
     steps = record.steps[0]["step"].tolist()
     assert steps == list(range(len(steps)))
     assert [event["step"] for event in record.events] == list(range(0, 50 * len(record.events), 50))
-    # What was handed over before an event was written is there: a kill of the process cannot take it back.
+    # Rows flushed before an event was written survive the kill.
     assert len(steps) >= 50 * len(record.events)
     assert attempt == 0 or steps
 
 
-def test_rows_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
+def test_rows_are_readable_before_the_file_is_closed(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     steps, events = StepWriter(folder, 0), EventWriter(folder)
     steps.write(ROWS)
@@ -147,7 +149,7 @@ def test_rows_are_there_before_the_file_is_closed(tmp_path: Path) -> None:
     events.close()
 
 
-def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
+def test_non_finite_numbers_are_null_in_json(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
     folder.write_summary({"loss": float("nan"), "ranks": [{"loss": float("inf")}, {"loss": 1.5}]})
 

@@ -14,7 +14,7 @@ from paceline.analysis.bottlenecks import Bottleneck, BottleneckKind
 from paceline.records.experiment import Candidate
 from paceline.report.explanations import PART, SENTENCES, ExplainedCandidate, explain
 
-CORES = {"crowding": 2.0, "ranks": 4, "threads": 1, "cores": 2.0}
+CORES = {"threads_per_core": 2.0, "ranks": 4, "threads": 1, "cores": 2.0}
 TRANSFER: dict[str, Any] = {
     "operations": 34.0,
     "bytes_each": 1e6,
@@ -22,13 +22,13 @@ TRANSFER: dict[str, Any] = {
     "latency_s": 0.002,
     "bandwidth_s": 0.01,
 }
-TRANSFER |= {"waiting_known": True, "within_host": False}
+TRANSFER |= {"waits_known": True, "within_host": False}
 FACTS: dict[BottleneckKind, dict[str, Any]] = {
     "compute": {"overlapped_s": 0.02},
     "cores": CORES,
     "data": {},
-    "slow_rank": {"rank": 2, "blame": 0.9},
-    "uneven_ranks": {"rank": 2, "blame": 0.4},
+    "straggler": {"rank": 2, "wait_share": 0.9},
+    "uneven_ranks": {"rank": 2, "wait_share": 0.4},
     "latency": TRANSFER,
     "bandwidth": TRANSFER,
     "memory": {"bytes": 215_000},
@@ -61,11 +61,11 @@ def test_too_many_ranks_are_told_from_cores_that_others_take(tmp_path: Path) -> 
     text, remedy = words("cores", case(tmp_path))
     assert "4 ranks × 1 thread on 2 cores are too many" in text
     assert "--ranks 2" in remedy
-    text, _ = words("cores", case(tmp_path / "b"), crowding=1.0)
+    text, _ = words("cores", case(tmp_path / "b"), threads_per_core=1.0)
     assert "too many" not in text
     alone = case(tmp_path / "c")
     baseline = replace(alone, row=replace(alone.row, candidate=Candidate("single", "single", role="baseline")))
-    assert "communication" not in words("cores", baseline, crowding=1.0)[1]
+    assert "communication" not in words("cores", baseline, threads_per_core=1.0)[1]
     assert "threads that move gradients" in text
 
 
@@ -98,7 +98,7 @@ def test_a_faster_link_is_offered_only_where_the_link_is_what_holds_up(tmp_path:
 
 
 def test_transfers_are_not_told_from_waiting_where_that_is_not_known(tmp_path: Path) -> None:
-    assert "or waiting for others" in words("bandwidth", case(tmp_path), waiting_known=False)[0]
+    assert "or waiting for others" in words("bandwidth", case(tmp_path), waits_known=False)[0]
 
 
 def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
@@ -139,18 +139,18 @@ def test_ranks_of_one_host_may_share_memory(tmp_path: Path) -> None:
 
 def test_a_rank_that_was_slowed_on_purpose_needs_no_finding_out(tmp_path: Path) -> None:
     slowed = replace(case(tmp_path), config={"slow_rank": "2:3"})
-    text, remedy = words("slow_rank", slowed)
+    text, remedy = words("straggler", slowed)
     assert "rank 2, which was made 3× as slow" in text
     assert "nobody waits" in remedy
-    assert "find out" in words("slow_rank", slowed, rank=1)[1]
+    assert "find out" in words("straggler", slowed, rank=1)[1]
 
 
 def test_waiting_for_the_rank_in_the_middle_is_the_strategys_fault(tmp_path: Path) -> None:
     through_0 = case(tmp_path / "a", "gather_scatter", middle=0)
-    text, remedy = words("slow_rank", through_0, rank=0)
+    text, remedy = words("straggler", through_0, rank=0)
     assert "rank 0, through which all gradients pass" in text
     assert "allreduce" in remedy
-    text, remedy = words("slow_rank", case(tmp_path / "b"), rank=0)
+    text, remedy = words("straggler", case(tmp_path / "b"), rank=0)
     assert "90% of it for rank 0." in text
     assert "what rank 0 does longer" in remedy
 
@@ -167,7 +167,7 @@ def test_waiting_for_the_rank_in_the_middle_is_the_strategys_fault(tmp_path: Pat
 def test_ranks_beyond_a_power_of_two_fold_into_partners(workers: int, rank: int, said: str, tmp_path: Path) -> None:
     """Of three all transfers touch rank 0, which is nobody's middle for that."""
     about = case(tmp_path, "halving_doubling:segment_kb=64", middle=0 if workers == 3 else None, workers=workers)
-    text, remedy = words("slow_rank", about, rank=rank)
+    text, remedy = words("straggler", about, rank=rank)
     assert said in text
     assert "through which" not in text
     assert ("power of two" in remedy) == bool(said)
@@ -190,7 +190,7 @@ def test_the_rank_in_the_middle_is_that_of_the_plan(tmp_path: Path) -> None:
     def waiting(moved: list[int]) -> str:
         summary["traffic"] |= {"sent_bytes": moved, "received_bytes": moved}
         file.write_text(json.dumps(summary))
-        return next(reason.text for reason in explain(read_comparison(tmp_path)) if reason.kind == "slow_rank")
+        return next(reason.text for reason in explain(read_comparison(tmp_path)) if reason.kind == "straggler")
 
     assert "for rank 3, through which all gradients pass." in waiting([100, 100, 100, 300])
     assert waiting([100, 100, 200, 200]).endswith("for rank 3.")

@@ -15,7 +15,7 @@ from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.errors import RecordError
 from paceline.records import RunFolder, RunRecord, read_run
 from paceline.records.schema import MarkRow, ResourceRow
-from paceline.records.timeline import NEVER, Purpose, RowKind, TimelineWriter
+from paceline.records.timeline import NOT_MEASURED, Purpose, RowKind, TimelineWriter
 from paceline.records.writer import MarkWriter, ResourceWriter
 from paceline.report.trace import where_traces_are, write_trace, write_traces
 
@@ -128,12 +128,12 @@ def test_whatever_overlaps_on_the_wire_nests(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     for rank in range(2):
         writer = TimelineWriter(path, rank)
-        writer.write([(0, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NEVER, NEVER)])
+        writer.write([(0, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NOT_MEASURED, NOT_MEASURED)])
         for kind in draw.choices([RowKind.SEND, RowKind.RECV, RowKind.ALL_REDUCE], k=40):
             start, end = sorted((draw.random(), draw.random()))
             peer = -1 if kind is RowKind.ALL_REDUCE else 1 - rank
-            waited = draw.choice([NEVER, draw.uniform(start, end)])
-            writer.write([(0, kind, Purpose.GRADIENTS, peer, draw.choice([8, 400]), start, end, waited, NEVER)])
+            waited = draw.choice([NOT_MEASURED, draw.uniform(start, end)])
+            writer.write([(0, kind, Purpose.GRADIENTS, peer, draw.choice([8, 400]), start, end, waited, NOT_MEASURED)])
         writer.close()
     events = traced(read_run(path))
     by_thread = threads(events)
@@ -163,13 +163,13 @@ def test_a_step_takes_kilobytes(run: RunRecord) -> None:
 
 def test_every_run_of_an_experiment_and_what_has_none(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path / "e", repeats=2, events=True)
-    runs = [entry.run for entry in read_comparison(experiment).record_set.entries]
+    runs = [entry.run for entry in read_comparison(experiment).record_set.runs]
     written = write_traces(runs)
     assert written == [run.path / "trace.json" for run in runs]
     assert all(json.loads(path.read_text())["traceEvents"] for path in written)
     assert not list(experiment.rglob(".trace.json*"))
     assert where_traces_are(written[:1]) == f"trace: {written[0]}, which ui.perfetto.dev opens"
     assert where_traces_are(written).startswith("traces: 8 files trace.json in the runs' folders under ")
-    without = read_comparison(write_experiment(tmp_path / "f")).record_set.entries
+    without = read_comparison(write_experiment(tmp_path / "f")).record_set.runs
     with pytest.raises(RecordError, match="no timelines"):
         write_traces(entry.run for entry in without)

@@ -1,4 +1,4 @@
-"""Buckets: what is in them, when they set out, and what a model can do wrong."""
+"""`bucketed`: content and order of buckets, gradients as views of buckets, and errors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.training.sync import Sync
 from ranks import Pool, RankFailed
 
 SMALL = BucketedOptions(bucket_mb=200 / 2**20, first_mb=100 / 2**20)
-"""Buckets of one matrix of 100 bytes, then of two."""
+"""A first bucket of one matrix (100 bytes), then buckets of two."""
 
 
-class Watched(Bucketed):
-    """Notes which buckets have set out."""
+class Recording(Bucketed):
+    """Strategy that records which buckets were launched."""
 
     def __init__(self, options: BucketedOptions = SMALL) -> None:
         super().__init__(options)
@@ -32,8 +32,8 @@ class Watched(Bucketed):
         super().launch(bucket)
 
 
-class Backwards(nn.Module):
-    """Layers in another order than that of their use; which branch comes first may differ between ranks."""
+class OutOfOrder(nn.Module):
+    """Model whose layers are defined in another order than they are used; ranks may swap the two branches."""
 
     def __init__(self, swapped: bool) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Backwards(nn.Module):
         self.swapped = swapped
 
     def forward(self, x: Tensor) -> Tensor:
-        """A layer, two beside each other, and one after them."""
+        """Apply one layer, two parallel ones, and a last one."""
         x = self.first(x)
         branches = (self.right, self.left) if self.swapped else (self.left, self.right)
         return self.second(branches[0](x) + branches[1](x))
@@ -51,11 +51,11 @@ def attach(model: nn.Module, comm: Comm, strategy: Bucketed) -> Sync:
     return Sync(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), strategy, comm, "local")
 
 
-def setting_out(comm: Comm, swap: bool) -> tuple[list[list[str]], list[list[str]], list[int]]:
-    """What set out in the first and in the second step, and how many buckets had when backward returned."""
+def launched_buckets(comm: Comm, swap: bool) -> tuple[list[list[str]], list[list[str]], list[int]]:
+    """Return the buckets launched in the first and second step, and how many were launched when backward returned."""
     torch.manual_seed(0)
-    strategy, in_backward, steps = Watched(), list[int](), list[list[list[str]]]()
-    with attach(Backwards(swapped=swap and comm.rank == 1), comm, strategy) as sync:
+    strategy, in_backward, steps = Recording(), list[int](), list[list[list[str]]]()
+    with attach(OutOfOrder(swapped=swap and comm.rank == 1), comm, strategy) as sync:
         for _ in range(3):
             strategy.launched = []
             sync.model(torch.randn(2, 5)).sum().backward()
@@ -67,18 +67,18 @@ def setting_out(comm: Comm, swap: bool) -> tuple[list[list[str]], list[list[str]
 
 
 @pytest.mark.parametrize("swap", [False, True])
-def test_buckets_set_out_in_backward_in_the_order_that_rank_0_saw(pool: Pool, swap: bool) -> None:
-    first, second, in_backward = zip(*pool.run(setting_out, 3, swap), strict=True)
+def test_buckets_are_launched_during_backward_in_the_order_recorded_on_rank_0(pool: Pool, swap: bool) -> None:
+    first, second, in_backward = zip(*pool.run(launched_buckets, 3, swap), strict=True)
     of_model = [["first.weight"], ["right.weight", "left.weight"], ["second.weight"]]
-    assert first == (of_model,) * 3, "nobody knows better yet"
+    assert first == (of_model,) * 3, "the order of backward is not known yet"
     assert second[0] == second[1] == second[2]
-    assert second[0][0] == ["second.weight"], "backward has it first"
+    assert second[0][0] == ["second.weight"], "backward computes it first"
     assert second[0][2] == ["first.weight"]
-    assert in_backward == ([3, 3, 3],) * 3, "none had to wait for the step"
+    assert in_backward == ([3, 3, 3],) * 3, "all were launched before step"
 
 
 def optimised(comm: Comm) -> bool:
-    """Whether the optimiser reads gradients where they arrived."""
+    """Return whether the optimiser reads gradients in the memory of the bucket."""
     strategy = Bucketed()
     with attach(nn.Linear(5, 5), comm, strategy) as sync:
         within: list[bool] = []
@@ -118,7 +118,7 @@ def twice(comm: Comm, accumulating: bool) -> Tensor | str:
     return weight
 
 
-def test_two_backward_passes_in_a_step_are_told_what_to_do(pool: Pool) -> None:
+def test_two_backward_passes_in_a_step_need_accumulate(pool: Pool) -> None:
     message = pool.run(twice, 2, False)[0]
     assert "bias got a gradient twice in one step" in message or "weight got a gradient twice in one step" in message
     assert "sync.accumulate()" in message
@@ -141,7 +141,7 @@ def test_parameters_without_a_gradient_are_named(pool: Pool) -> None:
 
 
 def kinds(comm: Comm) -> tuple[list[tuple[torch.dtype, int]], Tensor]:
-    """The buckets of a model in two precisions, and its weights after two steps."""
+    """Return the buckets of a model with two data types, and its weights after two steps."""
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5).double(), nn.Linear(5, 5)])
     strategy = Bucketed()
@@ -155,13 +155,13 @@ def kinds(comm: Comm) -> tuple[list[tuple[torch.dtype, int]], Tensor]:
     return found, torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
 
 
-def test_a_bucket_holds_numbers_of_one_kind(pool: Pool) -> None:
+def test_a_bucket_has_one_data_type(pool: Pool) -> None:
     (found, weights), (_, others) = pool.run(kinds, 2)
     assert found == [(torch.float32, 4), (torch.float64, 2)]
     assert torch.equal(weights, others)
 
 
 @pytest.mark.parametrize("option", ["bucket_mb=0", "first_mb=-1", "bucket_mb=nan"])
-def test_a_size_that_is_none_is_refused(option: str) -> None:
+def test_an_invalid_size_is_refused(option: str) -> None:
     with pytest.raises(UsageError, match="bucketed:"):
         create(f"bucketed:{option}")

@@ -1,4 +1,4 @@
-"""Every strategy loads under its name, explains itself, and is found without torch."""
+"""Registry: every strategy loads under its name, has an explanation and a plan; user strategies; no import of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.plans import Gradient, Plan
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import ENTRIES, SETS, create, find, lesson, parse_list, plan_of
 
-HEADINGS = ["Idea", "Who sends what to whom", "Cost", "When to use it", "When not"]
+HEADINGS = ["Idea", "Who sends what to whom", "Cost", "When to use it", "When not to use it"]
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -39,7 +39,7 @@ def test_every_entry_has_a_plan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_every_strategy_teaches_its_lesson(name: str) -> None:
+def test_every_lesson_has_all_headings(name: str) -> None:
     text = lesson(name).text
     lines = text.splitlines()
     assert not lines[0].startswith(" ")
@@ -132,7 +132,7 @@ def test_parse_list(text: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " , "])
-def test_a_list_of_nothing_is_refused(text: str) -> None:
+def test_an_empty_list_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no strategy was named") as caught:
         parse_list(text)
     assert "ddp" in (caught.value.hint or "")
@@ -152,7 +152,7 @@ from paceline import AfterBackward
 @dataclass(frozen=True)
 class MineOptions:
     rank: int = 2
-    '''How many.'''
+    '''Rank of the approximation.'''
 
 class Mine(AfterBackward):
     name = "mine"
@@ -171,7 +171,7 @@ class NotAStrategy:
 def own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[str], str]]:
-    """Writes a module of the user's into the current folder, under a name that no other test has."""
+    """Return a function that writes a user module, with a unique name, into the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     name = "strategy_" + "".join(c if c.isalnum() else "_" for c in request.node.name)
@@ -184,7 +184,7 @@ def own(
     sys.modules.pop(name, None)
 
 
-def test_the_users_own_strategy(own: Callable[[str], str]) -> None:
+def test_a_user_strategy(own: Callable[[str], str]) -> None:
     module = own(OWN)
     assert create(f"{module}:Mine").options.rank == 2
     mine = create(f"{module}:Mine:rank=4")
@@ -193,14 +193,14 @@ def test_the_users_own_strategy(own: Callable[[str], str]) -> None:
     assert isinstance(mine, Strategy)
 
 
-def test_the_users_own_strategy_has_its_options_checked(own: Callable[[str], str]) -> None:
+def test_options_of_a_user_strategy_are_checked(own: Callable[[str], str]) -> None:
     module = own(OWN)
     with pytest.raises(UsageError, match=f"there is no {module}:Mine option 'rnk'") as caught:
         create(f"{module}:Mine:rnk=4")
     assert "did you mean 'rank'?" in (caught.value.hint or "")
 
 
-def test_a_class_that_is_not_there_offers_the_nearest(own: Callable[[str], str]) -> None:
+def test_an_unknown_class_suggests_the_nearest(own: Callable[[str], str]) -> None:
     module = own(OWN)
     with pytest.raises(UsageError, match=f"there is no strategy in '{module}' named 'Mne'") as caught:
         create(f"{module}:Mne")
@@ -208,20 +208,20 @@ def test_a_class_that_is_not_there_offers_the_nearest(own: Callable[[str], str])
 
 
 @pytest.mark.parametrize("name", ["NotAStrategy", "not_a_class"])
-def test_what_is_no_strategy_is_refused(own: Callable[[str], str], name: str) -> None:
+def test_other_objects_are_refused(own: Callable[[str], str], name: str) -> None:
     module = own(OWN)
     with pytest.raises(UsageError, match=f"'{module}:{name}' is not a strategy") as caught:
         create(f"{module}:{name}")
     assert "paceline.Strategy" in (caught.value.hint or "")
 
 
-def test_a_module_that_is_not_there(own: Callable[[str], str]) -> None:
+def test_a_missing_module(own: Callable[[str], str]) -> None:
     own(OWN)
     with pytest.raises(UsageError, match="there is no module 'nowhere_to_be_found' in "):
         create("nowhere_to_be_found:Mine")
 
 
-LOOK_WITHOUT_TORCH = """
+READ_WITHOUT_TORCH = """
 import json, sys
 sys.path.insert(0, "")
 from paceline.strategies import registry
@@ -232,23 +232,19 @@ print(json.dumps([len(lessons), len(plans), "torch" in sys.modules]))
 
 
 def test_lessons_and_plans_need_no_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", LOOK_WITHOUT_TORCH], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", READ_WITHOUT_TORCH], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [len(ENTRIES), len(ENTRIES), False]
 
 
-def test_an_own_strategy_that_is_not_complete_names_what_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_incomplete_user_strategy_names_the_missing_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half_done.py").write_text("import paceline\nclass Half(paceline.AfterBackward):\n    name = 'half'\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="'half_done:Half' is not complete: it lacks agree"):
+    with pytest.raises(UsageError, match="'half_done:Half' is not complete: it does not implement agree"):
         create("half_done:Half")
 
 
-def test_an_own_strategy_whose_module_fails_shows_its_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_user_module_shows_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fails_early.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WorkloadError, match="importing 'fails_early' failed: ZeroDivisionError") as caught:

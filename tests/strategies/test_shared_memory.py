@@ -1,4 +1,4 @@
-"""`shared_memory`: parity over hosts, gradients where they are, optimisers that write into them, overlap."""
+"""`shared_memory`: parity over hosts, gradients in shared memory, optimisers that write into them, overlap."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_gradients_are_those_of_one_process(
 
 
 def step_bytes(comm: Comm, hosts: Hosts) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """Who sent how much to whom in a step, by the kernel's count and by the plan."""
+    """Return the bytes sent between each pair of ranks in a step: counted by the kernel, and planned."""
     ours = replace(comm, hosts=hosts)
     sync, model = attach(ours, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-    train(sync, 1)  # After it buckets are packed anew.
+    train(sync, 1)  # After the first step, buckets are rebuilt.
     counted = matrix_of(count(ours, lambda: train(sync, 1)))
     gradients = [Gradient(name, p.numel(), p.element_size()) for name, p in model.named_parameters()]
     links = plan(gradients, comm.world_size, hosts=hosts, **asdict(sync.strategy.options)).links()
@@ -65,10 +65,10 @@ def step_bytes(comm: Comm, hosts: Hosts) -> tuple[list[tuple[int, int, int]], li
 
 
 @pytest.mark.parametrize("hosts", [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0, 2), (1,), (3,))])
-def test_the_kernel_counts_what_was_planned(pool: Pool, hosts: Hosts) -> None:
+def test_bytes_counted_by_the_kernel_are_those_of_the_plan(pool: Pool, hosts: Hosts) -> None:
     for counted, planned in pool.run(step_bytes, 4, hosts):
         assert counted == planned
-        assert bool(planned) == (len(hosts) > 1), "there is something to prove"
+        assert bool(planned) == (len(hosts) > 1), "several hosts send messages, one host does not"
 
 
 def attach(comm: Comm, make: Callable[[Any], torch.optim.Optimizer], text: str = SMALL) -> tuple[Sync, nn.Module]:
@@ -89,8 +89,8 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-class Seeing(torch.optim.SGD):
-    """Notes where gradients are."""
+class Recording(torch.optim.SGD):
+    """Optimiser that records the addresses of gradients."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
@@ -103,28 +103,28 @@ class Seeing(torch.optim.SGD):
 
 
 def in_memory(comm: Comm) -> list[list[bool]]:
-    """Whether each gradient that the optimiser is given is in the shared memory; the last step is clipped."""
-    sync, _ = attach(comm, Seeing)
+    """Return, for each step, whether each gradient of the optimiser is in shared memory; the last step is clipped."""
+    sync, _ = attach(comm, Recording)
     train(sync, 3)
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:paceline" in line]
     ((start, end),) = [tuple(int(part, 16) for part in line.split()[0].split("-")) for line in lines]
     train(sync, 1, max_norm=0.1)
-    assert isinstance(sync.optimizer, Seeing)
+    assert isinstance(sync.optimizer, Recording)
     found = [[start <= place < end for place in places] for places in sync.optimizer.places]
     sync.close()
     return found
 
 
-def test_the_optimiser_reads_the_sum_where_it_is(pool: Pool) -> None:
+def test_the_optimiser_reads_the_sum_in_shared_memory(pool: Pool) -> None:
     for first, second, third, clipped in pool.run(in_memory, 2):
-        assert not any(first), "whether it writes is not known yet"
+        assert not any(first), "the first step checks whether the optimiser writes into gradients"
         assert all(second)
         assert all(third)
-        assert not any(clipped), "clipping writes"
+        assert not any(clipped), "clipping writes into gradients"
 
 
 class Writing(torch.optim.SGD):
-    """Writes into gradients, from some step on."""
+    """Optimiser that writes into gradients, from a given step on."""
 
     def __init__(self, parameters: Any, since: int = 0) -> None:
         super().__init__(parameters, lr=0.1, momentum=0.9)
@@ -140,7 +140,7 @@ class Writing(torch.optim.SGD):
 
 
 def nesterov(parameters: Any) -> torch.optim.Optimizer:
-    """Torch's own, which writes into gradients in this mode."""
+    """Return an optimiser of torch that writes into gradients in this mode."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, foreach=True)
 
 
@@ -172,14 +172,14 @@ def writes_later(comm: Comm) -> tuple[str, str | None]:
     return "no error", None
 
 
-def test_one_that_begins_to_later_is_found_out(pool: Pool) -> None:
+def test_an_optimiser_that_starts_to_write_later_is_refused(pool: Pool) -> None:
     message, hint = pool.run(writes_later, 2)[0]
-    assert message == "the optimiser wrote into gradients, which it did not in its first step."
-    assert hint == "give it copies: shared_memory:copy=true"
+    assert message == "the optimiser wrote into gradients that all ranks share, which it did not do in its first step."
+    assert hint == "pass it copies of the gradients: shared_memory:copy=true"
 
 
 def timed_rows(comm: Comm) -> list[tuple[Any, ...]]:
-    """The rows of a timeline of some steps."""
+    """Return the timeline rows of some steps."""
     stopwatch = make_stopwatch(comm.device, events=True)
     ours = open_comm(range(SIZE), device=comm.device, backend="gloo", timeout_s=30, stopwatch=stopwatch)
     assert ours is not None
@@ -206,19 +206,19 @@ def of(rows: Sequence[tuple[Any, ...]], step: int, kind: RowKind) -> list[tuple[
     return [row for row in rows if row[0] == step and row[1] is kind]
 
 
-def test_a_timeline_shows_buckets_while_backward_runs(pool: Pool) -> None:
+def test_the_timeline_shows_buckets_during_backward(pool: Pool) -> None:
     for rows in pool.run(timed_rows, SIZE):
         for step in range(2, 6):
             (backward,) = of(rows, step, RowKind.BACKWARD)
             operations = of(rows, step, RowKind.SHARED_REDUCE)
             assert len(operations) == 3
             starts, ends = zip(*[(row[5], row[6]) for row in operations], strict=True)
-            assert starts[0] < backward[6], "the first bucket sets out before the last gradient is there"
+            assert starts[0] < backward[6], "the first bucket starts before backward ends"
             assert list(ends) == sorted(ends)
 
 
 @pytest.mark.parametrize("option", ["bucket_mb=0", "first_mb=-1"])
-def test_sizes_that_cannot_be_are_refused(option: str) -> None:
+def test_invalid_sizes_are_refused(option: str) -> None:
     with pytest.raises(UsageError, match="shared_memory:"):
         create(f"shared_memory:{option}")
 
@@ -232,5 +232,5 @@ def alone(comm: Comm) -> bool:
     return not torch.equal(before[0], weights(model)[0])
 
 
-def test_one_rank_trains_too(pool: Pool) -> None:
+def test_a_single_rank_trains(pool: Pool) -> None:
     assert pool.run(alone, 1) == [True]

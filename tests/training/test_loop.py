@@ -308,7 +308,7 @@ def test_late_data_is_data_on_its_own_rank_alone(pool: Pool, tmp_path: Path) -> 
         for timeline in found.values():
             operations = timeline.operations
             assert list(operations["step"]) == list(range(10)), "the end of an epoch is no step"
-            assert set(operations["purpose"]) == {Purpose.AGREEMENT}
+            assert set(operations["purpose"]) == {Purpose.CONTROL}
 
     eventually(check)
 
@@ -434,7 +434,7 @@ def test_what_is_sent_is_for_what_it_says(pool: Pool, tmp_path: Path, bn: str, o
     for timeline in found.values():
         assert bytes_by_purpose(timeline) == [expected] * 5
         for row in timeline.operations[np.isin(timeline.operations["purpose"], waits)]:
-            assert row["waited_from_s"] == row["start_s"], "forward and backward stand still meanwhile"
+            assert row["wait_start_s"] == row["start_s"], "forward and backward stand still meanwhile"
 
 
 # Clocks with an offset.

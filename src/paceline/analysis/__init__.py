@@ -1,1 +1,1 @@
-"""Pure functions on records: they return data and never draw. Free of torch."""
+"""Pure functions on records. They return data and never draw; `report` does. Free of torch."""

@@ -1,7 +1,7 @@
-"""What limits a candidate: the parts of its step that something could be done about, each with its share.
+"""Bottlenecks of a candidate: the parts of its step that a user could reduce, each with its share.
 
-The parts are those of the time split, cut finer where the timelines, the machine and the link tell more: computing that
-had no core, data, waiting for a rank that comes late, and transfers, which cost latency or bandwidth.
+The parts are those of the time split. Timelines, topology and the measured link divide them further: compute threads
+without a core, data loading, waiting for a straggler, and transfers limited by latency or by bandwidth.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from paceline.records.examination import PairLink
 from paceline.records.timeline import RowKind
 
 BottleneckKind = Literal[
-    "compute", "cores", "data", "slow_rank", "uneven_ranks", "latency", "bandwidth", "memory", "exchange", "other"
+    "compute", "cores", "data", "straggler", "uneven_ranks", "latency", "bandwidth", "memory", "exchange", "other"
 ]
 
 NOTABLE = 0.05
-"""Parts below this share of a step are not worth a sentence."""
-ONE_TO_BLAME = 0.6
-ONE_OF_TWO_TO_BLAME = 0.8
-"""From this share of all waiting on, one rank is said to be the one that the others wait for; of two ranks one always
-has half of it."""
+"""Smallest share of a step that is reported."""
+STRAGGLER_SHARE = 0.6
+STRAGGLER_SHARE_OF_TWO = 0.8
+"""Share of all waiting from which one rank is reported as the straggler. With two ranks, one of them always has at
+least half, so the threshold is higher."""
 SMALL_BYTES = 100_000
-"""Without a measured link: messages below this are taken to cost latency rather than bandwidth."""
+"""Without a measured link, smaller messages are assumed to be limited by latency, not bandwidth."""
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """One thing that a step's time goes to."""
+    """One part of a step that takes time."""
 
     kind: BottleneckKind
     share: float
-    """Of the step, on average over the ranks."""
+    """Share of the step, averaged over ranks."""
     seconds: float
     facts: Mapping[str, Any]
-    """What the sentence about it needs: see where each is made."""
+    """Values for the sentence about it; the keys depend on `kind`."""
 
 
 def bottlenecks(
     split: CandidateSplit, wire: Wire | None, topology: Mapping[str, Any], link: PairLink | None
 ) -> list[Bottleneck]:
-    """What the step's time goes to, largest first; parts that are not notable are left out."""
+    """Return the parts that a step's time goes to, largest first, without those below `NOTABLE`."""
     step_s = split.mean.step_s
     descheduled_s = min(split.mean.descheduled_s or 0.0, split.mean.computing_s)
     wait_s = _wait_s(split, wire)
@@ -58,21 +58,21 @@ def bottlenecks(
     if wire is not None:
         found.append(_waiting(wait_s, wire))
         found.append(_transfers(split.mean.exposed_s - wait_s, wire, link))
-    else:  # As where ranks do not step together: what each did cannot be held against what the others did.
+    else:  # Asynchronous ranks: their operations cannot be matched, so waits and transfers are not separable.
         found.append(Bottleneck("exchange", 0.0, split.mean.exposed_s, {}))
-    shared = [Bottleneck(limit.kind, limit.seconds / step_s, limit.seconds, limit.facts) for limit in found]
-    return sorted((limit for limit in shared if limit.share >= NOTABLE), key=lambda limit: -limit.share)
+    shared = [Bottleneck(part.kind, part.seconds / step_s, part.seconds, part.facts) for part in found]
+    return sorted((part for part in shared if part.share >= NOTABLE), key=lambda part: -part.share)
 
 
 def _wait_s(split: CandidateSplit, wire: Wire | None) -> float:
-    """What of the exposed communication is waiting: by the share that it has in the run that the wire is of."""
+    """Return the part of exposed communication that is waiting, by its share in the run that `wire` describes."""
     if wire is None or not wire.exposed_s:
         return 0.0
     return split.mean.exposed_s * min(1.0, (wire.wait_s or 0.0) / wire.exposed_s)
 
 
-def crowding(topology: Mapping[str, Any]) -> float | None:
-    """Threads that compute on a host ÷ its usable cores; None on a GPU."""
+def threads_per_core(topology: Mapping[str, Any]) -> float | None:
+    """Return compute threads per usable core of a host; None on a GPU."""
     cores, threads = topology.get("cores"), topology.get("threads")
     if not cores or not threads or topology.get("device") != "cpu":
         return None
@@ -82,7 +82,7 @@ def crowding(topology: Mapping[str, Any]) -> float | None:
 
 def _cores(descheduled_s: float, topology: Mapping[str, Any]) -> Bottleneck:
     facts = {
-        "crowding": crowding(topology),
+        "threads_per_core": threads_per_core(topology),
         "ranks": min(topology["workers"], topology.get("ranks_per_host") or topology["workers"]),
         "threads": topology.get("threads"),
         "cores": topology.get("cores"),
@@ -91,16 +91,16 @@ def _cores(descheduled_s: float, topology: Mapping[str, Any]) -> Bottleneck:
 
 
 def _waiting(wait_s: float, wire: Wire) -> Bottleneck:
-    """Waiting for one rank, or for now this one and now that."""
-    rank = wire.held_up_by
+    """Return the waiting as caused by one straggler, or by several ranks in turn."""
+    rank = wire.straggler
     share = wire.waited_for.get(rank, 0.0) if rank is not None else 0.0
-    enough = ONE_OF_TWO_TO_BLAME if wire.ranks == 2 else ONE_TO_BLAME
-    kind: BottleneckKind = "slow_rank" if share >= enough else "uneven_ranks"
-    return Bottleneck(kind, 0.0, wait_s, {"rank": rank, "blame": share})
+    threshold = STRAGGLER_SHARE_OF_TWO if wire.ranks == 2 else STRAGGLER_SHARE
+    kind: BottleneckKind = "straggler" if share >= threshold else "uneven_ranks"
+    return Bottleneck(kind, 0.0, wait_s, {"rank": rank, "wait_share": share})
 
 
 def _transfers(transfer_s: float, wire: Wire, link: PairLink | None) -> Bottleneck:
-    """Transfers, by what the greater part of them would cost on the measured link."""
+    """Return transfers as limited by latency or by bandwidth, whichever costs more on the measured link."""
     on_wire_s = sum(traffic.per_step * traffic.duration_s for traffic in wire.traffic)
     in_memory = [traffic for traffic in wire.traffic if traffic.kind == RowKind.SHARED_REDUCE.title]
     if sum(traffic.per_step * traffic.duration_s for traffic in in_memory) > on_wire_s / 2:
@@ -110,32 +110,32 @@ def _transfers(transfer_s: float, wire: Wire, link: PairLink | None) -> Bottlene
     carried = sum(traffic.bytes_per_step for traffic in wire.traffic)
     each = carried / operations if operations else 0.0
     latency_s = bandwidth_s = None
-    slow_start = each < SMALL_BYTES
+    is_latency_bound = each < SMALL_BYTES
     cost = None if link is None else link_cost(wire, link)
-    if cost is not None and sum(cost) <= on_wire_s:  # Else the link was busy when it was measured.
+    if cost is not None and sum(cost) <= on_wire_s:  # Otherwise the link was busy when it was measured.
         latency_s, bandwidth_s = cost
-        slow_start = latency_s > bandwidth_s
+        is_latency_bound = latency_s > bandwidth_s
     facts = {
         "operations": operations,
         "bytes_each": each,
         "bytes": wire.busiest_bytes,
-        "waiting_known": wire.wait_s is not None,
+        "waits_known": wire.wait_s is not None,
         "within_host": link is not None and link.within_host,
         "latency_s": latency_s,
         "bandwidth_s": bandwidth_s,
     }
-    return Bottleneck("latency" if slow_start else "bandwidth", 0.0, max(0.0, transfer_s), facts)
+    return Bottleneck("latency" if is_latency_bound else "bandwidth", 0.0, max(0.0, transfer_s), facts)
 
 
 def link_cost(wire: Wire, link: PairLink) -> tuple[float, float]:
-    """What a step's operations cost on a link with nothing else to do, by the α–β model: latency, and bandwidth."""
+    """Return the latency and bandwidth cost of a step's operations on an idle link, in seconds, by the α–β model."""
     latency_s = link.alpha_s * sum(rounds(traffic, wire.ranks) * traffic.per_step for traffic in wire.traffic)
     bandwidth_s = link.beta_s_per_byte * sum(on_busiest_link(traffic, wire.ranks) for traffic in wire.traffic)
     return latency_s, bandwidth_s
 
 
 def rounds(traffic: Traffic, ranks: int) -> float:
-    """How many messages follow one another in an operation, by the α–β cost of how Gloo carries it out."""
+    """Return the number of consecutive messages in an operation as Gloo implements it."""
     if traffic.kind in (RowKind.ALL_REDUCE.title, RowKind.REDUCE_SCATTER.title):
         return 2 * (ranks - 1)
     if traffic.kind in (RowKind.BROADCAST.title, RowKind.REDUCE.title, RowKind.BARRIER.title):
@@ -146,7 +146,7 @@ def rounds(traffic: Traffic, ranks: int) -> float:
 
 
 def on_busiest_link(traffic: Traffic, ranks: int) -> float:
-    """The bytes of a step that the busiest link has to carry."""
+    """Return the bytes per step on the busiest link."""
     if traffic.kind == RowKind.SHARED_REDUCE.title:
         return 0.0
     return traffic.bytes_per_step * bus_factor(RowKind[traffic.kind.upper()], ranks)

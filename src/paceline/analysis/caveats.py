@@ -1,4 +1,4 @@
-"""What a reader has to know before believing a comparison: other machines or moments, ranks that drift apart."""
+"""Warnings shown above a comparison: different machines or times, shared cores, replicas that differ."""
 
 from __future__ import annotations
 
@@ -13,60 +13,73 @@ from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.records import RunRecord
 
 DRIFT = 1e-6
-"""How far apart, relative to their norm, the ranks' weights may be after a run that promises the same gradient on all.
-Ranks that apply the same update end with the same bits, as with all our strategies; this leaves room for one in which
-each rank adds the same numbers up in an order of its own."""
+"""Largest relative difference between ranks' weights after a run under a lossless strategy. Ranks that apply the same
+update end with identical bits, as under all built-in strategies; the tolerance allows for a strategy in which ranks add
+the same numbers in different orders."""
 
 
-def caveats(record_set: RecordSet, uneven: Mapping[str, float | None], *, crowding: bool = True) -> Iterator[str]:
-    """The sentences to show above the table; `uneven` says by how much a candidate's ranks differ, best first.
+def caveats(
+    record_set: RecordSet, rank_step_spread: Mapping[str, float | None], *, shared_cores: bool = True
+) -> Iterator[str]:
+    """Yield the warnings to show above the table.
 
-    Without `crowding` nothing is said of ranks that share cores: who asks so has more to say of it.
+    `rank_step_spread` has the difference between ranks' step times by candidate, fastest candidate first. Pass
+    `shared_cores=False` if the caller reports ranks that share cores itself.
     """
     machines = {(p.get("host"), p.get("cpu")) for p in record_set.provenances}
     if len(machines) > 1:
         names = ", ".join(sorted(f"{host} ({cpu})" for host, cpu in machines))
-        yield f"These records come from different machines: {names}. Their times cannot be compared."
+        yield (
+            f"These records come from different machines: {names}. Their times are not comparable; "
+            "run all strategies on one machine to compare them."
+        )
     versions = {str(p.get("versions", {}).get("torch")) for p in record_set.provenances}
     if len(versions) > 1:
-        yield f"These records come from different versions of torch: {', '.join(sorted(versions))}."
-    if len(record_set.designs) > 1 or (not record_set.designs and len(record_set.entries) > 1):
-        yield "These runs were not measured interleaved, so a busy moment of the machine may look like a difference."
-    over = next((entry.run.topology for entry in record_set.entries if over_subscribed(entry.run.topology)), None)
-    if over and crowding:
         yield (
-            f"{over['workers']} ranks share {over['cores']:g} cores, so they wait for each other's turn: "
-            "times compare strategies on this machine, and say nothing about more machines."
+            f"These records come from different versions of torch: {', '.join(sorted(versions))}. A difference in time "
+            "may come from torch; run all strategies with one version to rule that out."
+        )
+    if len(record_set.designs) > 1 or (not record_set.designs and len(record_set.runs) > 1):
+        yield (
+            "These runs were measured at different times, so other load on the machine may look like a difference "
+            "between strategies. `paceline compare` interleaves runs to avoid that."
+        )
+    over = next((r.run.topology for r in record_set.runs if over_subscribed(r.run.topology)), None)
+    if over and shared_cores:
+        yield (
+            f"{over['workers']} ranks share {over['cores']:g} cores and take turns on them: times compare strategies "
+            "on this machine, but do not predict more machines. Use fewer ranks or threads to give each rank its own "
+            "core."
         )
     yield from _slowed(record_set)
-    yield from record_set.unread
+    yield from record_set.read_warnings
     yield from (event["reason"] for event in record_set.events if event["event"] == "unproven")
-    yield from _uneven(uneven)
+    yield from _uneven_ranks(rank_step_spread)
     yield from _untracked(record_set)
     yield from _unplanned(record_set)
     yield from _drifts(record_set)
-    yield from _divergences(record_set, uneven)
+    yield from _divergences(record_set, rank_step_spread)
 
 
-def _uneven(uneven: Mapping[str, float | None]) -> Iterator[str]:
-    """Whose ranks differ in the time of a step, in one sentence."""
-    found = {name: f"{100 * apart:.0f}" for name, apart in uneven.items() if apart is not None}
+def _uneven_ranks(rank_step_spread: Mapping[str, float | None]) -> Iterator[str]:
+    """Yield one warning that names all candidates whose ranks differ in step time."""
+    found = {name: f"{100 * spread:.0f}" for name, spread in rank_step_spread.items() if spread is not None}
     if found:
         least, most = min(found.values(), key=int), max(found.values(), key=int)
         between = f"{least}%" if least == most else f"{least} to {most}%"
         yield (
-            f"{_listed(list(found))}: time per iteration differs by {between} between ranks, "
-            "which a synchronous run should not show."
+            f"{_listed(list(found))}: step times differ by {between} between ranks; ranks probably share cores with "
+            "each other or with other programs. Stop other programs or use fewer ranks."
         )
 
 
 def slowed_on_purpose(run: RunRecord) -> str:
-    """Which ranks of a run were made slow, as its configuration has it; empty where none was."""
+    """Return a phrase on the ranks that `--slow-rank` slowed down; empty if there are none."""
     return format_slow_ranks(parse_slow_ranks(run.config.get("slow_rank") or ""))
 
 
 def _slowed(record_set: RecordSet) -> Iterator[str]:
-    """Ranks that were made slow, and in whose runs, where that is not all of them."""
+    """Yield warnings on ranks that were slowed down, with the candidates if not all are affected."""
     found: dict[str, list[str]] = {}
     for candidate in record_set.candidates:
         for what in dict.fromkeys(slowed_on_purpose(run) for run in record_set.runs_of(candidate.name).values()):
@@ -78,75 +91,76 @@ def _slowed(record_set: RecordSet) -> Iterator[str]:
 
 
 def untracked_traffic(name: str, summary: Mapping[str, Any] | None) -> str | None:
-    """What to say of a run that sent something past the groups that are timed; None where all of it was seen."""
+    """Return a warning if a run communicated outside the timed process groups; otherwise None."""
     untracked = (summary or {}).get("untracked") or {}
     groups, operations = untracked.get("groups", 0), untracked.get("operations", 0)
     if groups:
-        made = "1 process group" if groups == 1 else f"{groups} process groups"
+        created = "1 process group" if groups == 1 else f"{groups} process groups"
         return (
-            f"{name} made {made} of its own: what passes there is not in the time split. "
-            "Groups of comm.subgroup(ranks) are seen."
+            f"{name} created {created} outside Paceline, whose traffic is not in the time split. Create groups with "
+            "comm.subgroup(ranks) to include it."
         )
     if operations:
         return (
-            f"{name} sent through groups that are not the run's, as torch's default one ({operations} operations): "
-            "they are not in the time split. Send through comm.group."
+            f"{name} ran {operations} operations on process groups other than the run's, such as torch's default "
+            "group; they are not in the time split. Use comm.group to include them."
         )
     return None
 
 
 def unplanned_bytes(name: str, run: RunRecord) -> str | None:
-    """What to say of a run whose sockets carried something else than was expected; None where they did not."""
+    """Return a warning if the bytes counted at a run's sockets differ from those expected; otherwise None."""
     payload = payload_of(run)
     pair = None if payload is None or payload.holds is not False else payload.furthest
     if payload is None or pair is None:
         return None
     return (
-        f"{name}: rank {pair.source} sent rank {pair.target} {pair.bytes:,.0f} bytes per step by the kernel's count, "
-        f"but {payload.against} and its framing come to {pair.expected_bytes:,.0f}: something else was sent, or in "
-        "another way."
+        f"{name}: rank {pair.source} sent {pair.bytes:,.0f} bytes per step to rank {pair.target} by the kernel's "
+        f"count, but {payload.expected_from} and framing predict {pair.expected_bytes:,.0f}. The strategy sends other "
+        "data than expected, or uses another algorithm; check its plan before you trust byte counts."
     )
 
 
 def _unplanned(record_set: RecordSet) -> Iterator[str]:
     for candidate in record_set.candidates:
-        said = (unplanned_bytes(candidate.name, run) for run in record_set.runs_of(candidate.name).values())
-        yield from list(filter(None, said))[:1]
+        warnings = (unplanned_bytes(candidate.name, run) for run in record_set.runs_of(candidate.name).values())
+        yield from list(filter(None, warnings))[:1]
 
 
 def _untracked(record_set: RecordSet) -> Iterator[str]:
     for candidate in record_set.candidates:
-        said = (untracked_traffic(candidate.name, run.summary) for run in record_set.runs_of(candidate.name).values())
-        yield from list(filter(None, said))[:1]
+        runs = record_set.runs_of(candidate.name).values()
+        yield from list(filter(None, (untracked_traffic(candidate.name, run.summary) for run in runs)))[:1]
 
 
 def _drifts(record_set: RecordSet) -> Iterator[str]:
-    """Replicas that are no longer the same, though nothing that was promised explains it."""
+    """Yield warnings on replicas that differ although the strategy is lossless."""
     for candidate in record_set.candidates:
         if candidate.role == "candidate" and candidate.lossless:
             runs = record_set.runs_of(candidate.name).values()
-            apart = max([(run.summary or {}).get("weight_divergence") or 0.0 for run in runs], default=0.0)
-            if apart > DRIFT:
-                share = f"{100 * apart:.0f}%" if apart >= 0.01 else f"{100 * apart:.2g}%"
+            divergence = max([(run.summary or {}).get("weight_divergence") or 0.0 for run in runs], default=0.0)
+            if divergence > DRIFT:
+                share = f"{100 * divergence:.0f}%" if divergence >= 0.01 else f"{100 * divergence:.2g}%"
                 yield (
-                    f"{candidate.name}: the ranks' weights differ by {share} at the end of the run, "
-                    "though it promises the same gradient on all."
+                    f"{candidate.name}: weights differ by {share} between ranks at the end of the run, although the "
+                    "strategy is declared lossless. Its gradient synchronisation is probably wrong; do not trust its "
+                    "results."
                 )
 
 
 def _divergences(record_set: RecordSet, candidates: Iterable[str]) -> Iterator[str]:
-    """Which runs lost their loss, and when: a figure without a number needs its reason."""
+    """Yield warnings on runs whose loss became NaN or infinite, with the first such step."""
     found: dict[str, list[str]] = {}
     for name in candidates:
         curves = [loss_curve(run) for run in record_set.runs_of(name).values()]
         steps = [curve.diverged_step for curve in curves if curve.diverged_step is not None]
         if steps:
             share = "" if len(curves) == 1 else f" in {len(steps)} of {len(curves)} repeats"
-            found.setdefault(f"the loss is not a number since step {min(steps)}{share}", []).append(name)
+            found.setdefault(f"the loss is not finite from step {min(steps)} on{share}", []).append(name)
     for what, names in found.items():
         yield (
-            f"{_listed(names)}: {what}. Averages leave that out; "
-            "a lower learning rate or a clipped gradient may avoid it."
+            f"{_listed(names)}: {what}. Average losses exclude such runs; "
+            "a lower learning rate or gradient clipping may prevent it."
         )
 
 
@@ -155,6 +169,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def over_subscribed(topology: Mapping[str, Any]) -> bool:
-    """Whether the ranks of a host compute with more threads than it has cores; one thread may have a part of one."""
+    """Return whether a host has more compute threads than cores; a fraction of a core is enough for one thread."""
     threads = min(topology["workers"], topology["ranks_per_host"]) * topology["threads"]
     return bool(topology["device"] == "cpu" and threads > math.ceil(topology["cores"]))

@@ -1,4 +1,4 @@
-"""Strategies side by side: every figure of the comparison table, from records alone."""
+"""Comparison of strategies: every value of the comparison table, from records alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from paceline.analysis.caveats import caveats
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
 from paceline.analysis.loss_difference import LossDifference, loss_differences
-from paceline.analysis.ranks import RankRow, imbalance, rank_rows, uneven
+from paceline.analysis.ranks import RankRow, imbalance, rank_rows, rank_step_spread
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.statistics import (
     Estimate,
+    estimate_levels,
+    estimate_shares,
+    estimate_times,
     median_time,
-    of_levels,
-    of_shares,
-    of_times,
     paired_difference,
     paired_ratio,
 )
@@ -29,20 +29,20 @@ from paceline.analysis.traffic.wire import Wire, wire_of
 from paceline.records import RunRecord
 from paceline.records.examination import Examination
 from paceline.records.experiment import Candidate
-from paceline.records.writer import strict
+from paceline.records.writer import json_safe
 
-MeasuredMoment = tuple[int, int]
+TimingKey = tuple[int, int]
 Repeat = tuple[int, int]
-Costs = Mapping[str, Mapping[MeasuredMoment, float]]
-"""Seconds per sample, by candidate and moment."""
+Costs = Mapping[str, Mapping[TimingKey, float]]
+"""Seconds per sample, by candidate and timing key."""
 
-LEAST_ACCURACY_PAIRS = 3
-"""From fewer seeds the spread between them cannot be told."""
+MIN_ACCURACY_PAIRS = 3
+"""Fewest seeds from which the spread between seeds can be estimated."""
 
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """One candidate's figures. A figure is None where nothing was measured."""
+    """Results of one candidate. A value is None if nothing was measured."""
 
     candidate: Candidate
     repeats: int
@@ -50,56 +50,56 @@ class CandidateRow:
     """Time per iteration."""
     samples_per_s: Estimate | None
     ratio: Estimate | None
-    """Its time per sample ÷ the reference's, paired by repeat; with equal batches, the ratio of the step times."""
+    """Time per sample ÷ that of the reference, paired by repeat; with equal batches, the ratio of step times."""
     split: CandidateSplit | None
-    """Where the step goes, as measured; None where events were not collected."""
+    """Measured time split of the step; None if events were not collected."""
     above_bound: Estimate | None
-    """The share of the step that goes away when nothing is exchanged: 1 − the bound's step ÷ this one's, paired."""
+    """Share of the step that disappears without communication: 1 − step time of the bound ÷ this one's, paired."""
     busiest_sent_bytes: int | None
-    """What the rank that sends most puts on the wire in a step, by the plan: gradients and broadcast buffers."""
+    """Bytes per step sent by the rank that sends most, by the plan: gradients and broadcast buffers."""
     imbalance: float | None
-    """The bytes that the busiest rank moves, in and out, ÷ those of the least busy."""
+    """Bytes sent and received by the busiest rank ÷ those of the least busy rank."""
     train_loss: Estimate | None
     test_loss: Estimate | None
     test_accuracy: Estimate | None
     peak_bytes: float | None
-    """Of the rank that needed most, while training."""
+    """Peak memory of the rank that needed most, while training."""
     workers: int | None
     batch: int | None
     ranks: list[RankRow]
     accuracy_gain: Estimate | None
-    """Its test accuracy less the reference's, paired by seed, from three seeds or more; an interval for all candidates
-    together."""
-    uneven: float | None
-    """By how much the ranks' median steps differ, where that should not be."""
+    """Test accuracy minus that of the reference, paired by seed, from 3 seeds or more. The interval is corrected for
+    the number of candidates."""
+    rank_step_spread: float | None
+    """Relative difference of the ranks' median step times, if larger than a synchronous run explains."""
     staleness: Estimate | None
-    """How many updates old a gradient was when it came to a server, on average; None where ranks step together."""
-    late_share: Estimate | None
-    """The share of gradients that were older than they may be, and so damped or dropped."""
+    """Mean staleness of gradients at the server, in updates; None if ranks step together."""
+    over_limit_share: Estimate | None
+    """Share of gradients above the staleness limit, which were damped or dropped."""
     failure: str | None
-    """Why it is out; its figures are those until then."""
+    """Error that stopped the candidate; its other values cover the time before. None if it did not fail."""
 
     @property
     def exposed(self) -> Estimate | None:
-        """The share of the step in which ranks communicate and compute nothing; None for what exchanges nothing."""
+        """Share of the step in which ranks communicate without computing; None for bounds and baselines."""
         return self.split.exposed if self.split is not None and self.candidate.role == "candidate" else None
 
     @property
     def is_measured(self) -> bool:
-        """Whether it has a time, and did not fail."""
+        """Whether it has a step time and did not fail."""
         return self.step_s is not None and self.failure is None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: null for what is not a number."""
+        """Return the row as JSON values, with None for NaN and infinity."""
         values = asdict(self) | {"exposed": self.exposed and self.exposed.to_dict()}
         del values["candidate"]
-        found: dict[str, Any] = strict({"name": self.candidate.name, **self.candidate.to_dict(), **values})
+        found: dict[str, Any] = json_safe({"name": self.candidate.name, **self.candidate.to_dict(), **values})
         return found
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The proof of parity of one candidate."""
+    """Parity proof of one candidate."""
 
     candidate: str
     error: float
@@ -109,25 +109,25 @@ class Proof:
     steps: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: null for an error that is infinite."""
-        found: dict[str, Any] = strict(asdict(self) | {"holds": self.holds})
+        """Return the proof as JSON values, with None for an infinite error."""
+        found: dict[str, Any] = json_safe(asdict(self) | {"holds": self.holds})
         return found
 
     @property
     def holds(self) -> bool:
-        """Whether the gradients are the same up to rounding."""
+        """Whether the gradients are equal up to rounding."""
         return self.error < self.tolerance
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The whole answer, best first."""
+    """Result of a comparison."""
 
     record_set: RecordSet
     reference: str | None
-    """The candidate that ratios and accuracies are relative to: the one that was meant to be, if it was measured."""
+    """Candidate that ratios and accuracies are relative to: the requested one, if it was measured."""
     rows: list[CandidateRow]
-    """Best first, those that failed last."""
+    """Fastest first; failed candidates last."""
     decision: Decision
     proofs: list[Proof]
     loss_differences: list[LossDifference]
@@ -136,33 +136,33 @@ class Comparison:
 
     @cached_property
     def wires(self) -> dict[str, Wire]:
-        """By candidate: what was on the wire in its typical run, the one of median speed; only looked at when asked."""
+        """Traffic of each candidate's run of median speed, computed on first access."""
         found = {row.candidate.name: _wire(self.record_set, row.candidate.name) for row in self.rows}
         return {name: wire for name, wire in found.items() if wire is not None}
 
     @cached_property
     def payloads(self) -> dict[str, Payload]:
-        """By candidate: what was counted at its sockets, in the run that is furthest from what was expected."""
+        """Socket byte counts of each candidate's run that deviates most from the expectation."""
         found = {row.candidate.name: _payload(self.record_set, row.candidate.name) for row in self.rows}
         return {name: payload for name, payload in found.items() if payload is not None}
 
     @property
     def examination(self) -> Examination | None:
-        """What the doctor found on the machine, if it was asked."""
+        """Examination of the machine; None if there was none."""
         return self.record_set.examination
 
     def row(self, name: str) -> CandidateRow:
-        """A candidate's row."""
+        """Return a candidate's row."""
         return next(row for row in self.rows if row.candidate.name == name)
 
     def speed_up(self, name: str, over: str) -> Estimate | None:
-        """How many times the samples per second of another candidate this one trains, paired by repeat."""
+        """Return a candidate's samples per second ÷ those of another, paired by repeat."""
         return paired_ratio(cost_per_sample(self.record_set, over), cost_per_sample(self.record_set, name))
 
     def over_one_process(self) -> tuple[CandidateRow, Estimate] | None:
-        """The baseline of the fastest candidate, and how many times as fast as it that candidate is.
+        """Return the baseline of the fastest candidate and the candidate's speed-up over it.
 
-        None where none was measured together with it: one of another machine or moment says nothing.
+        None if no baseline was measured together with it: a baseline from another machine or time is not comparable.
         """
         if self.decision.first is None:
             return None
@@ -175,19 +175,19 @@ class Comparison:
 
     @property
     def pick(self) -> str | None:
-        """What to train with: one process where that is faster for certain, else the winner, if there is one."""
+        """Recommended candidate: the baseline if it is faster beyond doubt, else the winner; None if undecided."""
         baseline = self.over_one_process()
         if baseline is not None and baseline[1].high is not None and baseline[1].high < 1:
             return baseline[0].candidate.name
         return self.decision.first if self.decision.outcome == "winner" else None
 
     def with_role(self, role: str) -> list[CandidateRow]:
-        """The rows of the candidates, the bounds or the baselines that were measured and did not fail."""
+        """Return the rows of a role (candidate, bound or baseline) that were measured and did not fail."""
         return [row for row in self.rows if row.candidate.role == role and row.is_measured]
 
 
 def compare(record_set: RecordSet) -> Comparison:
-    """Everything that the records of a pool say about its candidates."""
+    """Compare the candidates of a set of records."""
     costs = {candidate.name: cost_per_sample(record_set, candidate.name) for candidate in record_set.candidates}
     failures = {e["candidate"]: e["message"] for e in record_set.events if e["event"] == "failure"}
     reference = _reference(record_set, costs, failures)
@@ -197,28 +197,30 @@ def compare(record_set: RecordSet) -> Comparison:
     ]
     slowest = float("inf")
     rows.sort(key=lambda row: (row.failure is not None, median_time(costs[row.candidate.name].values() or [slowest])))
-    looks = max((design.get("looks", 1) for design in record_set.designs), default=1)
-    uneven_rows = {row.candidate.name: row.uneven for row in rows}
+    interim_analyses = max((design.get("interim_analyses", 1) for design in record_set.designs), default=1)
+    spreads = {row.candidate.name: row.rank_step_spread for row in rows}
     return Comparison(
         record_set=record_set,
         reference=reference,
         rows=rows,
-        decision=decide(record_set.candidates, costs, looks, failures.keys()),
+        decision=decide(record_set.candidates, costs, interim_analyses, failures.keys()),
         proofs=[_proof(event) for event in record_set.events if event["event"] == "parity"],
         loss_differences=loss_differences(record_set, reference),
-        warnings=[*_other_reference(record_set, reference, failures), *caveats(record_set, uneven_rows)],
+        warnings=[*_other_reference(record_set, reference, failures), *caveats(record_set, spreads)],
         interrupted=any(event["event"] == "interrupted" for event in record_set.events),
     )
 
 
 def _wire(record_set: RecordSet, name: str) -> Wire | None:
     measured = sorted(
-        (cost, number) for number, entry in enumerate(record_set.entries_of(name)) if (cost := _cost(entry.run))
+        (cost, number)
+        for number, recorded in enumerate(record_set.recorded_runs_of(name))
+        if (cost := _cost(recorded.run))
     )
     if not measured:
         return None
-    run = record_set.entries_of(name)[measured[(len(measured) - 1) // 2][1]].run
-    if not run.lockstep:  # What ranks did in the step of one number did not happen together.
+    run = record_set.recorded_runs_of(name)[measured[(len(measured) - 1) // 2][1]].run
+    if not run.lockstep:  # Steps of the same number did not run at the same time on all ranks.
         return None
     return wire_of(run.timelines, run.topology.get("gradient_bytes"), without=profiled_steps(windows_of(run)))
 
@@ -229,7 +231,7 @@ def _payload(record_set: RecordSet, name: str) -> Payload | None:
 
 
 def _reference(record_set: RecordSet, costs: Costs, failed: Collection[str]) -> str | None:
-    """The reference that was meant to be; where it was not measured, the first candidate that was, else the first."""
+    """Return the requested reference; if it was not measured, the first measured candidate, else any measured."""
     measured = [c for c in record_set.candidates if costs[c.name] and c.name not in failed]
     names = [candidate.name for candidate in measured]
     if not names or record_set.reference in names:
@@ -239,19 +241,25 @@ def _reference(record_set: RecordSet, costs: Costs, failed: Collection[str]) -> 
 
 def _other_reference(record_set: RecordSet, reference: str | None, failed: Collection[str]) -> Iterable[str]:
     if record_set.reference is not None and reference != record_set.reference:
-        what = "failed" if record_set.reference in failed else "was not measured"
-        yield f"{record_set.reference} {what}, so ratios are to {reference}."
+        reason = "failed" if record_set.reference in failed else "was not measured"
+        yield f"{record_set.reference} {reason}, so ratios are relative to {reference}."
 
 
 def _measured_with(candidate: Candidate, others: Sequence[Candidate], costs: Costs) -> Candidate | None:
-    """The first of others under the same settings that was measured in moments that the candidate was measured in."""
-    alike = (other for other in others if other.settings == candidate.settings)
-    return next((other for other in alike if costs[candidate.name].keys() & costs[other.name].keys()), None)
+    """Return the first of `others` with the same settings and at least one common timing key; None if there is none."""
+    with_same_settings = (other for other in others if other.settings == candidate.settings)
+    return next(
+        (other for other in with_same_settings if costs[candidate.name].keys() & costs[other.name].keys()), None
+    )
 
 
-def cost_per_sample(record_set: RecordSet, candidate: str) -> dict[MeasuredMoment, float]:
-    """Seconds per sample trained, by the moment that it was measured in."""
-    return {entry.moment: cost for entry in record_set.entries_of(candidate) if (cost := _cost(entry.run)) is not None}
+def cost_per_sample(record_set: RecordSet, candidate: str) -> dict[TimingKey, float]:
+    """Return seconds per trained sample, by timing key."""
+    return {
+        entry.timing_key: cost
+        for entry in record_set.recorded_runs_of(candidate)
+        if (cost := _cost(entry.run)) is not None
+    }
 
 
 def _cost(run: RunRecord) -> float | None:
@@ -272,62 +280,64 @@ def _row(
     reference: str | None,
     failure: str | None,
 ) -> CandidateRow:
-    entries = record_set.entries_of(candidate.name)
-    runs = [entry.run for entry in entries]
-    own = costs[candidate.name]
-    times = [step_time(windows_of(entry.run)) for entry in entries if entry.moment in own]
+    recorded_runs = record_set.recorded_runs_of(candidate.name)
+    runs = [recorded.run for recorded in recorded_runs]
+    own_costs = costs[candidate.name]
+    times = [step_time(windows_of(recorded.run)) for recorded in recorded_runs if recorded.timing_key in own_costs]
     ranks = rank_rows(runs)
     sent = [size for run in runs for size in ((run.summary or {}).get("traffic") or {}).get("sent_bytes", [])]
     first = next(iter(runs), None)
     return CandidateRow(
         candidate=candidate,
-        repeats=len(own),
-        step_s=of_times([time for time in times if time is not None]),
-        samples_per_s=of_times([1 / cost for cost in own.values()]),
-        ratio=paired_ratio(own, costs.get(reference or "", {})),
-        split=candidate_split(runs) if own else None,  # What has no time per iteration has no shares of it either.
+        repeats=len(own_costs),
+        step_s=estimate_times([time for time in times if time is not None]),
+        samples_per_s=estimate_times([1 / cost for cost in own_costs.values()]),
+        ratio=paired_ratio(own_costs, costs.get(reference or "", {})),
+        split=candidate_split(runs) if own_costs else None,  # Without a step time there are no shares of it.
         above_bound=_above_bound(candidate, record_set.candidates, costs),
         busiest_sent_bytes=max(sent, default=None),
         imbalance=imbalance(ranks),
-        train_loss=of_levels(_known((run.summary or {}).get("average_loss") for run in runs)),
-        test_loss=of_levels(_known(_test(run).get("loss") for run in runs)),
-        test_accuracy=of_shares(_known(_test(run).get("accuracy") for run in runs)),
+        train_loss=estimate_levels(_known((run.summary or {}).get("average_loss") for run in runs)),
+        test_loss=estimate_levels(_known(_test(run).get("loss") for run in runs)),
+        test_accuracy=estimate_shares(_known(_test(run).get("accuracy") for run in runs)),
         peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
         workers=first.topology["workers"] if first else None,
         batch=first.topology["batch"] if first else None,
         ranks=ranks,
         accuracy_gain=_accuracy_gain(record_set, candidate.name, reference),
-        uneven=uneven(ranks) if first and first.topology["exchanges"] and first.lockstep else None,
-        staleness=of_levels(_known(staleness["mean"] for staleness in map(_staleness, runs) if staleness)),
-        late_share=of_shares(_known(_late(staleness) for staleness in map(_staleness, runs) if staleness)),
+        rank_step_spread=rank_step_spread(ranks) if first and first.topology["exchanges"] and first.lockstep else None,
+        staleness=estimate_levels(_known(staleness["mean"] for staleness in map(_staleness, runs) if staleness)),
+        over_limit_share=estimate_shares(
+            _known(_over_limit_share(staleness) for staleness in map(_staleness, runs) if staleness)
+        ),
         failure=failure,
     )
 
 
 def _above_bound(candidate: Candidate, candidates: Sequence[Candidate], costs: Costs) -> Estimate | None:
-    """Against the bound under the same settings that was measured with it; undefined for what exchanges nothing."""
+    """Compare with the bound of the same settings that was measured together with it; None for other roles."""
     bound = _measured_with(candidate, [other for other in candidates if other.role == "bound"], costs)
     if candidate.role != "candidate" or bound is None:
         return None
-    own, least = costs[candidate.name], costs[bound.name]
-    return of_levels([1 - least[moment] / own[moment] for moment in own if moment in least])
+    own_costs, lowest = costs[candidate.name], costs[bound.name]
+    return estimate_levels([1 - lowest[key] / own_costs[key] for key in own_costs if key in lowest])
 
 
 def _accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> Estimate | None:
-    """A difference of accuracies, with an interval that allows for the test set being one of many that could be.
+    """Return the difference of test accuracies, with an interval that includes the sampling error of the test set.
 
-    Accuracies are multiples of 1 ÷ the samples tested: a few repeats may have the very same difference, and no spread,
-    by a single sample. Each side has the binomial variance p(1 − p)/n over the choice of test samples. All repeats are
-    tested on the same ones, so it stays however many there are.
+    Accuracies are multiples of 1 ÷ test samples, so a few repeats may show the same difference without any spread. Each
+    side has the binomial variance p(1 − p)/n over the choice of n test samples. All repeats use the same test samples,
+    so more repeats do not reduce this variance.
     """
     if reference is None or name == reference:
         return None
     ones, others = _accuracies(record_set, name), _accuracies(record_set, reference)
     common = [repeat for repeat in ones if repeat in others]
     tested = _known(
-        _test(entry.run).get("samples") for one in (name, reference) for entry in record_set.entries_of(one)
+        _test(recorded.run).get("samples") for one in (name, reference) for recorded in record_set.recorded_runs_of(one)
     )
-    if len(common) < LEAST_ACCURACY_PAIRS or not tested or min(tested) < 1:
+    if len(common) < MIN_ACCURACY_PAIRS or not tested or min(tested) < 1:
         return None
     shares = [statistics.fmean(side[repeat] for repeat in common) for side in (ones, others)]
     variance = sum(share * (1 - share) for share in shares) / min(tested)
@@ -344,7 +354,7 @@ def _staleness(run: RunRecord) -> dict[str, Any]:
     return (run.summary or {}).get("staleness") or {}
 
 
-def _late(staleness: Mapping[str, Any]) -> float | None:
+def _over_limit_share(staleness: Mapping[str, Any]) -> float | None:
     return (staleness["damped"] + staleness["dropped"]) / staleness["gradients"] if staleness["gradients"] else None
 
 

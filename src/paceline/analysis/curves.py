@@ -1,4 +1,4 @@
-"""What a figure draws over the steps of a run: losses, times per rank, differences; thinned without losing extremes."""
+"""Data of plots over the steps of a run: losses, step times per rank, differences; thinned without losing extremes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from paceline.records import RunRecord
 
 @dataclass(frozen=True)
 class LossCurve:
-    """The global mean loss of every step, and three ways to say when that was."""
+    """Global mean loss of every step, with the epoch and training time of each step."""
 
     losses: list[float]
-    """Not a number where the run has diverged."""
+    """NaN where the run has diverged."""
     epochs: list[float] | None
-    """Passes over the training data when the step began; None where the length of an epoch is not known."""
+    """Epochs completed at the start of the step, with fractions; None if the length of an epoch is unknown."""
     wall_s: list[float]
-    """Training time until the step's end: the windows' wall time, without what was spent on reporting between them."""
+    """Training time at the end of the step: wall time of the windows, without the time between windows."""
 
     @property
     def diverged_step(self) -> int | None:
-        """The first step whose loss is not a number."""
+        """First step whose loss is not finite; None if there is none."""
         return next((step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None)
 
 
 def loss_curve(run: RunRecord) -> LossCurve:
-    """A run's losses. Losses are known per step but times per window, so a window's time is shared by its steps."""
+    """Return a run's losses. Times are known only per window, so the steps of a window share its time equally."""
     starts = run.events_of("start")
     per_epoch = starts[0]["steps_per_epoch"] if starts else None
     losses = losses_of(run)
@@ -42,15 +42,15 @@ def loss_curve(run: RunRecord) -> LossCurve:
 
 
 def step_times(run: RunRecord) -> dict[int, list[float]]:
-    """Seconds of every step, by rank."""
+    """Return the seconds of every step, by rank."""
     return {rank: steps.total_s.tolist() for rank, steps in sorted(run.steps.items()) if len(steps)}
 
 
 def thinned(values: Sequence[float], most: int) -> list[int]:
-    """Which points to keep so that a curve of at most `most` points looks the same: both ends, and every local extreme.
+    """Return the indices of at most `most` points that preserve the shape of a curve: both ends and local extremes.
 
-    The points fall into buckets of equal length; each keeps its least, its greatest and, so that a gap stays a gap, the
-    first that is not a number. The first point is always kept: the first step of a run is a story of its own.
+    The points are divided into buckets of equal length. Each bucket keeps its minimum, its maximum and, so that gaps
+    stay visible, its first non-finite point. The first point is always kept, since the first step of a run is unusual.
     """
     if len(values) <= most:
         return list(range(len(values)))
@@ -67,12 +67,12 @@ def thinned(values: Sequence[float], most: int) -> list[int]:
 
 
 def relative_differences(run: RunRecord, reference: RunRecord) -> list[float]:
-    """By how much two runs' losses differ in every step that both have; 0 where they are equal to the last bit."""
+    """Return the relative difference of two runs' losses for every common step; 0 if they are bitwise equal."""
     return [relative_difference(a, b) for a, b in zip(losses_of(run), losses_of(reference), strict=False)]
 
 
 def relative_difference(one: float, other: float) -> float:
-    """The difference of two figures ÷ the larger of them; infinite where only one of them is a number."""
+    """Return the difference of two values ÷ the larger of them; infinite if exactly one is NaN."""
     if one == other or (math.isnan(one) and math.isnan(other)):
         return 0.0
     if math.isnan(one) or math.isnan(other):

@@ -1,4 +1,4 @@
-"""Is there a clear winner? Decided between the two fastest eligible, by an interval that allows for looking often."""
+"""Decide whether the fastest candidate is faster than the second, with an interval corrected for interim analyses."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from paceline.analysis.statistics import Estimate, median_time, paired_ratio
 from paceline.records.experiment import Candidate
 
 ERROR_RATE = 0.05
-"""How often an experiment may name a winner where there is none, all its looks taken together."""
+"""Probability that an experiment names a winner although there is none, over all its interim analyses."""
 NO_DIFFERENCE = 0.01
-"""Less than this is no difference that anyone should act on."""
+"""Relative differences below this are treated as equal."""
 
-DecisionOutcome = Literal["winner", "same", "open", "alone", "nothing"]
+DecisionOutcome = Literal["winner", "equal", "undecided", "single_candidate", "no_candidate"]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What can be said about the two fastest eligible."""
+    """Decision between the two fastest candidates."""
 
     outcome: DecisionOutcome
-    """`winner`: the first is faster. `same`: they are within 1% of each other, for certain. `open`: neither is certain.
-    `alone`: there is one candidate only. `nothing`: there is none."""
+    """`winner`: the first is faster. `equal`: the interval shows that they differ by less than 1%. `undecided`: the
+    interval shows neither. `single_candidate`, `no_candidate`: there is only one candidate, or none."""
     first: str | None = None
     second: str | None = None
     ratio: Estimate | None = None
-    """The second's time per sample ÷ the first's; the interval is as wide as the number of looks demands. Its repeats
-    are those that both have: none where the two were not measured together."""
+    """Time per sample of the second ÷ that of the first, with an interval widened for the number of interim analyses.
+    `repeats` counts common repeats: 0 if the two were not measured together."""
     level: float | None = None
-    """The confidence of that interval."""
+    """Confidence level of that interval."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the decision as JSON values."""
         ratio = None if self.ratio is None else self.ratio.to_dict()
         return {
             "outcome": self.outcome,
@@ -47,25 +47,25 @@ class Decision:
 def decide(
     candidates: Sequence[Candidate],
     costs: Mapping[str, Mapping[Any, float]],
-    looks: int,
+    interim_analyses: int,
     failed: Collection[str] = (),
 ) -> Decision:
-    """Whether the fastest candidate is faster than the next, given seconds per sample by candidate and repeat.
+    """Decide whether the fastest candidate is faster than the second, given seconds per sample by candidate and repeat.
 
-    Candidates that failed are left out, however fast they were until then: nobody can train with them.
+    Failed candidates are excluded, however fast they were before they failed.
 
-    An experiment that measures until it sees a difference finds one by chance sooner or later. Each of its `looks`
-    therefore gets its part of the error that is allowed in all (Bonferroni).
+    An experiment that is repeated until a difference appears finds one by chance sooner or later. Each of the
+    `interim_analyses` therefore gets an equal part of the total error rate (Bonferroni correction).
     """
     eligible = [c.name for c in candidates if c.role == "candidate" and c.name not in failed and costs[c.name]]
     eligible.sort(key=lambda name: median_time(costs[name].values()))
     if len(eligible) < 2:
-        return Decision("alone", eligible[0]) if eligible else Decision("nothing")
+        return Decision("single_candidate", eligible[0]) if eligible else Decision("no_candidate")
     first, second = eligible[:2]
-    level = 1 - ERROR_RATE / looks
+    level = 1 - ERROR_RATE / interim_analyses
     ratio = paired_ratio(costs[second], costs[first], level)
     assert ratio is not None
     if ratio.low is not None and ratio.low > 1 + NO_DIFFERENCE:
         return Decision("winner", first, second, ratio, level)
-    outcome: DecisionOutcome = "same" if ratio.within(1 - NO_DIFFERENCE, 1 + NO_DIFFERENCE) else "open"
+    outcome: DecisionOutcome = "equal" if ratio.within(1 - NO_DIFFERENCE, 1 + NO_DIFFERENCE) else "undecided"
     return Decision(outcome, first, second, ratio, level)

@@ -1,4 +1,4 @@
-"""Where runs that should compute the same part from each other, and why: BatchNorm, dropout, rounding, or else."""
+"""Differences between the losses of lossless runs, and their cause: BatchNorm, dropout, rounding or a setting."""
 
 from __future__ import annotations
 
@@ -10,42 +10,46 @@ from paceline.analysis.curves import relative_differences
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.steps.timing import losses_of
 from paceline.records import RunRecord
-from paceline.records.writer import strict
+from paceline.records.writer import json_safe
 
 VISIBLE = 1e-3
-"""A relative difference of the loss that a plot would show."""
+"""Relative difference of the loss from which it is visible in a plot."""
 ROUNDING = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 1e-2}
-"""How far apart the first loss may be, at equal weights, from adding the same numbers up in another order."""
+"""Largest relative difference of the first loss, at equal weights, that summing in another order explains."""
 
 DifferenceCause = Literal["none", "rounding", "batch_norm", "random_layers", "setting", "unknown"]
 
 
 @dataclass(frozen=True)
 class LossDifference:
-    """How one lossless run's losses part from another's of the same seed."""
+    """Difference between the losses of a lossless run and of a reference run with the same seed."""
 
     candidate: str
     reference: str
     steps: int
-    """Steps that both have."""
+    """Number of steps that both runs have."""
     first_step: int | None
-    """The first whose losses differ at all, from 0; None if all are equal to the last bit."""
+    """First step, from 0, whose losses differ; None if all are bitwise equal."""
     visible_step: int | None
-    """The first whose losses differ by 0.1% or more."""
-    at_start: float
-    """The relative difference of the first loss, at equal weights."""
-    at_end: float
+    """First step whose losses differ by 0.1% or more; None if there is none."""
+    first_difference: float
+    """Relative difference of the first loss, at equal weights."""
+    last_difference: float
+    """Relative difference of the last loss that both runs have."""
     cause: DifferenceCause
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: null for a difference that is infinite, since one of the two has diverged."""
-        values: dict[str, Any] = strict(asdict(self))
+        """Return JSON values, with None for an infinite difference (exactly one of the runs has diverged)."""
+        values: dict[str, Any] = json_safe(asdict(self))
         return values
 
 
 def loss_differences(record_set: RecordSet, reference: str | None) -> list[LossDifference]:
-    """Every lossless candidate against the reference (or the first lossless one), in the first repeat both have."""
-    names = [c.name for c in record_set.candidates if c.lossless and record_set.entries_of(c.name)]
+    """Compare every lossless candidate with the reference, in the first common repeat.
+
+    If the reference is not lossless or was not measured, the first lossless candidate takes its place.
+    """
+    names = [c.name for c in record_set.candidates if c.lossless and record_set.recorded_runs_of(c.name)]
     base = reference if reference in names else next(iter(names), None)
     if base is None:
         return []
@@ -53,25 +57,25 @@ def loss_differences(record_set: RecordSet, reference: str | None) -> list[LossD
     for name in names:
         pair = _first_pair(record_set, name, base)
         if name != base and pair is not None and _comparable(*pair):
-            found.append(_part(name, base, *pair))
+            found.append(_difference(name, base, *pair))
     return found
 
 
 def _comparable(one: RunRecord, other: RunRecord) -> bool:
-    """Whether both have losses, of the same samples: a script on other ranks may train on others."""
-    same = "script" not in one.config or one.topology["workers"] == other.topology["workers"]
-    return same and bool(losses_of(one)) and bool(losses_of(other))
+    """Return whether both runs have losses of the same samples; scripts on different rank counts may not."""
+    same_samples = "script" not in one.config or one.topology["workers"] == other.topology["workers"]
+    return same_samples and bool(losses_of(one)) and bool(losses_of(other))
 
 
 def identical_groups(record_set: RecordSet) -> list[list[str]]:
-    """Lossless candidates whose losses are equal to the last bit, in the first repeat; groups of two or more."""
+    """Return groups of two or more lossless candidates whose losses are bitwise equal in the first repeat."""
     groups: dict[tuple[float, ...], list[str]] = {}
-    first = min((entry.repeat for entry in record_set.entries), default=None)
+    first = min((recorded.repeat for recorded in record_set.runs), default=None)
     lossless = {candidate.name for candidate in record_set.candidates if candidate.lossless}
-    for entry in record_set.entries:
-        losses = losses_of(entry.run)
-        if entry.repeat == first and entry.candidate in lossless and losses:
-            groups.setdefault(tuple(losses), []).append(entry.candidate)
+    for recorded in record_set.runs:
+        losses = losses_of(recorded.run)
+        if recorded.repeat == first and recorded.candidate in lossless and losses:
+            groups.setdefault(tuple(losses), []).append(recorded.candidate)
     return [names for names in groups.values() if len(names) > 1]
 
 
@@ -81,37 +85,37 @@ def _first_pair(record_set: RecordSet, one: str, other: str) -> tuple[RunRecord,
     return (ones[common[0]], others[common[0]]) if common else None
 
 
-def _part(name: str, base: str, run: RunRecord, reference: RunRecord) -> LossDifference:
-    apart = relative_differences(run, reference)
+def _difference(name: str, base: str, run: RunRecord, reference: RunRecord) -> LossDifference:
+    differences = relative_differences(run, reference)
     return LossDifference(
         candidate=name,
         reference=base,
-        steps=len(apart),
-        first_step=next((step for step, difference in enumerate(apart) if difference > 0), None),
-        visible_step=next((step for step, difference in enumerate(apart) if difference >= VISIBLE), None),
-        at_start=apart[0] if apart else 0.0,
-        at_end=apart[-1] if apart else 0.0,
-        cause=_cause(run, reference, apart),
+        steps=len(differences),
+        first_step=next((step for step, difference in enumerate(differences) if difference > 0), None),
+        visible_step=next((step for step, difference in enumerate(differences) if difference >= VISIBLE), None),
+        first_difference=differences[0] if differences else 0.0,
+        last_difference=differences[-1] if differences else 0.0,
+        cause=_cause(run, reference, differences),
     )
 
 
-def _cause(run: RunRecord, reference: RunRecord, apart: Sequence[float]) -> DifferenceCause:
-    """Before any update the weights are equal, so what differs in the first loss is the forward pass alone."""
-    if not any(apart):
+def _cause(run: RunRecord, reference: RunRecord, differences: Sequence[float]) -> DifferenceCause:
+    """Return the cause. Before any update weights are equal, so only the forward pass can change the first loss."""
+    if not any(differences):
         return "none"
     differing = {k for k in run.config if run.config[k] != reference.config.get(k)} - {"strategy"}
     if differing - {"bn"}:
         return "setting"
-    if run.topology.get("batch_norm_layers") and _normalised_over(run) != _normalised_over(reference):
+    if run.topology.get("batch_norm_layers") and _batch_norm_shards(run) != _batch_norm_shards(reference):
         return "batch_norm"
-    rounding = ROUNDING[run.config.get("precision", "fp32")]  # A script does not say.
-    if apart[0] <= rounding:
+    rounding = ROUNDING[run.config.get("precision", "fp32")]  # Records of scripts lack the precision.
+    if differences[0] <= rounding:
         return "rounding"
-    # Every rank draws its own masks, so on another number of them the same samples meet other ones.
-    drawn_apart = run.topology["workers"] != reference.topology["workers"]
-    return "random_layers" if run.topology.get("random_layers") and drawn_apart else "unknown"
+    # Every rank draws its own dropout masks, so another number of ranks applies other masks to the same samples.
+    draws_differ = run.topology["workers"] != reference.topology["workers"]
+    return "random_layers" if run.topology.get("random_layers") and draws_differ else "unknown"
 
 
-def _normalised_over(run: RunRecord) -> int:
-    """Into how many shards a batch falls whose statistics BatchNorm takes apart."""
+def _batch_norm_shards(run: RunRecord) -> int:
+    """Return the number of shards of a batch that BatchNorm normalises separately."""
     return 1 if run.config["bn"] == "sync" else int(run.topology["workers"])

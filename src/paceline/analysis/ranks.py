@@ -1,4 +1,4 @@
-"""The ranks of one candidate: their figures, and whether they carry and take the same."""
+"""Results of the ranks of one candidate, and their differences in step time and traffic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.analysis.summary import summarise_rank
 from paceline.records import RunRecord
 
 UNEVEN = 0.05
-"""Ranks that wait for each other in every step take the same time; a larger difference wants an explanation."""
+"""Largest relative difference in step time that is normal between ranks that wait for each other in every step."""
 
 RANK_FIGURES = (
     "average_loss",
@@ -25,16 +25,16 @@ RANK_FIGURES = (
     "backward_s",
     "update_s",
 )
-"""What a rank's row has of its summaries."""
-MIDDLE = 0.95
-"""From this share of all bytes on, a rank is said to be the one that everything goes through: buffers may not."""
+"""Fields of a rank's row that come from its summaries."""
+HUB_SHARE = 0.95
+"""Share of all bytes from which a rank counts as the hub; not 1, since buffers may take another path."""
 USAGE_FIGURES = ("device_bytes", "device_used_bytes", "collections", "collection_s")
-"""What it has of what was sampled."""
+"""Fields of a rank's row that come from samples of its process."""
 
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank of one candidate: medians over the repeats. A figure is None where nothing was measured."""
+    """Medians over the repeats for one rank of one candidate. A value is None if nothing was measured."""
 
     rank: int
     samples: int
@@ -49,40 +49,43 @@ class RankRow:
     update_s: float | None
     peak_bytes: float | None
     cpu_share: float | None
-    """CPU time ÷ wall time: 1 is one core all the time."""
+    """CPU time ÷ wall time: 1 means one core fully used."""
     resident_bytes: float | None
     sent_bytes: int | None
     received_bytes: int | None
     device_bytes: float | None
     device_used_bytes: float | None
     collections: float | None
-    """Garbage collections while it trained."""
+    """Number of garbage collections during training."""
     collection_s: float | None
 
 
 def rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
-    """A row per rank that trained in any of a candidate's runs."""
+    """Return one row per rank that trained in any of a candidate's runs."""
     ranks = sorted({rank for run in runs for rank in run.steps})
-    used = [own for run in runs for own in usage(run)]
+    usages = [rank_usage for run in runs for rank_usage in usage(run)]
     return [
-        _rank_row(rank, [run for run in runs if rank in run.steps], [own for own in used if own.rank == rank])
+        _rank_row(rank, [run for run in runs if rank in run.steps], [used for used in usages if used.rank == rank])
         for rank in ranks
     ]
 
 
-def _rank_row(rank: int, runs: Sequence[RunRecord], used: Sequence[RankUsage]) -> RankRow:
-    own = [summarise_rank(rank, run.steps[rank], windows_of(run)) for run in runs]
-    kept = [run.summary for run in runs if run.summary is not None]
-    figures = [own for summary in kept for own in summary.get("ranks") or [] if own.get("rank") == rank]
-    traffic: dict[str, list[int]] = next((summary["traffic"] for summary in kept if summary.get("traffic")), {})
+def _rank_row(rank: int, runs: Sequence[RunRecord], usages: Sequence[RankUsage]) -> RankRow:
+    summaries = [summarise_rank(rank, run.steps[rank], windows_of(run)) for run in runs]
+    written = [run.summary for run in runs if run.summary is not None]
+    entries = [entry for summary in written for entry in summary.get("ranks") or [] if entry.get("rank") == rank]
+    traffic: dict[str, list[int]] = next((summary["traffic"] for summary in written if summary.get("traffic")), {})
     return RankRow(
         rank=rank,
-        samples=max(summary.samples for summary in own),
-        **{name: _median([getattr(summary, name) for summary in own]) for name in RANK_FIGURES},
-        **{name: _median([own.get(name) for own in figures]) for name in ("peak_bytes", "cpu_share", "resident_bytes")},
+        samples=max(summary.samples for summary in summaries),
+        **{name: _median([getattr(summary, name) for summary in summaries]) for name in RANK_FIGURES},
+        **{
+            name: _median([entry.get(name) for entry in entries])
+            for name in ("peak_bytes", "cpu_share", "resident_bytes")
+        },
         sent_bytes=_of_rank(traffic.get("sent_bytes"), rank),
         received_bytes=_of_rank(traffic.get("received_bytes"), rank),
-        **{name: _median([getattr(own, name) for own in used]) for name in USAGE_FIGURES},
+        **{name: _median([getattr(used, name) for used in usages]) for name in USAGE_FIGURES},
     )
 
 
@@ -95,23 +98,23 @@ def _median(values: Sequence[float | None]) -> float | None:
     return float(statistics.median(known)) if known else None
 
 
-def uneven(ranks: Sequence[RankRow]) -> float | None:
-    """By how much the ranks' median steps differ, if that is more than waiting for each other explains."""
+def rank_step_spread(ranks: Sequence[RankRow]) -> float | None:
+    """Return the relative difference of the ranks' median step times; None if it is at most `UNEVEN`."""
     times = [rank.median_step_s for rank in ranks if rank.median_step_s]
-    apart = max(times) / min(times) - 1 if times else 0.0
-    return apart if apart > UNEVEN else None
+    spread = max(times) / min(times) - 1 if times else 0.0
+    return spread if spread > UNEVEN else None
 
 
 def imbalance(ranks: Sequence[RankRow]) -> float | None:
-    """The bytes that the busiest rank moves, in and out, ÷ those of the least busy."""
+    """Return the bytes sent and received by the busiest rank ÷ those of the least busy; None if one moves none."""
     moved = [(rank.sent_bytes or 0) + (rank.received_bytes or 0) for rank in ranks]
     return max(moved) / min(moved) if all(moved) and moved else None
 
 
-def rank_in_the_middle(sent_bytes: Sequence[int], received_bytes: Sequence[int]) -> int | None:
-    """The rank that everything goes to or comes from; None where there is none, and of two, where both are."""
+def hub_rank(sent_bytes: Sequence[int], received_bytes: Sequence[int]) -> int | None:
+    """Return the rank that sends or receives nearly all bytes; None if there is none or fewer than 3 ranks."""
     if len(sent_bytes) < 3 or not sum(sent_bytes):
         return None
     moved = [sent + received for sent, received in zip(sent_bytes, received_bytes, strict=True)]
     most = max(moved)
-    return moved.index(most) if most >= MIDDLE * sum(sent_bytes) else None
+    return moved.index(most) if most >= HUB_SHARE * sum(sent_bytes) else None

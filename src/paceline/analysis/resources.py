@@ -1,4 +1,4 @@
-"""What a run's processes and hosts used while it trained: CPU, memory, garbage collections."""
+"""CPU and memory use and garbage collections of a run's processes and hosts during training."""
 
 from __future__ import annotations
 
@@ -15,51 +15,52 @@ from paceline.records.schema import MarkRow
 
 FloatColumn = npt.NDArray[np.float64]
 
-LEAST_APART_S = 0.05
+MIN_INTERVAL_S = 0.05
+"""Shortest time between two samples from which CPU use is computed."""
 
 
 @dataclass(frozen=True)
 class RankUsage:
-    """What one rank's process used while it trained. A figure is None where nothing was measured."""
+    """Resource use of one rank's process during training. A value is None if nothing was measured."""
 
     rank: int
     host: int
-    """Which of the hosts it ran on, from 0."""
+    """Number of its host, from 0."""
     cpu_share: float | None
-    """CPU time ÷ wall time, from the start of the first step to the end of the last: 1 is one core all the time."""
+    """CPU time ÷ wall time, from the start of the first step to the end of the last: 1 means one core fully used."""
     resident_bytes: float | None
-    """The median sample of its resident memory."""
+    """Median of its resident memory."""
     device_bytes: float | None
-    """The median sample of what tensors took on its GPU."""
+    """Median of the memory of tensors on its GPU."""
     device_used_bytes: float | None
-    """The most that was taken of that GPU's memory in all, by whomever."""
+    """Peak of the total memory in use on that GPU, by all processes."""
     collections: int
-    """Garbage collections of all objects, or longer than a millisecond."""
+    """Number of full garbage collections (generation 2) and of others longer than 1 ms."""
     collection_s: float
     sampler_share: float | None
-    """What the sampling itself took of a core."""
+    """CPU time of the sampler ÷ wall time."""
 
 
 @dataclass(frozen=True)
 class HostUsage:
-    """What the ranks of one host used together, and what the host did, whoever made it."""
+    """Resource use of one host: sums over its ranks, and totals over all processes."""
 
     host: int
     ranks: list[int]
     cpu_share: float | None
-    """The sum over its ranks, in cores."""
+    """Sum over its ranks, in cores."""
     resident_bytes: float | None
-    """The sum over its ranks; what they share is counted once for each."""
+    """Sum over its ranks; shared pages count once per rank."""
     busy: float | None
-    """The mean share of its usable cores' time that was not idle."""
+    """Mean share of its usable cores' time that was not idle."""
     used_bytes: float | None
-    """The most memory that was in use."""
+    """Peak of the memory in use."""
     available_bytes: float | None
-    """The least memory that was left."""
+    """Minimum of the available memory."""
 
 
 def usage(run: RunRecord) -> list[RankUsage]:
-    """What every rank used, as far as its samples are in this record."""
+    """Return the resource use of every rank that has samples in this record."""
     return [
         rank_usage(rank, samples, run.steps.get(rank), run.marks.get(rank, ()), host=_host_of(rank, run))
         for rank, samples in sorted(run.resources.items())
@@ -67,7 +68,7 @@ def usage(run: RunRecord) -> list[RankUsage]:
 
 
 def host_usage(run: RunRecord) -> list[HostUsage]:
-    """What every host had to do, as far as its ranks' samples are in this record."""
+    """Return the resource use of every host whose ranks have samples in this record."""
     by_host: dict[int, list[RankUsage]] = {}
     for rank in usage(run):
         by_host.setdefault(rank.host, []).append(rank)
@@ -77,7 +78,7 @@ def host_usage(run: RunRecord) -> list[HostUsage]:
 def rank_usage(
     rank: int, samples: Resources, steps: Steps | None, marks: Sequence[MarkRow] = (), *, host: int = 0
 ) -> RankUsage:
-    """One rank's figures from its samples."""
+    """Return one rank's resource use from its samples."""
     first_s, last_s = training_time(samples, steps)
     during = _during(samples, first_s, last_s)
     collections = [mark for mark in marks if mark.kind == "gc" and first_s <= mark.start_s <= last_s]
@@ -90,25 +91,25 @@ def rank_usage(
         device_used_bytes=_of(np.max, samples["device_used_bytes"][during]),
         collections=len(collections),
         collection_s=sum(mark.end_s - mark.start_s for mark in collections),
-        sampler_share=_rate(samples, "sampler_s", first_s, last_s),
+        sampler_share=_rate(samples, "sampler_cpu_s", first_s, last_s),
     )
 
 
 def training_time(samples: Resources, steps: Steps | None) -> tuple[float, float]:
-    """When a rank began its first step and ended its last; where there are no steps, its first and last samples."""
+    """Return the start of a rank's first step and the end of its last; without steps, the first and last samples."""
     if steps is not None and len(steps):
         return float(steps["start_s"][0]), float(steps["start_s"][-1] + steps.total_s[-1])
     return (float(samples["time_s"][0]), float(samples["time_s"][-1])) if len(samples) else (0.0, 0.0)
 
 
 def cpu_shares(samples: Resources) -> tuple[FloatColumn, FloatColumn]:
-    """CPU time ÷ wall time of each time between two samples, and when that time ended.
+    """Return the end and the CPU time ÷ wall time of each interval between samples.
 
-    Samples right after another are passed over: CPU time of a few milliseconds is mostly chance.
+    Samples less than `MIN_INTERVAL_S` after another are skipped: CPU time over a few milliseconds is mostly noise.
     """
     kept: list[int] = []
     for index, time_s in enumerate(samples["time_s"]):
-        if not kept or time_s - samples["time_s"][kept[-1]] >= LEAST_APART_S:
+        if not kept or time_s - samples["time_s"][kept[-1]] >= MIN_INTERVAL_S:
             kept.append(index)
     times, cpu_s = samples["time_s"][kept], samples["cpu_s"][kept]
     return times[1:], np.diff(cpu_s) / np.diff(times)
@@ -135,7 +136,7 @@ def _host_usage(host: int, ranks: Sequence[RankUsage], run: RunRecord) -> HostUs
 
 
 def _during(samples: Resources, first_s: float, last_s: float) -> npt.NDArray[np.bool_]:
-    """The samples of the training; in a run that was shorter than the time between two, the nearest to its end."""
+    """Return a mask of the samples during training; if there are none, of the sample nearest to its end."""
     times = samples["time_s"]
     inside = (times >= first_s) & (times <= last_s)
     if not inside.any() and len(times):
@@ -144,7 +145,7 @@ def _during(samples: Resources, first_s: float, last_s: float) -> npt.NDArray[np
 
 
 def _rate(samples: Resources, counter: str, first_s: float, last_s: float) -> float | None:
-    """By how much a counter grew per second of training; between two samples it is taken to grow evenly."""
+    """Return the growth of a counter per second of training, interpolated linearly between samples."""
     if len(samples) < 2 or last_s <= first_s:
         return None
     begun, ended = np.interp([first_s, last_s], samples["time_s"], samples[counter])
@@ -152,7 +153,7 @@ def _rate(samples: Resources, counter: str, first_s: float, last_s: float) -> fl
 
 
 def _mean_over_time(times: FloatColumn, shares: FloatColumn, first_s: float, last_s: float) -> float | None:
-    """The mean, from one moment to another, of shares that each hold since the sample before."""
+    """Return the time-weighted mean of shares, each of which covers the time since the previous sample."""
     ends, begins = times[1:].clip(first_s, last_s), times[:-1].clip(first_s, last_s)
     lengths = np.where(np.isfinite(shares[1:]), ends - begins, 0.0)
     return float(np.average(np.nan_to_num(shares[1:]), weights=lengths)) if lengths.sum() > 0 else None

@@ -1,8 +1,8 @@
-"""Estimates from a few repeats, with intervals, and paired comparisons between them.
+"""Estimates with intervals from a few repeats, and paired comparisons between them.
 
-Times and ratios are handled as logarithms: a machine that is disturbed makes a step twice as long, never half as long,
-and the interval of a ratio should not depend on which side is called the first. Intervals are Student's, over repeats:
-the steps of one run are correlated, so counting them would promise a certainty that is not there.
+Times and ratios are analysed as logarithms: a disturbance can double a step time but never halve it, and the interval
+of a ratio should not depend on which side is the numerator. Intervals are Student's t intervals over repeats, not
+steps: steps of one run are correlated, so intervals over steps would be too narrow.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 LEVEL = 0.95
-"""Confidence of the intervals shown in tables."""
+"""Confidence level of the intervals in tables."""
 VAGUE = 10.0
-"""An interval of a ratio, or of times, whose ends are as many times apart says nothing."""
-MOST_FREEDOM = 200
-"""Beyond this, Student's t is the normal distribution for all that a table shows."""
+"""Ratio of the ends of an interval from which it is too wide to be useful."""
+MAX_DEGREES_OF_FREEDOM = 200
+"""Degrees of freedom from which Student's t equals the normal distribution at the precision of the tables."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure over repeats."""
+    """Estimate of a value from repeats."""
 
     value: float
-    """The median."""
+    """Median."""
     low: float | None
     high: float | None
-    """The interval; None from a single repeat, or where nothing is paired."""
+    """`low` to `high` is the interval; None for a single repeat, or without paired repeats."""
     repeats: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the estimate as JSON values."""
         return {"value": self.value, "low": self.low, "high": self.high, "repeats": self.repeats}
 
     def spans(self, value: float) -> bool:
-        """Whether the interval leaves a value possible; without an interval everything is."""
+        """Return whether the interval contains a value; True without an interval."""
         return self.low is None or self.high is None or self.low <= value <= self.high
 
     def within(self, low: float, high: float) -> bool:
-        """Whether the whole interval lies between two bounds."""
+        """Return whether the whole interval lies between two bounds; False without an interval."""
         return self.low is not None and self.high is not None and low <= self.low and self.high <= high
 
     @property
     def is_vague(self) -> bool:
-        """Whether the ends of its interval are too far apart to say anything, for what is never 0 or less."""
+        """Whether the interval is too wide to be useful; for positive values."""
         return self.low is not None and self.high is not None and self.high >= VAGUE * self.low
 
     def scaled(self, by: float) -> Estimate:
-        """So many times as much, for a number above 0."""
+        """Return the estimate multiplied by a positive factor."""
         low, high = self.low, self.high
         return replace(
             self,
@@ -60,46 +60,46 @@ class Estimate:
         )
 
     def inverse(self) -> Estimate:
-        """One over it, for what is above 0."""
+        """Return the reciprocal of a positive estimate."""
         low = None if self.high is None else 1 / self.high
         high = None if self.low is None else 1 / self.low if self.low else math.inf
         return replace(self, value=1 / self.value, low=low, high=high)
 
 
 def median_time(values: Iterable[float]) -> float:
-    """The median of positive figures; between two in the middle, their geometric mean.
+    """Return the median of positive values; for an even number, the geometric mean of the middle two.
 
-    The median of rates is then one over that of times, and tables sorted by the one are sorted by the other.
+    The median of rates is then the reciprocal of the median of times, so both sort tables in the same order.
     """
     return _median(list(values), math.log, math.exp)
 
 
-def of_times(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
-    """The median of positive figures (times, rates, ratios), with an interval from their logarithms."""
+def estimate_times(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
+    """Estimate positive values (times, rates, ratios), with an interval from their logarithms; None without values."""
     return _estimate(values, level, math.log, math.exp)
 
 
-def of_levels(values: Sequence[float], level: float = LEVEL, shared_variance: float = 0.0) -> Estimate | None:
-    """The median of figures that may be zero or negative (losses, accuracies, differences), with an interval."""
+def estimate_levels(values: Sequence[float], level: float = LEVEL, shared_variance: float = 0.0) -> Estimate | None:
+    """Estimate values that may be zero or negative (losses, accuracies, differences); None without values."""
     return _estimate(values, level, float, float, shared_variance)
 
 
-def of_shares(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
-    """As `of_levels`, for shares of one, whose interval ends there."""
-    estimate = of_levels(values, level)
+def estimate_shares(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
+    """Estimate shares, with an interval limited to 0 and 1; None without values."""
+    estimate = estimate_levels(values, level)
     if estimate is None or estimate.low is None or estimate.high is None:
         return estimate
     return replace(estimate, low=max(0.0, estimate.low), high=min(1.0, estimate.high))
 
 
 def paired_ratio(one: Mapping[Any, float], other: Mapping[Any, float], level: float = LEVEL) -> Estimate | None:
-    """How many times `other`'s figure `one`'s is, from the repeats that both have.
+    """Estimate the ratio of `one` to `other` from the repeats that both have.
 
-    What was not measured in the same repeat cannot be paired: then it is the ratio of the medians, without an interval.
+    Without common repeats, return the ratio of the medians, without an interval; None if either has no values.
     """
     common = [key for key in one if key in other]
     if common:
-        return of_times([one[key] / other[key] for key in common], level)
+        return estimate_times([one[key] / other[key] for key in common], level)
     if not one or not other:
         return None
     return Estimate(median_time(one.values()) / median_time(other.values()), None, None, 0)
@@ -108,53 +108,80 @@ def paired_ratio(one: Mapping[Any, float], other: Mapping[Any, float], level: fl
 def paired_difference(
     one: Mapping[Any, float], other: Mapping[Any, float], level: float = LEVEL, *, shared_variance: float = 0.0
 ) -> Estimate | None:
-    """`one`'s figure less `other`'s, from the repeats that both have.
+    """Estimate `one` minus `other` from the repeats that both have; None if there are none.
 
-    `shared_variance` is that of an error which all repeats have in common, so that repeating does not make it smaller.
+    `shared_variance` is the variance of an error that all repeats have in common, which repeating does not reduce.
     """
-    return of_levels([one[key] - other[key] for key in one if key in other], level, shared_variance)
+    return estimate_levels([one[key] - other[key] for key in one if key in other], level, shared_variance)
+
+
+def overhead_share(with_overhead: Sequence[float], without: Sequence[float]) -> Estimate | None:
+    """Estimate the relative growth of values from pairs: median with interval; None without pairs.
+
+    The two values of a pair were measured right after each other, so slow changes of the machine's load affect both. A
+    disturbance of only one value makes an outlier; the interval is therefore that of a median, from order statistics.
+    """
+    ratios = sorted(one / other for one, other in zip(with_overhead, without, strict=True))
+    if not ratios:
+        return None
+    outside = _outside_median_interval(len(ratios))
+    low, high = (None, None) if outside is None else (ratios[outside] - 1, ratios[-1 - outside] - 1)
+    return Estimate(median_time(ratios) - 1, low, high, len(ratios))
+
+
+def _outside_median_interval(count: int) -> int | None:
+    """Return how many of `count` sorted values on each side lie outside the interval of the median; None if too few.
+
+    Each value is below the true median with probability 0.5, so the number of such values is binomial.
+    """
+    probability, outside = 0.0, -1
+    while True:
+        probability += math.comb(count, outside + 1) / 2**count
+        if probability > (1 - LEVEL) / 2:
+            return outside if outside >= 0 else None
+        outside += 1
 
 
 def _estimate(
     values: Sequence[float],
     level: float,
-    into: Callable[[float], float],
-    back: Callable[[float], float],
+    transform: Callable[[float], float],
+    inverse: Callable[[float], float],
     shared_variance: float = 0.0,
 ) -> Estimate | None:
     if not values:
         return None
-    median = _median(values, into, back)
+    median = _median(values, transform, inverse)
     if len(values) == 1:
         return Estimate(median, None, None, 1)
-    scaled = [into(value) for value in values]
+    scaled = [transform(value) for value in values]
     centre = statistics.fmean(scaled)
     variance = statistics.variance(scaled) / len(scaled)
-    freedom = _freedom(variance, shared_variance, len(scaled) - 1)
+    freedom = _degrees_of_freedom(variance, shared_variance, len(scaled) - 1)
     half = student_t_quantile((1 + level) / 2, freedom) * math.sqrt(variance + shared_variance)
-    # The centre is a mean, the value a median: among outliers the interval is stretched to hold the value it is about.
-    return Estimate(median, min(back(centre - half), median), max(back(centre + half), median), len(values))
+    # The centre is a mean and the value a median: with outliers the interval is widened to contain the value.
+    return Estimate(median, min(inverse(centre - half), median), max(inverse(centre + half), median), len(values))
 
 
-def _median(values: Sequence[float], into: Callable[[float], float], back: Callable[[float], float]) -> float:
+def _median(values: Sequence[float], transform: Callable[[float], float], inverse: Callable[[float], float]) -> float:
     low, high = statistics.median_low(values), statistics.median_high(values)
-    return float(low if low == high else back((into(low) + into(high)) / 2))
+    return float(low if low == high else inverse((transform(low) + transform(high)) / 2))
 
 
-def _freedom(variance: float, known: float, freedom: int) -> int:
-    """The degrees of freedom of an estimated variance plus a known one, by Welch and Satterthwaite, rounded down."""
+def _degrees_of_freedom(variance: float, known: float, freedom: int) -> int:
+    """Return the degrees of freedom of an estimated plus a known variance (Welch–Satterthwaite), rounded down."""
     if not known:
         return freedom
     if variance < known * 1e-6:
-        return MOST_FREEDOM
-    return min(MOST_FREEDOM, int(freedom * (1 + known / variance) ** 2))
+        return MAX_DEGREES_OF_FREEDOM
+    return min(MAX_DEGREES_OF_FREEDOM, int(freedom * (1 + known / variance) ** 2))
 
 
 def student_t_quantile(probability: float, freedom: int) -> float:
-    """The value that Student's t with whole degrees of freedom stays below with a probability of a half or more.
+    """Return the quantile of Student's t for an integer number of degrees of freedom and a probability of 0.5 or more.
 
-    Measuring decides by it when to stop, and measuring must run where scipy is not: hence by hand, from the finite sums
-    of Abramowitz and Stegun, 26.7.3 and 26.7.4, solved by bisection.
+    The stopping rule of experiments uses it, and must work without scipy. It is therefore computed here, by bisection
+    on the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4.
     """
     low, high = 0.0, 1.0
     while _student_t_below(high, freedom) < probability:
@@ -166,7 +193,7 @@ def student_t_quantile(probability: float, freedom: int) -> float:
 
 
 def _student_t_below(t: float, freedom: int) -> float:
-    """The probability that Student's t is below `t` ≥ 0."""
+    """Return the probability that Student's t is below `t` ≥ 0."""
     angle = math.atan2(t, math.sqrt(freedom))
     odd = freedom % 2
     total = term = math.cos(angle) if odd else 1.0

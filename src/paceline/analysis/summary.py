@@ -1,4 +1,4 @@
-"""The figures of one run, per rank and as a whole."""
+"""Summary of one run: results per rank and of the whole run."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from paceline.records.schema import SUMMARY_FILE
 RANK_NUMBERS = frozenset(
     {"samples", "average_loss", "accuracy", "first_step_s", "step_s", "forward_s", "backward_s", "update_s"}
 )
-"""What a reader relies on in a rank's entry of a summary, beside its number; null where it was not measured."""
+"""Required values of a rank in a summary, besides its number; null if not measured."""
 NUMBERS = {
     "test": frozenset({"loss", "accuracy", "samples", "available"}),
     "estimate": frozenset({"epochs", "seconds"}),
     "untracked": frozenset({"groups", "operations"}),
 }
-"""The same in parts of a summary that may be missing."""
+"""Required values in optional parts of a summary."""
 
 
 @dataclass(frozen=True)
 class RankSummary:
-    """What one rank did in a run. A figure is None where nothing was measured."""
+    """Results of one rank in a run. A value is None if nothing was measured."""
 
     rank: int
     steps: int
     samples: int
     average_loss: float | None
-    """Sum of the losses of the samples trained ÷ their number; None too where one is not a number, or not told."""
+    """Mean loss over all trained samples; None also if a loss is not finite or was not reported."""
     diverged_step: int | None
-    """The first step whose loss is not a number."""
+    """First step whose loss is not finite; None if there is none."""
     accuracy: float | None
-    """Share of the samples trained that were predicted right at the time."""
+    """Share of the trained samples with correct predictions, at the time of their step."""
     first_step_s: float | None
     step_s: float | None
-    """Mean time per iteration after the warm-up; in a run that is too short for that, without the first."""
+    """Mean step time after the warm-up; in a run that is too short for that, without the first step."""
     median_step_s: float | None
     data_s: float | None
     forward_s: float | None
     backward_s: float | None
     update_s: float | None
-    """Mean time per phase, over the same steps."""
+    """The four phases are mean times over the same steps."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the summary as JSON values."""
         return asdict(self)
 
 
 def summarise_rank(rank: int, steps: Steps, windows: Sequence[WindowTime] = ()) -> RankSummary:
-    """One rank's figures from its steps; those in windows that were profiled do not count for times."""
+    """Return one rank's results from its steps; times exclude steps in profiled windows."""
     if len(steps) == 0:
         return RankSummary(rank, 0, 0, *[None] * 10)
     samples, correct = steps["samples"], steps["correct"]
     total_s = steps.total_s
-    diverged = np.flatnonzero(~np.isfinite(steps["loss"]) & steps.tells_loss)
+    diverged = np.flatnonzero(~np.isfinite(steps["loss"]) & steps.has_loss)
     average = float((steps["loss"] * samples).sum() / samples.sum())
     counted = counted_steps(windows, len(steps))
 
@@ -85,11 +85,11 @@ def summarise_rank(rank: int, steps: Steps, windows: Sequence[WindowTime] = ()) 
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
-    """The figures of a run: those it wrote itself, or, where it was cut short, those that its steps still tell."""
+    """Return the summary of a run: as written, or, for an interrupted run, computed from its steps."""
     if record.summary is not None:
         _check(record.summary, str(record.path / SUMMARY_FILE))
         return record.summary
-    used = {own.rank: {"cpu_share": own.cpu_share, "resident_bytes": own.resident_bytes} for own in usage(record)}
+    used = {rank.rank: {"cpu_share": rank.cpu_share, "resident_bytes": rank.resident_bytes} for rank in usage(record)}
     windows = windows_of(record)
     ranks = [
         summarise_rank(rank, steps, windows).to_dict() | used.get(rank, {})
@@ -99,21 +99,21 @@ def summarise(record: RunRecord) -> dict[str, Any]:
 
 
 def _check(summary: Mapping[str, Any], file: str) -> None:
-    """Refuses a summary that lacks what readers rely on, or has something else in its place."""
+    """Raise `RecordError` if a summary lacks a required value or has one of the wrong type."""
     ranks = summary.get("ranks")
     if not isinstance(ranks, list) or not all(isinstance(rank, Mapping) for rank in ranks):
         raise RecordError(f"{file} is damaged: it has no list of ranks.")
     for rank in ranks:
         _check_numbers(rank, RANK_NUMBERS | {"rank", "diverged_step"}, "a rank", file)
         if rank["rank"] is None or rank["samples"] is None:
-            raise RecordError(f"{file} is damaged: a rank has no number, or no samples.")
+            raise RecordError(f"{file} is damaged: a rank has no number or no samples.")
     if "train_s" in summary:
         _check_numbers(summary, {"steps", "train_s", "samples_per_s"}, "it", file)
     for part, names in NUMBERS.items():
         if summary.get(part) is not None:
             _check_numbers(summary[part], names, part, file)
-    for replica in summary.get("test_ranks") or []:
-        _check_numbers(replica, {"loss", "accuracy"}, "test_ranks", file)
+    for replica in summary.get("test_by_rank") or []:
+        _check_numbers(replica, {"loss", "accuracy"}, "test_by_rank", file)
 
 
 def _check_numbers(values: Any, names: Iterable[str], what: str, file: str) -> None:

@@ -1,4 +1,4 @@
-"""The command line: one thin function per command, heavy imports inside it, so that `--help` answers at once."""
+"""The command line: one thin function per command; heavy imports are inside it, so that `--help` responds at once."""
 
 import sys
 
@@ -6,7 +6,7 @@ from paceline.errors import INTERRUPTED_EXIT_CODE
 
 try:
     from paceline.cli.main import main
-except KeyboardInterrupt:  # Before there is a command that could handle it.
+except KeyboardInterrupt:  # During the imports no command can handle it.
     sys.stderr.write("interrupted\n")
     raise SystemExit(INTERRUPTED_EXIT_CODE) from None
 

@@ -1,4 +1,4 @@
-"""`paceline compare`: strategies side by side, the main job."""
+"""`paceline compare`: measure strategies side by side and recommend one."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.experiment_output import carry_out
-from paceline.cli.messages import notifier
-from paceline.cli.options import takes
+from paceline.cli.experiment_output import run_and_report
+from paceline.cli.messages import message_printer
+from paceline.cli.options import config_options
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 
-HELP = {
-    "steps": "Steps of every run [default: 40, unless --epochs is given].",
-    "epochs": "Train every run for whole epochs instead: for losses and accuracies that mean something.",
+HELP_TEXTS = {
+    "steps": "Steps of each run [default: 40, unless --epochs is given].",
+    "epochs": "Train each run for this many epochs instead, to compare final losses and accuracies too.",
 }
 
 
-@takes(
+@config_options(
     CompareConfig,
     RunConfig,
     LaunchConfig,
     without=frozenset({"strategy"}),
-    help_texts=HELP,
+    help_texts=HELP_TEXTS,
 )
 def command(
     config: CompareConfig,
@@ -31,13 +31,17 @@ def command(
     launch: LaunchConfig,
     *,
     context: typer.Context,
-    out: Annotated[Path | None, typer.Option(help="Folder of the records [default: a new one under runs/].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the records [default: a new one under runs/].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
 ) -> int:
-    """Compare strategies: prove that they compute the same, measure them interleaved, say which to pick and why.
+    """Compare strategies side by side and recommend one.
 
-    With --script it compares them in a training script of your own, whose arguments follow `--`. Ctrl-C ends it early,
-    and reports what was measured until then.
+    First proves that every strategy computes the same mean gradient. Then measures short runs of all strategies,
+    interleaved, until the fastest is clear or --max-repeats is reached. An HTML report explains the differences.
+
+    With --script, the strategies are compared in your own training script; its arguments follow `--`.
+
+    Ctrl-C stops the measurement and reports the runs measured so far.
     """
     from rich.console import Console
 
@@ -46,8 +50,10 @@ def command(
 
     messages = Console(stderr=True, highlight=False)
     display = LiveTable(messages)
-    return carry_out(
-        lambda tell: compare(run, launch, config, out, display, tell, notifier(messages), context.args),
+    return run_and_report(
+        lambda on_folder: compare(
+            run, launch, config, out, display, on_folder, message_printer(messages), context.args
+        ),
         display,
         messages,
         as_json=as_json,

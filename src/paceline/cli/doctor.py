@@ -1,4 +1,4 @@
-"""`paceline doctor`: checks machines, hosts and the link between ranks before a run."""
+"""`paceline doctor`: check machines, hosts and the link between ranks before a run."""
 
 from __future__ import annotations
 
@@ -9,63 +9,65 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.interrupts import CtrlC
+from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import data_console
-from paceline.cli.options import takes
+from paceline.cli.options import config_options
 from paceline.config import EXAMINED_SETTINGS, LaunchConfig, RunConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, PROBLEM_EXIT_CODE
 
-NOT_ASKED = frozenset(field.name for field in fields(RunConfig)) - frozenset(EXAMINED_SETTINGS)
+UNUSED_SETTINGS = frozenset(field.name for field in fields(RunConfig)) - frozenset(EXAMINED_SETTINGS)
 
 
-@takes(RunConfig, LaunchConfig, hidden=NOT_ASKED)
+@config_options(RunConfig, LaunchConfig, hidden=UNUSED_SETTINGS)
 def command(
     run: RunConfig,
     launch: LaunchConfig,
     *,
-    out: Annotated[Path | None, typer.Option(help="Folder of what is found [default: a new one under runs/].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of tables.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the record [default: a new one under runs/].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")] = False,
 ) -> int:
-    """Check machines, hosts and the link before a run, and say what to mend.
+    """Check the machines and the network before a run.
 
-    Ranks start as for a run, on this host or on all hosts of a launch: each tells of its machine, they measure latency,
-    bandwidth and all-reduces between them, and train a few steps of the workload to see what it needs. Leaves with
-    exit code 9 when something has to be mended.
+    Starts ranks on all hosts, as for a run. Each rank reports its hardware, software and settings. The ranks then
+    measure latency, bandwidth and all-reduces between them, and train a few steps of the workload to measure its
+    memory and time. Each problem found is listed with a fix.
+
+    The exit code is 9 if a problem was found.
     """
     from paceline.analysis.findings import findings, problems
-    from paceline.cli.messages import messages, notifier
+    from paceline.cli.messages import message_console, message_printer
     from paceline.experiments.doctor import doctor
     from paceline.records.schema import DOCTOR_FILE
-    from paceline.records.writer import strict
+    from paceline.records.writer import json_safe
     from paceline.report.terminal.doctor import LiveExamination, print_examination, to_json
 
-    console = messages()
-    watched: list[LiveExamination] = []
+    messages = message_console()
+    displays: list[LiveExamination] = []
 
     def watch(folder: Path) -> LiveExamination:
-        watched.append(LiveExamination(folder, console))
-        return watched[-1]
+        displays.append(LiveExamination(folder, messages))
+        return displays[-1]
 
-    with CtrlC() as ctrl_c:
+    with CtrlCHandler() as ctrl_c:
         try:
-            result = doctor(run, launch, out, watch, notifier(console))
-            ctrl_c.hold()
+            result = doctor(run, launch, out, watch, message_printer(messages))
+            ctrl_c.defer()
         except KeyboardInterrupt:
-            if not watched:
+            if not displays:
                 raise
-            console.print(f"interrupted; what was done is in {watched[0].folder}", markup=False)
+            messages.print(f"interrupted; the record so far is in {displays[0].folder}", markup=False)
             return INTERRUPTED_EXIT_CODE
         finally:
-            for display in watched:
+            for display in displays:
                 display.close()
         if result is None:
             return 0
         examination, folder = result
         if as_json:
-            typer.echo(json.dumps(strict(to_json(examination, folder)), indent=2, allow_nan=False))
+            typer.echo(json.dumps(json_safe(to_json(examination, folder)), indent=2, allow_nan=False))
         else:
             print_examination(examination, data_console())
             typer.echo(f"record: {folder / DOCTOR_FILE}")
-    if ctrl_c.came:
+    if ctrl_c.pressed:
         return INTERRUPTED_EXIT_CODE
     return PROBLEM_EXIT_CODE if problems(findings(examination)) else 0

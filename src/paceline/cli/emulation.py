@@ -1,4 +1,4 @@
-"""`--emulate`: the command that was typed makes the hosts, and runs again on each of them."""
+"""`--emulate`: the command creates the emulated hosts, and runs again on each of them."""
 
 from __future__ import annotations
 
@@ -8,30 +8,33 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from paceline.cli.messages import messages
+from paceline.cli.messages import message_console
 from paceline.config import LaunchConfig
 from paceline.config.emulation import emulation_info
 
-TYPED: ContextVar[Sequence[str]] = ContextVar("typed")
-"""The whole command line, which hosts are to run again."""
+COMMAND_LINE: ContextVar[Sequence[str]] = ContextVar("command_line")
+"""All arguments of this command, which emulated hosts run again."""
 
 
-def on_hosts(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
-    """Runs a command with its configs: here, or, where its launch asks for emulated hosts, on each of them."""
+def run_or_emulate(configs: Sequence[Any], command: Callable[..., Any]) -> Any:
+    """Call a command with its configs, or run its command line on emulated hosts if the launch config sets `emulate`.
+
+    On an emulated host, the command gets the launch config of that host.
+    """
     launch = next((config for config in configs if isinstance(config, LaunchConfig)), None)
     if launch is None or not launch.emulate:
         return command(*configs)
-    place = emulation_info(os.environ)
-    if place is not None:
-        here = launch.on_emulated_host(place)
-        return command(*[here if config is launch else config for config in configs])
+    emulated_host = emulation_info(os.environ)
+    if emulated_host is not None:
+        host_launch = launch.on_emulated_host(emulated_host)
+        return command(*[host_launch if config is launch else config for config in configs])
     from paceline.experiments.names import check_all_names, prepare_all_data
     from paceline.launch.emulation.run import run_emulated
     from paceline.launch.slurm.step import launcher_from_slurm
 
-    launcher_from_slurm(os.environ, launch)  # Refuses tasks that would all make hosts of their own.
+    launcher_from_slurm(os.environ, launch)  # Raises if Slurm started several tasks: each would create hosts.
     check_all_names(configs)
-    console = messages()
-    # Emulated hosts reach each other alone, not the places that data sets come from.
+    messages = message_console()
+    # Emulated hosts can reach only each other, so data sets are downloaded first.
     fetch = partial(prepare_all_data, configs)
-    return run_emulated(launch, TYPED.get(), lambda text: console.print(text, markup=False), prepare=fetch)
+    return run_emulated(launch, COMMAND_LINE.get(), lambda text: messages.print(text, markup=False), prepare=fetch)

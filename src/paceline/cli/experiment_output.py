@@ -1,4 +1,4 @@
-"""What commands share that make something of records, and report what was measured also after a failure or Ctrl-C."""
+"""Run an experiment and report its results: the tables, page, JSON and traces, also after a failure or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from paceline.cli.interrupts import CtrlC
+from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import data_console, show_error
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
 
@@ -25,75 +25,76 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExperimentOutput:
-    """What can be made of records."""
+    """Analysed records of an experiment, and functions that print and write the results."""
 
     record_set: RecordSet
     rows: Sequence[CandidateRow]
-    show: Callable[[Console], None]
-    """Prints tables and sentences."""
-    show_end: Callable[[Path | None, Console], None]
-    """Prints where the page is, and what to type next."""
+    print_tables: Callable[[Console], None]
+    """Print the tables and the verdict."""
+    print_next_steps: Callable[[Path | None, Console], None]
+    """Print the path of the page and the command to run next."""
     write_page: Callable[[Path], None]
     write_tables: Callable[[Path], list[Path]]
     to_json: Callable[[], dict[str, Any]]
 
     @property
-    def measured(self) -> bool:
-        """Whether there is a figure to show."""
+    def has_measurements(self) -> bool:
+        """Whether at least one candidate has a measured step time."""
         return any(row.step_s for row in self.rows)
 
 
-def output_of(records: Sequence[Record]) -> ExperimentOutput:
-    """A scaling experiment has a report of its own; all else is compared."""
+def analyse_records(records: Sequence[Record]) -> ExperimentOutput:
+    """Analyse a scaling experiment as such, and all other records as one comparison."""
     from paceline.analysis.record_set import collect_records
     from paceline.analysis.scaling.curves import KIND
 
-    of_scaling = [getattr(record, "kind", None) == KIND for record in records]
-    if any(of_scaling) and len(records) > 1:
+    is_scaling = [getattr(record, "kind", None) == KIND for record in records]
+    if any(is_scaling) and len(records) > 1:
         raise UsageError(
             "a scaling experiment cannot be compared with other records.",
-            hint="name the folder of one `paceline scale`",
+            hint="give only the folder of one `paceline scale` experiment",
         )
-    return _of_scaling(collect_records(records)) if any(of_scaling) else _of_comparison(collect_records(records))
+    record_set = collect_records(records)
+    return _scaling_output(record_set) if any(is_scaling) else _comparison_output(record_set)
 
 
-def _of_comparison(pooled: RecordSet) -> ExperimentOutput:
+def _comparison_output(record_set: RecordSet) -> ExperimentOutput:
     from paceline.analysis.comparison import compare
     from paceline.report.page.comparison import write_page
     from paceline.report.tables.csv_files import write_tables
     from paceline.report.terminal.comparison import print_comparison, print_next, to_json
 
-    found = compare(pooled)
+    comparison = compare(record_set)
     return ExperimentOutput(
-        pooled,
-        found.rows,
-        show=lambda console: print_comparison(found, console),
-        show_end=lambda report, console: print_next(found, report, console),
-        write_page=lambda path: write_page(found, path),
-        write_tables=lambda folder: write_tables(found, folder),
-        to_json=lambda: to_json(found),
+        record_set,
+        comparison.rows,
+        print_tables=lambda console: print_comparison(comparison, console),
+        print_next_steps=lambda report, console: print_next(comparison, report, console),
+        write_page=lambda path: write_page(comparison, path),
+        write_tables=lambda folder: write_tables(comparison, folder),
+        to_json=lambda: to_json(comparison),
     )
 
 
-def _of_scaling(pooled: RecordSet) -> ExperimentOutput:
+def _scaling_output(record_set: RecordSet) -> ExperimentOutput:
     from paceline.analysis.scaling.curves import scaling
     from paceline.report.page.scaling import write_scaling_page
     from paceline.report.tables.scaling import write_scaling_tables
     from paceline.report.terminal.scaling import print_report, print_scaling, to_json
 
-    found = scaling(pooled)
+    curves = scaling(record_set)
     return ExperimentOutput(
-        pooled,
-        found.comparison.rows,
-        show=lambda console: print_scaling(found, console),
-        show_end=print_report,
-        write_page=lambda path: write_scaling_page(found, path),
-        write_tables=lambda folder: write_scaling_tables(found, folder),
-        to_json=lambda: to_json(found),
+        record_set,
+        curves.comparison.rows,
+        print_tables=lambda console: print_scaling(curves, console),
+        print_next_steps=print_report,
+        write_page=lambda path: write_scaling_page(curves, path),
+        write_tables=lambda folder: write_scaling_tables(curves, folder),
+        to_json=lambda: to_json(curves),
     )
 
 
-def carry_out(
+def run_and_report(
     run: Callable[[Callable[[Path], None]], None],
     display: LiveTable,
     messages: Console,
@@ -101,73 +102,76 @@ def carry_out(
     as_json: bool,
     trace: bool,
 ) -> int:
-    """Runs an experiment, which tells its folder as soon as it is there, and reports it; returns the exit code.
+    """Run an experiment and report its results; return the exit code.
 
-    Ctrl-C ends the experiment and not the report, however often and whenever it is pressed.
+    `run` calls its argument with the folder of the experiment as soon as that exists. Ctrl-C stops the experiment, but
+    not the report, even if it is pressed several times. After a failure, the runs measured before it are reported, then
+    the error is raised.
     """
     from paceline.records.experiment import read_experiment
 
     folders: list[Path] = []
     failure: PacelineError | None = None
     interrupted = False
-    with CtrlC() as ctrl_c:
-        try:  # Covers everything up to `hold`, so that no Ctrl-C is left uncaught.
+    with CtrlCHandler() as ctrl_c:
+        try:  # Covers everything up to `defer`, so that no Ctrl-C stays uncaught.
             try:
                 run(folders.append)
             except Exception as error:
-                if ctrl_c.came:  # A library turned Ctrl-C into an error of its own.
+                if ctrl_c.pressed:  # A library replaced the KeyboardInterrupt by its own error.
                     raise KeyboardInterrupt from error
                 if not folders or not isinstance(error, PacelineError):
                     raise
                 failure = error
-            ctrl_c.hold()
+            ctrl_c.defer()
         except KeyboardInterrupt:
-            ctrl_c.hold()
+            ctrl_c.defer()
             if not folders:
                 raise
             interrupted = True
-        if not folders:  # A host that took part, and has nothing to show.
+        if not folders:  # A follower host: only the leader has the records.
             return 0
         display.close()
-        outcome = output_of([read_experiment(folders[0])])
-        if failure is None or outcome.measured:
-            missing = _report(outcome, folders[0], messages, as_json=as_json, trace=trace)
-            failure = failure or missing
-    if failure is not None:  # After the report of what was measured before it.
+        output = analyse_records([read_experiment(folders[0])])
+        if failure is None or output.has_measurements:
+            trace_error = _report(output, folders[0], messages, as_json=as_json, trace=trace)
+            failure = failure or trace_error
+    if failure is not None:  # Raised last, after the report of the runs before it.
         raise failure
-    return INTERRUPTED_EXIT_CODE if interrupted or ctrl_c.came else 0
+    return INTERRUPTED_EXIT_CODE if interrupted or ctrl_c.pressed else 0
 
 
 def _report(
-    outcome: ExperimentOutput, folder: Path, messages: Console, *, as_json: bool, trace: bool
+    output: ExperimentOutput, folder: Path, messages: Console, *, as_json: bool, trace: bool
 ) -> PacelineError | None:
-    """The page and the traces, then tables or JSON: what was measured is not lost where one cannot be made.
+    """Write the page and the traces, then print tables or JSON; one that fails does not prevent the others.
 
-    Traces were asked for: why they could not be made is returned. A page that needs what is not installed is only said.
+    An error of the page is printed, for example a missing package. An error of the traces is returned: the user
+    requested them with an option.
     """
     from paceline.records.schema import REPORT_FILE
-    from paceline.records.writer import strict
+    from paceline.records.writer import json_safe
     from paceline.report.trace import where_traces_are, write_traces
 
     report: Path | None = folder / REPORT_FILE
     traces: list[Path] = []
     failure: PacelineError | None = None
     try:
-        outcome.write_page(folder / REPORT_FILE)
+        output.write_page(folder / REPORT_FILE)
     except PacelineError as error:
         show_error(error, messages)
         report = None
     try:
-        traces = write_traces(entry.run for entry in outcome.record_set.entries) if trace else []
+        traces = write_traces(entry.run for entry in output.record_set.runs) if trace else []
     except PacelineError as error:
         failure = error
     if as_json:
-        result = outcome.to_json() | {"report": report and str(report), "traces": [str(path) for path in traces]}
-        typer.echo(json.dumps(strict(result), indent=2, allow_nan=False))
+        result = output.to_json() | {"report": report and str(report), "traces": [str(path) for path in traces]}
+        typer.echo(json.dumps(json_safe(result), indent=2, allow_nan=False))
         return failure
     console = data_console()
-    outcome.show(console)
+    output.print_tables(console)
     if traces:
         typer.echo(where_traces_are(traces))
-    outcome.show_end(report, console)
+    output.print_next_steps(report, console)
     return failure

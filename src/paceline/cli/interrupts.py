@@ -1,10 +1,10 @@
-"""Handling of Ctrl-C for a whole command: it ends the measurement, and never the report of what was measured.
+"""Ctrl-C handling for a whole command: it stops the measurement, but never the report of what was measured.
 
-A `CtrlC` handles SIGINT from the start of a command to its end; torch's launcher does not handle it.
+A `CtrlCHandler` handles SIGINT from the start of a command to its end; torch's launcher does not handle it.
 
-    during the measurement       raises KeyboardInterrupt, as Python does
-    while that propagates        only noted, so that ranks are ended and displays closed completely
-    during the report (`hold`)   only noted; the report takes seconds
+    during the measurement        raises KeyboardInterrupt, as Python does
+    while that propagates         only recorded, so that ranks are stopped and displays closed completely
+    during the report (`defer`)   only recorded; the report takes seconds
 """
 
 from __future__ import annotations
@@ -19,58 +19,59 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
-ONCE_S = 1.0
+REPEAT_WINDOW_S = 1.0
 """Seconds after a KeyboardInterrupt in which further presses of Ctrl-C count as the same one."""
 
 
-class CtrlC:
-    """Handler of SIGINT for the length of a `with`; afterwards `then` is installed, or else the previous handler.
+class CtrlCHandler:
+    """SIGINT handler for the duration of a `with` block.
 
-    A process that was started with SIGINT ignored, as a shell does for `&` in a script, keeps ignoring it.
+    Afterwards it installs `handler_after`, or restores the previous handler if that is None. If the process was started
+    with SIGINT ignored, as a shell does for `&` in a script, the signal stays ignored.
     """
 
     _raised_s: ClassVar[float] = -math.inf
     """Time of the last KeyboardInterrupt that an instance raised."""
 
-    def __init__(self, then: signal.Handlers | None = None) -> None:
-        self.came = False
-        """Whether Ctrl-C was pressed, also where that was only noted."""
-        self._then: Any = then
-        self._handles = False
-        self._held = False
-        self._told = False
+    def __init__(self, handler_after: signal.Handlers | None = None) -> None:
+        self.pressed = False
+        """Whether Ctrl-C was pressed, even if it was only recorded."""
+        self._handler_after: Any = handler_after
+        self._installed = False
+        self._deferred = False
+        self._notified = False
 
     def __enter__(self) -> Self:
-        before = signal.getsignal(signal.SIGINT)
-        self._then = before if self._then is None else self._then
-        self._handles = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
-        if self._handles:
+        previous = signal.getsignal(signal.SIGINT)
+        self._handler_after = previous if self._handler_after is None else self._handler_after
+        self._installed = previous is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+        if self._installed:
             signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._handles:
-            signal.signal(signal.SIGINT, self._then)
+        if self._installed:
+            signal.signal(signal.SIGINT, self._handler_after)
 
-    def hold(self) -> None:
-        """From now on Ctrl-C is only noted."""
-        self._held = True
+    def defer(self) -> None:
+        """Only record Ctrl-C from now on, without raising."""
+        self._deferred = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.came = True
-        if not (self._held or _is_ending() or time.monotonic() < CtrlC._raised_s + ONCE_S):
-            CtrlC._raised_s = time.monotonic()
+        self.pressed = True
+        if not (self._deferred or _is_propagating() or time.monotonic() < CtrlCHandler._raised_s + REPEAT_WINDOW_S):
+            CtrlCHandler._raised_s = time.monotonic()
             raise KeyboardInterrupt
-        if not self._told:
-            self._told = True
+        if not self._notified:
+            self._notified = True
             with suppress(OSError):  # `print` is not reentrant, and the signal may have interrupted one.
-                os.write(2, b"Ctrl-C: what was measured is kept, one moment\n")
+                os.write(2, b"Ctrl-C received: finishing, measured data is kept\n")
 
 
-def _is_ending() -> bool:
-    """Whether a KeyboardInterrupt propagates: its `except`, `finally` or `__exit__` blocks run at this moment."""
+def _is_propagating() -> bool:
+    """Return whether a KeyboardInterrupt propagates: its `except`, `finally` or `__exit__` blocks are running."""
     error = sys.exception()
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__

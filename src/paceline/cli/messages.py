@@ -1,4 +1,4 @@
-"""What the command line says beside its data: on stderr, errors with their hint."""
+"""Console output of commands: messages and errors go to stderr, data to stdout."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def messages() -> Console:
-    """Where messages go, apart from data; imported only when there is something to say."""
+def message_console() -> Console:
+    """Return the console for messages, on stderr; rich is imported only here, when a message is printed."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def data_console() -> Console:
-    """Where tables go: as wide as the terminal, and wide enough for all of a table in a file or a pipe."""
+    """Return the console for tables, on stdout: as wide as the terminal, or 150 columns in a file or pipe."""
     from rich.console import Console
 
     console = Console(highlight=False)
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=150)
 
 
-def notifier(console: Console) -> Callable[[str], None]:
-    """Says one thing a line, as it is."""
+def message_printer(console: Console) -> Callable[[str], None]:
+    """Return a function that prints a message as one line, without interpreting markup."""
     return lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_error(error: PacelineError, console: Console) -> None:
-    """What was found, and what to do about it; a traceback of the user's own code goes before both."""
+    """Print the traceback in the user's code, if there is one, then the error and its hint."""
     if error.detail:
         console.print(error.detail, markup=False, style="dim")
     console.print(f"error: {error.message}", markup=False)

@@ -1,4 +1,4 @@
-"""`paceline report`: the page, and the tables, from records alone."""
+"""`paceline report`: write the page and the tables from existing records."""
 
 from __future__ import annotations
 
@@ -8,81 +8,86 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.experiment_output import output_of
-from paceline.cli.messages import data_console, messages
+from paceline.cli.experiment_output import analyse_records
+from paceline.cli.messages import data_console, message_console
 from paceline.errors import PacelineError
 
 
 def command(
     folders: Annotated[
-        list[Path], typer.Argument(help="Experiments, runs or the doctor's folders, or what holds some.")
+        list[Path], typer.Argument(help="Folders of experiments, runs or examinations, or folders that contain some.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The page [default: report.html in the folder; of several, in the current one].")
+        Path | None,
+        typer.Option(
+            help="File of the page [default: report.html in the given folder; for several, in the current folder]."
+        ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Also write the tables there, as CSV.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write the tables as CSV files into this folder.")
+    ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Also write each run's trace into its folder; ui.perfetto.dev opens them.")
+        bool, typer.Option("--trace", help="Also write each run's trace.json into its folder, for ui.perfetto.dev.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
 ) -> None:
-    """Make the report again from records, on any machine: torch is not needed.
+    """Write the report from existing records, without torch.
 
-    Several experiments, or runs that were made one by one, come into one comparison; records of different machines
-    too, with a warning.
+    Several experiments or single runs are combined into one comparison. If they were recorded on different machines,
+    the report contains a warning. For an examination by `paceline doctor`, the findings are printed again.
     """
     from paceline.records.find import find_records, holds_examination
 
     if all(map(holds_examination, folders)):
-        _show_examinations(folders, as_json=as_json, more=bool(out or csv or trace))
+        _show_examinations(folders, as_json=as_json, files_requested=bool(out or csv or trace))
         return
 
     from paceline.records.schema import REPORT_FILE
-    from paceline.records.writer import strict
+    from paceline.records.writer import json_safe
     from paceline.report.trace import NOTHING_TO_TRACE, where_traces_are, write_traces
 
-    report = output_of(find_records(folders))
+    output = analyse_records(find_records(folders))
     page = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path(REPORT_FILE))
-    tables = report.write_tables(csv) if csv else []
+    tables = output.write_tables(csv) if csv else []
     traces: list[Path] = []
     failure: PacelineError | None = None
-    traceable = [entry.run for entry in report.record_set.entries if trace and entry.run.timelines]
+    traceable = [entry.run for entry in output.record_set.runs if trace and entry.run.timelines]
     try:
         traces = write_traces(traceable) if traceable else []
     except PacelineError as error:
         failure = error
     if not as_json:
-        report.show(data_console())
-    report.write_page(page)
+        output.print_tables(data_console())
+    output.write_page(page)
     if as_json:
         files = {"report": str(page), "traces": [str(path) for path in traces]}
-        typer.echo(json.dumps(strict(report.to_json() | files), indent=2, allow_nan=False))
+        typer.echo(json.dumps(json_safe(output.to_json() | files), indent=2, allow_nan=False))
     else:
         for path in [page, *tables]:
             typer.echo(f"wrote {path}")
         if traces:
             typer.echo(where_traces_are(traces))
     if trace and not traceable:
-        messages().print(NOTHING_TO_TRACE)
-    if failure is not None:  # After all that could be reported.
+        message_console().print(NOTHING_TO_TRACE)
+    if failure is not None:  # Raised last: the rest does not need the traces.
         raise failure
 
 
-def _show_examinations(folders: list[Path], *, as_json: bool, more: bool) -> None:
-    """What the doctor found: in the terminal, or as JSON, which is a list where there are several."""
+def _show_examinations(folders: list[Path], *, as_json: bool, files_requested: bool) -> None:
+    """Print examinations as tables or as JSON; several give a JSON list."""
     from paceline.records.examination import read_examination
-    from paceline.records.writer import strict
+    from paceline.records.writer import json_safe
     from paceline.report.terminal.doctor import print_examination, to_json
 
-    found = {folder: read_examination(folder) for folder in folders}
+    examinations = {folder: read_examination(folder) for folder in folders}
     if as_json:
-        contents = [to_json(examination, folder) for folder, examination in found.items()]
-        content = strict(contents[0] if len(contents) == 1 else contents)
+        contents = [to_json(examination, folder) for folder, examination in examinations.items()]
+        content = json_safe(contents[0] if len(contents) == 1 else contents)
         typer.echo(json.dumps(content, indent=2, allow_nan=False))
     else:
-        for folder, examination in found.items():
-            if len(found) > 1:
+        for folder, examination in examinations.items():
+            if len(examinations) > 1:
                 typer.echo(f"{folder}:")
             print_examination(examination, data_console())
-    if more:
-        messages().print("There is no run to make a page, tables or a trace of.")
+    if files_requested:
+        message_console().print("--out, --csv and --trace were ignored: the folders contain examinations and no runs.")

@@ -1,4 +1,4 @@
-"""`paceline scale`: strategies over numbers of ranks, strong and weak."""
+"""`paceline scale`: measure strategies over several world sizes, with strong and weak scaling."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.experiment_output import carry_out
-from paceline.cli.messages import notifier
-from paceline.cli.options import takes
+from paceline.cli.experiment_output import run_and_report
+from paceline.cli.messages import message_printer
+from paceline.cli.options import config_options
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 
-HELP = {
-    "steps": "Steps of every run [default: 20, unless --epochs is given].",
-    "epochs": "Train every run for whole epochs instead.",
-    "lr": "Learning rate of SGD, the same whatever the batch: this is about time.",
-    "threads": "CPU threads per rank [default: usable cores ÷ ranks on the host; on one machine the same for all].",
+HELP_TEXTS = {
+    "steps": "Steps of each run [default: 20, unless --epochs is given].",
+    "epochs": "Train each run for this many epochs instead.",
+    "lr": "Learning rate of SGD, the same for every batch size: only times are compared.",
+    "threads": "CPU threads per rank [default: usable cores ÷ ranks per host; "
+    "on one machine, the same for every world size].",
 }
-NOT_ASKED = frozenset({"strategy", "evaluate", "eval_ranks"})
+OMITTED_SETTINGS = frozenset({"strategy", "evaluate", "eval_ranks"})
 
 
-@takes(ScaleConfig, RunConfig, LaunchConfig, without=NOT_ASKED, help_texts=HELP)
+@config_options(ScaleConfig, RunConfig, LaunchConfig, without=OMITTED_SETTINGS, help_texts=HELP_TEXTS)
 def command(
     config: ScaleConfig,
     run: RunConfig,
     launch: LaunchConfig,
     *,
-    out: Annotated[Path | None, typer.Option(help="Folder of the records [default: a new one under runs/].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the records [default: a new one under runs/].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")] = False,
 ) -> int:
-    """Scale strategies over numbers of ranks: time, speed-up and efficiency against one process and themselves.
+    """Measure how strategies scale with the number of ranks.
 
-    Strong scaling keeps the global batch, weak scaling the batch per rank. Every strategy is measured on one rank too.
-    Ctrl-C ends it early, and reports what was measured until then.
+    Reports time per step, speed-up and efficiency, relative to one process without communication and to the same
+    strategy on one rank. Strong scaling keeps the global batch fixed, weak scaling the batch per rank.
+
+    Ctrl-C stops the measurement and reports the runs measured so far.
     """
     from rich.console import Console
 
@@ -42,8 +45,8 @@ def command(
 
     messages = Console(stderr=True, highlight=False)
     display = ScalingLiveTable(messages)
-    return carry_out(
-        lambda tell: scale(run, launch, config, out, display, tell, notifier(messages)),
+    return run_and_report(
+        lambda on_folder: scale(run, launch, config, out, display, on_folder, message_printer(messages)),
         display,
         messages,
         as_json=as_json,

@@ -1,4 +1,4 @@
-"""`paceline strategies`: what there is, and how each works."""
+"""`paceline strategies`: list the strategies, and explain each of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Strategy to explain [default: list all].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """List the strategies, or explain one.
 
-    The explanation has the idea, who sends what to whom, the cost, the options, and when not to use it.
+    The explanation covers the idea, who sends what to whom, the cost, the options, and when not to use the strategy.
     """
     from paceline.strategies.registry import ENTRIES, lesson
 
@@ -25,7 +25,7 @@ def command(
         width = max(map(len, ENTRIES))
         for entry in ENTRIES.values():
             typer.echo(f"{entry.name:<{width}}  {entry.summary}")
-        typer.echo("\n`paceline strategies NAME` explains one; options are written as NAME:key=value,key=value")
+        typer.echo("\n`paceline strategies NAME` explains a strategy; options are written NAME:key=value,key=value")
     elif as_json:
         typer.echo(json.dumps(dataclasses.asdict(lesson(name)), indent=2))
     else:

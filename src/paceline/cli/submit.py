@@ -1,4 +1,4 @@
-"""`paceline submit`: another command as a job for Slurm."""
+"""`paceline submit`: submit another command as a Slurm job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from paceline.cli.options import Request, only_asked
+from paceline.cli.options import Request, parse_only
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
 from paceline.launch.launcher_process import LauncherProcess
@@ -28,40 +28,46 @@ from paceline.launch.slurm.sbatch import (
     submit_job,
 )
 
-SHORT = {"-A": "--account", "-c": "--cpus-per-task", "-N": "--nodes", "-n": "--ntasks", "-o": "--output"}
-SHORT |= {"-p": "--partition", "-t": "--time"}
-"""How sbatch abbreviates options that are ours too."""
-RANKS_ON_A_CPU = 2
-"""As `paceline` itself does where it is not told how many ranks."""
-PASSED_ON = "paceline.passed_on"
-AnyConfig = TypeVar("AnyConfig")
+SHORT_OPTIONS = {"-A": "--account", "-c": "--cpus-per-task", "-N": "--nodes", "-n": "--ntasks", "-o": "--output"}
+SHORT_OPTIONS |= {"-p": "--partition", "-t": "--time"}
+"""Short options of sbatch for options that `paceline submit` has too."""
+DEFAULT_CPU_RANKS = 2
+"""Ranks per host without GPUs if no option sets them, as in the other commands."""
+UNKNOWN_OPTIONS = "paceline.unknown_options"
+"""Key of the context's `meta` for the options that are passed on to sbatch."""
+ConfigType = TypeVar("ConfigType")
 EXAMPLE = "paceline submit --slurm --hosts 2 --ranks-per-host 2 -- compare vgg11"
 
 
-class SbatchOptionsCommand(TyperCommand):
-    """Keeps options that it does not know for sbatch, and what follows `--` as the command to submit."""
+class SubmitCommand(TyperCommand):
+    """Command that keeps unknown options for sbatch, and the arguments after `--` as the command to submit."""
 
     ignore_unknown_options = True
     allow_extra_args = True
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Leaves the command in the context's `args`, the other options in its `meta`."""
+        """Store the command to submit in the context's `args`, and the unknown options in its `meta`."""
         end = args.index("--") if "--" in args else len(args)
-        own = [
-            f"{SHORT[a[:2]]}={a[2:].lstrip('=')}" if a[:2] in SHORT and a[2:] else SHORT.get(a, a) for a in args[:end]
-        ]
-        super().parse_args(ctx, own)
-        ctx.meta[PASSED_ON] = ctx.args
+        super().parse_args(ctx, [_long_option(word) for word in args[:end]])
+        ctx.meta[UNKNOWN_OPTIONS] = ctx.args
         ctx.args = args[end + 1 :]
         return args[end + 1 :]
+
+
+def _long_option(word: str) -> str:
+    """Replace a short option of sbatch, such as `-N2`, by the long one; return other words unchanged."""
+    name, value = word[:2], word[2:].lstrip("=")
+    return f"{SHORT_OPTIONS[name]}={value}" if name in SHORT_OPTIONS and word[2:] else SHORT_OPTIONS.get(word, word)
 
 
 def command(
     *,
     context: typer.Context,
-    slurm: Annotated[bool, typer.Option("--slurm", show_default=False, help="To Slurm, the only one there is.")] = True,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", show_default=False, help="Submit to Slurm, the only scheduler supported.")
+    ] = True,
     hosts: Annotated[
-        int | None, typer.Option("--hosts", "--nodes", min=1, help="Hosts [default: the command's, or 1].")
+        int | None, typer.Option("--hosts", "--nodes", min=1, help="Number of hosts [default: as in COMMAND, or 1].")
     ] = None,
     ranks_per_host: Annotated[
         int | None,
@@ -69,44 +75,54 @@ def command(
             "--ranks-per-host",
             "--ntasks-per-node",
             min=1,
-            help="Ranks on each host [default: the command's; else one per GPU of --gres or --gpus-per-node, or 2].",
+            help="Ranks per host [default: as in COMMAND; else one per GPU of --gres or --gpus-per-node, or 2].",
         ),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option("--ranks", "--ntasks", min=1, help="The other way to say it: ranks on all hosts.")
+        int | None,
+        typer.Option(
+            "--ranks", "--ntasks", min=1, help="Total number of ranks, in place of --ranks-per-host or --hosts."
+        ),
     ] = None,
     cpus_per_rank: Annotated[
-        int | None, typer.Option("--cpus-per-rank", "--cpus-per-task", min=1, help="Cores of each rank.")
+        int | None, typer.Option("--cpus-per-rank", "--cpus-per-task", min=1, help="CPU cores per rank.")
     ] = None,
-    account: Annotated[str | None, typer.Option(help="Who pays.")] = None,
-    partition: Annotated[str | None, typer.Option(help="The partition to run in.")] = None,
-    gres: Annotated[str | None, typer.Option(help="What each host has to have, as gpu:4.")] = None,
-    time: Annotated[str | None, typer.Option(help="How long it may take, as 30 (minutes) or 1:30:00.")] = None,
-    output: Annotated[str | None, typer.Option(help="The file of what it prints [default: slurm-%j.out here].")] = None,
-    script: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the script there.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the script; needs no Slurm.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print job, script, log and records as JSON.")] = False,
+    account: Annotated[str | None, typer.Option(help="Slurm account to charge.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition to run in.")] = None,
+    gres: Annotated[str | None, typer.Option(help="Generic resources per host, as in gpu:4.")] = None,
+    time: Annotated[str | None, typer.Option(help="Time limit of the job, as in 30 (minutes) or 1:30:00.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Log file of the job [default: slurm-%j.out in this folder].")
+    ] = None,
+    script: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the job script to this file.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the job script; works without Slurm.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print job ID, script, log file and records folder as JSON.")
+    ] = False,
 ) -> None:
-    """Submit another command to Slurm, which starts a task for each rank: the command follows `--`.
+    """Submit a paceline command as a Slurm job.
 
-    All other options go to sbatch as they are, as --qos=high or --mem 32G. The command is checked before it is
-    submitted; the script is shown, and how to follow the job, and where its records will be.
+    Example: paceline submit --hosts 2 --ranks-per-host 4 -- compare vgg11
+
+    Slurm starts one task per rank. COMMAND is checked before it is submitted. The job script is printed, then the
+    commands that show the state and the log of the job, and the folder of its records. Options that are not listed
+    here are passed on to sbatch, for example --qos=high or --mem 32G.
     """
     del slurm
-    from paceline.cli.messages import messages
+    from paceline.cli.messages import message_console
 
-    words = _command_of(context)
-    asked = _ask(words)
-    if asked is None:  # It asked for help, and got it.
+    words = _command_to_submit(context)
+    request = _check_command(words)
+    if request is None:  # The command was `--help`, which has been printed.
         return
-    launch = _config(asked, LaunchConfig)
+    launch = _find_config(request, LaunchConfig)
     assert launch is not None
-    named = {"account": account, "partition": partition, "gres": gres, "time": time}
+    named_options = {"account": account, "partition": partition, "gres": gres, "time": time}
     options = (
-        *[(f"--{name}={value}",) for name, value in named.items() if value is not None],
-        *_for_sbatch(context.meta[PASSED_ON]),
+        *[(f"--{name}={value}",) for name, value in named_options.items() if value is not None],
+        *_sbatch_options(context.meta[UNKNOWN_OPTIONS]),
     )
-    hosts, ranks_per_host = _shape(asked, launch, hosts, ranks, ranks_per_host, options)
+    hosts, ranks_per_host = _job_shape(request, launch, hosts, ranks, ranks_per_host, options)
     job = BatchJob(
         command=tuple(words),
         folder=Path.cwd(),
@@ -115,103 +131,112 @@ def command(
         cpus_per_rank=cpus_per_rank,
         options=options,
         output=output or "",
-        records=str(asked.rest["out"] or _folder_name(words[0], asked)),
-        add_out_option=not asked.rest["out"],
+        records=str(request.own_options["out"] or _records_folder(words[0], request)),
+        add_out_option=not request.own_options["out"],
     )
     text = job.script()
     if script is not None:
-        _keep(text, script)
-    if not as_json:  # Before it is submitted: what sbatch says of it can then be understood.
+        _write_script(text, script)
+    if not as_json:  # Printed before it is submitted, because errors of sbatch refer to it.
         typer.echo(text, nl=not dry_run)
-    number = None if dry_run else submit_job(text, script)
-    log = job.log_file(None) if number is None else find_log(job, number)
+    job_id = None if dry_run else submit_job(text, script)
+    log = job.log_file(None) if job_id is None else find_log(job, job_id)
     if as_json:
-        where = {"log": log, "records": job.records_folder(number)}
-        typer.echo(json.dumps({"job": number, "script": text, **where}, indent=2))
-    elif number is None:
-        messages().print("A dry run: nothing was submitted.")
+        paths = {"log": log, "records": job.records_folder(job_id)}
+        typer.echo(json.dumps({"job": job_id, "script": text, **paths}, indent=2))
+    elif job_id is None:
+        message_console().print("Dry run: nothing was submitted.")
     else:
-        typer.echo(_how_to_follow(job, number, log))
+        typer.echo(_format_job(job, job_id, log))
 
 
-def _how_to_follow(job: BatchJob, number: int, log: str) -> str:
+def _format_job(job: BatchJob, job_id: int, log: str) -> str:
+    """Return the size of a submitted job, and the commands that show its state and log and cancel it."""
     hosts = f"{job.hosts} {'host' if job.hosts == 1 else 'hosts'}"
     ranks = f"{job.ranks_per_host} {'rank' if job.ranks_per_host == 1 else 'ranks'}"
     return (
-        f"job {number}: {hosts} × {ranks}\n"
-        f"  where it stands:  squeue --job={number}\n"
-        f"  what it prints:   tail -F {shlex.quote(log)}\n"
-        f"  to end it:        scancel {number}\n"
-        f"  its records:      {job.records_folder(number)}"
+        f"job {job_id}: {hosts} × {ranks}\n"
+        f"  state:    squeue --job={job_id}\n"
+        f"  log:      tail -F {shlex.quote(log)}\n"
+        f"  cancel:   scancel {job_id}\n"
+        f"  records:  {job.records_folder(job_id)}"
     )
 
 
-def _command_of(context: typer.Context) -> list[str]:
-    """What follows `--`, which may begin with the name of the program."""
+def _command_to_submit(context: typer.Context) -> list[str]:
+    """Return the words after `--`, without `paceline` if they begin with it."""
     words = context.args[1:] if context.args[:1] == ["paceline"] else list(context.args)
     if not words:
-        raise UsageError("there is no command to submit.", hint=f"it follows `--`, as in {EXAMPLE}")
+        raise UsageError("no command to submit was given.", hint=f"write it after `--`, as in {EXAMPLE}")
     return words
 
 
-def _ask(words: Sequence[str]) -> Request | None:
-    """Has the command say what it would do: whatever it refuses, it refuses now, and not after an hour in a queue."""
+def _check_command(words: Sequence[str]) -> Request | None:
+    """Parse and check the command now, so that an error is found before it waits in the queue; None for `--help`."""
     from paceline.cli.main import app
     from paceline.experiments.names import check_all_names
 
-    takes_ranks = {
-        info.name: LaunchConfig in getattr(info.callback, "kinds", ()) for info in app.registered_commands if info.name
+    starts_ranks = {
+        info.name: LaunchConfig in getattr(info.callback, "config_types", ())
+        for info in app.registered_commands
+        if info.name
     }
-    if not takes_ranks.get(words[0], True):
-        names = ", ".join(name for name, takes in takes_ranks.items() if takes)
-        raise UsageError(f"`paceline {words[0]}` starts no ranks.", hint=f"run it here; what can be submitted: {names}")
-    with only_asked() as heard:
+    if not starts_ranks.get(words[0], True):
+        names = ", ".join(name for name, starts in starts_ranks.items() if starts)
+        raise UsageError(
+            f"`paceline {words[0]}` starts no ranks.",
+            hint=f"run it without submit; commands that can be submitted: {names}",
+        )
+    with parse_only() as requests:
         app(list(words), standalone_mode=False)
-    if not heard:
+    if not requests:
         return None
-    check_all_names(heard[0].configs)
-    return heard[0]
+    check_all_names(requests[0].configs)
+    return requests[0]
 
 
-def _shape(
-    asked: Request,
+def _job_shape(
+    request: Request,
     launch: LaunchConfig,
     hosts: int | None,
     ranks: int | None,
     ranks_per_host: int | None,
     options: SbatchOptions,
 ) -> tuple[int, int]:
-    """Hosts, and ranks on each: what submit was told, else what the command was, else what one host takes."""
+    """Return the hosts, and the ranks per host: from the options of submit, else of the command, else the defaults."""
     for option, value in {"--master": launch.master, "--emulate": launch.emulate}.items():
         if value:
             raise UsageError(
                 f"{option} {value} was given in a command for Slurm.",
-                hint="Slurm has hosts, and says where they meet: leave it out, or run the command without submit",
+                hint="Slurm provides the hosts and their addresses: leave it out, or run the command without submit",
             )
     if hosts is None and launch.hosts == 1 and ranks and ranks_per_host and ranks % ranks_per_host == 0:
         hosts = ranks // ranks_per_host
-    given = LaunchConfig(hosts=hosts or launch.hosts, ranks=ranks, ranks_per_host=ranks_per_host)
-    wanted, wanted_per_host, exactly = _ranks_of_command(asked, launch)
-    default = wanted_per_host or (
-        math.ceil(wanted / given.hosts) if wanted else _default_ranks(asked, given.hosts, options)
+    job_launch = LaunchConfig(hosts=hosts or launch.hosts, ranks=ranks, ranks_per_host=ranks_per_host)
+    command_ranks, command_per_host, exact = _ranks_of_command(request, launch)
+    default = command_per_host or (
+        math.ceil(command_ranks / job_launch.hosts)
+        if command_ranks
+        else _default_ranks(request, job_launch.hosts, options)
     )
-    per_host = given.local_ranks(default)
-    there, wanted = given.hosts * per_host, max(wanted, given.hosts * wanted_per_host)
-    if launch.hosts not in (1, given.hosts) or wanted > there or (exactly and wanted not in (0, there)):
-        told = f"{launch.hosts} hosts" if launch.hosts not in (1, given.hosts) else f"{wanted} ranks"
+    per_host = job_launch.local_ranks(default)
+    job_ranks, command_ranks = job_launch.hosts * per_host, max(command_ranks, job_launch.hosts * command_per_host)
+    hosts_differ = launch.hosts not in (1, job_launch.hosts)
+    if hosts_differ or command_ranks > job_ranks or (exact and command_ranks not in (0, job_ranks)):
+        setting = f"{launch.hosts} hosts" if hosts_differ else f"{command_ranks} ranks"
         raise UsageError(
-            f"the job has {given.hosts} × {per_host} ranks, but its command asks for {told}.",
-            hint="say it once: before `--`, with --hosts and --ranks-per-host",
+            f"the job has {job_launch.hosts} × {per_host} ranks, but the command sets {setting}.",
+            hint="set it only once: before `--`, with --hosts and --ranks-per-host",
         )
-    _check_scale(asked, given.hosts, per_host)
-    return given.hosts, per_host
+    _check_scale(request, job_launch.hosts, per_host)
+    return job_launch.hosts, per_host
 
 
-def _check_scale(asked: Request, hosts: int, ranks_per_host: int) -> None:
-    """Refuses numbers of ranks that `scale` could not put on the hosts of the job."""
+def _check_scale(request: Request, hosts: int, ranks_per_host: int) -> None:
+    """Raise if the world sizes of `scale` cannot be spread evenly over the hosts of the job."""
     from paceline.experiments.scaling.shapes import choose_shapes
 
-    scale = _config(asked, ScaleConfig)
+    scale = _find_config(request, ScaleConfig)
     if scale is not None:
         launcher = LauncherProcess(
             launchers=hosts * ranks_per_host, ranks=1, local_size=ranks_per_host, started_by="slurm"
@@ -219,25 +244,25 @@ def _check_scale(asked: Request, hosts: int, ranks_per_host: int) -> None:
         choose_shapes(scale, launcher, on_one_host=ranks_per_host)
 
 
-def _ranks_of_command(asked: Request, launch: LaunchConfig) -> tuple[int, int, bool]:
-    """Ranks on all hosts and on each that the command names, or 0; whether it takes no more than that."""
-    scale = _config(asked, ScaleConfig)
+def _ranks_of_command(request: Request, launch: LaunchConfig) -> tuple[int, int, bool]:
+    """Return total ranks and ranks per host that the command sets, 0 if unset, and whether the job must match them."""
+    scale = _find_config(request, ScaleConfig)
     if scale is not None:
         return max(scale.rank_counts, default=0), max(scale.per_host, default=0), False
     return launch.ranks or 0, launch.ranks_per_host or 0, True
 
 
-def _default_ranks(asked: Request, hosts: int, options: SbatchOptions) -> int:
-    """One for each GPU that every host has to have, as on a host that has them; else as on one without."""
-    run = _config(asked, RunConfig)
+def _default_ranks(request: Request, hosts: int, options: SbatchOptions) -> int:
+    """Return the default ranks per host: 1 for `single`, else one per requested GPU, else `DEFAULT_CPU_RANKS`."""
+    run = _find_config(request, RunConfig)
     if run is not None and run.strategy.partition(":")[0] == "single":
         return 1
     gpus = gpus_per_host(options, hosts)
-    return max(1, gpus // (count_gpus(option_value(options, "--gpus-per-task")) or 1)) if gpus else RANKS_ON_A_CPU
+    return max(1, gpus // (count_gpus(option_value(options, "--gpus-per-task")) or 1)) if gpus else DEFAULT_CPU_RANKS
 
 
-def _for_sbatch(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Options that are not ours, each with its value if that is a word of its own."""
+def _sbatch_options(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Group words into options of sbatch, each with its value if that is a separate word."""
     options: list[tuple[str, ...]] = []
     for word in words:
         if word.startswith("-"):
@@ -245,23 +270,25 @@ def _for_sbatch(words: Sequence[str]) -> list[tuple[str, ...]]:
         elif options and len(options[-1]) == 1 and "=" not in options[-1][0]:
             options[-1] = (*options[-1], word)
         else:
-            raise UsageError(f"{word!r} is not an option of sbatch.", hint=f"what to run follows `--`, as in {EXAMPLE}")
+            raise UsageError(
+                f"{word!r} is not an option of sbatch.", hint=f"write the command after `--`, as in {EXAMPLE}"
+            )
     return options
 
 
-def _folder_name(name: str, asked: Request) -> str:
-    """Where the records go if the user does not say: told apart by the job, whose number Slurm gives."""
-    run = _config(asked, RunConfig)
-    words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{run.workload}-{name}" if run is not None else name)
+def _records_folder(command_name: str, request: Request) -> str:
+    """Return the default folder of the records, which contains the job ID."""
+    run = _find_config(request, RunConfig)
+    words = re.sub(r"[^A-Za-z0-9_=.]+", "-", f"{run.workload}-{command_name}" if run is not None else command_name)
     return f"runs/slurm-{JOB_ID}-{words}"
 
 
-def _config(asked: Request, kind: type[AnyConfig]) -> AnyConfig | None:
-    return next((config for config in asked.configs if isinstance(config, kind)), None)
+def _find_config(request: Request, kind: type[ConfigType]) -> ConfigType | None:
+    return next((config for config in request.configs if isinstance(config, kind)), None)
 
 
-def _keep(text: str, file: Path) -> None:
+def _write_script(text: str, file: Path) -> None:
     try:
         file.write_text(text)
     except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}.", hint="name another file with --script") from None
+        raise UsageError(f"cannot write {file}: {error.strerror}.", hint="give another file with --script") from None

@@ -1,4 +1,4 @@
-"""`paceline train`: one run of one workload under one strategy."""
+"""`paceline train`: train one workload under one strategy."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.interrupts import CtrlC
-from paceline.cli.messages import data_console, notifier
-from paceline.cli.options import takes
+from paceline.cli.interrupts import CtrlCHandler
+from paceline.cli.messages import data_console, message_printer
+from paceline.cli.options import config_options
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError
 
 
-@takes(RunConfig, LaunchConfig)
+@config_options(RunConfig, LaunchConfig)
 def command(
     run: RunConfig,
     launch: LaunchConfig,
     *,
-    out: Annotated[Path | None, typer.Option(help="Folder of the record [default: a new one under runs/].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the record [default: a new one under runs/].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False,
 ) -> int:
-    """Train a workload under one strategy, and leave a record of it."""
+    """Train a workload under one strategy and write a record.
+
+    Prints a summary at the end. Ctrl-C stops the run and keeps the record so far.
+    """
     from rich.console import Console
 
     from paceline.analysis.caveats import unplanned_bytes, untracked_traffic
@@ -36,29 +39,30 @@ def command(
     from paceline.report.trace import where_traces_are, write_traces
 
     messages = Console(stderr=True)
-    watched: list[LiveRun] = []
+    print_message = message_printer(messages)
+    displays: list[LiveRun] = []
 
     def watch(folder: Path) -> LiveRun:
-        watched.append(LiveRun(folder, messages))
-        return watched[-1]
+        displays.append(LiveRun(folder, messages))
+        return displays[-1]
 
-    with CtrlC() as ctrl_c:
+    with CtrlCHandler() as ctrl_c:
         try:
-            record = train(run, launch, out, watch, notifier(messages))
-            ctrl_c.hold()
+            record = train(run, launch, out, watch, print_message)
+            ctrl_c.defer()
         except KeyboardInterrupt:
-            if not watched:
+            if not displays:
                 raise
-            notifier(messages)(f"interrupted; what was done is in {watched[0].folder}")
+            print_message(f"interrupted; the record so far is in {displays[0].folder}")
             return INTERRUPTED_EXIT_CODE
         finally:
-            for display in watched:
+            for display in displays:
                 display.close()
         if record is None:
             return 0
         for warning in (untracked_traffic(run.strategy, record.summary), unplanned_bytes(run.strategy, record)):
             if warning is not None:
-                notifier(messages)(f"warning: {warning}")
+                print_message(f"warning: {warning}")
         traces: list[Path] = []
         failure: PacelineError | None = None
         try:
@@ -66,14 +70,14 @@ def command(
         except PacelineError as error:
             failure = error
         if as_json:
-            where = {"record": str(record.path), "trace": str(traces[0]) if traces else None}
+            files = {"record": str(record.path), "trace": str(traces[0]) if traces else None}
             payload = payload_of(record)
-            counted = {"payload": None if payload is None else payload.to_dict()}
-            typer.echo(json.dumps({**where, **summarise(record), **run_json(record), **counted}, indent=2))
+            payload_json = {"payload": None if payload is None else payload.to_dict()}
+            typer.echo(json.dumps({**files, **summarise(record), **run_json(record), **payload_json}, indent=2))
         else:
             print_run(record, data_console())
             if traces:
                 typer.echo(where_traces_are(traces))
-    if failure is not None:  # After the summary, which does not need the trace.
+    if failure is not None:  # Raised last: the summary does not need the trace.
         raise failure
-    return INTERRUPTED_EXIT_CODE if ctrl_c.came else 0
+    return INTERRUPTED_EXIT_CODE if ctrl_c.pressed else 0

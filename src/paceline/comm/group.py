@@ -155,7 +155,7 @@ class Comm:
         if log is None:
             yield
             return
-        with log.carrying(Purpose.AGREEMENT):
+        with log.carrying(Purpose.CONTROL):
             operation = log.start(kind, size, NO_PEER, blocking=True)
         yield
         if operation is not None:

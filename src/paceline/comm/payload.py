@@ -82,7 +82,7 @@ class PayloadCount:
         return SocketReading(
             sent={(one.local, one.remote): one.sent_bytes for one in found},
             received={(one.local, one.remote): one.received_bytes for one in found},
-            resent={(one.local, one.remote): one.resent_bytes for one in found},
+            resent={(one.local, one.remote): one.retransmitted_bytes for one in found},
             interface=interface_bytes(self._interface),
         )
 
@@ -118,11 +118,11 @@ def match_connections(
             peer = owners.get((remote, local))
             if peer is None or peer == rank:
                 continue
-            links.setdefault((rank, peer), Counter()).update(sent_bytes=sent, resent_bytes=resent)
+            links.setdefault((rank, peer), Counter()).update(sent_bytes=sent, retransmitted_bytes=resent)
             links.setdefault((peer, rank), Counter()).update(received_bytes=received)
             if (remote, local) in uncounted:
                 links[rank, peer].update(received_bytes=sent)
-                links[peer, rank].update(sent_bytes=received, resent_bytes=0)
+                links[peer, rank].update(sent_bytes=received, retransmitted_bytes=0)
     return [{"source": source, "target": target, **counts} for (source, target), counts in sorted(links.items())]
 
 

@@ -31,6 +31,6 @@ class CompareConfig:
         check_bounds(self, ("repeats", "max_repeats"), lambda value: value > 0, "more than 0")
 
     @property
-    def looks(self) -> int:
+    def interim_analyses(self) -> int:
         """Number of times the experiment checks for a winner."""
         return max(1, self.max_repeats - self.repeats + 1)

@@ -40,14 +40,14 @@ def measure_contention(comm: Comm, points: Sequence[AllReducePoint], budget_s: f
     product.time_products(comm, 0)
     rounds = [_round(comm, product, buffer, repeats, part_s) for _ in range(ROUNDS)]
     columns = [statistics.median(column) for column in zip(*rounds, strict=True)]
-    product_alone_s, all_reduce_alone_s, product_beside_s, all_reduce_beside_s = columns
+    matmul_alone_s, all_reduce_alone_s, matmul_contended_s, all_reduce_contended_s = columns
     return Contention(
         flop=product.flop,
-        product_alone_s=product_alone_s,
-        product_beside_s=product_beside_s,
+        matmul_alone_s=matmul_alone_s,
+        matmul_contended_s=matmul_contended_s,
         bytes=point.bytes,
         all_reduce_alone_s=all_reduce_alone_s,
-        all_reduce_beside_s=all_reduce_beside_s,
+        all_reduce_contended_s=all_reduce_contended_s,
     )
 
 
@@ -90,12 +90,12 @@ def _round(comm: Comm, product: Product, buffer: Tensor, repeats: int, part_s: f
     In this order: product alone, all-reduce alone, product beside all-reduces, all-reduce beside products.
     """
     comm.smallest(0)
-    product_alone_s = product.time_products(comm, part_s)
+    matmul_alone_s = product.time_products(comm, part_s)
     comm.smallest(0)
     all_reduce_alone_s = _time_all_reduces(comm, buffer, repeats)
     comm.smallest(0)
     together = _together(comm, product, buffer, repeats)
-    times = torch.tensor([product_alone_s, all_reduce_alone_s, *together], dtype=torch.float64)
+    times = torch.tensor([matmul_alone_s, all_reduce_alone_s, *together], dtype=torch.float64)
     slowest: list[float] = torch.stack(comm.gather(times)).amax(dim=0).tolist()
     return slowest
 
@@ -111,8 +111,8 @@ def _together(comm: Comm, product: Product, buffer: Tensor, repeats: int) -> tup
         while count == 0 or not all_reduces.done():
             product.multiply(comm)
             count += 1
-        product_beside_s = (time.perf_counter() - began) / count
-        return product_beside_s, all_reduces.result()
+        matmul_contended_s = (time.perf_counter() - began) / count
+        return matmul_contended_s, all_reduces.result()
 
 
 def _time_all_reduces(comm: Comm, buffer: Tensor, repeats: int) -> float:

@@ -17,7 +17,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from paceline.analysis.cost import extra_share
+from paceline.analysis.statistics import overhead_share
 from paceline.comm import Comm, World
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
@@ -176,7 +176,7 @@ def _compare(with_events: TimedTraining, without_events: TimedTraining, budget_s
         return None
     pairs = max(MIN_PAIRS, round(budget_s / pair_s))
     on, off = _cpu_of_pairs(with_events, without_events, steps, pairs, comm)
-    share = extra_share(on, off)
+    share = overhead_share(on, off)
     assert share is not None
     assert share.low is not None
     assert share.high is not None

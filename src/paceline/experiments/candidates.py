@@ -17,7 +17,7 @@ from paceline.experiments.names import check_names
 from paceline.launch.launcher_process import Shape
 from paceline.records.experiment import Candidate, CandidateRole
 from paceline.strategies.base.strategy import Strategy
-from paceline.strategies.registry import create, in_a_set, parse_list
+from paceline.strategies.registry import create, parse_list, selected_by_set
 
 FIXED = {
     "strategy": "name strategies with --strategies a,b",
@@ -89,7 +89,7 @@ def make_candidates(
         try:
             rules.check_fit(config, strategy, ranks)
         except UsageError:
-            if in_a_set(text, strategy_text):
+            if selected_by_set(text, strategy_text):
                 continue
             raise
         words = [strategy_text] if several else []
@@ -154,7 +154,7 @@ def role_of(strategy: Strategy, ranks: int) -> CandidateRole:
     """Return the role of a strategy in an experiment."""
     if not strategy.exchanges:
         return "bound"
-    return "baseline" if strategy.is_alone(ranks) else "candidate"
+    return "baseline" if strategy.uses_one_rank(ranks) else "candidate"
 
 
 def _format_value(value: Any) -> str:

@@ -35,7 +35,7 @@ def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProc
         check_tensorboard()
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     gpus = gpus_to_use(config)
-    alone = strategy.is_alone(RANKS_ON_A_CPU)
+    alone = strategy.uses_one_rank(RANKS_ON_A_CPU)
     local_ranks = (
         launch.local_ranks(default=1 if alone else gpus or RANKS_ON_A_CPU)
         if launcher.ranks is None

@@ -36,7 +36,7 @@ class CompareExperiment(Experiment):
         if self.first_error is not None and all(row.step_s is None for row in comparison.rows):
             raise self.first_error
         self.display.look(comparison, repeats)
-        return repeats >= self.config.repeats and comparison.decision.outcome != "open"
+        return repeats >= self.config.repeats and comparison.decision.outcome != "undecided"
 
 
 def compare(
@@ -80,10 +80,10 @@ def compare(
         "ranks_per_host": shape.ranks_per_host,
         **place_settings(),
         "threads": launch.threads or threads_per_rank(shape.ranks_per_host),
-        "threads_asked": launch.threads,
+        "requested_threads": launch.threads,
         "repeats": config.repeats,
         "max_repeats": config.max_repeats,
-        "looks": config.looks,
+        "interim_analyses": config.interim_analyses,
         "reference": reference_of(candidates),
         "proof": config.proof,
         **known,

@@ -82,4 +82,6 @@ def examine(
 
 def _refuse_record(folder: Path) -> None:
     if (folder / DOCTOR_FILE).exists():
-        raise RecordError(f"{folder} already holds a record.", hint="name another folder with --out, or remove it")
+        raise RecordError(
+            f"{folder} already contains a record.", hint="name another folder with --out, or remove this one"
+        )

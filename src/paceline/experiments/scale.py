@@ -108,7 +108,7 @@ def scale(
         place |= {
             "machines": find_machines(leader.launcher_infos, emulated=place["emulated"] is not None, quota=own_quota())
         }
-        place |= {"bound": are_bound(leader.launcher_infos)}
+        place |= {"ranks_pinned": are_bound(leader.launcher_infos)}
         threads = choose_threads(shapes, launch, place, gpus)
         expected_s = estimate_s(candidate_configs, config, place)
         design = (
@@ -162,11 +162,11 @@ def _design(
             dict.fromkeys(candidate_config.candidate.strategy for candidate_config in candidate_configs)
         ),
         "threads": threads.rank or threads_per_rank(largest.ranks_per_host),
-        "threads_asked": launch.threads,
-        "ranks_per_host_asked": list(config.per_host),
+        "requested_threads": launch.threads,
+        "requested_ranks_per_host": list(config.per_host),
         "repeats": config.repeats,
         "max_repeats": config.repeats,
-        "looks": 1,
+        "interim_analyses": 1,
         "reference": next(one.candidate.name for one in candidate_configs if one.candidate.role == "baseline"),
         "proof": config.proof,
     }

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.measure.clock import Clock, CpuMark, Mark
-from paceline.records.timeline import NEVER, Purpose, RowKind, keeps
+from paceline.records.timeline import NOT_MEASURED, Purpose, RowKind, is_recorded
 
 SMALL_BYTES = 2**20
 """Size that takes at most about 0.1 ms to copy."""
@@ -61,7 +61,7 @@ class OperationLog:
 
     def begin_step(self, step: int) -> None:
         """Start a step, computed by this thread; operations that start from here on belong to it."""
-        self._step, self._keeping = step, keeps(step)
+        self._step, self._keeping = step, is_recorded(step)
         self._computing_thread = threading.get_ident()
         self._engine_count_before, self._engine_count = self._engine_count, 0
 
@@ -118,7 +118,7 @@ class OperationLog:
     def start(self, kind: RowKind, size: int, peer: int, *, blocking: bool = False) -> ActiveOperation | None:
         """Record the start of an operation, `blocking` if this thread waits for it; return None if it is not kept."""
         step = self._context.step
-        if not (self._keeping if step is None else keeps(step)):
+        if not (self._keeping if step is None else is_recorded(step)):
             return None
         step = self._step if step is None else step
         operation = ActiveOperation(step, kind, self._context.purpose, size, peer, self._clock.mark())
@@ -185,7 +185,7 @@ class OperationLog:
 
     def _row(self, operation: ActiveOperation) -> tuple[Any, ...]:
         start_s, end_s = self._read(operation.start), self._read(operation.end)
-        waited_from_s = NEVER
+        waited_from_s = NOT_MEASURED
         if operation.waited_from is operation.start:
             waited_from_s = start_s
         elif operation.waited_from is not None:
@@ -199,7 +199,7 @@ class OperationLog:
             start_s,
             max(start_s, end_s),
             waited_from_s,
-            NEVER,
+            NOT_MEASURED,
         )
 
     def _computes_here(self) -> bool:

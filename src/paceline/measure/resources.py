@@ -29,7 +29,7 @@ class ProcessProbe:
         self._device = device if device.type == "cuda" else None
         self._host = HostProbe() if with_host else None
 
-    def read(self, time_s: float, sampler_s: float) -> ResourceRow:
+    def read(self, time_s: float, sampler_cpu_s: float) -> ResourceRow:
         """Return the resource use up to now."""
         allocated = used = None
         if self._device is not None:
@@ -38,7 +38,9 @@ class ProcessProbe:
         host = self._host.read() if self._host is not None else NO_HOST
         # `process_time` is more precise than psutil, which counts in ticks of 10 ms.
         cpu_s, memory = time.process_time(), self._process.memory_info()
-        return ResourceRow(time_s, cpu_s, memory.rss, self._process.num_threads(), sampler_s, allocated, used, *host)
+        return ResourceRow(
+            time_s, cpu_s, memory.rss, self._process.num_threads(), sampler_cpu_s, allocated, used, *host
+        )
 
 
 class HostUse(NamedTuple):

@@ -43,7 +43,7 @@ class Connection:
     """Addresses with ports; the peer has the same two, swapped."""
     sent_bytes: int
     received_bytes: int
-    resent_bytes: int
+    retransmitted_bytes: int
     """Bytes retransmitted; not included in `sent_bytes`."""
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.measure.clock import Clock, CpuMark, Mark, clock_for
 from paceline.measure.last_gradient import LastGradient
 from paceline.measure.operations import OperationLog
-from paceline.records.timeline import NEVER, NO_PEER, Purpose, RowKind, keeps
+from paceline.records.timeline import NO_PEER, NOT_MEASURED, Purpose, RowKind, is_recorded
 
 DATA, FORWARD, BACKWARD, AFTER_BACKWARD, AGREE, OPTIMISER = range(6)
 """The phases of a step. `AFTER_BACKWARD` lasts from the last gradient until `backward()` returns (DDP waits there),
@@ -132,9 +132,9 @@ class Stopwatch:
                 rows.append(_row(laps.step, KINDS[phase], before_s, after_s, cpu_s - cpu_before_s))
             before_s, cpu_before_s = after_s, cpu_s
         times = PhaseTimes(start_s, *totals)
-        if self.operations is None or not keeps(laps.step):
+        if self.operations is None or not is_recorded(laps.step):
             return times, []
-        return times, [_row(laps.step, RowKind.STEP, start_s, before_s, NEVER), *rows]
+        return times, [_row(laps.step, RowKind.STEP, start_s, before_s, NOT_MEASURED), *rows]
 
     def _last_gradient(self, log: OperationLog) -> CpuMark | None:
         """Return when the last gradient of a backward pass was ready; None if that was the end of the pass.
@@ -161,7 +161,7 @@ class Stopwatch:
         self._parameters, self._gradients = [], None
 
     def _mark_only(self) -> CpuMark:
-        return self.clock.mark(), NEVER
+        return self.clock.mark(), NOT_MEASURED
 
     def _on_backward_start(self, _: Tensor) -> None:
         # Final callbacks run in the order in which they were queued: this one, then DDP's, which waits for its buckets.
@@ -178,4 +178,4 @@ def make_stopwatch(device: torch.device, *, events: bool) -> Stopwatch:
 
 
 def _row(step: int, kind: RowKind, start_s: float, end_s: float, cpu_s: float) -> TimelineRow:
-    return step, kind, Purpose.NOTHING, NO_PEER, 0, start_s, end_s, NEVER, cpu_s
+    return step, kind, Purpose.NOTHING, NO_PEER, 0, start_s, end_s, NOT_MEASURED, cpu_s

@@ -1,4 +1,4 @@
-"""What a run leaves on disk, its schema, and how to write and read it. Free of torch: records travel to a laptop.
+"""Records on disk: schema, writer, reader. Free of torch, so that a laptop without torch can read records.
 
 `docs/records.md` documents the schema for readers in any language.
 """

@@ -1,4 +1,4 @@
-"""Builds dataclasses from what JSON holds, and refuses what does not fit, naming the place."""
+"""Build dataclasses from decoded JSON; an error names the value that does not fit."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 
 
-class WrongValue(Exception):
-    """A value is not what its place takes; the message says which place, and what it takes."""
+class DecodeError(Exception):
+    """A value has the wrong type. The message names the value's path and the expected type."""
 
 
 def build(kind: type[T], value: Any, place: str = "it") -> T:
-    """A dataclass from a mapping with its fields; those with a default may be missing. What is inside is built too."""
+    """Build a dataclass, and the dataclasses nested in it, from a mapping of its fields.
+
+    Fields with a default may be missing. Raises `DecodeError` for missing, unknown or wrongly typed fields.
+    """
     if not isinstance(value, dict):
-        raise WrongValue(f"{place} is not a JSON object")
+        raise DecodeError(f"{place} is not a JSON object")
     fields = {field.name: _has_default(field) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     missing = sorted(name for name, has_default in fields.items() if name not in value and not has_default)
     unknown = sorted(value.keys() - fields.keys())
     if missing or unknown:
-        raise WrongValue(
-            f"{place} has no {missing[0]}" if missing else f"{place} has {unknown[0]!r}, which is not known"
+        raise DecodeError(
+            f"{place} has no {missing[0]}" if missing else f"{place} has {unknown[0]!r}, which is unknown"
         )
     hints = typing.get_type_hints(kind)
     return kind(**{name: _fit(hints[name], value[name], f"{place}.{name}") for name in fields if name in value})
@@ -57,11 +60,11 @@ def _plain(kind: type, value: Any, place: str) -> Any:
     if kind is float:
         _checked(isinstance(value, int | float) and not isinstance(value, bool), value, place, "a number")
         return float(value)
-    words = {int: "a whole number", str: "text", bool: "true or false"}
-    return _checked(type(value) is kind, value, place, words[kind])
+    descriptions = {int: "a whole number", str: "text", bool: "true or false"}
+    return _checked(type(value) is kind, value, place, descriptions[kind])
 
 
-def _checked(holds: bool, value: Any, place: str, what: str) -> Any:
-    if not holds:
-        raise WrongValue(f"{place} is {value!r}, not {what}")
+def _checked(is_valid: bool, value: Any, place: str, expected: str) -> Any:
+    if not is_valid:
+        raise DecodeError(f"{place} is {value!r}, not {expected}")
     return value

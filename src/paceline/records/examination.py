@@ -1,4 +1,4 @@
-"""What `paceline doctor` found, as it stands on disk: facts of every rank's machine, the link, a workload's needs."""
+"""Record of `paceline doctor` on disk: machine of every rank, links, contention, needs of the workload."""
 
 from __future__ import annotations
 
@@ -7,95 +7,96 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RecordError
-from paceline.records.decode import WrongValue, build
+from paceline.records.decode import DecodeError, build
 from paceline.records.reader import check_schema, read_json
 from paceline.records.schema import DOCTOR_FILE, SCHEMA_VERSION
 from paceline.records.writer import write_json
 
 LARGE_BYTES = 1 << 20
-FASTEST_BYTES_PER_S = 1e18
-"""No link comes near it."""
+"""Size from which buffers on the way no longer inflate a measured bandwidth."""
+MAX_BYTES_PER_S = 1e18
+"""Upper limit of a plausible bandwidth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """One rank, and the machine that it is on."""
+    """One rank and its machine."""
 
     rank: int
     host: int
-    """Which host it is on, from 0: ranks of one host reach each other without leaving it; an emulated host is one."""
+    """Number of its host, from 0. Ranks on one host communicate without leaving it; emulated hosts count separately."""
     host_name: str
     boot_id: str
-    """The same on all hosts that are really one machine, and share its cores, memory and clock."""
+    """Identifier of the booted machine. Emulated hosts on one machine have the same one, and share its cores."""
     interface: str
-    """The network interface that its messages take."""
+    """Network interface that carries its messages."""
     address: str | None
-    """This host's on it; None where it has none."""
-    name_addresses: list[str]
-    """What the host's own name resolves to: where software that does not choose an interface listens."""
+    """Address of the host on that interface; None if there is none."""
+    host_name_addresses: list[str]
+    """Addresses that the host name resolves to. Software that does not choose an interface listens on them."""
     bind_error: str | None
-    """Why no port can be had on the address; None where one can."""
+    """Error when opening a port on the address; None on success."""
     device: str
-    """cpu, or the GPU's name."""
+    """`cpu`, or the name of the GPU."""
     device_index: int | None
     backend: str
     threads: int
-    """What torch computes with."""
+    """Compute threads of torch."""
     cpu_count: int
-    """Of the machine."""
+    """Cores of the machine."""
     affinity: int
-    """Cores that this process may run on."""
+    """Number of cores in the CPU affinity mask of the process."""
     cpu_quota: float | None
-    """Cores' worth of time that its cgroups allow; None where they do not limit it."""
+    """CPU quota of its cgroups, in cores; None if there is no quota."""
     cores: float
-    """Usable: the lesser of the two."""
+    """Usable cores: the smaller of affinity and quota."""
     busy_cores: float
-    """What other programs took of the machine's while the ranks did nothing."""
+    """Cores of the machine that other programs used while the ranks were idle."""
     memory_available_bytes: int
-    """Before the workload: what the machine has free, or what the tightest cgroup leaves."""
+    """Memory available before the workload: free memory of the machine, or what the tightest cgroup leaves."""
     memory_limit_bytes: int | None
-    """Of the tightest cgroup; None where there is none."""
+    """Memory limit of the tightest cgroup; None if there is no limit."""
     resident_bytes: int
-    """What the rank's process had taken by then: Python, torch, the groups."""
+    """Resident memory of the rank's process before the workload: Python, torch, process groups."""
     device_memory_bytes: int | None
-    """Of the GPU; None on a CPU."""
+    """Memory of the GPU; None on a CPU."""
     device_free_bytes: int | None
     folder: str
-    """Where records go."""
+    """Folder of the records."""
     disk_free_bytes: int
     versions: dict[str, str | None]
     clock_offset_s: float
-    """Its time of day less rank 0's."""
+    """Time of day on its clock minus that of rank 0."""
     clock_error_s: float
-    """By how much that may be wrong."""
+    """Uncertainty of the offset."""
 
 
 @dataclass(frozen=True)
 class PairPoint:
-    """Messages of one size between two ranks."""
+    """Time of messages of one size between two ranks."""
 
     bytes: int
     one_way_s: float
-    """Half of the median round trip."""
+    """Half of the median round-trip time."""
     repeats: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairLink:
-    """The link between two ranks."""
+    """Measured link between two ranks."""
 
     ranks: list[int]
     hosts: list[int]
-    """Theirs; the same twice for a link within a host."""
+    """Hosts of the two ranks; equal for a link within a host."""
     alpha_s: float
-    """Latency: half of the median round trip of messages of one number."""
+    """Latency: half of the median round-trip time of one-element messages."""
     beta_s_per_byte: float
-    """The slope of the one-way time over the size, by least squares."""
+    """Slope of one-way time over size, by least squares."""
     points: list[PairPoint]
 
     @property
     def within_host(self) -> bool:
-        """Whether both ranks are on one host."""
+        """Whether both ranks are on the same host."""
         return self.hosts[0] == self.hosts[1]
 
     @property
@@ -106,7 +107,7 @@ class PairLink:
 
 @dataclass(frozen=True)
 class AllReducePoint:
-    """All-reduces of one size."""
+    """Time and bandwidth of an all-reduce of one size."""
 
     bytes: int
     time_s: float
@@ -114,121 +115,121 @@ class AllReducePoint:
     algbw_bytes_per_s: float
     """Size ÷ time."""
     busbw_bytes_per_s: float
-    """algbw × 2(n − 1)/n: what every rank's link had to carry in each direction."""
+    """algbw × 2(n − 1)/n: rate on every rank's link in each direction."""
     repeats: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceTimes:
-    """All-reduces over some ranks, small to large."""
+    """All-reduces over some ranks, smallest size first."""
 
     ranks: list[int]
     hosts: list[int]
-    """The hosts that these ranks are on, each once."""
+    """Hosts of these ranks, without duplicates."""
     points: list[AllReducePoint]
 
     @property
     def within_host(self) -> bool:
-        """Whether nothing of it leaves a host."""
+        """Whether all ranks are on one host."""
         return len(self.hosts) == 1
 
     @property
     def best(self) -> AllReducePoint:
-        """The highest bandwidth of sizes that are too large for buffers on the way to flatter it; else the largest."""
+        """Point of highest busbw among sizes of at least `LARGE_BYTES`; the largest size if there are none."""
         large = [point for point in self.points if point.bytes >= LARGE_BYTES]
         return max(large, key=lambda point: point.busbw_bytes_per_s, default=self.points[-1])
 
 
 @dataclass(frozen=True)
 class MeasuredLinks:
-    """What joins the ranks."""
+    """Measured links of all pairs, and all-reduces."""
 
     pairs: list[PairLink]
     all_reduces: list[AllReduceTimes]
-    """First the one over all ranks, which training uses; on several hosts then those within one and between them."""
+    """The first is over all ranks, as in training. With several hosts, others follow: within a host, between hosts."""
 
     def of(self, *, within_host: bool) -> list[PairLink]:
-        """The links within hosts, or those between them."""
+        """Return the links within hosts, or those between hosts."""
         return [pair for pair in self.pairs if pair.within_host == within_host]
 
     @property
-    def narrowest(self) -> PairLink:
-        """The slowest of the links that traffic over all ranks has to cross: between hosts where there are several."""
+    def slowest(self) -> PairLink:
+        """Slowest link that traffic over all ranks crosses: a link between hosts if there are several hosts."""
         return max(self.of(within_host=False) or self.pairs, key=lambda pair: pair.beta_s_per_byte)
 
     @property
     def bytes_per_s(self) -> float:
-        """The bandwidth that the utilisation of training's messages is relative to: that of the narrowest link."""
-        return self.narrowest.bytes_per_s
+        """Bandwidth of the slowest link, to which the link utilisation in training is relative."""
+        return self.slowest.bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contention:
-    """What communication and computation do to each other when both go on."""
+    """Slow-down of communication and compute when both run at the same time."""
 
     flop: int
-    """Work of one matrix product."""
-    product_alone_s: float
-    product_beside_s: float
-    """While an all-reduce is always under way."""
+    """Floating-point operations of one matrix product."""
+    matmul_alone_s: float
+    matmul_contended_s: float
+    """Time of a matrix product while an all-reduce is always in progress."""
     bytes: int
     """Size of the all-reduce."""
     all_reduce_alone_s: float
-    all_reduce_beside_s: float
-    """While all ranks compute."""
+    all_reduce_contended_s: float
+    """Time of an all-reduce while all ranks compute."""
 
     @property
     def compute_factor(self) -> float:
-        """How many times as long computing takes beside communication."""
-        return self.product_beside_s / self.product_alone_s
+        """Time of compute during communication ÷ time of compute alone."""
+        return self.matmul_contended_s / self.matmul_alone_s
 
     @property
     def communication_factor(self) -> float:
-        """How many times as long communication takes beside computing."""
-        return self.all_reduce_beside_s / self.all_reduce_alone_s
+        """Time of communication during compute ÷ time of communication alone."""
+        return self.all_reduce_contended_s / self.all_reduce_alone_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadNeeds:
-    """What the workload took, really trained for a few steps."""
+    """Step time and memory of the workload, measured by training a few steps."""
 
     name: str
     strategy: str
     batch: int | None
-    """The global one; None where the data decides."""
+    """Global batch; None if the workload's data sets it."""
     workers: int
     parameters: int
     gradient_bytes: int
     steps: int
     step_s: float
-    """Median over the steps but the first, of the slowest rank."""
+    """Median step time of the slowest rank, without the first step."""
     peak_bytes: list[int | None]
-    """By rank: the most resident memory on a CPU, the most that tensors took on a GPU; None for a rank that did not
-    train, and where the system does not tell."""
+    """Peak memory by rank: resident memory on a CPU, tensor memory on a GPU. None for a rank that did not train, and if
+    the system does not report it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringCost:
-    """What collecting events costs: steps with it against steps without it, in turn, on the same data."""
+    """Overhead of collecting events: alternating blocks of steps with and without it, on the same data."""
 
     workload: str
     strategy: str
     share: float
-    """Processor time of a step with it over that of a step without, less one; the median of pairs of blocks."""
+    """CPU time of a step with events ÷ CPU time without events, minus 1; median over pairs of blocks."""
     low: float
     high: float
-    """The 95% interval of the share."""
+    """`low` to `high` is the 95% interval of the share."""
     pairs: int
-    """Blocks with events, each beside one without."""
+    """Pairs of blocks, one with events and one without."""
     steps: int
-    """Of one block."""
+    """Steps per block."""
     step_cpu_s: float
-    """Processor time of a step without events, of all threads, on one rank."""
+    """CPU time of a step without events, over all threads of one rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """All of it."""
+    """All results of `paceline doctor`."""
 
     provenance: dict[str, Any]
     ranks: list[RankInfo]
@@ -236,90 +237,92 @@ class Examination:
     """None for a single rank."""
     contention: Contention | None
     workload: WorkloadNeeds | None
-    """None where none was asked for, or where it failed."""
+    """None if no workload was trained, or if training failed."""
     measuring_cost: MeasuringCost | None = None
-    """None where no workload was tried, or where the cost could not be measured."""
+    """None if no workload was trained, or if the overhead could not be measured."""
     failure: str | None = None
-    """Why the workload could not be trained."""
+    """Error of the workload; None if it trained."""
     failure_hint: str | None = None
     measured_s: float = 0.0
-    """How long the examination took, without starting the ranks."""
+    """Duration of the examination, without the start of the ranks."""
 
     @property
     def hosts(self) -> dict[int, list[RankInfo]]:
-        """The ranks by host."""
+        """Ranks by host."""
         found: dict[int, list[RankInfo]] = {}
         for rank in self.ranks:
             found.setdefault(rank.host, []).append(rank)
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the examination as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, content: Any) -> Examination:
-        """The other way; raises `WrongValue` for what is not one."""
+        """Build an examination from JSON values; raise `DecodeError` if they are invalid."""
         found = build(cls, content)
         _check(found)
         return found
 
 
 def _check(found: Examination) -> None:
-    """Refuses what has the right types and still cannot be: figures are divided by, ranks are looked up."""
+    """Raise `DecodeError` for values that readers cannot use as divisors or indices."""
     if [rank.rank for rank in found.ranks] != list(range(len(found.ranks))) or not found.ranks:
-        raise WrongValue("it does not count its ranks from 0")
+        raise DecodeError("its ranks are not numbered from 0")
     if found.workload is not None and len(found.workload.peak_bytes) != len(found.ranks):
-        raise WrongValue("it.workload.peak_bytes is not one figure per rank")
+        raise DecodeError("it.workload.peak_bytes does not have one value per rank")
     if not all(rank.cores > 0 and rank.threads > 0 for rank in found.ranks):
-        raise WrongValue("it.ranks has one without cores or threads")
+        raise DecodeError("it.ranks has a rank without cores or threads")
     if found.workload is not None and not (found.workload.step_s > 0 and found.workload.workers > 0):
-        raise WrongValue("it.workload has a step that takes no time, or no ranks")
+        raise DecodeError("it.workload has a step time that is not above 0, or no workers")
     if found.link is not None:
         _check_link(found.link, len(found.ranks))
     if found.contention is not None:
         both = found.contention
-        times = (both.product_alone_s, both.product_beside_s, both.all_reduce_alone_s, both.all_reduce_beside_s)
+        times = (both.matmul_alone_s, both.matmul_contended_s, both.all_reduce_alone_s, both.all_reduce_contended_s)
         if not min(times) > 0:
-            raise WrongValue("it.contention has something that takes no time")
+            raise DecodeError("it.contention has a time that is not above 0")
 
 
 def _check_link(link: MeasuredLinks, ranks: int) -> None:
     for pair in link.pairs:
         between = len(pair.ranks) == 2 and len(pair.hosts) == 2 and set(pair.ranks) <= set(range(ranks))
-        if not between or pair.alpha_s < 0 or not pair.beta_s_per_byte > 1 / FASTEST_BYTES_PER_S:
-            raise WrongValue("it.link.pairs has a link that is not between two ranks, or takes no time")
+        if not between or pair.alpha_s < 0 or not pair.beta_s_per_byte > 1 / MAX_BYTES_PER_S:
+            raise DecodeError(
+                "it.link.pairs has a link that is not between two ranks, or has an impossible latency or bandwidth"
+            )
     if not link.pairs or not link.all_reduces:
-        raise WrongValue("it.link has no pair, or no all-reduce")
+        raise DecodeError("it.link has no pair or no all-reduce")
     if not all(group.points and group.hosts and group.ranks for group in link.all_reduces):
-        raise WrongValue("it.link.all_reduces has one without points")
+        raise DecodeError("it.link.all_reduces has an entry without points")
     for point in (point for group in link.all_reduces for point in group.points):
         if not min(point.bytes, point.time_s, point.algbw_bytes_per_s, point.busbw_bytes_per_s) > 0:
-            raise WrongValue("it.link.all_reduces has one of no bytes, or one that takes no time")
+            raise DecodeError("it.link.all_reduces has a size, time or bandwidth that is not above 0")
 
 
 def write_examination(folder: Path, examination: Examination) -> None:
-    """Leaves it in a folder."""
+    """Write an examination to a folder."""
     write_json(folder / DOCTOR_FILE, {"schema": SCHEMA_VERSION, **examination.to_dict()})
 
 
 def read_examination(folder: Path) -> Examination:
-    """The examination in a folder."""
+    """Read the examination in a folder."""
     file = folder / DOCTOR_FILE
     content = read_json(file)
     check_schema(content, file, set())
     del content["schema"]
     try:
         return Examination.from_dict(content)
-    except WrongValue as misfit:
-        raise RecordError(f"{file} is damaged: {misfit}.") from None
+    except DecodeError as error:
+        raise RecordError(f"{file} is damaged: {error}.") from None
 
 
 def find_examination(folder: Path) -> Examination | None:
-    """The examination in a folder, if there is one."""
+    """Return the examination in a folder, or None if there is none."""
     return read_examination(folder) if has_examination(folder) else None
 
 
 def has_examination(folder: Path) -> bool:
-    """Whether the doctor has left something in a folder."""
+    """Return whether a folder contains an examination."""
     return (folder / DOCTOR_FILE).is_file()

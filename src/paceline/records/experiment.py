@@ -1,4 +1,4 @@
-"""What an experiment leaves on disk: what was compared, the runs and where they are, proofs, failures, how it ended."""
+"""Record of an experiment on disk: candidates, runs and their folders, parity proofs, failures, outcome."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paceline.records.value_checks import (
     FLAG,
     NUMBER,
     POSITIVE,
+    POSITIVE_COUNT,
     PROVENANCE,
-    SOME,
     TEXT,
     ValueKind,
     check_kinds,
@@ -40,54 +40,54 @@ EVENT_KINDS = {
     "failure": {"candidate": TEXT, "message": TEXT},
     "unproven": {"reason": TEXT},
 }
-"""What a reader relies on in an event of an experiment."""
+"""Values that readers require in each kind of event of an experiment."""
 MODES = ("strong", "weak", "both")
 POINT_KINDS = {
     "mode": ValueKind(f"one of {', '.join(MODES)}", lambda value: value in MODES),
-    "ranks": SOME,
-    "hosts": SOME,
-    "ranks_per_host": SOME,
-    "batch": SOME,
+    "ranks": POSITIVE_COUNT,
+    "hosts": POSITIVE_COUNT,
+    "ranks_per_host": POSITIVE_COUNT,
+    "batch": POSITIVE_COUNT,
     "batch_per_rank": POSITIVE,
 }
-"""Where a candidate stands in a scaling experiment."""
+"""Values of `Candidate.point`."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the things compared: a strategy, under settings."""
+    """A strategy with one set of settings, compared with others in an experiment."""
 
     name: str
-    """What tables call it; no two in an experiment are called the same."""
+    """Name in tables; unique within an experiment."""
     strategy: str
     settings: dict[str, Any] = field(default_factory=dict)
-    """What `--vary` set for it."""
+    """Settings from `--vary`."""
     role: CandidateRole = "candidate"
-    """A bound exchanges nothing, so it cannot be picked; a baseline trains in one process; the rest are candidates."""
+    """`bound` exchanges nothing, so it is never recommended; `baseline` trains in one process; else `candidate`."""
     lossless: bool = True
     point: dict[str, Any] | None = None
-    """In a scaling experiment: how it scales (`mode`, which is `both` for what strong and weak scaling share), on how
-    many `ranks` over how many `hosts`, `ranks_per_host`, and with which `batch` and `batch_per_rank`."""
+    """Position in a scaling experiment: `mode` (`strong`, `weak`, or `both` if the two modes share the run), `ranks`,
+    `hosts`, `ranks_per_host`, `batch` and `batch_per_rank`. None in other experiments."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As a record has it: what is not a point of anything says nothing of one."""
+        """Return the candidate as JSON values, without `point` if it is None."""
         values = asdict(self)
         return values if self.point is not None else {key: value for key, value in values.items() if key != "point"}
 
 
 @dataclass(frozen=True)
 class ExperimentFolder:
-    """The folder of an experiment while it goes on."""
+    """Folder of an experiment that is being written."""
 
     path: Path
 
     @classmethod
     def create(cls, path: Path, *, kind: str, candidates: Sequence[Candidate], **sections: Any) -> ExperimentFolder:
-        """Makes the folder and says what will be done, refusing a folder that already holds a record."""
+        """Create the folder and write `experiment.json`; raise `RecordError` if the folder contains a record."""
         for file in (schema.EXPERIMENT_FILE, schema.RUN_FILE):
             if (path / file).exists():
                 raise RecordError(
-                    f"{path} already holds a record.", hint="name another folder with --out, or remove it"
+                    f"{path} already contains a record.", hint="name another folder with --out, or remove this one"
                 )
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -101,47 +101,47 @@ class ExperimentFolder:
 
 @dataclass(frozen=True)
 class ExperimentRun:
-    """A run of an experiment."""
+    """One run of an experiment."""
 
     candidate: Candidate
     repeat: int
-    """From 0; runs of one repeat were made by the same processes, from the same seed."""
+    """Number of the repeat, from 0. Runs of one repeat share processes and seed."""
     run: RunRecord
 
 
 @dataclass(frozen=True)
 class ExperimentRecord:
-    """An experiment as it stands on disk."""
+    """An experiment read from disk."""
 
     path: Path
     kind: str
     candidates: list[Candidate]
     config: dict[str, Any]
-    """The settings that all runs share."""
+    """Settings that all runs share."""
     design: dict[str, Any]
-    """How it was measured: ranks, repeats, when to stop."""
+    """Design of the measurement: ranks, repeats, stopping rule."""
     provenance: dict[str, Any]
     events: list[dict[str, Any]]
     runs: list[ExperimentRun]
     examination: Examination | None = None
-    """What the doctor found on the machine before it."""
-    unread: list[str] = field(default_factory=list)
-    """Sentences on what is damaged, and was left out, since the rest does without it."""
+    """Examination of the machine before the experiment; None if there was none."""
+    read_warnings: list[str] = field(default_factory=list)
+    """Sentences on damaged parts that were skipped."""
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
-        """The events of one kind, in order."""
+        """Return the events of one kind, in order."""
         return [event for event in self.events if event["event"] == kind]
 
 
 def is_experiment(path: Path) -> bool:
-    """Whether a folder holds an experiment, and not a run of its own."""
+    """Return whether a folder contains an experiment."""
     return (path / schema.EXPERIMENT_FILE).is_file()
 
 
 def read_experiment(path: Path) -> ExperimentRecord:
-    """Reads an experiment, also one that was cut short or is still going on; runs that never started are left out."""
+    """Read an experiment, also an interrupted one or one in progress; runs that never started are omitted."""
     if not is_experiment(path):
-        raise RecordError(f"{path} holds no experiment: {schema.EXPERIMENT_FILE} is missing.")
+        raise RecordError(f"{path} contains no experiment: {schema.EXPERIMENT_FILE} is missing.")
     content = read_json(path / schema.EXPERIMENT_FILE)
     check_schema(content, path / schema.EXPERIMENT_FILE, {"kind", "candidates", "config", "design", "provenance"})
     check_kinds(content["design"], DESIGN, "its design", path / schema.EXPERIMENT_FILE)
@@ -152,7 +152,7 @@ def read_experiment(path: Path) -> ExperimentRecord:
     for event in events:
         _check_event(event, by_name, path / schema.EVENTS_FILE)
     started = [(event, _folder_of(event, path)) for event in events if event["event"] == "run"]
-    examination, unread = _examination_of(path)
+    examination, read_warnings = _examination_of(path)
     runs = [
         ExperimentRun(by_name[event["candidate"]], event["repeat"], read_run(folder))
         for event, folder in started
@@ -168,16 +168,16 @@ def read_experiment(path: Path) -> ExperimentRecord:
         events=events,
         runs=runs,
         examination=examination,
-        unread=unread,
+        read_warnings=read_warnings,
     )
 
 
 def _examination_of(path: Path) -> tuple[Examination | None, list[str]]:
-    """What the doctor found; where it cannot be read, why: runs are compared without it."""
+    """Return the examination, and a warning if it cannot be read: runs can be compared without it."""
     try:
         return find_examination(path), []
     except RecordError as error:
-        return None, [f"{error.message} What the doctor found is left out."]
+        return None, [f"{error.message} The report omits the examination by `paceline doctor`."]
 
 
 def _candidates(entries: Any, file: Path) -> list[Candidate]:
@@ -195,10 +195,12 @@ def _candidate(entry: Any, file: Path) -> Candidate:
     except TypeError as error:
         raise RecordError(f"{file} is damaged: {error}.") from None
     if candidate.role not in get_args(CandidateRole):
-        raise RecordError(f"{file} is damaged: {candidate.role!r} is not a role of a candidate.")
+        raise RecordError(f"{file} is damaged: {candidate.role!r} is not a role.")
     texts = isinstance(candidate.name, str) and isinstance(candidate.strategy, str)
     if not texts or not isinstance(candidate.settings, dict) or not isinstance(candidate.lossless, bool):
-        raise RecordError(f"{file} is damaged: a candidate's name, strategy, settings or promise cannot be read.")
+        raise RecordError(
+            f"{file} is damaged: the name, strategy, settings or lossless flag of a candidate has a wrong type."
+        )
     if candidate.point is not None:
         _check_point(candidate.point, file)
     return candidate
@@ -209,25 +211,27 @@ def _check_point(point: Any, file: Path) -> None:
         raise RecordError(f"{file} is damaged: the point of a candidate is not a JSON object.")
     check_kinds(point, POINT_KINDS, "the point of a candidate", file, needed=POINT_KINDS)
     if point["ranks"] != point["hosts"] * point["ranks_per_host"] or point["batch"] < point["ranks"]:
-        raise RecordError(f"{file} is damaged: the ranks of a point do not fit its hosts, or its batch.")
+        raise RecordError(
+            f"{file} is damaged: the ranks of a point are not hosts × ranks_per_host, or exceed its batch."
+        )
 
 
 def _check_event(event: Mapping[str, Any], known: Mapping[str, Candidate], file: Path) -> None:
-    """Refuses an event that lacks what readers rely on, or is about a candidate that was not announced."""
+    """Raise `RecordError` if an event lacks a required value or names an unknown candidate."""
     kind = event["event"]
     kinds = EVENT_KINDS.get(kind, {})
     check_kinds(event, kinds, f"an event {kind!r}", file, needed=kinds)
     name = event.get("candidate")
     if "candidate" in kinds and name not in known:
-        raise RecordError(f"{file} is damaged: {schema.EXPERIMENT_FILE} does not know the candidate {name!r}.")
+        raise RecordError(f"{file} is damaged: {schema.EXPERIMENT_FILE} does not list the candidate {name!r}.")
 
 
 def _folder_of(event: Mapping[str, Any], path: Path) -> Path:
-    """The folder of a run; a record from elsewhere must not bring folders in that are not its own."""
+    """Return the folder of a run; raise `RecordError` if it lies outside the experiment (records may be untrusted)."""
     folder = path / str(event["folder"])
     if path.resolve() not in folder.resolve().parents:
         raise RecordError(
-            f"{path / schema.EVENTS_FILE} names a run outside of the experiment: {event['folder']}.",
-            hint="name the folder of that run itself",
+            f"{path / schema.EVENTS_FILE} names a run outside the experiment: {event['folder']}.",
+            hint="name the folder of that run directly",
         )
     return folder

@@ -1,4 +1,4 @@
-"""Finds the records in folders that a user names: an experiment, a run, or a folder that holds some of them."""
+"""Find records in the folders that a user names: an experiment, a run, or a folder that contains records."""
 
 from __future__ import annotations
 
@@ -15,30 +15,38 @@ Record = ExperimentRecord | RunRecord
 
 
 def find_records(folders: Sequence[Path]) -> list[Record]:
-    """The records in these folders, in their order, each once; a folder without any is an error."""
+    """Return the records in these folders, in order and without duplicates.
+
+    Raises `RecordError` if a folder contains no record.
+    """
     found: dict[Path, Record] = {}
     for folder in folders:
         if not folder.is_dir():
             raise RecordError(f"{folder} is not a folder.", hint="name the folder of a run or of an experiment")
-        here = _record_in(folder)
+        record = _record_in(folder)
         if holds_examination(folder):
             raise RecordError(
-                f"{folder} holds what the doctor found, and no run to compare.",
-                hint=f"`paceline report {folder}` shows it, without other folders",
+                f"{folder} contains an examination by `paceline doctor` and no run to compare.",
+                hint=f"show it with `paceline report {folder}`, without other folders",
             )
-        inside = [_record_in(path) for path in sorted(folder.iterdir()) if path.is_dir()] if here is None else [here]
-        records = [record for record in inside if record is not None]
+        records = _records_inside(folder) if record is None else [record]
         if not records:
             raise RecordError(
-                f"{folder} holds no record.", hint="name the folder of a run or of an experiment, as under runs/"
+                f"{folder} contains no record.",
+                hint="name the folder of a run or of an experiment, such as one under runs/",
             )
         found |= {record.path.resolve(): record for record in records}
     return list(found.values())
 
 
 def holds_examination(folder: Path) -> bool:
-    """Whether a folder is the doctor's own: the steps that it trained to see what they need are no record."""
+    """Return whether a folder contains only an examination, and no run or experiment."""
     return has_examination(folder) and not is_experiment(folder) and not (folder / RUN_FILE).is_file()
+
+
+def _records_inside(folder: Path) -> list[Record]:
+    records = [_record_in(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [record for record in records if record is not None]
 
 
 def _record_in(folder: Path) -> Record | None:

@@ -1,4 +1,4 @@
-"""What torch's profiler found about some steps of a rank, summed up by operator."""
+"""Results of torch's profiler for some steps of a rank, summed by operator."""
 
 from __future__ import annotations
 
@@ -6,59 +6,59 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import RecordError
-from paceline.records.decode import WrongValue, build
+from paceline.records.decode import DecodeError, build
 from paceline.records.reader import read_json
 from paceline.records.schema import profile_file
-from paceline.records.value_checks import LONGEST_S
+from paceline.records.value_checks import MAX_TIME_S
 from paceline.records.writer import RunFolder, write_json
 
 LAST_STEP = 1 << 32
-"""Steps are counted in 32 bits."""
+"""Upper limit of step numbers, which timelines store in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator, such as aten::mm; figures are per step. Self is without what it called."""
+    """An operator, such as `aten::mm`. Values are per step; `self_` values exclude the operators that it called."""
 
     name: str
     calls: float
     self_cpu_s: float
     cpu_s: float | None
-    """None for the sum of many: what one called may be among them too."""
+    """None for a sum of several operators, since one may have called another."""
     self_device_s: float
     device_s: float | None
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The steps of one rank that were profiled."""
+    """Profile of some steps on one rank."""
 
     first_step: int
     last_step: int
     step_s: float
     """Wall time of a step under the profiler, which slows it down."""
     operators: list[Operator]
-    """Those that took most time themselves, most first."""
+    """Operators with the most self time, largest first."""
     rest: Operator | None
-    """All others together."""
+    """Sum of all other operators."""
 
     @property
     def on_device(self) -> bool:
-        """Whether a GPU did the work."""
+        """Whether a GPU executed any of the operators."""
         return any(operator.self_device_s for operator in self.operators)
 
 
 def write_profile(profile: Profile, folder: RunFolder, rank: int) -> None:
-    """Leaves it in the record."""
+    """Write the profile to the record."""
     write_json(folder.path / profile_file(rank), asdict(profile))
 
 
 def read_profile(file: Path) -> Profile:
-    """One rank's profile."""
+    """Read one rank's profile."""
     try:
         found = build(Profile, read_json(file))
-    except WrongValue as misfit:
-        raise RecordError(f"{file} is damaged: {misfit}.") from None
-    if not 0 <= found.first_step <= found.last_step < LAST_STEP or not 0 < found.step_s < LONGEST_S:
-        raise RecordError(f"{file} is damaged: it is about no step, or about one that takes no time.")
+    except DecodeError as error:
+        raise RecordError(f"{file} is damaged: {error}.") from None
+    if not 0 <= found.first_step <= found.last_step < LAST_STEP or not 0 < found.step_s < MAX_TIME_S:
+        raise RecordError(f"{file} is damaged: its range of steps is empty, or its step time is not above 0.")
     return found

@@ -1,4 +1,4 @@
-"""Where a result comes from: machine, versions, commit, command, time. Kept with every record."""
+"""Provenance of a result, stored with every record: machine, versions, commit, command, time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 
 def command_line() -> str:
-    """What this process was started with."""
+    """Return the command line of this process."""
     return shlex.join(["paceline" if Path(sys.argv[0]).stem == "__main__" else Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def provenance(command: str | None = None) -> dict[str, Any]:
-    """The facts that a reader needs to trust a number or to measure it again; `command` is what the user typed."""
+    """Return what a reader needs to trust or reproduce a result; `command` is the command that the user typed."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command or command_line(),
@@ -35,7 +35,7 @@ def provenance(command: str | None = None) -> dict[str, Any]:
 
 
 def version_of(package: str) -> str | None:
-    """Its version; None where it is not installed, as sources on the path of modules are not."""
+    """Return the version of an installed package; None if it is not installed (for example, only on `PYTHONPATH`)."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -59,7 +59,7 @@ def _memory_bytes() -> int | None:
 
 
 def _commit() -> str | None:
-    """The commit of the folder we run in (where the user's own workload lives), marked when it has changes."""
+    """Return the git commit of the working directory, with a `-dirty` suffix if there are uncommitted changes."""
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],

@@ -1,4 +1,4 @@
-"""Reads records: whole ones, those of a run that was killed, and those of a run that is still going on."""
+"""Read the record of a run: completed, killed, or still in progress."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from paceline.records.resources import Resources
     from paceline.records.timeline import Timeline
 
-OBJECTS = frozenset({"config", "topology", "design", "provenance"})
-"""Sections that hold values by name."""
-COMPARED = frozenset({"workers", "device", "exchanges", "lossless", "batch", "threads", "cores", "ranks_per_host"})
-"""What a comparison relies on in a topology."""
-DEEPEST = 50
-"""How deeply JSON may be nested: far more than ours is, far less than what reads it can bear."""
-MOST = 1e18
-"""No figure of a step or a sample is as large: 10¹⁸ bytes are more than any host has."""
+OBJECT_SECTIONS = frozenset({"config", "topology", "design", "provenance"})
+"""Sections that are JSON objects."""
+COMPARISON_KEYS = frozenset(
+    {"workers", "device", "exchanges", "lossless", "batch", "threads", "cores", "ranks_per_host"}
+)
+"""Keys of the topology that a comparison requires."""
+MAX_JSON_DEPTH = 50
+"""Deepest nesting of JSON that is accepted: far deeper than records are, far below the recursion limit."""
+MAX_VALUE = 1e18
+"""Upper limit of every value of a step or sample: 10¹⁸ bytes exceed the memory of any host."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Steps:
     """One rank's steps as columns, named as in `StepRow`."""
 
     columns: dict[str, npt.NDArray[np.float64]]
-    tells_loss: bool = True
-    """False for a script of the user's own that does not tell the loss of every step; it is not a number there."""
+    has_loss: bool = True
+    """False if a user's script does not report the loss of every step; unreported losses are NaN."""
 
     def __len__(self) -> int:
         return len(self.columns["step"])
@@ -47,38 +49,38 @@ class Steps:
 
     @property
     def total_s(self) -> npt.NDArray[np.float64]:
-        """The duration of each step."""
+        """Duration of each step."""
         c = self.columns
         return c["data_s"] + c["forward_s"] + c["backward_s"] + c["update_s"]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as it stands on disk."""
+    """A run read from disk."""
 
     path: Path
     config: dict[str, Any]
     topology: dict[str, Any]
     provenance: dict[str, Any]
     steps: dict[int, Steps]
-    """By rank; ranks that never trained (idle ones, servers) are missing."""
+    """Steps by rank; ranks that never trained (idle ranks, servers) are missing."""
     events: list[dict[str, Any]]
     summary: dict[str, Any] | None
-    """None when the run did not come to its end."""
+    """None if the run did not complete."""
     finished: bool
 
     @property
     def lockstep(self) -> bool:
-        """Whether its ranks stepped together: else each has as many steps as it came to."""
+        """Whether its ranks stepped together; otherwise ranks have different numbers of steps."""
         return bool(self.topology.get("lockstep", True))
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
-        """The events of one kind, in order."""
+        """Return the events of one kind, in order."""
         return [event for event in self.events if event["event"] == kind]
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        """When each rank did what; only read when asked for. Empty where events were not collected."""
+        """Timelines by rank, read on first access; empty if events were not collected."""
         from paceline.records.timeline import read_timeline
 
         files = self._files("timeline-*.bin")
@@ -88,7 +90,7 @@ class RunRecord:
 
     @cached_property
     def resources(self) -> dict[int, Resources]:
-        """What each rank's process used; only read when asked for. Empty in records that have none."""
+        """CPU and memory samples by rank, read on first access; empty if there are none."""
         from paceline.records.resources import read_resources
 
         found = {rank: read_resources(file) for rank, file in self._files("resources-*.csv").items()}
@@ -96,7 +98,7 @@ class RunRecord:
 
     @cached_property
     def marks(self) -> dict[int, list[schema.MarkRow]]:
-        """What happened on each rank beside its steps; only read when asked for."""
+        """Evaluations, epoch ends and garbage collections by rank, read on first access."""
         from paceline.records.resources import read_marks
 
         found = {rank: read_marks(file) for rank, file in self._files("marks-*.csv").items()}
@@ -104,38 +106,38 @@ class RunRecord:
 
     @cached_property
     def profiles(self) -> dict[int, Profile]:
-        """What torch's profiler found on each rank; only read when asked for. Empty without `--profile`."""
+        """Results of torch's profiler by rank, read on first access; empty without `--profile`."""
         from paceline.records.profile import read_profile
 
         return {rank: read_profile(file) for rank, file in self._files("profile-*.json").items()}
 
     def _files(self, pattern: str) -> dict[int, Path]:
-        """The files that there is one of for every rank; one of a rank that there cannot be is an error."""
+        """Return per-rank files by rank; raise `RecordError` for a rank beyond the world size."""
         files, ranks = files_by_rank(self.path, pattern), self.topology.get("world_size")
         for rank, file in files.items():
             if ranks is not None and rank >= ranks:
-                raise RecordError(f"{file} is of a rank that the run did not have: it had {ranks}.")
+                raise RecordError(f"{file} belongs to a rank that the run did not have: its world size was {ranks}.")
         return files
 
     def _drift_rate(self, rank: int) -> float:
-        """By how much a rank's clock went faster than rank 0's, in seconds a second."""
+        """Return the drift of a rank's clock relative to rank 0's, in seconds per second."""
         clock = (self.summary or {}).get("clock") or {}
-        drift_s, at_s = clock.get("drift_s", []), clock.get("at_s")
-        return drift_s[rank] / at_s if at_s and rank < len(drift_s) else 0.0
+        drift_s, measured_at_s = clock.get("drift_s", []), clock.get("measured_at_s")
+        return drift_s[rank] / measured_at_s if measured_at_s and rank < len(drift_s) else 0.0
 
 
 def files_by_rank(path: Path, pattern: str) -> dict[int, Path]:
-    """The files of a record that there is one of for every rank, as `rank-*.csv`."""
+    """Return the per-rank files that match a pattern such as `rank-*.csv`, by rank."""
     before, after = pattern.split("*")
     ranks = {file.name.removeprefix(before).removesuffix(after): file for file in path.glob(pattern)}
     return {int(rank): ranks[rank] for rank in sorted(ranks, key=lambda rank: (len(rank), rank)) if rank.isdecimal()}
 
 
 def read_run(path: Path) -> RunRecord:
-    """Reads the record in a folder; what a kill cut short is passed over, what is damaged otherwise is an error."""
+    """Read the record in a folder. Lines truncated by a kill are ignored; other damage raises `RecordError`."""
     run_file = path / schema.RUN_FILE
     if not run_file.is_file():
-        raise RecordError(f"{path} holds no record: {schema.RUN_FILE} is missing.", hint="name a run's own folder")
+        raise RecordError(f"{path} contains no record: {schema.RUN_FILE} is missing.", hint="name the folder of a run")
     run = read_json(run_file)
     check_schema(run, run_file, {"config", "topology", "provenance"})
     check_run(run, run_file)
@@ -158,21 +160,21 @@ def read_run(path: Path) -> RunRecord:
 
 
 def check_comparable(run: RunRecord) -> None:
-    """Refuses a record that lacks what a comparison needs; what only tells of one run may lack it."""
+    """Raise `RecordError` if a record lacks values that a comparison needs (a summary of one run does not)."""
     file = run.path / schema.RUN_FILE
     bn = {"bn"} if run.topology.get("batch_norm_layers") else set()
     check_kinds(run.config, {}, "its config", file, needed={"strategy"} | bn)
-    check_kinds(run.topology, {}, "its topology", file, needed=COMPARED)
+    check_kinds(run.topology, {}, "its topology", file, needed=COMPARISON_KEYS)
     for event in run.events_of("log"):
         check_kinds(event, {}, "an event 'log'", run.path / schema.EVENTS_FILE, needed=LOG)
 
 
 def read_steps(file: Path) -> Steps:
-    """One rank's steps."""
+    """Read one rank's steps."""
     header, *lines = whole_lines(read_text(file)) or [schema.CSV_HEADER.strip()]
     names = header.split(",")
     if not set(schema.StepRow._fields) <= set(names):
-        raise RecordError(f"{file} is damaged: its first line does not name its columns.")
+        raise RecordError(f"{file} is damaged: the header line lacks columns.")
     loss = names.index("loss")
     try:
         rows = [
@@ -181,15 +183,15 @@ def read_steps(file: Path) -> Steps:
         ]
         table = np.array(rows, dtype=np.float64).reshape(len(lines), len(names))
     except ValueError:
-        raise RecordError(f"{file} is damaged: a line does not hold {len(names)} numbers.") from None
+        raise RecordError(f"{file} is damaged: a line does not contain {len(names)} numbers.") from None
     columns = {name: table[:, index] for index, name in enumerate(names)}
     if not all(is_measured(columns[name]) for name in schema.StepRow._fields if name != "loss"):
-        raise RecordError(f"{file} is damaged: a step has something that was not measured.")
-    return Steps(columns, tells_loss=not any(",," in line for line in lines))
+        raise RecordError(f"{file} is damaged: a step has a value that is missing or out of range.")
+    return Steps(columns, has_loss=not any(",," in line for line in lines))
 
 
 def read_events(file: Path) -> list[dict[str, Any]]:
-    """The run's events so far."""
+    """Read the events that were written so far; return an empty list if there is no file."""
     if not file.is_file():
         return []
     try:
@@ -198,17 +200,17 @@ def read_events(file: Path) -> list[dict[str, Any]]:
         raise RecordError(f"{file} is damaged: {error}.") from None
     for event in events:
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-            raise RecordError(f"{file} is damaged: a line does not say which event it is.")
+            raise RecordError(f"{file} is damaged: a line does not name its event.")
     return events
 
 
 def whole_lines(text: str) -> list[str]:
-    """The lines that were written to their end."""
+    """Return the lines that end with a line break; a truncated last line is ignored."""
     return text[: text.rfind("\n") + 1].splitlines()
 
 
 def read_text(file: Path) -> str:
-    """All of a file of text."""
+    """Read a text file; raise `RecordError` if that fails."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -218,27 +220,29 @@ def read_text(file: Path) -> str:
 
 
 def is_measured(values: npt.NDArray[np.float64]) -> bool:
-    """Whether all values are numbers, and none beyond what anything in a record can be."""
-    return bool((np.isfinite(values) & (np.abs(values) < MOST)).all())
+    """Return whether all values are finite and below `MAX_VALUE`."""
+    return bool((np.isfinite(values) & (np.abs(values) < MAX_VALUE)).all())
 
 
 def check_schema(content: dict[str, Any], file: Path, sections: set[str]) -> None:
-    """Refuses what another version wrote, or what lacks a section."""
+    """Raise `RecordError` if another schema version wrote the file, or if a section is missing."""
     if content.get("schema") != schema.SCHEMA_VERSION:
         raise RecordError(
-            f"{file} has schema {content.get('schema')}, but this version of Paceline reads {schema.SCHEMA_VERSION}.",
-            hint="read it with the version that wrote it, which it names",
+            f"{file} has record schema {content.get('schema')}; this version of Paceline reads only schema "
+            f"{schema.SCHEMA_VERSION}.",
+            hint="repeat the run with this version, or read the record with the version that wrote it: the file names "
+            "it under provenance.versions.paceline",
         )
     missing = sections - content.keys()
     if missing:
         raise RecordError(f"{file} is damaged: it has no {', '.join(sorted(missing))}.")
-    for name in sorted(sections & OBJECTS):
+    for name in sorted(sections & OBJECT_SECTIONS):
         if not isinstance(content[name], dict):
             raise RecordError(f"{file} is damaged: its {name} is not a JSON object.")
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read the object in a JSON file; raise `RecordError` if that fails."""
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -249,13 +253,13 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """What a text of JSON holds; raises `ValueError` for what ours never has: NaN, and all that readers choke on."""
+    """Decode JSON; raise `ValueError` for NaN, infinite numbers, deep nesting and invalid surrogates."""
     try:
         content = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_finite_int)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     _check_depth(content)
-    if "\\u" in text:  # Half of a pair of surrogates can be escaped, but not printed.
+    if "\\u" in text:  # A lone surrogate can be escaped in JSON, but not encoded for output.
         json.dumps(content, ensure_ascii=False).encode()
     return content
 
@@ -267,7 +271,7 @@ def _refuse_constant(text: str) -> None:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is too large a number")
+        raise ValueError(f"{text[:20]} is too large")
     return value
 
 
@@ -278,7 +282,7 @@ def _finite_int(text: str) -> int:
 
 def _check_depth(content: Any) -> None:
     level = [content]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_JSON_DEPTH):
         level = [
             inner
             for outer in level

@@ -1,88 +1,88 @@
-"""The names and columns of a record. A change that an old reader would misread raises `SCHEMA_VERSION`."""
+"""File names and columns of a record. A change that an older reader would misread raises `SCHEMA_VERSION`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 RUN_FILE = "run.json"
 """Written before the first step: schema version, configuration, topology, provenance."""
 EVENTS_FILE = "events.jsonl"
-"""Rank 0's account of the run, one JSON object a line, each with `event` and `time_s` since the run began."""
+"""Events written by rank 0, one JSON object per line, each with `event` and `time_s` since the start of the run."""
 SUMMARY_FILE = "summary.json"
-"""Written once, at the end: the figures that `paceline train` prints."""
+"""Written once, at the end: the results that `paceline train` prints."""
 FINISHED_FILE = "finished"
-"""Its presence says that the run did all it set out to do."""
+"""Exists only if the run completed."""
 PARITY_FILE = "parity.json"
-"""In the folder of a proof: how far a strategy's gradients are from one process's."""
+"""In the folder of a parity proof: distance of a strategy's gradients from those of one process."""
 EXPERIMENT_FILE = "experiment.json"
 """In the folder of an experiment, written before the first run: its kind, candidates, configuration, provenance."""
 DOCTOR_FILE = "doctor.json"
-"""What `paceline doctor` found about machines and the link; in its own folder, or in that of an experiment."""
+"""Measurements of `paceline doctor` on machines and links; in its own folder, or in that of an experiment."""
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
-"""The run as a trace that Perfetto opens; made from the timelines, so it can be made again."""
+"""The run as a Perfetto trace. It is derived from the timelines, so it can be written again."""
 LOGS_FOLDER = "logs"
 TENSORBOARD_FOLDER = "tensorboard"
-"""With a folder per rank of what `--tensorboard` writes."""
+"""Contains one folder per rank, written with `--tensorboard`."""
 ERRORS_FOLDER = "errors"
 
 
 def steps_file(rank: int) -> str:
-    """The file of one rank's steps."""
+    """Return the name of the file with one rank's steps."""
     return f"rank-{rank}.csv"
 
 
 def resources_file(rank: int) -> str:
-    """The file of what one rank's process used while it went on."""
+    """Return the name of the file with CPU and memory samples of one rank's process."""
     return f"resources-{rank}.csv"
 
 
 def marks_file(rank: int) -> str:
-    """The file of what happened on one rank beside its steps: evaluations, epochs, garbage collections."""
+    """Return the name of the file with one rank's evaluations, epoch ends and garbage collections."""
     return f"marks-{rank}.csv"
 
 
 def profile_file(rank: int) -> str:
-    """The file of what torch's profiler found on one rank, by operator."""
+    """Return the name of the file with the results of torch's profiler on one rank, by operator."""
     return f"profile-{rank}.json"
 
 
 def profile_trace_file(rank: int) -> str:
-    """The file of the same, event by event, as torch's profiler writes it for Chrome's tracing and Perfetto."""
+    """Return the name of one rank's profiler trace, which Chrome's tracing page and Perfetto open."""
     return f"profile-{rank}.trace.json.gz"
 
 
 class StepRow(NamedTuple):
-    """One step on one rank; the columns of its CSV file. Times are seconds, the loss is the mean over its samples."""
+    """One step on one rank: the columns of its CSV file. Times are seconds; the loss is the mean over the samples."""
 
     step: int
-    """Counts from 0 over the whole run."""
+    """Number of the step, from 0 over the whole run."""
     epoch: int
     samples: int
-    """What this rank trained on in this step; ranks may differ by one."""
+    """Samples that this rank trained on in this step; ranks may differ by one."""
     start_s: float
-    """When the step began, since the run's start on this rank."""
+    """Start of the step, in seconds since the start of the run on this rank."""
     data_s: float
-    """Getting the batch: gathering, augmenting, moving it to the device."""
+    """Loading the batch: gathering, augmenting, moving it to the device."""
     forward_s: float
     backward_s: float
-    """Includes the waits for other ranks that happen inside it (DDP's)."""
+    """Includes waits for other ranks inside the backward pass (as under DDP)."""
     update_s: float
-    """Agreeing on gradients where that follows backward, clipping, and the optimiser."""
+    """Synchronising gradients where that follows backward, clipping, and the optimiser."""
     loss: float | None
-    """None, an empty field, where a script of the user's own does not tell it."""
+    """None, written as an empty field, if a user's script does not report it."""
     correct: int
-    """Samples predicted right, or -1 for a workload without a notion of right."""
+    """Correct predictions, or -1 for a workload that does not define them."""
 
     @property
     def total_s(self) -> float:
-        """The whole step."""
+        """Duration of the whole step."""
         return self.data_s + self.forward_s + self.backward_s + self.update_s
 
     def to_csv(self) -> str:
-        """One line, with microseconds: a step's own noise is far above that."""
+        """Return the CSV line. Times are rounded to microseconds, far below the noise of a step."""
         loss = "" if self.loss is None else f"{self.loss:.9g}"
         return (
             f"{self.step},{self.epoch},{self.samples},{self.start_s:.6f},{self.data_s:.6f},{self.forward_s:.6f},"
@@ -94,29 +94,29 @@ CSV_HEADER = ",".join(StepRow._fields) + "\n"
 
 
 class ResourceRow(NamedTuple):
-    """What one rank's process has used by some moment; the columns of its CSV file. An empty field: not measured."""
+    """One sample of a rank's process: the columns of its CSV file. An empty field was not measured."""
 
     time_s: float
-    """When, on the clock that `start_s` of the steps is on."""
+    """Time of the sample, on the same clock as `start_s` of the steps."""
     cpu_s: float
-    """CPU time of all threads of the process, in user and in system mode, since it was started."""
+    """CPU time of all threads of the process, user and system, since the process started."""
     resident_bytes: int
     threads: int
-    sampler_s: float
-    """CPU time that this sampling itself has cost since it began."""
+    sampler_cpu_s: float
+    """CPU time that the sampler itself has used so far."""
     device_bytes: int | None
-    """What tensors take on the GPU of the rank."""
+    """Memory that tensors occupy on the rank's GPU."""
     device_used_bytes: int | None
-    """What is taken of that GPU's memory in all, by whomever."""
+    """Total memory in use on that GPU, by all processes."""
     host_busy: float | None
-    """On the first rank of a host: the share of its usable cores' time, since the row before, that was not idle."""
+    """Share of the usable cores' time that was not idle since the previous row; only on the first rank of a host."""
     host_used_bytes: int | None
     host_available_bytes: int | None
-    """Memory of the host that could be had without swapping."""
+    """Memory of the host that can be allocated without swapping."""
 
     def to_csv(self) -> str:
-        """One line."""
-        times = f"{self.time_s:.4f},{self.cpu_s:.4f},{self.resident_bytes},{self.threads},{self.sampler_s:.6f}"
+        """Return the CSV line."""
+        times = f"{self.time_s:.4f},{self.cpu_s:.4f},{self.resident_bytes},{self.threads},{self.sampler_cpu_s:.6f}"
         device = f"{_cell(self.device_bytes)},{_cell(self.device_used_bytes)}"
         busy = "" if self.host_busy is None else f"{self.host_busy:.4f}"
         return f"{times},{device},{busy},{_cell(self.host_used_bytes)},{_cell(self.host_available_bytes)}\n"
@@ -126,22 +126,22 @@ RESOURCES_HEADER = ",".join(ResourceRow._fields) + "\n"
 
 
 class MarkRow(NamedTuple):
-    """Something that happened on one rank from one moment to another; the columns of its CSV file."""
+    """An interval or instant on one rank other than a step: the columns of its CSV file."""
 
     kind: str
-    """`evaluation`, `checkpoint`, `epoch` (its end, a moment) or `gc` (a garbage collection)."""
+    """`evaluation`, `checkpoint`, `epoch` (the instant it ended) or `gc` (a garbage collection)."""
     start_s: float
     end_s: float
-    """The same as the start for a moment."""
+    """Equal to the start for an instant."""
     detail: str
-    """Which epoch, which generation of objects."""
+    """Number of the epoch, or generation of a garbage collection."""
 
     def without_drift(self, rate: float) -> MarkRow:
-        """The same by the clock of rank 0, where this rank's went faster by so many seconds a second."""
+        """Return the mark on rank 0's clock; `rate` is this rank's drift in seconds per second."""
         return self._replace(start_s=self.start_s * (1 - rate), end_s=self.end_s * (1 - rate))
 
     def to_csv(self) -> str:
-        """One line; commas and line ends in a detail would make more of it."""
+        """Return the CSV line. Commas and line breaks in `detail` become spaces, so that it stays one line."""
         return f"{self.kind},{self.start_s:.6f},{self.end_s:.6f},{' '.join(self.detail.replace(',', ' ').split())}\n"
 
 

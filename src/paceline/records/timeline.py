@@ -1,7 +1,7 @@
-"""When each phase of a step and each operation on the wire began and ended, on one rank: a few dozen bytes each.
+"""Timeline of one rank: start and end of each phase of a step and of each communication operation.
 
-A file begins with `MAGIC` and the format's number; then come rows of fixed size, little-endian, as `ROW` has them. A
-last row that was cut short is passed over. Times are seconds since the run's start, on the clock of rank 0.
+A file begins with `MAGIC` and the format number. Rows of fixed size follow, little-endian, with the fields of `ROW`. A
+truncated last row is ignored. Times are seconds since the start of the run, on the clock of rank 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import RecordError
-from paceline.records.value_checks import LONGEST_S
+from paceline.records.value_checks import MAX_TIME_S
 
 MAGIC = b"paceline-timeline"
 FORMAT = 1
@@ -25,13 +25,13 @@ HEADER = MAGIC + bytes([FORMAT])
 
 
 class RowKind(enum.IntEnum):
-    """What a row is about: the step as a whole, a phase of it, or an operation on the wire."""
+    """Kind of a row: a whole step, a phase of a step, or a communication operation."""
 
     STEP = 0
     DATA = 1
     FORWARD = 2
     BACKWARD = 3
-    """Until the last gradient is there; what waits after that inside `backward()` is not part of it."""
+    """Ends when the last gradient is computed; later waits inside `backward()` are not part of it."""
     OPTIMISER = 4
     ALL_REDUCE = 16
     BROADCAST = 17
@@ -45,36 +45,36 @@ class RowKind(enum.IntEnum):
     RECV = 25
     BARRIER = 26
     SHARED_REDUCE = 27
-    """An all_reduce through memory that the ranks of a host share: nothing of it is on the wire."""
+    """An all-reduce through memory shared by the ranks of a host: it sends nothing over the network."""
 
     @property
     def is_operation(self) -> bool:
-        """Whether it is something on the wire."""
+        """Whether the row is a communication operation."""
         return self >= RowKind.ALL_REDUCE
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """Name of the kind in tables."""
         return self.name.lower()
 
 
 class Purpose(enum.IntEnum):
-    """What an operation carries."""
+    """Content of an operation."""
 
     NOTHING = 0
-    """For phases."""
+    """Value for rows that are not operations."""
     GRADIENTS = 1
     BUFFERS = 2
-    """Running statistics of BatchNorm and the like, broadcast before a step."""
+    """Running statistics of BatchNorm and other buffers, broadcast before a step."""
     STATISTICS = 3
-    """Of the global batch, under `--bn sync`."""
+    """BatchNorm statistics of the global batch, under `--bn sync`."""
     WEIGHTS = 4
-    AGREEMENT = 5
-    """Small figures that the ranks tell each other: whether all have a next batch, a mean over them."""
+    CONTROL = 5
+    """Small values that ranks exchange for the training loop, such as whether every rank has another batch."""
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """Name of the purpose in tables."""
         return self.name.lower()
 
 
@@ -87,27 +87,28 @@ ROW = np.dtype(
         ("bytes", "<u8"),
         ("start_s", "<f8"),
         ("end_s", "<f8"),
-        ("waited_from_s", "<f8"),
+        ("wait_start_s", "<f8"),
         ("cpu_s", "<f8"),
     ]
 )
-"""`peer`: root, sender or receiver, -1 where there is none. `bytes`: of the whole tensor, over all ranks for gather,
-scatter, all_gather and reduce_scatter. `waited_from_s`: since when the computing thread did nothing but wait for the
-operation's end; not a number where it never did. `cpu_s`: processor time that the computing thread got in a phase; not
-a number where that is not known."""
+"""Fields of a row.
 
-WHOLE, IN_A_ROW = 1000, 100
-"""Steps that are all kept, and how many are in a row after them."""
+`peer`: root, sender or receiver; -1 if there is none. `bytes`: size of the whole tensor; the sum over ranks for gather,
+scatter, all_gather and reduce_scatter. `wait_start_s`: time from which the compute thread only waited for the operation
+to end; NaN if it never waited. `cpu_s`: CPU time of the compute thread in a phase; NaN if unknown."""
+
+FULLY_RECORDED_STEPS, CONSECUTIVE_STEPS = 1000, 100
+"""Number of first steps that are all recorded, and length of each recorded block of steps after them."""
 
 _PACK = struct.Struct("<IBBhQdddd").pack
 
 NO_PEER = -1
-NEVER = float("nan")
+NOT_MEASURED = float("nan")
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One rank's rows, in the order of their start."""
+    """One rank's rows, ordered by start time."""
 
     rows: npt.NDArray[np.void]
 
@@ -116,63 +117,63 @@ class Timeline:
 
     @property
     def steps(self) -> npt.NDArray[np.void]:
-        """One row per step that was kept."""
+        """One row per recorded step."""
         return self.of(RowKind.STEP)
 
     @property
     def operations(self) -> npt.NDArray[np.void]:
-        """What was on the wire."""
+        """Rows of communication operations."""
         return self.rows[self.rows["kind"] >= RowKind.ALL_REDUCE]
 
     def of(self, *kinds: RowKind) -> npt.NDArray[np.void]:
-        """The rows of some kinds."""
+        """Return the rows of the given kinds."""
         return self.rows[np.isin(self.rows["kind"], kinds)]
 
     def without_drift(self, rate: float) -> Timeline:
-        """The same by the clock of rank 0, where this rank's went faster by so many seconds a second."""
+        """Return the timeline on rank 0's clock; `rate` is this rank's drift in seconds per second."""
         if not rate:
             return self
         rows = self.rows.copy()
-        for time in ("start_s", "end_s", "waited_from_s"):
+        for time in ("start_s", "end_s", "wait_start_s"):
             rows[time] *= 1 - rate
         return Timeline(rows)
 
 
 def timeline_file(rank: int) -> str:
-    """The file of one rank's timeline."""
+    """Return the name of the file with one rank's timeline."""
     return f"timeline-{rank}.bin"
 
 
-def keeps(step: int) -> bool:
-    """Whether a step is kept: all of the first thousand, then a tenth, then a hundredth, so that files stay small.
+def is_recorded(step: int) -> bool:
+    """Return whether a step is recorded: all of the first 1,000, then 1 in 10, then 1 in 100, to keep files small.
 
-    A hundred in a row each time: one here and there would miss, or see nothing but, the steps of a strategy that sends
-    something every so often.
+    Steps are recorded in blocks of 100 consecutive ones. Single steps at a fixed stride could miss, or hit exclusively,
+    the steps in which a strategy with periodic communication sends.
     """
-    return step < WHOLE or step % int(10 ** (len(str(step)) - 1)) < IN_A_ROW
+    return step < FULLY_RECORDED_STEPS or step % int(10 ** (len(str(step)) - 1)) < CONSECUTIVE_STEPS
 
 
 class TimelineWriter:
-    """Appends one rank's rows."""
+    """Writer that appends one rank's rows."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = (folder / timeline_file(rank)).open("wb", buffering=0)
         self._file.write(HEADER)
 
     def write(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Appends rows, each with the fields of `ROW`."""
+        """Append rows, each with the fields of `ROW`."""
         if rows:
-            self._file.write(b"".join([_PACK(*row) for row in rows]))  # In half of the time that numpy takes.
+            self._file.write(b"".join([_PACK(*row) for row in rows]))  # Takes half as long as with numpy.
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 
 def read_timeline(file: Path, ranks: int | None = None) -> Timeline:
-    """One rank's timeline, also of a run that is still going on; `ranks` is how many the run has, where that is known.
+    """Read one rank's timeline, also of a run in progress; `ranks` is the world size, or None if unknown.
 
-    What it holds is checked: readers look peers up, and turn times into whole numbers.
+    Rows are checked, since readers use peers as indices and convert times to integers.
     """
     try:
         content = file.read_bytes()
@@ -181,16 +182,18 @@ def read_timeline(file: Path, ranks: int | None = None) -> Timeline:
     if not content.startswith(MAGIC):
         raise RecordError(f"{file} is damaged: it is not a timeline.")
     if not content.startswith(HEADER):
-        raise RecordError(f"{file} is a timeline of another version.", hint="read it with the version that wrote it")
+        raise RecordError(
+            f"{file} has another timeline format.", hint="read it with the version of Paceline that wrote it"
+        )
     whole = (len(content) - len(HEADER)) // ROW.itemsize
     rows = np.frombuffer(content, dtype=ROW, count=whole, offset=len(HEADER))
     known = np.isin(rows["kind"], list(RowKind)) & np.isin(rows["purpose"], list(Purpose))
-    in_order = (rows["start_s"] > -LONGEST_S) & (rows["start_s"] <= rows["end_s"]) & (rows["end_s"] < LONGEST_S)
+    in_order = (rows["start_s"] > -MAX_TIME_S) & (rows["start_s"] <= rows["end_s"]) & (rows["end_s"] < MAX_TIME_S)
     lasts = (rows["kind"] != RowKind.STEP) | (rows["start_s"] < rows["end_s"])
     if not (known & in_order & lasts).all():
-        raise RecordError(f"{file} is damaged: a row is of no known kind, or does not end after it starts.")
-    if any((np.abs(rows[name]) >= LONGEST_S).any() for name in ("waited_from_s", "cpu_s")):
-        raise RecordError(f"{file} is damaged: a row has a time that cannot be.")
+        raise RecordError(f"{file} is damaged: a row has an unknown kind, or does not end after it starts.")
+    if any((np.abs(rows[name]) >= MAX_TIME_S).any() for name in ("wait_start_s", "cpu_s")):
+        raise RecordError(f"{file} is damaged: a row has a time that is out of range.")
     if (rows["peer"] < NO_PEER).any() or (ranks is not None and (rows["peer"] >= ranks).any()):
-        raise RecordError(f"{file} is damaged: an operation is with a rank that the run did not have.")
+        raise RecordError(f"{file} is damaged: an operation names a rank that the run did not have.")
     return Timeline(rows[np.argsort(rows["start_s"], kind="stable")])

@@ -1,6 +1,6 @@
-"""Which kind of value stands under which name in a record, checked when it is read: a record may come from elsewhere.
+"""Types of the values in a record, checked when the record is read: a record may come from an untrusted source.
 
-A name that is missing is a matter for whoever needs it; what is there has to be of its kind.
+Values that are present must have the right type. Missing values are checked by the code that needs them.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Any
 
 from paceline.errors import RecordError
 
-LONGEST_S = 1e9
-"""No time in a record is further from its beginning, which is 30 years."""
+MAX_TIME_S = 1e9
+"""Upper limit of times in a record, in seconds since its start: 30 years."""
 
 
 @dataclass(frozen=True)
 class ValueKind:
-    """A kind of value."""
+    """A type of value, with the test that checks it."""
 
-    words: str
-    """As in: it is not …"""
-    holds: Callable[[Any], bool]
+    description: str
+    """Completes the sentence "it is not …"."""
+    accepts: Callable[[Any], bool]
 
     @property
     def or_null(self) -> ValueKind:
-        """The same where nothing may have been measured."""
-        return ValueKind(f"{self.words} or null", lambda value: value is None or self.holds(value))
+        """The same type, or null if nothing was measured."""
+        return ValueKind(f"{self.description} or null", lambda value: value is None or self.accepts(value))
 
     @property
     def listed(self) -> ValueKind:
-        """A list of such."""
+        """A list of values of this type."""
         return ValueKind(
-            f"a list, each {self.words}", lambda value: isinstance(value, list) and all(map(self.holds, value))
+            f"a list, each {self.description}", lambda value: isinstance(value, list) and all(map(self.accepts, value))
         )
 
 
@@ -50,12 +50,12 @@ FLAG = ValueKind("true or false", lambda value: isinstance(value, bool))
 OBJECT = ValueKind("a JSON object", lambda value: isinstance(value, dict))
 NUMBER = ValueKind("a number", _is_number)
 POSITIVE = ValueKind("a number above 0", lambda value: _is_number(value) and value > 0)
-WHOLE = ValueKind("a whole number", _is_whole)
+INTEGER = ValueKind("a whole number", _is_whole)
 COUNT = ValueKind("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0)
-SOME = ValueKind("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1)
-TIME = ValueKind("a time in seconds", lambda value: _is_number(value) and abs(value) < LONGEST_S)
+POSITIVE_COUNT = ValueKind("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1)
+TIME = ValueKind("a time in seconds", lambda value: _is_number(value) and abs(value) < MAX_TIME_S)
 
-CONFIG = {"strategy": TEXT, "bn": TEXT, "precision": TEXT, "seed": WHOLE.or_null, "profile": TEXT.or_null}
+CONFIG = {"strategy": TEXT, "bn": TEXT, "precision": TEXT, "seed": INTEGER.or_null, "profile": TEXT.or_null}
 TOPOLOGY = {
     "workload": TEXT,
     "strategy": TEXT,
@@ -63,12 +63,12 @@ TOPOLOGY = {
     "lossless": FLAG,
     "exchanges": FLAG,
     "lockstep": FLAG,
-    "world_size": SOME,
-    "workers": SOME,
+    "world_size": POSITIVE_COUNT,
+    "workers": POSITIVE_COUNT,
     "servers": COUNT,
-    "ranks_per_host": SOME,
-    "batch": SOME.or_null,
-    "threads": SOME,
+    "ranks_per_host": POSITIVE_COUNT,
+    "batch": POSITIVE_COUNT.or_null,
+    "threads": POSITIVE_COUNT,
     "cores": POSITIVE,
     "parameters": COUNT,
     "gradient_bytes": COUNT,
@@ -78,21 +78,21 @@ TOPOLOGY = {
 }
 PROVENANCE = {"host": TEXT.or_null, "cpu": TEXT.or_null, "versions": OBJECT}
 DESIGN = {
-    "ranks": SOME.or_null,
+    "ranks": POSITIVE_COUNT.or_null,
     "repeats": COUNT,
     "max_repeats": COUNT,
-    "looks": COUNT,
+    "interim_analyses": COUNT,
     "reference": TEXT.or_null,
     "machines": COUNT.listed,
-    "bound": FLAG,
-    "ranks_per_host_asked": SOME.listed,
+    "ranks_pinned": FLAG,
+    "requested_ranks_per_host": POSITIVE_COUNT.listed,
     "machine_cores": POSITIVE.or_null,
     "host_cpus": POSITIVE.or_null,
     "emulated": TEXT.or_null,
     "gpus": COUNT,
 }
 LOG = {"losses": NUMBER.or_null.listed, "wall_s": TIME, "samples": NUMBER}
-"""An event `log` of a run."""
+"""Values of an event `log` of a run."""
 SUMMARY = {
     "steps": COUNT.or_null,
     "train_s": TIME.or_null,
@@ -116,7 +116,7 @@ RANK = {
     "resident_bytes": NUMBER.or_null,
     "split": OBJECT,
 }
-"""A rank's entry in a summary."""
+"""Values of a rank in a summary."""
 SPLIT = {
     "step_s": POSITIVE,
     "compute_s": NUMBER,
@@ -128,10 +128,16 @@ SPLIT = {
 }
 TRAFFIC = {"sent_bytes": NUMBER.listed, "received_bytes": NUMBER.listed, "links": OBJECT.listed}
 PLANNED_LINK = {"source": COUNT, "target": COUNT, "payload_bytes": COUNT, "framing_bytes": COUNT}
-"""What a plan has from one rank to another, in one step."""
-SOCKETS = {"steps": SOME, "links": OBJECT.listed, "interfaces": OBJECT.listed}
-SOCKET_LINK = {"source": COUNT, "target": COUNT, "sent_bytes": COUNT, "received_bytes": COUNT, "resent_bytes": COUNT}
-"""What the kernel counted from one rank to another, over all steps that count."""
+"""Planned bytes from one rank to another in one step."""
+SOCKETS = {"steps": POSITIVE_COUNT, "links": OBJECT.listed, "interfaces": OBJECT.listed}
+SOCKET_LINK = {
+    "source": COUNT,
+    "target": COUNT,
+    "sent_bytes": COUNT,
+    "received_bytes": COUNT,
+    "retransmitted_bytes": COUNT,
+}
+"""Bytes that the kernel counted from one rank to another, over all counted steps."""
 INTERFACE = {"name": TEXT, "ranks": COUNT.listed, "sent_bytes": COUNT, "received_bytes": COUNT}
 TEST = {
     "loss": NUMBER.or_null,
@@ -145,45 +151,45 @@ STALENESS = {
     "mean": NUMBER.or_null,
     "median": COUNT.or_null,
     "max": COUNT.or_null,
-    "bound": COUNT.or_null,
+    "max_allowed": COUNT.or_null,
     "damped": COUNT,
     "dropped": COUNT,
     "counts": COUNT.listed.listed,
 }
-"""How old gradients were when they came to a server that does not wait; counts are pairs of an age and how many."""
-CLOCK = {"at_s": TIME.or_null, "drift_s": TIME.listed}
+"""Staleness of gradients when an asynchronous server applied them; `counts` has pairs (staleness, gradients)."""
+CLOCK = {"measured_at_s": TIME.or_null, "drift_s": TIME.listed}
 
 
 def check_kinds(
-    values: Mapping[str, Any], kinds: Mapping[str, ValueKind], what: str, file: Path, needed: Iterable[str] = ()
+    values: Mapping[str, Any], kinds: Mapping[str, ValueKind], section: str, file: Path, needed: Iterable[str] = ()
 ) -> None:
-    """Refuses values of which one is not of its kind, or of which a needed one is missing."""
+    """Raise `RecordError` if a value has the wrong type or a needed value is missing."""
     missing = sorted(set(needed) - values.keys())
     if missing:
-        raise RecordError(f"{file} is damaged: {what} has no {', '.join(missing)}.")
+        raise RecordError(f"{file} is damaged: {section} has no {', '.join(missing)}.")
     for name, kind in kinds.items():
-        if name in values and not kind.holds(values[name]):
-            raise RecordError(f"{file} is damaged: {name} of {what} is not {kind.words}.")
+        if name in values and not kind.accepts(values[name]):
+            raise RecordError(f"{file} is damaged: {name} of {section} is not {kind.description}.")
 
 
 def check_run(run: Mapping[str, Any], file: Path) -> None:
-    """Refuses what was written before the first step of a run if something in it is of a wrong kind."""
+    """Raise `RecordError` if a value of `run.json` has the wrong type."""
     check_kinds(run["config"], CONFIG, "its config", file)
     check_kinds(run["topology"], TOPOLOGY, "its topology", file)
     check_kinds(run["provenance"], PROVENANCE, "its provenance", file)
 
 
 def check_run_events(events: Iterable[Mapping[str, Any]], file: Path) -> None:
-    """Refuses events of a run if something in them is of a wrong kind."""
+    """Raise `RecordError` if a value of a run's events has the wrong type."""
     for event in events:
         if event["event"] == "log":
             check_kinds(event, LOG, "an event 'log'", file)
             if event.get("losses") == []:
-                raise RecordError(f"{file} is damaged: an event 'log' is about no step.")
+                raise RecordError(f"{file} is damaged: an event 'log' has no losses.")
 
 
 def check_summary(summary: Mapping[str, Any], file: Path) -> None:
-    """Refuses a summary if something in it is of a wrong kind."""
+    """Raise `RecordError` if a value of a summary has the wrong type."""
     check_kinds(summary, SUMMARY, "the summary", file)
     for rank in summary.get("ranks") or []:
         check_kinds(rank, RANK, "a rank", file, needed={"rank"} if "split" in rank else ())
@@ -191,28 +197,30 @@ def check_summary(summary: Mapping[str, Any], file: Path) -> None:
             check_kinds(rank["split"], SPLIT, "a rank's split", file, needed=SPLIT.keys() - {"descheduled_s"})
     _check_bytes(summary, len(summary.get("ranks") or []) + summary.get("servers", 0), file)
     check_kinds(summary.get("test") or {}, TEST, "its test", file)
-    check_kinds(summary.get("untracked") or {}, UNTRACKED, "what it says of unseen traffic", file)
+    check_kinds(summary.get("untracked") or {}, UNTRACKED, "its untracked traffic", file)
     staleness = summary.get("staleness") or {}
-    check_kinds(staleness, STALENESS, "its ages", file, needed=STALENESS if staleness else ())
+    check_kinds(staleness, STALENESS, "its staleness", file, needed=STALENESS if staleness else ())
     clock = summary.get("clock") or {}
     check_kinds(clock, CLOCK, "its clock", file)
-    at_s = clock.get("at_s") or 0.0
-    if at_s < 0 or any(abs(drift_s) >= at_s for drift_s in clock.get("drift_s", []) if drift_s and at_s):
-        raise RecordError(f"{file} is damaged: a clock cannot drift by as much as the time that has passed.")
+    measured_at_s = clock.get("measured_at_s") or 0.0
+    if measured_at_s < 0 or any(
+        abs(drift_s) >= measured_at_s for drift_s in clock.get("drift_s", []) if drift_s and measured_at_s
+    ):
+        raise RecordError(f"{file} is damaged: the drift of a clock is not below the elapsed time.")
 
 
 def _check_bytes(summary: Mapping[str, Any], ranks: int, file: Path) -> None:
-    """The same of what was planned and of what was counted between ranks."""
+    """Raise `RecordError` if planned or counted bytes between ranks have a wrong type or an unknown rank."""
     traffic, sockets = summary.get("traffic") or {}, summary.get("sockets") or {}
     check_kinds(traffic, TRAFFIC, "its traffic", file)
     check_kinds(sockets, SOCKETS, "its sockets", file, needed=SOCKETS if sockets else ())
-    for links, kinds, what in (
+    for links, kinds, section in (
         (traffic.get("links", []), PLANNED_LINK, "a link of its traffic"),
         (sockets.get("links", []), SOCKET_LINK, "a link of its sockets"),
     ):
         for link in links:
-            check_kinds(link, kinds, what, file, needed=kinds)
+            check_kinds(link, kinds, section, file, needed=kinds)
             if max(link["source"], link["target"]) >= ranks:
-                raise RecordError(f"{file} is damaged: {what} is of a rank that the run did not have.")
+                raise RecordError(f"{file} is damaged: {section} names a rank that the run did not have.")
     for interface in sockets.get("interfaces", []):
         check_kinds(interface, INTERFACE, "an interface of its sockets", file, needed=INTERFACE)

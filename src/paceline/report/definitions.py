@@ -145,7 +145,7 @@ DEFINITIONS = {
         "Proof of bytes",
         "Bytes at the sockets ÷ (plan + framing). It holds where that is within 1% of one for every pair of ranks.",
     ),
-    "resent_bytes": Definition("Sent again", "Payload that the kernel had to send again, as after a loss."),
+    "retransmitted_bytes": Definition("Sent again", "Payload that the kernel had to send again, as after a loss."),
     "interface_bytes": Definition(
         "On the interface",
         "What the network interface of the rank's host carried meanwhile, per step: headers, acknowledgements, and "
@@ -171,7 +171,7 @@ DEFINITIONS = {
         "computed with, when it comes. The mean over all gradients and servers; the median over repeats. Of n equally "
         "fast workers it is about n − 1.",
     ),
-    "late_share": Definition(
+    "over_limit_share": Definition(
         "Late", "The share of gradients that were older than the strategy allows: damped or dropped, as it was told."
     ),
     "train_loss": Definition(

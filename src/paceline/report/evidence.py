@@ -61,8 +61,8 @@ def loss_difference_row(loss_difference: LossDifference) -> LossDifferenceRow:
         candidate=loss_difference.candidate,
         first="never" if loss_difference.first_step is None else f"step {loss_difference.first_step}",
         visible="never" if loss_difference.visible_step is None else f"step {loss_difference.visible_step}",
-        at_start=apart(loss_difference.at_start),
-        at_end=apart(loss_difference.at_end),
+        at_start=apart(loss_difference.first_difference),
+        at_end=apart(loss_difference.last_difference),
         cause=CAUSES[loss_difference.cause],
     )
 
@@ -86,7 +86,7 @@ def loss_difference_sentences(comparison: Comparison) -> Iterator[str]:
         yield (
             f"{loss_difference.candidate} visibly parts from {loss_difference.reference} "
             f"at step {loss_difference.visible_step} "
-            f"and ends {apart(loss_difference.at_end)} away."
+            f"and ends {apart(loss_difference.last_difference)} away."
         )
     if differing and not visible:
         parted = _few([loss_difference.candidate for loss_difference in differing])

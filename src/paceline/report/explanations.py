@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.analysis.bottlenecks import Bottleneck, BottleneckKind, bottlenecks
 from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.analysis.ranks import rank_in_the_middle
+from paceline.analysis.ranks import hub_rank
 from paceline.config.slow_ranks import parse_slow_ranks
 from paceline.plans.halving_doubling import folded
 from paceline.records import RunRecord
@@ -23,7 +23,7 @@ PART = {
     "compute": "compute",
     "cores": "descheduled",
     "data": "data",
-    "slow_rank": "wait_s",
+    "straggler": "wait_s",
     "uneven_ranks": "wait_s",
     "latency": "exposed",
     "bandwidth": "exposed",
@@ -104,7 +104,7 @@ def explain(comparison: Comparison) -> list[Reason]:
     for row in comparison.rows:
         if row.split is None or not row.is_measured:
             continue
-        run = comparison.record_set.entries_of(row.candidate.name)[0].run
+        run = comparison.record_set.recorded_runs_of(row.candidate.name)[0].run
         case = ExplainedCandidate(row, run.topology, run.config, _link(comparison), _middle(run))
         parts = bottlenecks(row.split, comparison.wires.get(row.candidate.name), case.topology, case.link)
         for limit in [limit for limit in parts if limit.kind != "compute" or limit is parts[0]][:MOST_REASONS]:
@@ -119,12 +119,12 @@ def explain(comparison: Comparison) -> list[Reason]:
 def _middle(run: RunRecord) -> int | None:
     """By the plan, where there is one."""
     traffic = (run.summary or {}).get("traffic") or {}
-    return rank_in_the_middle(traffic["sent_bytes"], traffic["received_bytes"]) if traffic else None
+    return hub_rank(traffic["sent_bytes"], traffic["received_bytes"]) if traffic else None
 
 
 def _link(comparison: Comparison) -> PairLink | None:
     examination = comparison.examination
-    return examination.link.narrowest if examination is not None and examination.link is not None else None
+    return examination.link.slowest if examination is not None and examination.link is not None else None
 
 
 def _amount(limit: Bottleneck, case: ExplainedCandidate) -> str:
@@ -149,7 +149,7 @@ def _cores(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
             f"{_amount(limit, case)} the computing thread does not run: its host has {facts['cores']:g} cores.",
             "more cores.",
         )
-    if facts["crowding"] is not None and facts["crowding"] > 1:
+    if facts["threads_per_core"] is not None and facts["threads_per_core"] > 1:
         sharing = f"{plural(facts['ranks'], 'rank')} × {plural(facts['threads'], 'thread')} on {facts['cores']:g} cores"
         text = f"{_amount(limit, case)} the computing thread does not run: {sharing} are too many, unless it sleeps."
         fewer = max(1, int(facts["cores"] // facts["threads"]))
@@ -183,7 +183,7 @@ def _is_held_up(limit: Bottleneck) -> bool:
 
 
 def _transfer(limit: Bottleneck) -> str:
-    return "exposed transfer" if limit.facts["waiting_known"] else "exposed transfer, or waiting for others"
+    return "exposed transfer" if limit.facts["waits_known"] else "exposed transfer, or waiting for others"
 
 
 CORES_FOR_THE_WIRE = "cores for the threads that move gradients: fewer --ranks or --threads on a host"
@@ -207,7 +207,7 @@ def _beyond(case: ExplainedCandidate) -> str:
 
 
 def _slow_rank(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
-    rank, blame = limit.facts["rank"], percent(limit.facts["blame"], 0)
+    rank, blame = limit.facts["rank"], percent(limit.facts["wait_share"], 0)
     text = f"{_amount(limit, case)} ranks wait for others to come, {blame} of it for rank {rank}"
     if rank < case.folded:
         return f"{text}, which does the work of two: {_beyond(case)}.", f"{POWER_OF_TWO}."
@@ -281,7 +281,7 @@ SENTENCES: dict[BottleneckKind, Callable[[Bottleneck, ExplainedCandidate], tuple
     "compute": _compute,
     "cores": _cores,
     "data": _data,
-    "slow_rank": _slow_rank,
+    "straggler": _slow_rank,
     "uneven_ranks": _uneven_ranks,
     "latency": _latency,
     "bandwidth": _bandwidth,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from paceline.analysis.scaling.curves import (
-    HostSpread,
+    HostCountComparison,
     Mode,
     Scaling,
     ScalingCurve,
@@ -87,7 +87,7 @@ def headline_of(scaling: Scaling) -> str:
     best = next((point for mode in scaling.modes if (point := scaling.best(mode)) is not None), None)
     if best is None or best.row.step_s is None:
         return "Nothing that speed could be told of was measured."
-    gain = best.over_single or best.over_itself
+    gain = best.over_single or best.over_one_rank
     what, time = f"{best.strategy} on {where(best, scaling)}", f"{seconds(best.row.step_s.value)} per step"
     if gain is None:
         return f"{what} took the least time: {time}; there is no baseline to hold it against."
@@ -102,7 +102,7 @@ def headline_of(scaling: Scaling) -> str:
 def _strong(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
     """What a strategy gains on its most ranks, and up to where adding ranks pays."""
     point = curve.last
-    gains = [gain for gain in (point.over_single, point.over_itself) if gain is not None]
+    gains = [gain for gain in (point.over_single, point.over_one_rank) if gain is not None]
     if point.ranks > 1 and gains:
         yield f"{curve.strategy} on {where(point, scaling)} {'; '.join(_faster(point, gain) for gain in gains)}."
     peak = scaling.peak(curve)
@@ -122,14 +122,14 @@ def _faster(point: ScalingPoint, gain: ScalingGain) -> str:
 def _weak(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
     """By how much a step became longer: the speed-up counts samples, of which there are as many times more as ranks."""
     point = curve.last
-    gains = [gain for gain in (point.over_single, point.over_itself) if gain is not None]
+    gains = [gain for gain in (point.over_single, point.over_one_rank) if gain is not None]
     if point.ranks > 1 and gains:
         told = "; ".join(_longer(point, gain) for gain in gains)
         yield f"A step of {curve.strategy} on {where(point, scaling)} {told}."
 
 
 def _longer(point: ScalingPoint, gain: ScalingGain) -> str:
-    longer = point.longer(gain)
+    longer = point.step_time_ratio(gain)
     if _uncertain(longer):
         return f"cannot be told from that of {_base(point, gain)} in length: {_times(longer)}{_efficient(gain)}"
     return f"takes {_times(longer)} as long as with {_base(point, gain)}{_efficient(gain)}"
@@ -156,15 +156,15 @@ def _peak(scaling: Scaling, peak: ScalingPeak) -> Iterator[str]:
 def _alone(scaling: Scaling) -> Iterator[str]:
     """What strategies cost where there is nobody to send to."""
     for mode in scaling.modes[:1]:
-        costs = [(point.strategy, ratio) for point, ratio in scaling.alone(mode)]
+        costs = [(point.strategy, ratio) for point, ratio in scaling.single_rank_overheads(mode)]
         if costs:
             yield f"On one rank, where nothing is sent, against single: {_each(costs)}."
 
 
 def _spread(scaling: Scaling, mode: Mode) -> Iterator[str]:
     """Several processes on a host against several hosts."""
-    groups: dict[tuple[int, int, int], list[HostSpread]] = {}
-    for spread in scaling.spreads(mode):
+    groups: dict[tuple[int, int, int], list[HostCountComparison]] = {}
+    for spread in scaling.host_count_comparisons(mode):
         if spread.fewer.candidate.role == "candidate":
             groups.setdefault((spread.fewer.ranks, spread.fewer.hosts, spread.more.hosts), []).append(spread)
     for (ranks, fewer, more), own in groups.items():

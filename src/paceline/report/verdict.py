@@ -70,7 +70,7 @@ def _winner(comparison: Comparison) -> Iterator[str]:
             f"{pick} {decision.first}: {seconds(first.step_s.value)} per step, {factor(ratio.value)} as fast as "
             f"{decision.second}, the next best{apart}, over {repeats}."
         )
-    elif decision.outcome == "same":
+    elif decision.outcome == "equal":
         yield (
             f"{decision.first} and {decision.second} are equally fast: {seconds(first.step_s.value)} per step, "
             f"a ratio of {factor(ratio.value)}{apart}, over {repeats}."
@@ -209,8 +209,8 @@ class Chance:
 
 
 def _chance(comparison: Comparison) -> Chance | None:
-    classes = {entry.run.topology.get("classes") for entry in comparison.record_set.entries}
-    tests = [(entry.run.summary or {}).get("test") or {} for entry in comparison.record_set.entries]
+    classes = {entry.run.topology.get("classes") for entry in comparison.record_set.runs}
+    tests = [(entry.run.summary or {}).get("test") or {} for entry in comparison.record_set.runs]
     samples = min((test["samples"] for test in tests if test.get("samples")), default=0)
     known = classes.pop() if len(classes) == 1 else None
     if not known or not samples:
@@ -232,7 +232,7 @@ def next_command(comparison: Comparison) -> str | None:
         return None
     ranks = record_set.designs[0]["ranks"]
     start_with = _launch_settings(record_set.designs[0])
-    if comparison.pick is None and decision.outcome == "open":
+    if comparison.pick is None and decision.outcome == "undecided":
         config = dict(record_set.config) | _longer(record_set.config)
         leaders = [comparison.row(name).candidate for name in _leaders(comparison)]
         apart = leaders[0].settings != leaders[-1].settings  # Then each strategy takes every setting's turn.
@@ -257,7 +257,7 @@ def next_command(comparison: Comparison) -> str | None:
 
 def _launch_settings(design: dict[str, Any]) -> dict[str, Any]:
     """What starts the same ranks on the same hosts; of real ones each is started with its own number."""
-    settings = {"ranks": design["ranks"], "threads": design.get("threads_asked")}
+    settings = {"ranks": design["ranks"], "threads": design.get("requested_threads")}
     if design.get("emulated"):
         return settings | {"emulate": design["emulated"], "host_cpus": design.get("host_cpus")}
     if (design.get("hosts") or 1) > 1:

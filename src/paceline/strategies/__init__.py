@@ -1,4 +1,5 @@
-"""How ranks agree on gradients: one strategy one file, and the registry that finds them without importing torch.
+"""Strategies: how ranks synchronise gradients. One strategy per file, and a registry that does not import torch.
 
-To add one: its file, its plan in `paceline.plans`, one line in the registry, one test file, one changelog line.
+To add a strategy, add its file, its plan in `paceline.plans`, one line in the registry, one test file and one line in
+the changelog.
 """

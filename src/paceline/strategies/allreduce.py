@@ -13,24 +13,24 @@ from paceline.strategies.base.strategy import AfterBackward
 
 
 class AllReduce(AfterBackward):
-    """Every rank ends up with the sum of all gradients, one parameter after the other, and divides it.
+    """An all-reduce sums each parameter's gradient over all ranks; then every rank divides it by the number of ranks.
 
     Idea
-        No rank is special. Gloo and NCCL pass chunks around a ring, so every link carries the same, and the bytes per
-        rank hardly grow with the number of ranks. But each parameter pays the latency of a whole ring, and nothing is
-        sent while backward computes.
+        All ranks do the same work. Gloo and NCCL pass chunks around a ring, so every link carries the same number of
+        bytes, and the bytes per rank hardly grow with the number of ranks. But each parameter costs the latency of a
+        whole ring, and no gradient is sent during backward.
 
     Who sends what to whom (per parameter, of M bytes)
-        rank 0 ──▶ rank 3 ──▶ rank 2 ──▶ rank 1 ──▶ rank 0     2(p−1) rounds of M/p bytes on every arrow
+        rank 0 ──▶ rank 3 ──▶ rank 2 ──▶ rank 1 ──▶ rank 0     2(p−1) messages of M/p bytes on every arrow
 
     Cost
         2(p−1)α + 2(p−1)/p·Mβ + (p−1)/p·Mγ per parameter.
 
     When to use it
-        As the plainest right way, and to see what `ddp` gains by buckets and overlap.
+        As the simplest correct strategy, and to measure what `ddp` gains by buckets and overlap.
 
-    When not
-        With many small parameters (latency adds up) or a slow link (nothing overlaps): use `ddp`.
+    When not to use it
+        With many small parameters (the latencies add up) or on a slow link (nothing overlaps): use `ddp`.
 
     Source
         Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.

@@ -1,4 +1,4 @@
-"""`bucketed`: our own overlapped reducer, which does in Python what DistributedDataParallel does in C++."""
+"""`bucketed`: the algorithm of DistributedDataParallel, which is in C++, written in Python."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from paceline.strategies.base.overlapped import Bucket, Overlapped
 
 @dataclass(frozen=True, kw_only=True)
 class BucketedOptions:
-    """How large the buckets are."""
+    """Bucket sizes."""
 
     bucket_mb: float = 25.0
-    """Bucket size in MiB: a bucket is closed once it holds as much."""
+    """Bucket size in MiB: a bucket is closed once it holds at least this much."""
     first_mb: float = 1.0
-    """The same of the first bucket: a small one sets out early."""
+    """Size of the first bucket in MiB: a small one is sent early."""
 
     def __post_init__(self) -> None:
         check_positive("bucketed", self, "bucket_mb", "first_mb")
 
 
 class Bucketed(Overlapped):
-    """Gradients are packed into buckets, each all-reduced as soon as backward has filled it: `ddp`, to be read.
+    """Gradients are copied into buckets, each all-reduced once backward has filled it: `ddp` in readable Python.
 
     Idea
-        A hook on each parameter runs when backward has its gradient. It copies the gradient into a bucket, divided by
-        the number of ranks; the hook that fills a bucket starts its all-reduce and returns at once, so the wire works
-        while backward computes the layers before. `step` waits for the buckets, points each gradient into its bucket
-        and lets the optimiser read it there. Ranks must start their buckets in the same order, so a full bucket waits
-        for those before it. The order that counts is the one in which backward really fills them, which the first step
-        shows: after it the buckets are packed anew.
+        A hook on each parameter runs when backward has computed its gradient. The hook copies the gradient, divided by
+        the number of ranks, into a bucket. The hook that fills a bucket starts its all-reduce and returns at once, so
+        the bucket is sent while backward computes the next gradients. `step` waits for the buckets and makes each
+        gradient a view of its bucket, so the optimiser reads it without a copy. All ranks must start their buckets in
+        the same order, so a full bucket waits for the buckets before it. The first step records the order in which
+        backward fills the gradients; after it, the buckets are rebuilt in that order.
 
     Who sends what to whom (time runs to the right)
         backward   [layer 4][layer 3][layer 2][layer 1]
         hooks              ▼        ▼        ▼        ▼
         buckets    [  0: layer 4   ][ 1: layers 3, 2, 1 ]
-        the wire           [bucket 0 ring]            [bucket 1 ring]
+        network            [bucket 0 ring]            [bucket 1 ring]
         optimiser                                                    [step]
 
     Cost
-        Per bucket of m bytes 2(p−1)α + 2(p−1)/p·mβ + (p−1)/p·mγ; only what ends after backward is exposed. The hooks
-        cost some microseconds for each parameter.
+        2(p−1)α + 2(p−1)/p·mβ + (p−1)/p·mγ per bucket of m bytes. Only communication that ends after backward is
+        exposed. The hooks take a few microseconds per parameter.
 
     When to use it
-        To see how `ddp` works, and as the base for a scheme of your own: `strategies/base/overlapped.py` has the hooks,
-        `strategies/base/buckets.py` the memory, this file what becomes of a full bucket.
+        To see how `ddp` works, and as the base for your own strategy: `strategies/base/overlapped.py` has the hooks,
+        `strategies/base/buckets.py` the memory, and this file the all-reduce of a full bucket.
 
-    When not
-        For models of very many small parameters: `ddp` runs its hooks in C++. For loops that change gradients between
-        backward and `step`, which refuses it: they have been sent by then. Optimisers that keep gradients beyond their
-        step have to copy what they keep, since the next step fills the same memory.
+    When not to use it
+        For models with very many small parameters: `ddp` runs its hooks in C++. For training loops that change
+        gradients between backward and `step`: the gradients have been sent by then, and `step` raises an error. An
+        optimiser that keeps gradients after its step must copy them, because the next step overwrites the memory.
 
     Source
         Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
@@ -75,5 +75,5 @@ class Bucketed(Overlapped):
         assert work is not None, "only a rank outside the group gets no handle"
         self._works[bucket.number] = work
 
-    def arrive(self, bucket: Bucket) -> None:
+    def wait(self, bucket: Bucket) -> None:
         self._works.pop(bucket.number).wait()

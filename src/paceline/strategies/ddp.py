@@ -1,6 +1,6 @@
-"""`ddp`: PyTorch's own DistributedDataParallel, with its options, and without its overlap for comparison."""
+"""`ddp`: PyTorch's DistributedDataParallel with its options, and optionally without overlap, for comparison."""
 
-# No `from __future__ import annotations` here: DDP reads the hook's annotations and wants them to be types.
+# No `from __future__ import annotations` here: DDP checks that the hook's annotations are types, not strings.
 import inspect
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,50 +17,51 @@ from paceline.config.specs import check_positive
 from paceline.plans.classic import DEFAULT_BUCKET_MB
 from paceline.strategies.base.strategy import Strategy
 
-# The loop owns BatchNorm, so DDP shall not broadcast buffers. The switch has another name since torch 2.13.
-_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-_NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
+# The training loop handles BatchNorm, so DDP must not broadcast buffers. torch 2.13 renamed this argument.
+_HAS_FORWARD_SYNC_BUFFERS = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _HAS_FORWARD_SYNC_BUFFERS else "broadcast_buffers": False}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DdpOptions:
-    """What DistributedDataParallel lets one choose."""
+    """Options of DistributedDataParallel."""
 
     bucket_mb: float = 25.0
-    """Bucket size in MiB, PyTorch's bucket_cap_mb; at its default of 25 the first bucket is 1 MiB."""
+    """Bucket size in MiB (PyTorch's bucket_cap_mb). With the default of 25, the first bucket is 1 MiB."""
     overlap: bool = True
-    """Start a bucket's all-reduce while backward still runs; false holds all of them back until its end."""
+    """Start each bucket's all-reduce during backward. With false, all buckets are sent at the end of backward."""
     bucket_view: bool = False
-    """Let gradients be views into the buckets: saves one copy of them. PyTorch's gradient_as_bucket_view."""
+    """Make gradients views of the buckets, which saves one copy (PyTorch's gradient_as_bucket_view)."""
     static_graph: bool = False
-    """Promise that every step uses the same parameters in the same way, which lets DDP plan once."""
+    """Promise DDP that every step uses the same parameters in the same way, so that it plans only once."""
 
     def __post_init__(self) -> None:
         check_positive("ddp", self, "bucket_mb")
 
 
 class Ddp(Strategy):
-    """Gradients are packed into buckets, each all-reduced as soon as backward has filled it.
+    """Gradients are copied into buckets; each bucket is all-reduced as soon as backward has filled it.
 
     Idea
-        Backward computes gradients from the last layer to the first. Those of the last layers can travel while the
-        first layers still compute. Buckets make few large messages of many small ones; overlap hides them.
+        Backward computes gradients from the last layer to the first. Gradients of the last layers are sent while those
+        of the first layers are still computed. Buckets combine many small messages into a few large ones; overlap hides
+        their time behind backward.
 
     Who sends what to whom (time runs to the right)
         backward   [layer 4][layer 3][layer 2][layer 1]
-        the wire            [ bucket 0 ring  ][ bucket 1 ring ]
+        network             [ bucket 0 ring  ][ bucket 1 ring ]
         optimiser                                              [step]
 
     Cost
-        Per bucket of m bytes 2(p−1)α + 2(p−1)/p·mβ + (p−1)/p·mγ. Bucket i starts when it is full and the one before is
-        done; only what ends after backward is exposed.
+        2(p−1)α + 2(p−1)/p·mβ + (p−1)/p·mγ per bucket of m bytes. A bucket starts when it is full and the one before it
+        is done. Only communication that ends after backward is exposed.
 
     When to use it
         By default.
 
-    When not
-        When backward is short compared with the traffic: then little can hide, and sending less, or through shared
-        memory, is what helps. On CPUs the traffic takes cores away from backward.
+    When not to use it
+        If backward is short compared with the communication, little of it is hidden: sending fewer bytes, or using
+        shared memory, helps more. On CPUs, communication uses cores that backward needs.
 
     Source
         Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
@@ -77,8 +78,8 @@ class Ddp(Strategy):
         self._module = DistributedDataParallel(
             model,
             process_group=self.comm.group,
-            init_sync=False,  # attach() has just given every rank the same weights.
-            # Said aloud, PyTorch's own default would make the first bucket as large as the others.
+            init_sync=False,  # attach() has already copied rank 0's weights to every rank.
+            # Passing the default explicitly would make the first bucket as large as the others.
             bucket_cap_mb=None if options.bucket_mb == DEFAULT_BUCKET_MB else options.bucket_mb,
             find_unused_parameters=self.allow_unused,
             gradient_as_bucket_view=options.bucket_view,
@@ -86,7 +87,7 @@ class Ddp(Strategy):
             **_NO_BUFFERS,
         )
         if not options.overlap:
-            self._module.register_comm_hook(_Held(self.comm.group), _hold_until_last)
+            self._module.register_comm_hook(_HeldBuckets(self.comm.group), _hold_until_last)
         return self._module
 
     def microbatch(self, last: bool) -> AbstractContextManager[Any]:
@@ -102,17 +103,17 @@ class Ddp(Strategy):
 
 
 @dataclass
-class _Held:
-    """Buckets that wait for the end of backward."""
+class _HeldBuckets:
+    """Buckets that are held back until the end of backward."""
 
     group: dist.ProcessGroup
     buckets: list[tuple[Tensor, Future[Tensor]]] = field(default_factory=list)
 
 
-def _hold_until_last(held: _Held, bucket: GradBucket) -> Future[Tensor]:
-    """A DDP communication hook that sends the same buckets in the same order, but none before backward is done.
+def _hold_until_last(held: _HeldBuckets, bucket: GradBucket) -> Future[Tensor]:
+    """DDP communication hook that sends the same buckets in the same order, but only at the end of backward.
 
-    DDP launches buckets in order, so the last one's hook runs when every gradient is ready.
+    DDP calls the hook for each bucket in order, so the call for the last bucket runs when every gradient is ready.
     """
     buffer = bucket.buffer()
     future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else [])

@@ -1,4 +1,4 @@
-"""`gather_scatter`: gradients go to rank 0, their mean comes back, parameter by parameter."""
+"""`gather_scatter`: rank 0 gathers the gradients and scatters their mean, one parameter at a time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paceline.strategies.base.strategy import AfterBackward
 
 
 class GatherScatter(AfterBackward):
-    """Rank 0 gathers every rank's gradient, takes the mean and scatters it, one parameter after the other.
+    """Rank 0 gathers the gradients of all ranks, averages them and scatters the mean, one parameter at a time.
 
     Idea
-        The first scheme anyone writes: one rank does the adding. Every byte passes through rank 0, so its link is the
-        bottleneck, and it gets worse with each rank.
+        The simplest scheme: one rank computes the mean. Every byte passes through rank 0, so its link is the
+        bottleneck, and the load on it grows with the number of ranks.
 
     Who sends what to whom (per parameter, of M bytes)
         rank 1 ──g1──▶             rank 0 ──mean──▶ rank 1
         rank 2 ──g2──▶ rank 0      rank 0 ──mean──▶ rank 2
-        rank 3 ──g3──▶ adds        rank 0 ──mean──▶ rank 3
+        rank 3 ──g3──▶ averages    rank 0 ──mean──▶ rank 3
 
     Cost
         2(p−1)(α + Mβ) + (p−1)Mγ per parameter: rank 0 moves 2(p−1)M bytes, every other rank 2M.
@@ -30,8 +30,8 @@ class GatherScatter(AfterBackward):
     When to use it
         To learn, and as the slow end of a comparison.
 
-    When not
-        Anywhere else. `allreduce` moves 2(p−1)/p·M through every rank instead.
+    When not to use it
+        For training. `allreduce` moves only 2(p−1)/p·M bytes through each rank.
     """
 
     name: ClassVar[str] = "gather_scatter"

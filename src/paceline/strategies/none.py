@@ -1,4 +1,4 @@
-"""`none`: every rank trains alone, as the bound on what synchronising less could gain."""
+"""`none`: ranks do not communicate; the upper bound on the speed of any strategy."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from paceline.strategies.base.strategy import Strategy
 
 
 class NoSync(Strategy):
-    """Every rank trains on its share of the batch and tells nobody: the head-room bound, not a way to train.
+    """Every rank trains on its share of the batch without communication: an upper bound on speed, not a way to train.
 
     Idea
-        The step time of `none` is that of a strategy whose communication costs nothing. The distance from any other
-        strategy to it is all that a better one could gain. The replicas drift apart; the run ships rank 0's.
+        The step time of `none` is that of a strategy whose communication takes no time. The difference between another
+        strategy's step time and this one is the most that a better strategy could save. The replicas diverge; the run
+        keeps the weights of rank 0.
 
     Who sends what to whom
-        rank 0: [share 0] -> gradient 0 -> step        (no arrows:
-        rank 1: [share 1] -> gradient 1 -> step         that is the point)
+        rank 0: [share 0] -> gradient 0 -> step        (no messages
+        rank 1: [share 1] -> gradient 1 -> step         between ranks)
 
     Cost
-        Nothing on the wire, BatchNorm buffers included, unless --bn sync asks for it. step = forward + backward +
+        No communication, not even of BatchNorm buffers, unless --bn sync is set. Step time = forward + backward +
         optimiser, on a share of the batch.
 
     When to use it
-        In a comparison, to see whether communication is worth improving at all.
+        In a comparison, to measure how much time faster communication could save.
 
-    When not
-        To train: each replica sees only its shares, so its gradient is noisier and the others' work is thrown away.
+    When not to use it
+        To train: each replica sees only its own shares, so its gradients are noisier, and the work of all other ranks
+        is discarded.
     """
 
     name: ClassVar[str] = "none"

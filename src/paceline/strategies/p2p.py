@@ -13,34 +13,35 @@ from paceline.strategies.base.strategy import AfterBackward
 
 
 class PointToPoint(AfterBackward):
-    """Every rank sends its gradient to rank 0 and gets the mean back, in messages between two ranks.
+    """Every rank sends its gradient to rank 0 and receives the mean, in point-to-point messages.
 
     Idea
-        `gather_scatter` without the collectives: rank 0 posts all receives at once, so that they arrive in any order,
-        adds them in the order of the ranks, and posts all sends at once. The sum is the same to the last bit.
+        `gather_scatter` without collectives. Rank 0 posts all receives at once, so messages may arrive in any order. It
+        adds them in rank order, so the sum is bitwise equal to that of `gather_scatter`. Then it posts all sends at
+        once.
 
     Who sends what to whom (per parameter, of M bytes)
         rank r: isend(g_r → 0) ........ irecv(mean ← 0)
-        rank 0: irecv(g_1), irecv(g_2), … wait, add, isend(mean → 1), isend(mean → 2), … wait
+        rank 0: irecv(g_1), irecv(g_2), … wait, average, isend(mean → 1), isend(mean → 2), … wait
 
     Cost
-        2(p−1)(α + Mβ) + (p−1)Mγ per parameter, all of it through rank 0's link.
+        2(p−1)(α + Mβ) + (p−1)Mγ per parameter; all messages use rank 0's link.
 
     When to use it
-        To learn what a collective does for you.
+        To learn what a collective does internally.
 
-    When not
-        For speed: it has the same bottleneck as `gather_scatter`.
+    When not to use it
+        For training: rank 0 is the same bottleneck as in `gather_scatter`.
     """
 
     name: ClassVar[str] = "p2p"
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
-        exchange = self._collect_and_return if self.comm.rank == 0 else self._send_and_receive
+        exchange = self._average_and_return if self.comm.rank == 0 else self._send_and_receive
         for gradient in gradients:
             exchange(gradient)
 
-    def _collect_and_return(self, gradient: Tensor) -> None:
+    def _average_and_return(self, gradient: Tensor) -> None:
         comm, others = self.comm, range(1, self.comm.world_size)
         received = {rank: torch.empty_like(gradient) for rank in others}
         arrivals = {rank: irecv(received[rank], rank, comm) for rank in others}

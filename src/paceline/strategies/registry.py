@@ -1,4 +1,4 @@
-"""The strategies there are: name, one line, where its class is and where its plan is. Free of torch."""
+"""Registry of strategies: name, one-line summary, class and plan of each. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StrategyEntry:
-    """Where to find a strategy."""
+    """Registry entry of a strategy."""
 
     name: str
     summary: str
     strategy: str
-    """`module:Class`"""
+    """Class of the strategy, as `module:Class`."""
     plan: str
-    """`module:function`"""
+    """Function that returns its plan, as `module:function`."""
 
 
 def _entry(
     name: str, summary: str, class_name: str, plan: str | None = None, module: str | None = None
 ) -> StrategyEntry:
-    """A strategy in the file of its name, as its plan is unless another place is said."""
+    """Return an entry whose module and plan are in the files of the strategy's name, unless given."""
     return StrategyEntry(
         name, summary, f"paceline.strategies.{module or name}:{class_name}", f"paceline.plans.{plan or f'{name}:plan'}"
     )
@@ -45,32 +45,38 @@ def _entry(
 ENTRIES = {
     entry.name: entry
     for entry in (
-        _entry("single", "one process, nothing to agree on: the baseline", "Single", "classic:nothing"),
-        _entry("none", "no synchronisation at all: the bound no strategy can beat", "NoSync", "classic:nothing"),
+        _entry("single", "one process on the whole batch: the baseline", "Single", "classic:nothing"),
+        _entry("none", "no synchronisation: the upper bound on speed", "NoSync", "classic:nothing"),
         _entry(
             "gather_scatter",
-            "gather to rank 0, mean, scatter back, per parameter",
+            "gather to rank 0, average, scatter back; per parameter, after backward",
             "GatherScatter",
             "classic:gather_scatter",
         ),
-        _entry("p2p", "the same through rank 0 with isend and irecv", "PointToPoint", "classic:p2p"),
-        _entry("allreduce", "a blocking all_reduce per parameter, after backward", "AllReduce", "classic:allreduce"),
-        _entry("ddp", "PyTorch's DistributedDataParallel: buckets, overlapped with backward", "Ddp", "classic:ddp"),
-        _entry("bucketed", "our own overlapped reducer: `ddp`, to be read", "Bucketed"),
-        _entry("ring", "one all-reduce around a ring of our own, after backward", "Ring"),
-        _entry("halving_doubling", "the same between partners, in 2 lg p steps", "HalvingDoubling"),
+        _entry("p2p", "as gather_scatter, with isend and irecv", "PointToPoint", "classic:p2p"),
+        _entry("allreduce", "one blocking all_reduce per parameter, after backward", "AllReduce", "classic:allreduce"),
+        _entry("ddp", "PyTorch's DistributedDataParallel: buckets, all-reduced during backward", "Ddp", "classic:ddp"),
+        _entry("bucketed", "the algorithm of ddp in readable Python: buckets, all-reduced during backward", "Bucketed"),
+        _entry("ring", "one ring all-reduce of all gradients, written in Python, after backward", "Ring"),
+        _entry(
+            "halving_doubling",
+            "one all-reduce by recursive halving and doubling (2 log2 p steps), after backward",
+            "HalvingDoubling",
+        ),
         _entry(
             "priority",
-            "the first layers' gradients first, hidden behind the next forward too",
+            "gradients of the first layers first; overlaps with backward and the next forward",
             "Priority",
             module="priority.strategy",
         ),
         _entry(
-            "shared_memory", "ranks of a host add up in memory they share; leaders ring across hosts", "SharedMemory"
+            "shared_memory",
+            "ranks of one host sum gradients in shared memory; one rank per host joins a ring",
+            "SharedMemory",
         ),
         _entry(
             "parameter_server",
-            "servers keep the weights, workers send gradients, in step or not",
+            "servers keep the weights, workers send gradients; synchronous or asynchronous",
             "ParameterServer",
             module="parameter_server.strategy",
         ),
@@ -95,12 +101,12 @@ SETS = {
     ),
     "all": tuple(ENTRIES),
 }
-"""Names for several strategies at once."""
+"""Named sets of strategies."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a strategy, as its source declares it."""
+    """Option of a strategy, as declared in its source."""
 
     name: str
     kind: str
@@ -110,7 +116,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a strategy's file teaches."""
+    """Explanation of a strategy, read from its source."""
 
     name: str
     summary: str
@@ -119,14 +125,14 @@ class Lesson:
 
 
 def find(name: str) -> StrategyEntry:
-    """The entry of a known strategy."""
+    """Return the entry of a registered strategy; raise a UsageError for an unknown name."""
     if name not in ENTRIES:
         raise unknown_name("strategy", name, ENTRIES)
     return ENTRIES[name]
 
 
 def create(text: str, *, allow_unused: bool = False) -> Strategy:
-    """Makes a strategy from `name`, `name:key=value` or, for the user's own, `module:Class`."""
+    """Return a new strategy from `name`, `name:key=value,key=value` or, for a user's strategy, `module:Class`."""
     spec = Spec.parse(text)
     kind = _load(spec.name if ":" in spec.name else find(spec.name).strategy)
     strategy: Strategy = kind(build(kind.Options, spec.options, spec.name))
@@ -135,7 +141,7 @@ def create(text: str, *, allow_unused: bool = False) -> Strategy:
 
 
 def check_options(text: str) -> None:
-    """Refuses an option that a known strategy does not have, read from its file without running it."""
+    """Raise a UsageError for an option that a registered strategy does not have, without importing the strategy."""
     spec = Spec.parse(text)
     known = {option.name for option in lesson(spec.name).options} if spec.name in ENTRIES else set(spec.options)
     for key in spec.options:
@@ -144,31 +150,37 @@ def check_options(text: str) -> None:
 
 
 def parse_list(text: str) -> list[str]:
-    """The strategies of `a,b:x=1` or of a named set, as they were written."""
+    """Return the strategies of a list such as `a,b:x=1`, with each named set replaced by its members."""
     names = [member for item in split_list(text) for member in SETS.get(item, (item,))]
     if not names:
-        raise UsageError("no strategy was named.", hint=f"known: {', '.join(ENTRIES)}; sets: {', '.join(SETS)}")
+        raise UsageError(
+            "no strategy was named.",
+            hint=f"name one or more of {', '.join(ENTRIES)}, or a set: {', '.join(SETS)}",
+        )
     return names
 
 
-def in_a_set(text: str, strategy: str) -> bool:
-    """Whether a strategy of `text` was meant by a set alone: where it does not fit it is left out, not refused."""
+def selected_by_set(text: str, strategy: str) -> bool:
+    """Return whether the list `text` contains a strategy only through a named set.
+
+    Such a strategy is left out where it cannot run; one that was named itself is an error.
+    """
     return strategy not in split_list(text)
 
 
 def plan_of(text: str) -> Callable[..., Plan]:
-    """The function that plans the traffic of a known strategy."""
+    """Return the function that plans the traffic of a registered strategy."""
     module, _, function = find(Spec.parse(text).name).plan.partition(":")
     plan: Callable[..., Plan] = getattr(importlib.import_module(module), function)
     return plan
 
 
 def lesson(name: str) -> Lesson:
-    """What the strategy's file says of itself, read without running it."""
+    """Return the explanation of a registered strategy, without importing the strategy."""
     entry = find(name)
     module, _, class_name = entry.strategy.partition(":")
     source = importlib.util.find_spec(module)
-    assert source is not None, f"{module} of the registry does not exist"
+    assert source is not None, f"{module} is in the registry but does not exist"
     assert source.origin is not None
     classes = [node for node in ast.parse(Path(source.origin).read_text()).body if isinstance(node, ast.ClassDef)]
     (definition,) = [node for node in classes if node.name == class_name]
@@ -201,8 +213,11 @@ def _load(path: str) -> Any:
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
         raise unknown_name(f"strategy in {module_name!r} named", class_name, classes)
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
-        raise UsageError(f"{path!r} is not a strategy.", hint="it has to inherit from paceline.Strategy")
+        raise UsageError(f"{path!r} is not a strategy.", hint="it must inherit from paceline.Strategy")
     if inspect.isabstract(kind):
         unwritten = ", ".join(sorted(kind.__abstractmethods__))
-        raise UsageError(f"{path!r} is not complete: it lacks {unwritten}.", hint="`docs/own-code.md` has an example")
+        raise UsageError(
+            f"{path!r} is not complete: it does not implement {unwritten}.",
+            hint="implement it; `docs/own-code.md` has an example",
+        )
     return kind

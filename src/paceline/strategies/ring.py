@@ -1,4 +1,4 @@
-"""`ring`: all gradients in one all-reduce around a ring, written on messages between neighbours, after backward."""
+"""`ring`: one ring all-reduce of all gradients after backward, written with messages between neighbours."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ from paceline.strategies.base.packed import Packed
 
 @dataclass(frozen=True, kw_only=True)
 class RingOptions:
-    """What the ring lets one choose."""
+    """Size of messages."""
 
     segment_kb: float = 2048.0
-    """KiB of a message: while one is added up, the next is on the wire. Smaller ones overlap more and cost more."""
+    """Message size in KiB. One message is summed while the next is sent: small ones overlap more but add latency."""
 
     def __post_init__(self) -> None:
         check_positive("ring", self, "segment_kb")
 
 
 class Ring(Packed):
-    """Every rank talks to two neighbours alone: sums go once around the ring, then results do.
+    """Each rank exchanges messages only with its two neighbours in a ring: first partial sums, then results.
 
     Idea
-        The packed gradients are cut into p chunks, one for each rank. A chunk sets out, and whoever gets it adds its
-        own and passes it on; after p−1 steps one rank has all of its sum. In p−1 more steps finished chunks go round
-        and are copied. All links carry the same at all times, and no all-reduce can do with fewer bytes. Chunks travel
-        in segments, so that one is added up while the next is on the wire.
+        The packed gradients are cut into p chunks, one for each rank. In each step, a rank adds its own part to the
+        chunk that it received and sends it to the next rank. After p−1 steps, each rank has the complete sum of one
+        chunk. In p−1 more steps, the complete chunks are passed around the ring and copied. All links carry the same
+        number of bytes at all times, and no all-reduce needs fewer bytes. Chunks are sent in segments, so that one
+        segment is added while the next is being sent.
 
-    Who sends what to whom (p = 3; a, b, c are chunks, each starts with its own rank's part)
+    Who sends what to whom (p = 3; a, b, c are chunks)
                     rank 0 ──▶ rank 1 ──▶ rank 2 ──▶ rank 0
-        step 1         a          b          c              each adds what arrives
-        step 2         c          a          b              now rank 0 has b, rank 1 c, rank 2 a in full
-        step 3         b          c          a              each copies what arrives
-        step 4         a          b          c              everyone has everything
+        step 1         a          b          c              each rank adds what it receives
+        step 2         c          a          b              rank 0 now has the sum of b, rank 1 of c, rank 2 of a
+        step 3         b          c          a              each rank copies what it receives
+        step 4         a          b          c              every rank has all sums
 
     Cost
-        2(p−1)α + 2(p−1)/p·Mβ + (p−1)/p·Mγ, for all gradients (M bytes) at once.
+        2(p−1)α + 2(p−1)/p·Mβ + (p−1)/p·Mγ for all gradients (M bytes) together.
 
     When to use it
-        To read how a ring works and to see what cutting does: on one host it takes 1.07 to 1.1 times as long as Gloo's
-        own (`benchmarks/all_reduces.py`), which is the same algorithm. With large models, where bytes count and not
-        latency.
+        To read how a ring works and to study the segment size. On one host it takes 1.07 to 1.1 times as long as Gloo's
+        all-reduce, which is the same algorithm (`benchmarks/all_reduces.py`). With large models, where bandwidth
+        matters more than latency.
 
-    When not
-        With many ranks and few bytes: latency grows with p, where `halving_doubling` has 2 lg p. And nothing overlaps
-        with backward: `ddp` and `bucketed` do that.
+    When not to use it
+        With many ranks and few bytes: latency grows with p, but only with 2 lg p in `halving_doubling`. If
+        communication should overlap with backward: use `ddp` or `bucketed`.
 
     Source
         Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of Parallel

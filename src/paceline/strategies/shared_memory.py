@@ -1,4 +1,4 @@
-"""`shared_memory`: ranks of one host add gradients up in memory that they share; across hosts their leaders ring."""
+"""`shared_memory`: ranks of one host sum gradients in shared memory; the first rank of each host joins a ring."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMemoryOptions:
-    """How large the buckets are, and who does what with them."""
+    """Bucket sizes, and how buckets are summed and read."""
 
     bucket_mb: float = 1.0
-    """Bucket size in MiB: a bucket is closed once it holds as much."""
+    """Bucket size in MiB: a bucket is closed once it holds at least this much."""
     first_mb: float = 0.25
-    """The same of the first bucket: what is smaller than this as a whole has one, and what more would cost is saved."""
+    """Size of the first bucket in MiB. A model that is smaller than this has a single bucket, which saves overhead."""
     thread: bool = False
-    """Let a thread of its own add gradients up, for ranks that have a core to spare for it."""
+    """Sum gradients in a separate thread. Use it if each rank has a spare core."""
     copy: bool = False
-    """Give the optimiser copies: for one that writes into gradients, and did not in the first step."""
+    """Pass copies of the gradients to the optimiser, for one that writes into them, but not in its first step."""
 
     def __post_init__(self) -> None:
         check_positive("shared_memory", self, "bucket_mb", "first_mb")
 
 
 class SharedMemory(Overlapped):
-    """Ranks of one host add their gradients up in memory that they share, while backward computes.
+    """Ranks of one host sum their gradients in shared memory, during backward.
 
     Idea
-        Between ranks of one host a message is a copy into the kernel and a copy out of it, and a ring makes 2(p−1)
-        steps of that. Here every rank copies its gradients to where the others can read them: one copy in, as autograd
-        makes gradients in memory of its own. Then each adds up one shard of them, over all ranks, and the optimisers of
-        all ranks read the one sum that there is: no copy out, and no two ranks can hold different gradients. A rank
-        adds up between two layers of its backward pass whatever the others have ready by then; only for the last
-        bucket has it to wait.
+        Between ranks of one host, a message is a copy into the kernel and a copy out of it, and a ring has 2(p−1) such
+        steps. Here, every rank copies its gradients into memory that the others can read. One copy is needed because
+        autograd allocates gradients elsewhere. Then each rank sums one shard of them over all ranks. The optimisers of
+        all ranks read the same sum in place, so no copy out is needed, and gradients cannot differ between ranks.
+        Between two layers of backward, a rank sums the buckets that all ranks have filled by then. It waits only for
+        the last bucket.
 
     Who sends what to whom (two ranks of one host)
         rank 0   writes [bucket 0][bucket 1]            rank 1   writes [bucket 0][bucket 1]
                       │  ╲                                     ╱  │
                       ▼    ╲ reads                     reads ╱    ▼
-        rank 0   adds up the first half,                rank 1   the second
+        rank 0   sums the first half                    rank 1   sums the second half
                       ╲_________________      _____________________╱
                                         ▼    ▼
-                               [ the sum: one for both ] ──> the optimisers of both read it
+                               [ one sum for both ranks ] ──> both optimisers read it
 
-        With several hosts the first rank of each, its leader, takes the host's sum around a ring of the leaders:
+        With several hosts, the first rank of each host all-reduces the host's sum in a ring with those of other hosts:
         host A {0, 1} ── rank 0 ══ring══ rank 2 ── host B {2, 3}
 
     Cost
-        On a host no message at all. A rank writes m bytes, reads m and writes m/p; with γ for the adding of a byte that
-        is about mγ, and two moments at which ranks wait for each other. On two cores, 37 MB of four ranks take 0.15 to
-        0.18 of the time of Gloo's all-reduce where they are in the shared memory already, 0.33 to 0.40 with the copy
-        into it. Between h hosts, per bucket, the ring of their leaders: 2(h−1)α + 2(h−1)/h·mβ + (h−1)/h·mγ.
+        No messages within a host. For a bucket of m bytes, a rank writes m bytes, reads m and writes m/p: about mγ, and
+        ranks wait for each other twice. Measured with four ranks on two cores and 37 MB: 0.15 to 0.18 of the time of
+        Gloo's all-reduce if the gradients are already in shared memory, 0.33 to 0.40 with the copy into it. Between h
+        hosts, per bucket: 2(h−1)α + 2(h−1)/h·mβ + (h−1)/h·mγ for the ring.
 
     When to use it
-        With several ranks on a host, on CPUs: there messages cost cores which backward needs.
+        With several ranks per host, on CPUs: there, messages use cores that backward needs.
 
-    When not
-        On GPUs, which have better ways to each other than main memory. With one rank per host it is a ring. For loops
-        that change gradients between backward and `step`, which refuses it. Optimisers that keep gradients beyond their
-        step have to copy what they keep, since the next step fills the same memory.
+    When not to use it
+        On GPUs, which have faster paths to each other than main memory. With one rank per host it is only a ring. For
+        training loops that change gradients between backward and `step`: `step` raises an error. An optimiser that
+        keeps gradients after its step must copy them, because the next step overwrites the memory.
 
     Source
-        Shared memory and leaders: Graham and Shipman, "MPI Support for Multi-core Architectures: Optimized Shared
-        Memory Collectives", EuroPVM/MPI 2008. Hierarchies: Goyal et al., "Accurate, Large Minibatch SGD", 2017,
-        section 4. Waiting: Drepper, "Futexes Are Tricky", 2011.
+        Shared memory, one rank per host in a ring: Graham and Shipman, "MPI Support for Multi-core Architectures:
+        Optimized Shared Memory Collectives", EuroPVM/MPI 2008. Hierarchical all-reduce: Goyal et al., "Accurate, Large
+        Minibatch SGD", 2017, section 4. Waiting: Drepper, "Futexes Are Tricky", 2011.
     """
 
     name: ClassVar[str] = "shared_memory"
@@ -85,104 +85,109 @@ class SharedMemory(Overlapped):
         self.bucket_bytes = int(self.options.bucket_mb * MIB)
         self.first_bucket_bytes = int(self.options.first_mb * MIB)
         self._in_place = self.comm.device.type == "cpu"
-        self._trusted = False
-        """Whether the optimiser was seen to leave gradients as they are."""
+        self._only_reads = False
+        """Whether the optimiser did not write into the gradients when this was checked."""
         self._copies = self.options.copy
         return super().wrap(model)
 
-    def memory(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
-        self._let_go()
-        self._there: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in items]
-        """Of each bucket, where its gradients go and those that are there."""
+    def allocate(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+        self._release()
+        self._uncopied: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in items]
+        """For each bucket, the gradients that are not copied into it yet: their target views, and the gradients."""
         self._shared = SharedBuckets(items, [one.dtype for one in like], self.comm, thread=self.options.thread)
-        return self._shared.rows if self._in_place else super().memory(items, like)
+        return self._shared.rows if self._in_place else super().allocate(items, like)
 
-    def sums(self, memory: list[Tensor]) -> list[Tensor]:
-        return self._buckets.means if self._in_place else memory
+    def sums_of(self, memory: list[Tensor]) -> list[Tensor]:
+        return self._shared_buckets.means if self._in_place else memory
 
-    def put(self, slot: Slot, gradient: Tensor) -> None:
-        """Leaves it to `launch`, and the division to the adding up: one call for a bucket is cheaper than many."""
-        views, gradients = self._there[slot.bucket.number]
+    def copy_in(self, slot: Slot, gradient: Tensor) -> None:
+        """Remember the gradient for `launch`, which copies a whole bucket in one call; summing divides by the ranks."""
+        views, gradients = self._uncopied[slot.bucket.number]
         views.append(slot.view)
         gradients.append(gradient)
 
     def launch(self, bucket: Bucket) -> None:
-        shared = self._buckets
-        self._copy_in(bucket)
+        shared = self._shared_buckets
+        self._copy_gradients(bucket)
         if not self._in_place:
             shared.rows[bucket.number].copy_(bucket.flat)
         shared.mark_ready(bucket.number)
         shared.progress()
 
-    def arrive(self, bucket: Bucket) -> None:
-        shared = self._buckets
+    def wait(self, bucket: Bucket) -> None:
+        shared = self._shared_buckets
         shared.wait(bucket.number)
         if not self._in_place:
             bucket.flat.copy_(shared.means[bucket.number])
 
     def update(self, max_norm: float | None) -> None:
-        """Lets the optimiser read the sums where they are: what it wrote there, the others would read."""
+        """Step the optimiser on the sums in shared memory.
+
+        All ranks read the same sums, so an optimiser that writes into gradients gets copies.
+        """
         if not self._in_place or self._shared is None:
             super().update(max_norm)
         elif max_norm is not None or self._copies:
-            self._give_copies()
+            self._replace_by_copies()
             super().update(max_norm)
-        elif not self._trusted:
-            self._find_out()
+        elif not self._only_reads:
+            self._update_and_check()
         else:
             before = self._shared.write_count
             super().update(None)
             if self._shared.write_count != before:
                 raise WorkloadError(
-                    "the optimiser wrote into gradients, which it did not in its first step.",
-                    hint="give it copies: shared_memory:copy=true",
+                    "the optimiser wrote into gradients that all ranks share, which it did not do in its first step.",
+                    hint="pass it copies of the gradients: shared_memory:copy=true",
                 )
 
     def close(self) -> None:
         super().close()
-        self._let_go()
+        self._release()
 
-    def _copy_in(self, bucket: Bucket) -> None:
-        """Copies the gradients that are there into their bucket, and lets go of them where it can.
+    def _copy_gradients(self, bucket: Bucket) -> None:
+        """Copy the gradients of a bucket into shared memory, and free them where possible.
 
-        The next layer's gradient will then be in their memory, which is in the cache still. Who looks at a gradient
-        before `step` finds it in this rank's row, through a tensor of its own, so that a write by it is noticed.
+        Autograd can then use their memory, which is still in the cache, for the next layer's gradient. Code that reads
+        a gradient before `step` gets a view of this rank's row. The view is a separate tensor, so that its version
+        counter shows writes by that code.
         """
-        views, gradients = self._there[bucket.number]
+        views, gradients = self._uncopied[bucket.number]
         if views:
             torch._foreach_copy_(views, gradients)
-        self._there[bucket.number] = ([], [])
-        if self._in_place and self._buckets.keeps_row(bucket.number):
+        self._uncopied[bucket.number] = ([], [])
+        if self._in_place and self._shared_buckets.keeps_row(bucket.number):
             for slot in bucket.slots:
                 if slot.gradient is not None and slot.is_unchanged:
                     slot.parameter.grad = slot.gradient = slot.view.data
                     slot.version = slot.gradient._version
 
-    def _find_out(self) -> None:
-        """A step with copies, which tells whether the optimiser writes into what it is given."""
-        given = self._give_copies()
-        before = [copy._version for _, copy in given]
+    def _update_and_check(self) -> None:
+        """Step the optimiser on copies of the gradients, and check whether it writes into them."""
+        replaced = self._replace_by_copies()
+        before = [copy._version for _, copy in replaced]
         super().update(None)
-        self._trusted = before == [copy._version for _, copy in given] and all(
-            torch.equal(total, copy) for total, copy in given
+        self._only_reads = before == [copy._version for _, copy in replaced] and all(
+            torch.equal(total, copy) for total, copy in replaced
         )
-        self._copies = not self._trusted
+        self._copies = not self._only_reads
 
-    def _give_copies(self) -> list[tuple[Tensor, Tensor]]:
-        """Sums, and the copies of them that are the gradients now."""
-        given = []
+    def _replace_by_copies(self) -> list[tuple[Tensor, Tensor]]:
+        """Replace the gradients by copies; return pairs of the sum in shared memory and its copy."""
+        replaced = []
         for _, parameter in self.parameters:
             if parameter.grad is not None:
-                given.append((parameter.grad, parameter.grad.clone()))
-                parameter.grad = given[-1][1]
-        return given
+                replaced.append((parameter.grad, parameter.grad.clone()))
+                parameter.grad = replaced[-1][1]
+        return replaced
 
     @property
-    def _buckets(self) -> SharedBuckets:
-        assert self._shared is not None, "there are buckets where there is more than one rank"
+    def _shared_buckets(self) -> SharedBuckets:
+        assert self._shared is not None, "shared buckets exist only with more than one rank"
         return self._shared
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
+        """Release the shared memory."""
         if self._shared is not None:
             self._shared.close()
-            self._shared, self._there = None, []
+            self._shared, self._uncopied = None, []

@@ -8,24 +8,24 @@ from paceline.strategies.base.strategy import Role, Strategy
 
 
 class Single(Strategy):
-    """One process trains on the whole global batch; other ranks, if there are any, stay idle.
+    """One process trains on the whole global batch; all other ranks are idle.
 
     Idea
-        Nothing to agree on. It is the baseline of every speed-up, and with the same batch and seed the reference for
-        every loss. It gets what one host has: all usable cores of that host, or one GPU.
+        There are no gradients to synchronise. It is the baseline of every speed-up and, with the same batch and seed,
+        the reference for every loss. It uses all usable cores of one host, or one GPU.
 
     Who sends what to whom
         rank 0: [whole batch] -> gradient -> step
         others: idle
 
     Cost
-        Nothing on the wire. step = forward + backward + optimiser, on the whole batch.
+        No communication. Step time = forward + backward + optimiser, on the whole batch.
 
     When to use it
-        When the model trains fast enough on one device, and always as the baseline.
+        If the model trains fast enough on one device, and in every comparison as the baseline.
 
-    When not
-        Once a second device stands idle and the batch is large enough to share.
+    When not to use it
+        If a second device is available and the batch is large enough to split.
     """
 
     name: ClassVar[str] = "single"

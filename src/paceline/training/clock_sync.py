@@ -23,4 +23,4 @@ def measure_drift(comm: Comm) -> dict[str, Any]:
     """Return how far each rank's clock has drifted since the start; readers of the record correct timestamps by it."""
     assert comm.stopwatch is not None
     now = comm.stopwatch.clock.now
-    return {"at_s": now(), "drift_s": clock_offsets(comm, now)}
+    return {"measured_at_s": now(), "drift_s": clock_offsets(comm, now)}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paceline.config import RunConfig
 from paceline.errors import PacelineError, WorkloadError
-from paceline.strategies.base.strategy import no_gradient
+from paceline.strategies.base.strategy import no_gradient_error
 from paceline.training.precision import autocast
 from paceline.workloads.batches import Source
 from paceline.workloads.workload import Workload
@@ -48,7 +48,7 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
         for buffer, before in zip(model.buffers(), kept, strict=True):
             buffer.copy_(before)
     if missing:
-        raise no_gradient(missing, rank)
+        raise no_gradient_error(missing, rank)
 
 
 def _check_loss(loss: object) -> None:

@@ -61,7 +61,7 @@ def run_evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: 
         own = evaluate(sync.strategy.model, workload, sources.whole, config, comm=None)
         accuracy = float("nan") if own.accuracy is None else own.accuracy
         replicas = sync.comm.gather(torch.tensor([own.loss, accuracy], dtype=torch.float64))
-        tests["test_ranks"] = [_from_floats(["loss", "accuracy"], replica.tolist()) for replica in replicas]
+        tests["test_by_rank"] = [_from_floats(["loss", "accuracy"], replica.tolist()) for replica in replicas]
     return tests
 
 
@@ -100,7 +100,7 @@ def summarise(
         "clock": measure_drift(sync.comm),
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
-        **sync.strategy.figures(),
+        **sync.strategy.metrics(),
     }
 
 

@@ -69,7 +69,7 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
     start_clocks(comm)
     recorder = RunRecorder(folder, comm.rank, stopwatch.clock.now, on_event)
     # Rank 0 writes the description; so does the first rank of a host that does not share rank 0's disk.
-    if comm.rank == 0 or (setup.world.local_rank == 0 and not folder.is_described):
+    if comm.rank == 0 or (setup.world.local_rank == 0 and not folder.has_run_file):
         recorder.write_description(dataclasses.asdict(config), _topology(setup, source.batch), command)
     sync = Sync(model, optimizer_factory(config, workload), setup.strategy, comm, config.bn)
     step_recorder = StepRecorder(stopwatch, recorder.steps, recorder.timeline if config.events else None)
@@ -124,7 +124,7 @@ def _topology(setup: RankSetup, batch: int | None) -> dict[str, Any]:
         **describe_placement(setup.placement, interface=world.interface),
         **describe_model(workload.model),
         "classes": workload.classes,
-        "own_optimizer": workload.optimizer is not None,
+        "user_optimizer": workload.optimizer is not None,
         "lr": config.lr,
         "log_every": config.log_every,
         "slow_rank": config.slow_rank,

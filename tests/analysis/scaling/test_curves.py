@@ -1,4 +1,4 @@
-"""Speed-up and efficiency by their definitions, both baselines, and what is not claimed."""
+"""Speed-up and efficiency by their definitions, both baselines, and results that are not reported."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from experiments_on_disk import write_experiment
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.scaling.curves import Scaling, ScalingPoint, scaling
-from paceline.analysis.scaling.machines import crowding
+from paceline.analysis.scaling.machines import oversubscription
 from paceline.errors import RecordError
 from paceline.records.experiment import Candidate, read_experiment
 from scaling_on_disk import HALF_CORES, ONE_HOST, even, read_scaling, write_scaling
 
 APART = HALF_CORES | {"host_cpus": None, "machines": [0, 1, 2, 3], "emulated": None}
-"""Hosts with cores of their own."""
+"""Hosts on separate machines."""
 
 
 def steady(candidate: Candidate, repeat: int) -> float:  # noqa: ARG001
-    """As `even`, without noise."""
+    """Return the step time of `even` without noise."""
     return even(Candidate("", candidate.strategy, point=candidate.point), 0)
 
 
@@ -45,7 +45,7 @@ def test_strong_scaling_by_its_definition(found: Scaling) -> None:
     assert (point.batch, point.batch_per_rank) == (256, 64)
     assert point.row.step_s is not None
     assert point.row.step_s.value == pytest.approx(t_4)
-    for gain in (point.over_single, point.over_itself):
+    for gain in (point.over_single, point.over_one_rank):
         assert gain is not None
         assert gain.efficiency is not None
         assert gain.speed_up.value == pytest.approx(t_1 / t_4)
@@ -59,30 +59,30 @@ def test_weak_scaling_by_its_definition(found: Scaling) -> None:
     point = at(found, "weak", "gather_scatter", 2)
     t_1, t_2 = 0.064, 0.064 + 0.040
     assert (point.batch, point.batch_per_rank) == (128, 64)
-    assert point.over_itself is not None
-    assert point.over_itself.efficiency is not None
-    assert point.over_itself.efficiency.value == pytest.approx(t_1 / t_2)
-    assert point.over_itself.speed_up.value == pytest.approx(2 * t_1 / t_2), "twice the samples"
-    assert point.longer(point.over_itself).value == pytest.approx(t_2 / t_1)
+    assert point.over_one_rank is not None
+    assert point.over_one_rank.efficiency is not None
+    assert point.over_one_rank.efficiency.value == pytest.approx(t_1 / t_2)
+    assert point.over_one_rank.speed_up.value == pytest.approx(2 * t_1 / t_2), "twice the samples"
+    assert point.step_time_ratio(point.over_one_rank).value == pytest.approx(t_2 / t_1)
 
 
-def test_both_kinds_of_scaling_share_what_they_meet_in(found: Scaling) -> None:
+def test_both_modes_share_their_common_points(found: Scaling) -> None:
     assert found.modes == ["strong", "weak"]
     assert at(found, "strong", "ddp", 4).candidate is at(found, "weak", "ddp", 4).candidate
     assert at(found, "strong", "ddp", 1).candidate is not at(found, "weak", "ddp", 1).candidate
     assert at(found, "strong", "single", 1).over_single is None
 
 
-def test_the_baselines_differ_where_a_strategy_costs_something_alone(tmp_path: Path) -> None:
+def test_the_baselines_differ_if_a_strategy_has_overhead_on_one_rank(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         return steady(candidate, repeat) * (1.16 if candidate.strategy == "ddp" else 1)
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"]))
     point = at(found, "strong", "ddp", 2)
     assert point.over_single is not None
-    assert point.over_itself is not None
-    assert point.over_itself.speed_up.value == pytest.approx(1.16 * point.over_single.speed_up.value)
-    assert [(p.strategy, ratio.value) for p, ratio in found.alone("strong")] == [
+    assert point.over_one_rank is not None
+    assert point.over_one_rank.speed_up.value == pytest.approx(1.16 * point.over_single.speed_up.value)
+    assert [(p.strategy, ratio.value) for p, ratio in found.single_rank_overheads("strong")] == [
         ("ddp", pytest.approx(1.16)),
         ("gather_scatter", pytest.approx(1)),
     ]
@@ -90,7 +90,7 @@ def test_the_baselines_differ_where_a_strategy_costs_something_alone(tmp_path: P
 
 def test_intervals_are_over_pairs(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
-        return steady(candidate, repeat) * (1 + repeat)  # A machine that gets slower for all alike.
+        return steady(candidate, repeat) * (1 + repeat)  # A machine that slows down for all candidates alike.
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, repeats=3, modes=["strong"]))
     point = at(found, "strong", "ddp", 4)
@@ -106,65 +106,67 @@ def test_one_repeat_gives_no_interval(tmp_path: Path) -> None:
     assert point.over_single.speed_up.low is None
 
 
-def test_nothing_is_claimed_of_ranks_without_a_core_each(tmp_path: Path) -> None:
+def test_no_speed_up_is_reported_for_ranks_that_share_cores(tmp_path: Path) -> None:
     shapes = [(1, 1), (1, 2), (1, 4)]
     path = write_scaling(tmp_path / "e", shapes=shapes, design=ONE_HOST, cores=2.0, step_s=steady)
     found = read_scaling(path)
-    crowded, fits = at(found, "strong", "ddp", 4), at(found, "strong", "ddp", 2)
-    assert crowded.crowded == "4 ranks share 2 cores"
-    assert crowded.row.step_s is not None, "its time is told"
-    assert (crowded.over_single, crowded.over_itself) == (None, None)
+    oversubscribed, fits = at(found, "strong", "ddp", 4), at(found, "strong", "ddp", 2)
+    assert oversubscribed.oversubscribed == "4 ranks share 2 cores"
+    assert oversubscribed.row.step_s is not None, "its time is reported"
+    assert (oversubscribed.over_single, oversubscribed.over_one_rank) == (None, None)
     assert fits.over_single is not None
     best = found.best("strong")
     assert best is not None
     assert best.ranks == 2
-    assert any("4 ranks share 2 cores, so no speed-up" in warning for warning in found.warnings)
+    assert any(
+        "4 ranks share 2 cores, so no speed-up or efficiency is reported" in warning for warning in found.warnings
+    )
     peak = found.peak(next(c for c in found.curves if c.strategy == "ddp"))
     assert peak is not None
     assert (peak.best.ranks, peak.beyond) == (2, None)
 
 
 @pytest.mark.parametrize(
-    ("design", "shapes", "crowded"),
+    ("design", "shapes", "oversubscribed"),
     [
         (HALF_CORES, [(1, 1), (4, 1)], ""),
-        (HALF_CORES | {"host_cpus": 1.0}, [(1, 1), (4, 1)], "4 hosts of 1 core each share 2"),
+        (HALF_CORES | {"host_cpus": 1.0}, [(1, 1), (4, 1)], "4 hosts with 1 core each share 2 cores"),
         (HALF_CORES | {"host_cpus": None}, [(1, 1), (4, 1)], "4 ranks share 2 cores"),
         (APART, [(1, 1), (4, 1)], ""),
         (APART, [(1, 1), (2, 4)], "4 ranks share 2 cores"),
-        (APART | {"bound": True}, [(1, 1), (2, 4)], ""),
+        (APART | {"ranks_pinned": True}, [(1, 1), (2, 4)], ""),
         (APART | {"machines": [0, 0, 0]}, [(1, 1), (3, 1)], "3 ranks share 2 cores"),
         (APART | {"machines": [0, 0, 1, 1]}, [(1, 1), (4, 1)], ""),
         (APART | {"machines": [0, 0, 0, 1]}, [(1, 1), (4, 1)], "3 ranks share 2 cores"),
     ],
 )
-def test_what_counts_as_crowded(
-    tmp_path: Path, design: dict[str, float], shapes: list[tuple[int, int]], crowded: str
+def test_oversubscribed_cores(
+    tmp_path: Path, design: dict[str, float], shapes: list[tuple[int, int]], oversubscribed: str
 ) -> None:
     cores = design["host_cpus"] or 2.0
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, design=design, cores=cores, repeats=1))
-    assert found.points("strong")[-1].crowded == crowded
+    assert found.points("strong")[-1].oversubscribed == oversubscribed
 
 
 @pytest.mark.parametrize(
-    ("workers", "gpus", "crowded"), [(2, 2, ""), (4, 2, "4 ranks share 2 GPUs"), (2, 1, "2 ranks share 1 GPU")]
+    ("workers", "gpus", "oversubscribed"), [(2, 2, ""), (4, 2, "4 ranks share 2 GPUs"), (2, 1, "2 ranks share 1 GPU")]
 )
-def test_gpus_are_counted_too(workers: int, gpus: int, crowded: str) -> None:
+def test_oversubscribed_gpus(workers: int, gpus: int, oversubscribed: str) -> None:
     topology = {"device": "H200", "workers": workers, "ranks_per_host": workers, "threads": 8, "cores": 8.0}
-    assert crowding(topology, {"gpus": gpus, "host_cpus": None}) == crowded
+    assert oversubscription(topology, {"gpus": gpus, "host_cpus": None}) == oversubscribed
 
 
-def test_efficiency_needs_ranks_that_have_what_the_baseline_had(tmp_path: Path) -> None:
+def test_efficiency_needs_the_cores_of_the_baseline(tmp_path: Path) -> None:
     threads = {"single": 2}
     path = write_scaling(tmp_path / "e", shapes=[(1, 1), (1, 2)], design=ONE_HOST, cores=2.0, threads=threads)
     found = read_scaling(path)
     point = at(found, "strong", "ddp", 2)
     assert point.over_single is not None
     assert point.over_single.efficiency is None
-    assert point.over_single.unclaimed == "single had 2 cores, a rank has 1 core"
-    assert point.over_itself is not None
-    assert point.over_itself.efficiency is not None
-    assert found.alone("strong") == []
+    assert point.over_single.no_efficiency_reason == "single had 2 cores, each of several ranks has 1 core"
+    assert point.over_one_rank is not None
+    assert point.over_one_rank.efficiency is not None
+    assert found.single_rank_overheads("strong") == []
 
 
 def test_the_same_ranks_on_fewer_hosts(tmp_path: Path) -> None:
@@ -174,17 +176,17 @@ def test_the_same_ranks_on_fewer_hosts(tmp_path: Path) -> None:
 
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, step_s=step_s, modes=["strong"]))
-    spreads = {(s.fewer.strategy, s.fewer.ranks): s.ratio.value for s in found.spreads("strong")}
-    assert spreads == {(name, ranks): pytest.approx(1.3) for name in ("ddp", "gather_scatter") for ranks in (2, 4)}
+    ratios = {(s.fewer.strategy, s.fewer.ranks): s.ratio.value for s in found.host_count_comparisons("strong")}
+    assert ratios == {(name, ranks): pytest.approx(1.3) for name in ("ddp", "gather_scatter") for ranks in (2, 4)}
     curves = [(c.strategy, c.ranks_per_host, [p.ranks for p in c.points]) for c in found.in_mode("strong")]
     assert ("ddp", 1, [1, 2, 4]) in curves
     assert ("ddp", 2, [2, 4]) in curves
     point = at(found, "strong", "ddp", 4, hosts=2)
     assert point.over_single is not None
-    assert point.over_single.efficiency is None, "two ranks share what one had to itself"
+    assert point.over_single.efficiency is None, "two ranks share the cores that the baseline had"
 
 
-def test_where_adding_ranks_stops_paying(found: Scaling) -> None:
+def test_the_number_of_ranks_at_which_a_strategy_is_fastest(found: Scaling) -> None:
     peaks = {curve.strategy: found.peak(curve) for curve in found.candidates("strong")}
     assert peaks["ddp"] is not None
     assert (peaks["ddp"].best.ranks, peaks["ddp"].beyond) == (4, None)
@@ -196,7 +198,7 @@ def test_where_adding_ranks_stops_paying(found: Scaling) -> None:
     assert peaks["gather_scatter"].beyond.value == pytest.approx((0.064 + 0.120) / (0.128 + 0.040))
 
 
-def test_parts_of_a_step_at_every_point(found: Scaling) -> None:
+def test_every_point_has_a_time_split(found: Scaling) -> None:
     for point in found.points("strong"):
         assert point.row.split is not None
         mean = point.row.split.mean
@@ -205,55 +207,60 @@ def test_parts_of_a_step_at_every_point(found: Scaling) -> None:
         assert (mean.exposed_s > 0) == (point.ranks > 1 and point.strategy != "single")
 
 
-def test_a_point_that_failed_is_named_and_the_rest_stands(tmp_path: Path) -> None:
+def test_a_failed_point_does_not_affect_the_others(tmp_path: Path) -> None:
     name = "ddp on 4 of 4, batch 256"
     found = read_scaling(write_scaling(tmp_path / "e", failures={name: "it broke"}, modes=["strong"]))
     failed = at(found, "strong", "ddp", 4)
-    assert (failed.row.failure, failed.over_single, failed.counts) == ("it broke", None, False)
+    assert (failed.row.failure, failed.over_single, failed.is_comparable) == ("it broke", None, False)
     assert next(curve for curve in found.curves if curve.strategy == "ddp").last.ranks == 2
     assert at(found, "strong", "gather_scatter", 4).over_single is not None
 
 
-def test_without_the_baseline_strategies_are_held_against_themselves(tmp_path: Path) -> None:
+def test_without_the_baseline_strategies_are_compared_with_their_one_rank_run(tmp_path: Path) -> None:
     failures = {"single on 1 of 1, batch 256": "no"}
     found = read_scaling(write_scaling(tmp_path / "e", failures=failures, modes=["strong"]))
     point = at(found, "strong", "ddp", 4)
     assert point.over_single is None
-    assert point.over_itself is not None
+    assert point.over_one_rank is not None
 
 
-def test_more_than_ideal_is_said(tmp_path: Path) -> None:
+def test_an_efficiency_above_one_is_reported(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         assert candidate.point is not None
         return steady(candidate, repeat) * (3 if candidate.point["ranks"] == 1 else 1)
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"]))
-    (warning,) = [warning for warning in found.warnings if warning.startswith("More than ideal")]
+    (warning,) = [warning for warning in found.warnings if warning.startswith("Efficiency above 100%")]
     assert "ddp on 4 of 4, batch 256" in warning
 
 
-def test_ranks_that_could_not_be_spread_are_told_of(tmp_path: Path) -> None:
+def test_ranks_that_cannot_be_placed_evenly_are_reported(tmp_path: Path) -> None:
     path = write_scaling(tmp_path / "e", shapes=[(1, 1), (1, 5), (3, 2)], design=HALF_CORES, repeats=1)
     (five, six) = [note for note in read_scaling(path).warnings if "evenly" in note]
-    assert five == "5 ranks cannot be put evenly on 4 hosts: all of them are on one."
-    assert six == "6 ranks cannot be put evenly on 4 hosts: they are on 3."
-    asked = HALF_CORES | {"ranks_per_host_asked": [5, 2]}
-    path = write_scaling(tmp_path / "asked", shapes=[(1, 1), (1, 5), (3, 2)], design=asked, repeats=1)
+    assert five == (
+        "5 ranks cannot be placed evenly on 4 hosts, so they are placed on 1 host. "
+        "Choose a placement with --ranks-per-host."
+    )
+    assert six.startswith("6 ranks cannot be placed evenly on 4 hosts, so they are placed on 3 hosts.")
+    requested = HALF_CORES | {"requested_ranks_per_host": [5, 2]}
+    path = write_scaling(tmp_path / "requested", shapes=[(1, 1), (1, 5), (3, 2)], design=requested, repeats=1)
     assert not [note for note in read_scaling(path).warnings if "evenly" in note]
 
 
-def test_which_of_uneven_hosts_are_used_is_told(tmp_path: Path) -> None:
+def test_the_hosts_that_are_used_are_reported_if_hosts_differ(tmp_path: Path) -> None:
     design = HALF_CORES | {"emulated": "2@1gbit,2@100mbit"}
     shapes = [(1, 1), (2, 1), (3, 1), (4, 1)]
     path = write_scaling(tmp_path / "e", shapes=shapes, modes=["strong"], design=design, repeats=1)
-    assert [note for note in read_scaling(path).warnings if "alike" in note] == [
-        "Hosts are not alike, and the first of them are used first: one host is host 0 (at 1 Gbit/s each way); "
+    assert [note for note in read_scaling(path).warnings if "emulated hosts differ" in note] == [
+        "The emulated hosts differ, and runs on fewer hosts use the first of them: "
+        "1 host is host 0 (at 1 Gbit/s each way); "
         "2 hosts are hosts 0 to 1 (at 1 Gbit/s each way); "
-        "3 hosts are hosts 0 to 2 (2 at 1 Gbit/s each way, 1 at 100 Mbit/s each way)."
+        "3 hosts are hosts 0 to 2 (2 at 1 Gbit/s each way, 1 at 100 Mbit/s each way). "
+        "Compare points on different numbers of hosts with care."
     ]
 
 
-def test_an_experiment_that_has_only_begun(tmp_path: Path) -> None:
+def test_an_experiment_without_runs(tmp_path: Path) -> None:
     found = read_scaling(write_scaling(tmp_path / "e", repeats=0, interrupted=True))
     assert found.comparison.interrupted
     assert found.best("strong") is None
@@ -265,7 +272,7 @@ def test_a_comparison_is_no_scaling_experiment(tmp_path: Path) -> None:
         scaling(collect_records([read_experiment(write_experiment(tmp_path / "e"))]))
 
 
-def test_points_go_into_json(found: Scaling) -> None:
+def test_points_can_be_written_as_json(found: Scaling) -> None:
     for mode in found.modes:
         for point in found.points(mode):
             json.dumps(point.to_dict(), allow_nan=False)

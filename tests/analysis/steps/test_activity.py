@@ -1,4 +1,4 @@
-"""What a computing thread did when: hand-made steps, and random ones, which must add up to the time split."""
+"""Activities of compute threads in hand-made steps and in random ones, which must add up to the time split."""
 
 from __future__ import annotations
 
@@ -10,21 +10,31 @@ import pytest
 
 from paceline.analysis.steps.activity import WAITING, Activity, activities_in, step_activities
 from paceline.analysis.steps.split import TimedSpan, split_steps
-from paceline.records.timeline import NEVER, NO_PEER, ROW, Purpose, RowKind, Timeline
+from paceline.records.timeline import NO_PEER, NOT_MEASURED, ROW, Purpose, RowKind, Timeline
 
 
 def timeline(*rows: tuple[int, RowKind, float, float, float]) -> Timeline:
-    """A timeline of (step, kind, start, end, waited from)."""
+    """Return a timeline of rows (step, kind, start, end, wait start)."""
     whole = [
-        (step, kind, Purpose.GRADIENTS if kind.is_operation else Purpose.NOTHING, NO_PEER, 8, start, end, waited, NEVER)
-        for step, kind, start, end, waited in rows
+        (
+            step,
+            kind,
+            Purpose.GRADIENTS if kind.is_operation else Purpose.NOTHING,
+            NO_PEER,
+            8,
+            start,
+            end,
+            wait_start,
+            NOT_MEASURED,
+        )
+        for step, kind, start, end, wait_start in rows
     ]
     return Timeline(np.sort(np.array(whole, dtype=ROW), order="start_s"))
 
 
-def test_a_blocking_operation_cuts_the_phase_that_it_is_in() -> None:
+def test_a_blocking_operation_interrupts_its_phase() -> None:
     phases = [TimedSpan(RowKind.FORWARD, 0.0, 4.0), TimedSpan(RowKind.BACKWARD, 4.0, 9.0)]
-    statistics = TimedSpan(RowKind.ALL_REDUCE, 1.0, 2.0, waited_from_s=1.5)
+    statistics = TimedSpan(RowKind.ALL_REDUCE, 1.0, 2.0, wait_start_s=1.5)
     assert activities_in(0.0, 10.0, phases, [statistics]) == [
         Activity("forward", 0.0, 1.5),
         Activity(WAITING, 1.5, 2.0),
@@ -33,7 +43,7 @@ def test_a_blocking_operation_cuts_the_phase_that_it_is_in() -> None:
     ]
 
 
-def test_what_runs_beside_backward_is_waiting_only_after_it() -> None:
+def test_operations_during_backward_are_waited_for_only_after_it() -> None:
     phases = [
         TimedSpan(RowKind.DATA, 0.0, 1.0),
         TimedSpan(RowKind.BACKWARD, 1.0, 5.0),
@@ -48,15 +58,15 @@ def test_what_runs_beside_backward_is_waiting_only_after_it() -> None:
     ]
 
 
-def test_an_operation_that_outlives_its_step_is_under_way_in_the_next() -> None:
+def test_an_operation_that_outlives_its_step_is_in_progress_in_the_next() -> None:
     steps = list(
         step_activities(
             timeline(
-                (0, RowKind.STEP, 0.0, 5.0, NEVER),
-                (0, RowKind.FORWARD, 0.0, 5.0, NEVER),
-                (0, RowKind.ALL_REDUCE, 4.0, 6.0, NEVER),
-                (1, RowKind.STEP, 5.0, 9.0, NEVER),
-                (1, RowKind.FORWARD, 5.5, 9.0, NEVER),
+                (0, RowKind.STEP, 0.0, 5.0, NOT_MEASURED),
+                (0, RowKind.FORWARD, 0.0, 5.0, NOT_MEASURED),
+                (0, RowKind.ALL_REDUCE, 4.0, 6.0, NOT_MEASURED),
+                (1, RowKind.STEP, 5.0, 9.0, NOT_MEASURED),
+                (1, RowKind.FORWARD, 5.5, 9.0, NOT_MEASURED),
             )
         )
     )
@@ -69,20 +79,22 @@ def test_activities_do_not_overlap_and_add_up_to_the_split(seed: int) -> None:
     draw = random.Random(seed)
     rows: list[tuple[int, RowKind, float, float, float]] = []
     for step in range(3):
-        moments = sorted(step + draw.random() for _ in range(6))
-        rows.append((step, RowKind.STEP, moments[0], moments[5], NEVER))
+        times = sorted(step + draw.random() for _ in range(6))
+        rows.append((step, RowKind.STEP, times[0], times[5], NOT_MEASURED))
         for number, kind in enumerate((RowKind.DATA, RowKind.FORWARD, RowKind.BACKWARD, RowKind.OPTIMISER)):
-            rows.append((step, kind, moments[number], moments[number + 1], NEVER))
-        for _ in range(draw.randrange(6)):  # After the data, as in a run: else waiting there is not told apart.
-            start, end = sorted(draw.uniform(moments[1], moments[5]) for _ in range(2))
-            rows.append((step, RowKind.ALL_REDUCE, start, end, draw.choice([NEVER, draw.uniform(start, end)])))
+            rows.append((step, kind, times[number], times[number + 1], NOT_MEASURED))
+        for _ in range(
+            draw.randrange(6)
+        ):  # Only after data loading, as in a run: waits during data loading cannot be distinguished.
+            start, end = sorted(draw.uniform(times[1], times[5]) for _ in range(2))
+            rows.append((step, RowKind.ALL_REDUCE, start, end, draw.choice([NOT_MEASURED, draw.uniform(start, end)])))
     whole = timeline(*rows)
     for step, split in zip(step_activities(whole), split_steps(whole), strict=True):
         ends = [activity.end_s for activity in step.activities]
         assert all(end <= later.start_s for end, later in zip(ends, step.activities[1:], strict=False))
-        lengths = {what: 0.0 for what in ("data", WAITING)}
-        for what, start_s, end_s in step.activities:
-            lengths[what] = lengths.get(what, 0.0) + end_s - start_s
+        lengths = {name: 0.0 for name in ("data", WAITING)}
+        for name, start_s, end_s in step.activities:
+            lengths[name] = lengths.get(name, 0.0) + end_s - start_s
         assert lengths.pop(WAITING) == pytest.approx(split.split.exposed_s, abs=1e-9)
         assert lengths.pop("data") == pytest.approx(split.split.data_s, abs=1e-9)
         assert math.fsum(lengths.values()) == pytest.approx(split.split.computing_s, abs=1e-9)

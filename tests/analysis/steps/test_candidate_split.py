@@ -1,4 +1,4 @@
-"""The split of a candidate over its repeats: shares that can be, and that add up."""
+"""Time split of a candidate over its repeats: shares lie between 0 and 1 and add up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.analysis.steps.split import PARTS
 
 
 def split_over(path: Path, *exposed: float, **written: Any) -> CandidateSplit:
-    """That of ddp, whose exposed share in each repeat is given."""
+    """Return the split of ddp, given its exposed share in each repeat."""
     write_experiment(path / "e", CLASSIC[3:], repeats=len(exposed), events=True, **written)
     for repeat, share in enumerate(exposed):
         file = path / "e" / f"repeat-{repeat + 1}" / "1" / "summary.json"
@@ -28,9 +28,9 @@ def split_over(path: Path, *exposed: float, **written: Any) -> CandidateSplit:
     return split
 
 
-def test_intervals_of_shares_end_at_none_and_all(tmp_path: Path) -> None:
+def test_intervals_of_shares_end_at_0_and_1(tmp_path: Path) -> None:
     found = split_over(tmp_path, 0.01, 0.3)
-    assert found.exposed.low == 0, "Student's would begin far below"
+    assert found.exposed.low == 0, "Student's interval would begin far below"
     assert found.compute.high == 1
     assert found.overlap is not None
     assert (found.overlap.value, found.overlap.low) == (0, 0)
@@ -43,15 +43,15 @@ def test_shares_are_means_that_add_up_and_lie_in_their_intervals(tmp_path: Path)
     assert all(not getattr(found, part).spans(-0.01) and found.exposed.spans(0.3) for part in PARTS)
 
 
-def test_one_rank_has_nothing_to_hide(tmp_path: Path) -> None:
+def test_one_rank_has_no_communication(tmp_path: Path) -> None:
     found = split_over(tmp_path, 0.2, 0.2, ranks=1)
     assert found.overlap is None
     assert found.exposed.value == 0
-    assert found.other.value == pytest.approx(0.2), "what its operations take is work like any other"
+    assert found.other.value == pytest.approx(0.2), "its operations count as other work"
 
 
-def test_a_rank_counts_as_often_as_it_has_steps(tmp_path: Path) -> None:
-    """Where ranks do not step together: 25 steps of 1 s and 5 of 10 s beyond the warm-up take 2.5 s on average."""
+def test_ranks_are_weighted_by_their_steps(tmp_path: Path) -> None:
+    """Asynchronous ranks: 25 steps of 1 s and 5 steps of 10 s after the warm-up take 2.5 s on average."""
     write_experiment(tmp_path / "e", CLASSIC[3:], repeats=1, steps=30)
     run = tmp_path / "e" / "repeat-1" / "1"
     rows = (run / "rank-1.csv").read_text().splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Arithmetic of intervals against sets of points."""
+"""Interval arithmetic, compared with sets of points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ intervals = st.lists(st.tuples(st.integers(0, LAST), st.integers(0, LAST)).map(l
 
 
 def points(found: list[Interval]) -> set[int]:
-    """The unit intervals that it covers, by their starts; ends are whole numbers here."""
+    """Return the unit intervals that are covered, by their starts; ends are integers here."""
     return {point for start, end in found for point in range(int(start), int(end))}
 
 
@@ -28,7 +28,7 @@ def test_union(some: list[Interval]) -> None:
     found = union(some)
     assert points(found) == points(some)
     assert is_disjoint_and_in_order(found)
-    assert all(a[1] < b[0] for a, b in pairwise(found)), "what touches is one"
+    assert all(a[1] < b[0] for a, b in pairwise(found)), "touching intervals are merged"
     assert length(found) == len(points(some))
 
 

@@ -1,4 +1,4 @@
-"""Which windows and steps have times that count."""
+"""Selection of the windows and steps whose times count."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_in_a_short_run_all_steps_but_the_first_count() -> None:
     assert counted_steps(WINDOWS, 0).tolist() == []
 
 
-def test_the_record_says_which_windows_were_profiled(tmp_path: Path) -> None:
+def test_profiled_windows_are_marked_in_the_record(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     folder.write_run(config={}, topology={}, provenance={})
     events = EventWriter(folder)
@@ -45,11 +45,11 @@ def test_the_record_says_which_windows_were_profiled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [{"losses": [1.0]}, {"wall_s": 1.0}, {"losses": 3, "wall_s": 1.0}])
-def test_a_window_without_its_figures_is_an_error(tmp_path: Path, damage: dict[str, Any]) -> None:
+def test_a_window_without_losses_or_time_is_an_error(tmp_path: Path, damage: dict[str, Any]) -> None:
     folder = RunFolder.create(tmp_path)
     folder.write_run(config={}, topology={}, provenance={})
     events = EventWriter(folder)
     events.write("log", **damage)
     events.close()
-    with pytest.raises(RecordError, match=r"events.jsonl is damaged: (a window has no losses, or no time|losses of )"):
+    with pytest.raises(RecordError, match=r"events.jsonl is damaged: (a window has no losses or no time|losses of )"):
         windows_of(read_run(tmp_path))

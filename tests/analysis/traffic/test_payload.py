@@ -1,4 +1,4 @@
-"""The proof of bytes from records alone: what was counted, against the plan, or against the operations seen."""
+"""Proof of bytes from records: counted bytes compared with the plan or with the recorded operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from analysis.timelines import FIRST, operation, timeline
 from experiments_on_disk import read_comparison, write_counts, write_experiment
 from paceline.analysis.caveats import unplanned_bytes
-from paceline.analysis.traffic.payload import PLAN, SEEN, PairBytes, payload_of, seen_links
+from paceline.analysis.traffic.payload import PLAN, RECORDED_OPERATIONS, PairBytes, payload_of, recorded_links
 from paceline.plans import Plan
 from paceline.plans.operations import all_reduce, broadcast
 from paceline.records import RunRecord, read_run
@@ -23,21 +23,21 @@ DDP = "repeat-1/4"
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
-    """Whose `ddp` all-reduces 4,000 bytes on 3 ranks."""
+    """An experiment whose `ddp` all-reduces 4,000 bytes on 3 ranks."""
     return write_experiment(tmp_path / "e", repeats=1, ranks=3, events=True)
 
 
 def change(path: Path, **values: Any) -> RunRecord:
-    """The run with another summary."""
+    """Change the summary of a run and read the run."""
     file = path / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
     return read_run(path)
 
 
-def test_what_was_counted_is_held_against_the_plan(experiment: Path) -> None:
+def test_counted_bytes_are_compared_with_the_plan(experiment: Path) -> None:
     payload = payload_of(read_run(experiment / DDP))
     assert payload is not None
-    assert (payload.against, payload.steps, payload.deviation, payload.holds) == (PLAN, 12, 0.0, True)
+    assert (payload.expected_from, payload.steps, payload.deviation, payload.holds) == (PLAN, 12, 0.0, True)
     links = Plan((all_reduce(1000, 4, 3, 0.0),)).links()
     assert [(p.source, p.target, p.bytes) for p in payload.pairs] == [
         (link.source, link.target, link.payload_bytes + link.framing_bytes) for link in links
@@ -57,12 +57,12 @@ def test_one_per_cent_is_allowed(experiment: Path, off: float, holds: bool) -> N
     assert payload is not None
     assert payload.deviation == pytest.approx(abs(off), abs=1e-3)
     assert payload.holds is holds
-    said = unplanned_bytes("ddp", run)
-    assert (said is None) == holds
-    assert [warning == said for warning in read_comparison(experiment).warnings].count(True) == (not holds)
+    expected = unplanned_bytes("ddp", run)
+    assert (expected is None) == holds
+    assert [warning == expected for warning in read_comparison(experiment).warnings].count(True) == (not holds)
 
 
-def test_bytes_where_none_were_planned_are_infinitely_far_off(experiment: Path) -> None:
+def test_unplanned_bytes_have_an_infinite_deviation(experiment: Path) -> None:
     summary = json.loads((experiment / DDP / "summary.json").read_text())
     run = change(experiment / DDP, traffic=summary["traffic"] | {"links": []})
     payload = payload_of(run)
@@ -70,7 +70,7 @@ def test_bytes_where_none_were_planned_are_infinitely_far_off(experiment: Path) 
     assert payload.deviation == float("inf")
     assert payload.holds is False
     assert payload.to_dict()["deviation"] is None, "JSON has no infinity"
-    assert "but the plan and its framing come to 0" in (unplanned_bytes("ddp", run) or "")
+    assert "but the plan and framing predict 0." in (unplanned_bytes("ddp", run) or "")
 
 
 def test_bytes_that_were_planned_and_not_sent(experiment: Path) -> None:
@@ -81,18 +81,18 @@ def test_bytes_that_were_planned_and_not_sent(experiment: Path) -> None:
     assert payload.holds is False
 
 
-def test_nothing_planned_and_nothing_sent_is_proven(experiment: Path) -> None:
+def test_the_proof_holds_if_nothing_was_planned_and_nothing_sent(experiment: Path) -> None:
     payload = payload_of(read_run(experiment / "repeat-1/2"))
     assert payload is not None
     assert (payload.pairs, payload.deviation, payload.holds) == ([], 0.0, True)
 
 
 @pytest.mark.parametrize("sockets", [None, {}])
-def test_where_nothing_was_counted_there_is_nothing(experiment: Path, sockets: dict[str, Any] | None) -> None:
+def test_without_counts_there_is_no_payload(experiment: Path, sockets: dict[str, Any] | None) -> None:
     assert payload_of(change(experiment / DDP, sockets=sockets)) is None
 
 
-def test_records_from_before_are_read(experiment: Path) -> None:
+def test_records_without_counts_are_read(experiment: Path) -> None:
     file = experiment / DDP / "summary.json"
     summary = json.loads(file.read_text())
     del summary["sockets"], summary["traffic"]["links"]
@@ -101,50 +101,52 @@ def test_records_from_before_are_read(experiment: Path) -> None:
     assert "ddp" not in read_comparison(experiment).payloads
 
 
-def test_without_a_plan_operations_that_were_seen_take_its_place(experiment: Path) -> None:
+def test_without_a_plan_the_recorded_operations_replace_it(experiment: Path) -> None:
     payload = payload_of(change(experiment / DDP, traffic=None))
     assert payload is not None
-    assert (payload.against, payload.deviation) == (SEEN, 0.0), "the timelines have that all-reduce"
+    assert (payload.expected_from, payload.deviation) == (RECORDED_OPERATIONS, 0.0), (
+        "the timelines have that all-reduce"
+    )
 
 
-def test_without_both_there_is_a_matrix_and_no_proof(experiment: Path) -> None:
+def test_without_plan_and_timelines_there_is_a_matrix_and_no_proof(experiment: Path) -> None:
     for file in (experiment / DDP).glob("timeline-*.bin"):
         file.unlink()
     payload = payload_of(change(experiment / DDP, traffic=None))
     assert payload is not None
-    assert (payload.against, payload.deviation, payload.holds, payload.furthest) == (None, None, None, None)
+    assert (payload.expected_from, payload.deviation, payload.holds, payload.furthest) == (None, None, None, None)
     assert payload.matrix[0][2] > 0
     assert payload.ranks[0].planned_sent_bytes is None
 
 
-def test_the_run_furthest_from_its_plan_is_shown(tmp_path: Path) -> None:
+def test_the_run_that_deviates_most_is_shown(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=3, ranks=3, events=True)
     write_counts(path / "repeat-2/4", Candidate("ddp", "ddp"), 3, 12, off=0.5)
     assert read_comparison(path).payloads["ddp"].deviation == pytest.approx(0.5, rel=1e-2)
 
 
-def seen(kind: RowKind, size: int, peer: int = NO_PEER, purpose: Purpose = Purpose.GRADIENTS) -> tuple[Any, ...]:
+def recorded(kind: RowKind, size: int, peer: int = NO_PEER, purpose: Purpose = Purpose.GRADIENTS) -> tuple[Any, ...]:
     return operation(kind, 0.1, 0.2, size, peer=peer, purpose=purpose)
 
 
-def test_links_of_what_was_seen() -> None:
-    common = [seen(RowKind.ALL_REDUCE, 4000), seen(RowKind.BROADCAST, 100, 0, Purpose.BUFFERS)]
-    told = seen(RowKind.ALL_REDUCE, 8, purpose=Purpose.AGREEMENT)
+def test_links_of_recorded_operations() -> None:
+    common = [recorded(RowKind.ALL_REDUCE, 4000), recorded(RowKind.BROADCAST, 100, 0, Purpose.BUFFERS)]
+    control = recorded(RowKind.ALL_REDUCE, 8, purpose=Purpose.CONTROL)
     rows = [
-        [*common, seen(RowKind.SEND, 600, 1), told],
-        [*common, seen(RowKind.RECV, 600, 0), told],
+        [*common, recorded(RowKind.SEND, 600, 1), control],
+        [*common, recorded(RowKind.RECV, 600, 0), control],
     ]
-    found = seen_links({rank: timeline(*own) for rank, own in enumerate(rows)}, [FIRST], 2)
+    found = recorded_links({rank: timeline(*own) for rank, own in enumerate(rows)}, [FIRST], 2)
     expected = Plan((all_reduce(1000, 4, 2, 0.0), broadcast(100, 2))).links()
     assert found is not None
     assert [link.payload_bytes for link in found] == [expected[0].payload_bytes + 600, expected[1].payload_bytes]
     assert [link.framing_bytes for link in found] == [expected[0].framing_bytes + 96, expected[1].framing_bytes + 48]
 
 
-def test_operations_of_some_ranks_alone_say_nothing() -> None:
-    both, one = [seen(RowKind.ALL_REDUCE, 4000)] * 2, [seen(RowKind.ALL_REDUCE, 4000)]
-    assert seen_links({0: timeline(*both), 1: timeline(*one)}, [FIRST], 2) is None
-    assert seen_links({0: timeline(*both)}, [FIRST], 2) is None
+def test_operations_of_only_some_ranks_have_no_links() -> None:
+    both, one = [recorded(RowKind.ALL_REDUCE, 4000)] * 2, [recorded(RowKind.ALL_REDUCE, 4000)]
+    assert recorded_links({0: timeline(*both), 1: timeline(*one)}, [FIRST], 2) is None
+    assert recorded_links({0: timeline(*both)}, [FIRST], 2) is None
 
 
 def test_a_pair_without_expectation_has_no_deviation() -> None:

@@ -1,4 +1,4 @@
-"""Who waited for whom, in steps made by hand."""
+"""Waits of ranks for each other in hand-made steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def waits(*timelines: Timeline) -> RankWaits:
     return found
 
 
-def test_buckets_that_queue_behind_each_other_still_tell_who_was_late() -> None:
-    """DDP with two buckets, none of which is isolated; rank 1 comes 100 ms late to both."""
+def test_the_straggler_is_found_with_queued_buckets() -> None:
+    """DDP with two buckets, none of which is isolated; rank 1 starts both 100 ms late."""
 
     def rank(late_s: float) -> Timeline:
         return timeline(
@@ -28,11 +28,11 @@ def test_buckets_that_queue_behind_each_other_still_tell_who_was_late() -> None:
         )
 
     found = waits(rank(0.0), rank(0.1))
-    assert found.waits_s == pytest.approx([0.1, 0.0]), "from the end of its computing until rank 1 came to the second"
+    assert found.waits_s == pytest.approx([0.1, 0.0]), "from the end of its compute until rank 1 starts the second"
     assert found.waited_for == {1: 1.0}
 
 
-def test_what_a_rank_computes_meanwhile_is_not_waiting() -> None:
+def test_compute_during_an_operation_is_not_waiting() -> None:
     early = timeline(
         phase(RowKind.STEP, 0.0, 1.0), phase(RowKind.BACKWARD, 0.0, 0.7), operation(RowKind.ALL_REDUCE, 0.2, 0.9)
     )
@@ -42,8 +42,8 @@ def test_what_a_rank_computes_meanwhile_is_not_waiting() -> None:
     assert waits(early, late).waits_s == pytest.approx([0.1, 0.0])
 
 
-def test_receives_that_are_posted_at_once_wait_for_each_sender() -> None:
-    """p2p: rank 0 waits for rank 1, and rank 2 for the answer that rank 0 cannot give before that."""
+def test_receives_posted_together_wait_for_each_sender() -> None:
+    """p2p: rank 0 waits for rank 1, and rank 2 waits for the result that rank 0 sends only after that."""
     root = timeline(
         operation(RowKind.RECV, 0.0, 0.5, peer=1),
         operation(RowKind.RECV, 0.0, 0.5, peer=2),
@@ -55,10 +55,10 @@ def test_receives_that_are_posted_at_once_wait_for_each_sender() -> None:
     found = waits(root, late, early)
     assert found.waits_s == pytest.approx([0.4, 0.05, 0.45])
     assert found.waited_for[1] == pytest.approx((0.4 + 0.35) / 0.9), "rank 2 until 0.4, while rank 0 waited for rank 1"
-    assert found.waited_for[0] == pytest.approx((0.05 + 0.1) / 0.9), "both for rank 0 while that one added"
+    assert found.waited_for[0] == pytest.approx((0.05 + 0.1) / 0.9), "both wait for rank 0 while it adds"
 
 
-def test_a_scatter_after_a_gather_is_the_fault_of_whoever_the_root_waits_for() -> None:
+def test_waiting_for_a_root_is_attributed_to_the_rank_that_the_root_waits_for() -> None:
     root = timeline(operation(RowKind.GATHER, 0.0, 0.5, peer=0), operation(RowKind.SCATTER, 0.5, 0.6, peer=0))
     late = timeline(operation(RowKind.GATHER, 0.5, 0.5, peer=0), operation(RowKind.SCATTER, 0.5, 0.6, peer=0))
     early = timeline(operation(RowKind.GATHER, 0.0, 0.1, peer=0), operation(RowKind.SCATTER, 0.1, 0.6, peer=0))
@@ -67,8 +67,8 @@ def test_a_scatter_after_a_gather_is_the_fault_of_whoever_the_root_waits_for() -
     assert found.waited_for == {1: pytest.approx(1.0)}
 
 
-def test_ranks_that_wait_for_each_other_in_a_circle_end_somewhere() -> None:
-    """Two exchanges at once, each late on the other side: nobody can be followed further than once around."""
+def test_circular_waits_terminate() -> None:
+    """Two concurrent exchanges, each late on the other rank: each rank is visited at most once."""
     one = timeline(operation(RowKind.RECV, 0.0, 1.0, peer=1), operation(RowKind.SEND, 0.5, 1.0, peer=1))
     other = timeline(operation(RowKind.RECV, 0.0, 1.0, peer=0), operation(RowKind.SEND, 0.5, 1.0, peer=0))
     found = waits(one, other)
@@ -76,14 +76,14 @@ def test_ranks_that_wait_for_each_other_in_a_circle_end_somewhere() -> None:
     assert sum(found.waited_for.values()) == pytest.approx(1.0)
 
 
-def test_steps_whose_operations_do_not_match_say_nothing() -> None:
+def test_steps_whose_operations_do_not_match_are_skipped() -> None:
     one = timeline(operation(RowKind.ALL_REDUCE, 0.0, 1.0))
     other = timeline(operation(RowKind.BROADCAST, 0.0, 1.0, peer=0))
     assert rank_waits({0: one, 1: other}, np.array([FIRST], dtype=np.uint32)) is None
 
 
-def test_what_is_still_under_way_in_the_next_step_is_waited_for_there() -> None:
-    """Rank 1 comes late to a slice of the first step that both wait for in the next one's forward."""
+def test_waits_for_operations_of_the_previous_step() -> None:
+    """Rank 1 starts a slice of the first step late; both ranks wait for it in the forward pass of the next."""
 
     def rank(start_s: float) -> Timeline:
         return timeline(
@@ -91,18 +91,18 @@ def test_what_is_still_under_way_in_the_next_step_is_waited_for_there() -> None:
             phase(RowKind.BACKWARD, 0.0, 1.0),
             phase(RowKind.STEP, 1.0, 2.0, step=FIRST + 1),
             phase(RowKind.FORWARD, 1.0, 2.0, step=FIRST + 1),
-            operation(RowKind.ALL_REDUCE, start_s, 1.7, waited_from_s=max(start_s, 1.1)),
+            operation(RowKind.ALL_REDUCE, start_s, 1.7, wait_start_s=max(start_s, 1.1)),
         )
 
     steps = np.array([FIRST, FIRST + 1], dtype=np.uint32)
     found = rank_waits({0: rank(0.9), 1: rank(1.4)}, steps)
     assert found is not None
-    assert [2 * wait_s for wait_s in found.waits_s] == pytest.approx([0.3, 0.0]), "from 1.1 on it computes nothing"
+    assert [2 * wait_s for wait_s in found.waits_s] == pytest.approx([0.3, 0.0]), "it does not compute from 1.1 on"
     assert found.waited_for == {1: 1.0}
 
 
-def test_operations_of_two_groups_match_by_what_they_carry() -> None:
-    """Buffers of a step come before the last slice of the one before on one rank, and after it on the other."""
+def test_operations_of_two_groups_are_matched_by_purpose() -> None:
+    """Buffers of a step precede the last slice of the previous step on one rank, and follow it on the other."""
 
     def rank(slice_s: float, buffers_s: float) -> Timeline:
         return timeline(

@@ -1,4 +1,4 @@
-"""What was on the wire: transfers, waits and bandwidths of timelines made by hand."""
+"""Transfers, waits and bandwidths of hand-made timelines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def only(wire: Wire | None) -> Traffic:
     return traffic
 
 
-def test_the_rank_that_comes_last_tells_the_transfer_and_the_others_waited_for_it() -> None:
+def test_the_straggler_has_the_transfer_time_and_the_others_wait_for_it() -> None:
     wire = wire_of(
         {
             0: timeline(operation(RowKind.ALL_REDUCE, 0.0, 1.0, 4 * MB)),
@@ -30,14 +30,14 @@ def test_the_rank_that_comes_last_tells_the_transfer_and_the_others_waited_for_i
     assert wire is not None
     assert only(wire).transfer_s == pytest.approx(0.2)
     assert wire.waits_s == pytest.approx([0.8, 0.0, 0.5, 0.1])
-    assert wire.held_up_by == 1
+    assert wire.straggler == 1
     assert wire.waited_for == {1: 1.0}
     assert only(wire).algbw == pytest.approx(20 * MB)
     assert only(wire).busbw == pytest.approx(30 * MB), "2(n−1)/n = 1.5 for four ranks"
 
 
-def test_operations_under_way_at_once_have_no_bandwidth_of_their_own() -> None:
-    """Two buckets: the second is enqueued while the first is on the wire."""
+def test_concurrent_operations_have_no_bandwidth() -> None:
+    """Two buckets: the second is enqueued while the first is in progress."""
     rows = [operation(RowKind.ALL_REDUCE, 0.0, 1.0, MB), operation(RowKind.ALL_REDUCE, 0.5, 2.0, MB)]
     wire = wire_of({0: timeline(*rows), 1: timeline(*rows)})
     traffic = only(wire)
@@ -46,7 +46,7 @@ def test_operations_under_way_at_once_have_no_bandwidth_of_their_own() -> None:
     assert (traffic.isolated, traffic.transfer_s, traffic.busbw) == (0.0, None, None)
 
 
-def test_one_that_is_isolated_on_one_rank_alone_does_not_count() -> None:
+def test_an_operation_isolated_on_only_one_rank_does_not_count() -> None:
     apart = [operation(RowKind.ALL_REDUCE, 0.0, 1.0, MB), operation(RowKind.ALL_REDUCE, 1.5, 2.0, MB)]
     at_once = [operation(RowKind.ALL_REDUCE, 0.0, 1.6, MB), operation(RowKind.ALL_REDUCE, 1.5, 2.0, MB)]
     assert only(wire_of({0: timeline(*apart), 1: timeline(*at_once)})).isolated == 0.0
@@ -62,13 +62,13 @@ def test_a_gather_waits_for_the_last_sender_and_senders_for_the_root() -> None:
         }
     )
     assert wire is not None
-    assert wire.waits_s == pytest.approx([1.0, 1.0, 0.0, 0.0]), "the root for rank 2, rank 1 for the root"
+    assert wire.waits_s == pytest.approx([1.0, 1.0, 0.0, 0.0]), "the root waits for rank 2, rank 1 for the root"
     assert wire.waited_for == pytest.approx({0: 0.5, 2: 0.5})
     assert only(wire).transfer_s == pytest.approx(1.0)
-    assert only(wire).busbw == pytest.approx(3 * MB), "(n−1)/n of what was gathered"
+    assert only(wire).busbw == pytest.approx(3 * MB), "(n−1)/n of the gathered size"
 
 
-def test_a_broadcast_starts_with_its_root() -> None:
+def test_a_broadcast_waits_for_its_root() -> None:
     wire = wire_of(
         {
             0: timeline(operation(RowKind.BROADCAST, 5.0, 5.5, MB, peer=0, purpose=Purpose.BUFFERS)),
@@ -83,7 +83,7 @@ def test_a_broadcast_starts_with_its_root() -> None:
     assert wire.lower_bound_bytes is None, "no gradient was sent"
 
 
-def test_a_receiver_that_comes_late_does_not_make_a_broadcast_slow() -> None:
+def test_a_late_receiver_does_not_make_a_broadcast_slow() -> None:
     wire = wire_of(
         {
             0: timeline(operation(RowKind.BROADCAST, 0.0, 0.01, MB, peer=0)),
@@ -94,7 +94,7 @@ def test_a_receiver_that_comes_late_does_not_make_a_broadcast_slow() -> None:
     assert only(wire).wait_s == 0.0
 
 
-def test_a_message_is_one_that_was_sent_and_received() -> None:
+def test_a_message_is_matched_by_sender_and_receiver() -> None:
     wire = wire_of(
         {
             0: timeline(operation(RowKind.RECV, 0.0, 2.0, MB, peer=1)),
@@ -112,8 +112,8 @@ def test_a_message_is_one_that_was_sent_and_received() -> None:
     assert wire.lower_bound_bytes == MB
 
 
-def test_messages_that_share_a_link_have_no_bandwidth_of_their_own() -> None:
-    """Rank 0 sends to both at once: neither message is alone, though each receiver has no other."""
+def test_messages_that_share_a_link_have_no_bandwidth() -> None:
+    """Rank 0 sends to both at the same time: neither message is isolated, although each receiver has only one."""
     wire = wire_of(
         {
             0: timeline(operation(RowKind.SEND, 0.0, 1.0, MB, peer=1), operation(RowKind.SEND, 0.1, 1.0, MB, peer=2)),
@@ -126,8 +126,8 @@ def test_messages_that_share_a_link_have_no_bandwidth_of_their_own() -> None:
     assert (received.isolated, received.busbw) == (0.0, None)
 
 
-def test_long_runs_are_looked_at_from_their_beginning_to_their_end() -> None:
-    """The second half is late: a look at the first steps alone would miss it."""
+def test_long_runs_are_sampled_from_start_to_end() -> None:
+    """Rank 1 is late in the second half: the first steps alone would miss it."""
 
     def own(rank: int) -> Timeline:
         rows = []
@@ -155,7 +155,7 @@ def test_the_warm_up_does_not_count() -> None:
     assert traffic.transfer_s == pytest.approx(0.5)
 
 
-def test_ranks_that_were_cut_short_at_different_operations_give_no_waits() -> None:
+def test_ranks_interrupted_at_different_operations_have_no_waits() -> None:
     one = [operation(RowKind.ALL_REDUCE, 0.0, 1.0, MB)]
     wire = wire_of({0: timeline(*one), 1: timeline(*one, operation(RowKind.ALL_REDUCE, 2.0, 3.0, MB))})
     assert wire is not None
@@ -164,7 +164,7 @@ def test_ranks_that_were_cut_short_at_different_operations_give_no_waits() -> No
     assert only(wire).isolated == 0.0
 
 
-def test_without_the_timelines_of_all_ranks_nothing_is_said() -> None:
+def test_without_the_timelines_of_all_ranks_there_is_no_wire() -> None:
     one = timeline(operation(RowKind.ALL_REDUCE, 0.0, 1.0, MB))
     assert wire_of({}) is None
     assert wire_of({1: one}) is None
@@ -188,14 +188,14 @@ def test_without_the_timelines_of_all_ranks_nothing_is_said() -> None:
         (RowKind.RECV, 1.0),
     ],
 )
-def test_bus_bandwidth_has_the_factors_of_the_definitions(kind: RowKind, factor: float) -> None:
+def test_bus_factors_follow_the_definitions(kind: RowKind, factor: float) -> None:
     assert bus_factor(kind, 4) == factor
 
 
 @pytest.mark.parametrize(
     ("kind", "size", "root", "sent"),
     [
-        ("all_reduce", 400, -1, [608, 592, 592, 608]),  # In segments of 52 bytes, the last one of 36.
+        ("all_reduce", 400, -1, [608, 592, 592, 608]),  # In segments of 52 bytes, the last of 36.
         ("all_reduce", 1600, -1, [2400, 2400, 2400, 2400]),
         ("gather", 400, 0, [0, 100, 100, 100]),
         ("gather", 400, 2, [100, 100, 0, 100]),
@@ -217,8 +217,8 @@ def test_bytes_sent_follow_from_the_operation(kind: str, size: int, root: int, s
     assert [sent_by_rank(kind, size, 4, root, rank) for rank in range(4)] == sent
 
 
-def test_operations_of_two_groups_match_by_what_they_carry() -> None:
-    """Buffers come before a slice on one rank, and after it on the other: each has the wire for itself on both."""
+def test_operations_of_two_groups_are_matched_by_purpose() -> None:
+    """Buffers precede a slice on one rank and follow it on the other: both are isolated on both ranks."""
 
     def rank(slice_s: float, buffers_s: float) -> Timeline:
         return timeline(

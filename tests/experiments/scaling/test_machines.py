@@ -10,7 +10,7 @@ from paceline.config import LaunchConfig
 from paceline.experiments.scaling.machines import ThreadCounts, are_bound, choose_threads, find_machines
 from paceline.launch.launcher_process import LauncherInfo, Shape
 
-ON_ONE_MACHINE: dict[str, Any] = {"machines": [0], "bound": False, "machine_cores": 4.0, "host_cpus": None}
+ON_ONE_MACHINE: dict[str, Any] = {"machines": [0], "ranks_pinned": False, "machine_cores": 4.0, "host_cpus": None}
 BOOT, OTHER = "5a0c", "77fe"
 
 
@@ -76,7 +76,7 @@ def test_emulated_hosts_are_one_machine_whatever_its_quota() -> None:
         ({}, {"host_cpus": 0.5}, 4, ThreadCounts(None, None)),
         ({}, {"machines": [0, 1]}, 4, ThreadCounts(None, None)),
         ({}, {"machines": [0, 0]}, 4, ThreadCounts(1, 2)),
-        ({}, {"bound": True}, 4, ThreadCounts(None, None)),
+        ({}, {"ranks_pinned": True}, 4, ThreadCounts(None, None)),
     ],
 )
 def test_threads_are_such_that_more_ranks_have_more_cores(

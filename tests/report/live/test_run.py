@@ -30,7 +30,7 @@ TOPOLOGY = {
     "cores": 4.0,
     "ranks_per_host": 3,
     "parameters": 53_762,
-    "own_optimizer": False,
+    "user_optimizer": False,
     "lr": 0.1,
     "log_every": 20,
 }
@@ -201,7 +201,7 @@ def test_an_error_inside_passes_through(folder: RunFolder) -> None:
         ({"batch": 66, "batch_per_rank": [22]}, "batch 66 = 3 × 22 ·"),
         ({"batch": None, "batch_per_rank": []}, "· batches as the data has them ·"),
         ({"workers": 1, "strategy": "single"}, "single on 1 rank (2 idle) ·"),
-        ({"own_optimizer": True}, "· its own optimiser ·"),
+        ({"user_optimizer": True}, "· its own optimiser ·"),
         ({"threads": 4}, "4 threads per rank"),
     ],
 )

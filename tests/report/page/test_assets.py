@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from commands import paceline
-from examinations import examination, facts
+from examinations import examination, rank_info
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.records.examination import write_examination
 from paceline.records.experiment import Candidate
@@ -60,7 +60,7 @@ def real_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     what = ["compare", "cnn", "--strategies", "single,none,allreduce,ddp", "--ranks", "2", "--steps", "8"]
     how = ["--repeats", "2", "--max-repeats", "2", "--lr", "0.01", "--no-doctor", "--out", str(folder / "experiment")]
     paceline(*what, *how)
-    write_examination(folder / "experiment", examination(facts(0, busy_cores=1.5), facts(1)))
+    write_examination(folder / "experiment", examination(rank_info(0, busy_cores=1.5), rank_info(1)))
     write_page(read_comparison(folder / "experiment"), folder / "report.html")
     return folder / "report.html"
 

@@ -172,7 +172,7 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
         ({"failures": {"ddp": "rank 1 died."}}, ["Failed and left out", "rank 1 died.", "try again"]),
         ({"repeats": 0, "interrupted": True, "proof": False}, ["interrupted", "Nothing was measured yet."]),
         ({"candidates": many(14)}, ["Pick ddp:bucket_mb=1"]),
-        ({"losses": lambda *_: math.nan}, ["the loss is not a number since step 0 in 2 of 2 repeats"]),
+        ({"losses": lambda *_: math.nan}, ["the loss is not finite from step 0 on in 2 of 2 repeats"]),
         ({"losses": lambda c, r, s: 1e30 if s == 7 else falling(c, r, s)}, ["pick allreduce"]),
         ({"losses": lambda c, _, s: -1.0 - s if c.name == "ddp" else 1.0}, ["pick allreduce"]),
         ({"steps": 1}, ["Nothing that could be picked", "no run got to a second"]),

@@ -113,7 +113,7 @@ def test_crowded_points_are_hollow_and_have_no_speed_up(tmp_path: Path) -> None:
     assert places[1][0] - places[0][0] > 0.05, "intervals of two strategies are beside each other"
     assert "4 ranks share 2 cores" in page.text
     views = figure(page, "strong-curves")["views"]
-    assert views[0]["label"] == "Against itself on 1 rank", "no efficiency is claimed against single"
+    assert views[0]["label"] == "Against itself on 1 rank", "no efficiency is reported against single"
     assert any("single had 2 cores" in note["text"] for note in views[1]["layout"]["annotations"])
 
 
@@ -139,7 +139,7 @@ def test_bars_have_a_part_for_everything(page: Reader) -> None:
 def test_every_figure_of_a_point_has_its_interval(found: Scaling) -> None:
     points = found.points("strong")
     columns = {column.key: column for column in [*scaling_columns(points), *part_columns(points)]}
-    for key in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_itself", "compute", "exposed"):
+    for key in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_one_rank", "compute", "exposed"):
         assert columns[key].cells[-1].interval, key
 
 
@@ -152,7 +152,7 @@ def test_intervals_too_wide_to_be_read_are_not_written(tmp_path: Path) -> None:
     columns = {column.key: column.cells[3].interval for column in scaling_columns(points)}
     for key in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_single"):
         assert columns[key] == "too wide (n = 2)", key
-    assert columns["speed_up_over_itself"] == "2.72–2.72", "paired"
+    assert columns["speed_up_over_one_rank"] == "2.72–2.72", "paired"
 
 
 def test_bytes_of_the_most_ranks_are_shown(page: Reader) -> None:

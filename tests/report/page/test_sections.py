@@ -16,7 +16,7 @@ from paceline.analysis.steps.activity import ACTIVITIES
 from paceline.analysis.steps.split import PARTS
 from paceline.records.examination import MeasuringCost, write_examination
 from paceline.records.experiment import Candidate
-from paceline.records.timeline import NEVER, Purpose, RowKind, TimelineWriter
+from paceline.records.timeline import NOT_MEASURED, Purpose, RowKind, TimelineWriter
 from paceline.report.explanations import PART, explain
 from paceline.report.page.comparison import render
 from paceline.report.page.sections import SPLIT_PART
@@ -146,8 +146,10 @@ def test_the_timeline_shows_the_median_and_the_slowest_step_of_each(tmp_path: Pa
     for rank in range(2):  # Step 12 of ddp, where only the wire is slow.
         with (slow / f"timeline-{rank}.bin").open("ab") as file:
             extra = TimelineWriter(tmp_path, rank)
-            extra.write([(12, RowKind.STEP, Purpose.NOTHING, -1, 0, 1.0, 1.5, NEVER, NEVER)])
-            extra.write([(12, RowKind.ALL_REDUCE, Purpose.GRADIENTS, -1, 4000, 1.1 + rank / 100, 1.4, 1.1, NEVER)])
+            extra.write([(12, RowKind.STEP, Purpose.NOTHING, -1, 0, 1.0, 1.5, NOT_MEASURED, NOT_MEASURED)])
+            extra.write(
+                [(12, RowKind.ALL_REDUCE, Purpose.GRADIENTS, -1, 4000, 1.1 + rank / 100, 1.4, 1.1, NOT_MEASURED)]
+            )
             extra.close()
             file.write((tmp_path / f"timeline-{rank}.bin").read_bytes()[18:])
     figure = timeline(read_comparison(tmp_path / "experiment"))
@@ -176,9 +178,9 @@ def test_the_timeline_shows_the_median_and_the_slowest_step_of_each(tmp_path: Pa
 def test_operations_that_overlap_lie_above_each_other(tmp_path: Path) -> None:
     comparison_of(tmp_path, CLASSIC[3:], repeats=1)
     writer = TimelineWriter(tmp_path / "experiment" / "repeat-1" / "1", 0)
-    writer.write([(5, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NEVER, NEVER)])
+    writer.write([(5, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NOT_MEASURED, NOT_MEASURED)])
     for start, end in ((0.1, 0.5), (0.2, 0.4), (0.6, 0.8)):
-        writer.write([(5, RowKind.BROADCAST, Purpose.BUFFERS, 0, 4000, start, end, NEVER, NEVER)])
+        writer.write([(5, RowKind.BROADCAST, Purpose.BUFFERS, 0, 4000, start, end, NOT_MEASURED, NOT_MEASURED)])
     writer.close()
     figure = timeline(read_comparison(tmp_path / "experiment"))
     assert figure is not None
@@ -191,8 +193,11 @@ def test_operations_that_overlap_lie_above_each_other(tmp_path: Path) -> None:
 
 def test_many_ranks_and_operations_stay_small(tmp_path: Path) -> None:
     comparison_of(tmp_path, [Candidate(f"{n}", "p2p") for n in range(3)], ranks=10, repeats=1)
-    rows = [(5, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NEVER, NEVER)]
-    rows += [(5, RowKind.SEND, Purpose.GRADIENTS, 1, 4, n / 3000, (n + 0.5) / 3000, NEVER, NEVER) for n in range(3000)]
+    rows = [(5, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NOT_MEASURED, NOT_MEASURED)]
+    rows += [
+        (5, RowKind.SEND, Purpose.GRADIENTS, 1, 4, n / 3000, (n + 0.5) / 3000, NOT_MEASURED, NOT_MEASURED)
+        for n in range(3000)
+    ]
     for file in (tmp_path / "experiment").rglob("timeline-*.bin"):
         writer = TimelineWriter(file.parent, int(file.stem.removeprefix("timeline-")))
         writer.write(rows)

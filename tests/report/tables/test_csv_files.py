@@ -40,4 +40,4 @@ def test_an_infinite_difference_is_written(tmp_path: Path) -> None:
         return math.nan if candidate.name == "a" and step else falling(candidate, repeat, step)
 
     found = tables(tmp_path, [Candidate("a", "ddp"), Candidate("b", "ddp")], losses=losses)
-    assert found["loss_differences"][0]["at_end"] == "inf"
+    assert found["loss_differences"][0]["last_difference"] == "inf"

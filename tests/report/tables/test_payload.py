@@ -55,7 +55,7 @@ def test_ranks_that_are_alike_are_told_of_together(moved: list[tuple[float, floa
         (0.0012, AGAINST, "over 100 steps, 0.12% from the plan and its framing"),
         (0.05, AGAINST, "over 100 steps, 5.00% from the plan and its framing, more than the 1% allowed"),
         (20.0, AGAINST, "far from the plan and its framing, more than the 1% allowed"),
-        (0.0, "the operations seen", "over 100 steps, exactly the operations seen and framing"),
+        (0.0, "the recorded operations", "over 100 steps, exactly the recorded operations and framing"),
         (0.0, None, "measured at the sockets over 100 steps"),
     ],
 )
@@ -101,7 +101,7 @@ def test_the_page_has_it_and_says_where_it_does_not_hold(tmp_path: Path) -> None
     write_counts(path / "repeat-1/4", Candidate("ddp", "ddp"), 3, 12, off=0.3)
     page = render(read_comparison(path))
     assert page.count('<span class="tag bad">not as planned</span>') == 1
-    assert "something else was sent, or in another way." in page
+    assert "The strategy sends other data than expected, or uses another algorithm" in page
 
 
 def test_without_counts_the_page_does_without(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_names_are_escaped(tmp_path: Path) -> None:
 def test_json_and_csv_have_it(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", repeats=1, ranks=3, events=True))
     found = json.loads(json.dumps(to_json(comparison), allow_nan=False))["payload"]["ddp"]
-    assert (found["holds"], found["deviation"], found["against"]) == (True, 0.0, AGAINST)
+    assert (found["holds"], found["deviation"], found["expected_from"]) == (True, 0.0, AGAINST)
     assert len(found["matrix"]) == len(found["ranks"]) == 3
     write_tables(comparison, tmp_path / "csv")
     assert (tmp_path / "csv" / "bytes_by_rank.csv").read_text().startswith("candidate,rank,sent_bytes")

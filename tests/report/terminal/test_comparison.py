@@ -15,7 +15,7 @@ from paceline.records import RunFolder, read_run
 from paceline.records.experiment import Candidate
 from paceline.records.profile import Operator, Profile, write_profile
 from paceline.records.schema import ResourceRow
-from paceline.records.writer import ResourceWriter, strict
+from paceline.records.writer import ResourceWriter, json_safe
 from paceline.report.tables.resources import run_json
 from paceline.report.terminal.comparison import TerminalColumn, fitting, print_comparison, print_next, to_json
 
@@ -93,7 +93,7 @@ def test_json_is_json_even_when_a_run_diverged(tmp_path: Path) -> None:
     path = write_experiment(
         tmp_path / "e", losses=lambda c, _, step: math.nan if c.name == "allreduce" and step > 4 else 2.0
     )
-    text = json.dumps(strict(to_json(read_comparison(path))), allow_nan=False)
+    text = json.dumps(json_safe(to_json(read_comparison(path))), allow_nan=False)
     assert json.loads(text)["rows"]
 
 
@@ -102,7 +102,7 @@ def test_json_has_what_was_used_and_which_operators_ran(tmp_path: Path) -> None:
     run = RunFolder(path / "repeat-1" / "1")
     writer = ResourceWriter(run, 0)
     base = ResourceRow(0, 0, 100, 4, 0, None, None, None, None, None)
-    writer.write([base._replace(time_s=t, cpu_s=t, sampler_s=t / 100, host_used_bytes=7) for t in (0.0, 1.0)])
+    writer.write([base._replace(time_s=t, cpu_s=t, sampler_cpu_s=t / 100, host_used_bytes=7) for t in (0.0, 1.0)])
     writer.close()
     operator = Operator("aten::mm", 3, 0.3, 0.4, 0.0, 0.0)
     write_profile(Profile(5, 6, 0.1, [operator], rest=None), run, 0)

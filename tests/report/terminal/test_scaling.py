@@ -128,7 +128,7 @@ def test_what_is_not_claimed_is_a_dash_with_its_reason(tmp_path: Path) -> None:
     text = printed(read_scaling(path))
     (line, _) = [line for line in text.splitlines() if line.split()[:2] == ["4", "*"]]
     assert "×" not in line
-    assert "note: 4 ranks share 2 cores, so no speed-up or efficiency is claimed there" in text
+    assert "note: 4 ranks share 2 cores, so no speed-up or efficiency is reported for them." in text
     assert text.count("One repeat gives no interval") == 1
 
 
@@ -161,7 +161,7 @@ def test_csv_has_plain_numbers(found: Scaling, tmp_path: Path) -> None:
     assert len(rows) == 2 * 7
     assert float(rows[3]["speed_up_over_single"]) == pytest.approx(2.72, abs=0.01)
     assert rows[0]["speed_up_over_single"] == ""
-    for figure in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_itself", "compute_share"):
+    for figure in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_one_rank", "compute_share"):
         low, value, high = (float(rows[3][f"{figure}{end}"]) for end in ("_low", "", "_high"))
         assert low <= value <= high, figure
 

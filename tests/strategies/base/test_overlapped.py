@@ -1,4 +1,4 @@
-"""Gradients that travel while backward runs: those of earlier micro-batches, and what a loop may do with them."""
+"""`Overlapped`: gradients of earlier micro-batches, and gradients that are read or changed before `step`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ OVERLAPPED = [
 
 
 class TwoPaths(nn.Module):
-    """A layer that is used now and then, between two that always are."""
+    """Model with a layer that not every forward pass uses, between two that are always used."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.first, self.second, self.last = (nn.Linear(5, size, dtype=dtype) for size in (5, 5, 1))
 
-    def forward(self, x: Tensor, around: bool = False) -> Tensor:
-        """Through the second layer, or around it."""
+    def forward(self, x: Tensor, skip: bool = False) -> Tensor:
+        """Apply all layers, or skip the second one."""
         x = torch.tanh(self.first(x))
-        return self.last(x if around else torch.tanh(self.second(x)))
+        return self.last(x if skip else torch.tanh(self.second(x)))
 
 
 def attach(comm: Comm, text: str, *, allow_unused: bool = False, dtype: torch.dtype = torch.float64) -> Sync:
@@ -53,13 +53,13 @@ def weights(sync: Sync) -> Tensor:
         return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
-def in_an_earlier_microbatch(comm: Comm, text: str, allow_unused: bool) -> Tensor:
-    """Weights after steps whose last micro-batch goes around a layer that the first went through."""
+def train_with_skips(comm: Comm, text: str, allow_unused: bool) -> Tensor:
+    """Return the weights after steps whose last micro-batch skips a layer that the first one used."""
     sync = attach(comm, text, allow_unused=allow_unused)
     for step in range(4):
         with sync.accumulate():
             sync.model(batch(comm.rank, step)).sum().backward()
-        sync.model(batch(comm.rank, step + 50), around=True).sum().backward()
+        sync.model(batch(comm.rank, step + 50), skip=True).sum().backward()
         sync.step()
     found = weights(sync)
     sync.detach()
@@ -68,9 +68,9 @@ def in_an_earlier_microbatch(comm: Comm, text: str, allow_unused: bool) -> Tenso
 
 @pytest.mark.parametrize("text", OVERLAPPED)
 @pytest.mark.parametrize("allow_unused", [False, True])
-def test_gradients_of_earlier_microbatches_travel_too(pool: Pool, text: str, allow_unused: bool) -> None:
-    expected = pool.run(in_an_earlier_microbatch, 3, "allreduce", allow_unused)[0]
-    for found in pool.run(in_an_earlier_microbatch, 3, text, allow_unused):
+def test_gradients_of_earlier_microbatches_are_sent_too(pool: Pool, text: str, allow_unused: bool) -> None:
+    expected = pool.run(train_with_skips, 3, "allreduce", allow_unused)[0]
+    for found in pool.run(train_with_skips, 3, text, allow_unused):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -78,7 +78,7 @@ def second_derivatives(comm: Comm, text: str) -> Tensor:
     sync = attach(comm, text)
     for step in range(3):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Torch warns of cycles, which `step` breaks.
+            warnings.simplefilter("ignore")  # Torch warns of reference cycles, which `step` breaks.
             sync.model(batch(comm.rank, step)).sum().backward(create_graph=True)
         sync.step()
     found = weights(sync)
@@ -87,7 +87,7 @@ def second_derivatives(comm: Comm, text: str) -> Tensor:
 
 
 @pytest.mark.parametrize("text", OVERLAPPED)
-def test_a_backward_pass_may_be_noted_for_second_derivatives(pool: Pool, text: str) -> None:
+def test_backward_may_record_operations_for_second_derivatives(pool: Pool, text: str) -> None:
     expected = pool.run(second_derivatives, 2, "allreduce")[0]
     for found in pool.run(second_derivatives, 2, text):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -112,7 +112,7 @@ def clipped(parameter: nn.Parameter) -> None:
 
 
 def changed(comm: Comm, text: str, change: Callable[[nn.Parameter], None], step: int) -> tuple[str, str | None]:
-    """What is said of a gradient that is changed between backward and `step`, in one of the steps."""
+    """Return message and hint of the error if a gradient is changed between backward and `step`, in one step."""
     sync = attach(comm, text, dtype=torch.float32)
     try:
         for number in range(step + 1):
@@ -129,7 +129,7 @@ def changed(comm: Comm, text: str, change: Callable[[nn.Parameter], None], step:
 
 @pytest.mark.parametrize("text", OVERLAPPED)
 @pytest.mark.parametrize(("change", "step"), [(scaled, 0), (scaled, 2), (replaced, 2), (cleared, 1), (clipped, 1)])
-def test_a_change_that_comes_too_late_is_refused(pool: Pool, text: str, change: Any, step: int) -> None:
+def test_a_gradient_changed_after_backward_is_refused(pool: Pool, text: str, change: Any, step: int) -> None:
     for message, hint in pool.run(changed, 2, text, change, step):
         assert message == "the gradient of second.weight was changed after backward had sent it."
         assert hint is not None
@@ -152,7 +152,7 @@ def by_scaler(comm: Comm, text: str) -> str:
 
 
 @pytest.mark.parametrize("text", OVERLAPPED)
-def test_so_is_what_a_gradient_scaler_does(pool: Pool, text: str) -> None:
+def test_a_gradient_changed_by_grad_scaler_is_refused(pool: Pool, text: str) -> None:
     for message in pool.run(by_scaler, 2, text):
         assert message.endswith("was changed after backward had sent it.")
 
@@ -160,14 +160,14 @@ def test_so_is_what_a_gradient_scaler_does(pool: Pool, text: str) -> None:
 def seen_before_step(
     comm: Comm, text: str, dtype: torch.dtype, hosts: tuple[tuple[int, ...], ...]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Per step a gradient as the loop sees it before `step`, and this rank's own."""
+    """Return, for each step, the gradient that the loop reads before `step`, and this rank's own gradient."""
     sync, found = attach(replace(comm, hosts=hosts), text, dtype=dtype), []
     weight = sync.strategy.model.get_parameter("first.weight")
     for step in range(3):
         x = batch(comm.rank, step, dtype)
         (own,) = torch.autograd.grad(sync.model(x).sum(), weight)
         sync.model(x).sum().backward()
-        comm.sum(torch.zeros(1))  # All have got here, and may have added up by now what they can.
+        comm.sum(torch.zeros(1))  # A barrier, after which ranks may have started to sum buckets.
         assert weight.grad is not None
         found.append((weight.grad.clone(), own))
         sync.step()

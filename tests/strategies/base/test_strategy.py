@@ -1,4 +1,4 @@
-"""The life of a strategy on real ranks: it leaves nothing behind, ships what it says, and can be saved and loaded."""
+"""The strategy interface on real ranks: clean-up, agreed weights, save and load, unused parameters, odd gradients."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Linear(64, 3))
 
 
-def one_after_the_other(comm: Comm) -> list[str]:
-    """Trains under every strategy in turn, three times; returns what was left behind since the first, in words."""
+def train_with_all(comm: Comm) -> list[str]:
+    """Train with every strategy in turn, three times; return descriptions of resources that were not released."""
     close_comm(comm)
     left: list[str] = []
     before: dict[str, Any] = {}
@@ -89,20 +89,20 @@ def hooks_on(model: nn.Module, text: str) -> list[str]:
         f"{text}: a hook on {name}" for name, m in model.named_modules() if m._forward_pre_hooks or m._forward_hooks
     ]
     found += [f"{text}: a {type(m).__name__}" for m in model.modules() if type(m).__module__.startswith("paceline")]
-    # A rank that goes backward alone must not wait for anybody.
+    # A backward pass on one rank only must not wait for other ranks.
     if dist.get_rank() == 0:
         model(torch.randn(4, 6)).sum().backward()
     return found
 
 
 def shared_memory(text: str) -> list[str]:
-    """The pieces of shared memory that this process maps; they have no name in any folder."""
+    """Return the shared memory that this process still maps; it has no name in the file system."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return [f"{text}: shared memory {line}" for line in lines if f"memfd:{MEMFD_NAME}" in line]
 
 
-def test_strategies_in_turn_leave_nothing_behind(pool: Pool) -> None:
-    assert pool.run(one_after_the_other, 4) == [[]] * 4
+def test_strategies_release_all_resources(pool: Pool) -> None:
+    assert pool.run(train_with_all, 4) == [[]] * 4
 
 
 def agreed_weights(comm: Comm, text: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +123,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("text", ALL)
-def test_every_rank_agrees_on_what_is_shipped(pool: Pool, text: str) -> None:
+def test_agreed_weights_are_the_same_on_every_rank(pool: Pool, text: str) -> None:
     answers = pool.run(agreed_weights, 3, text)
     for own, agreed, after in answers:
         assert torch.equal(agreed, answers[0][0])
@@ -132,8 +132,8 @@ def test_every_rank_agrees_on_what_is_shipped(pool: Pool, text: str) -> None:
     assert drifted == (text == "none")
 
 
-def save_and_go_on(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor]:
-    """Six steps in one go, and three, a save, a load under another strategy, and three more."""
+def save_and_continue(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor]:
+    """Return the weights after six steps, and after three, a save, a load with another strategy and three more."""
     straight = make_model()
     sync = Sync(straight, sgd, create(text), comm, "broadcast")
     train(sync, 3)
@@ -163,13 +163,13 @@ def save_and_go_on(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor]:
         ("allreduce", "parameter_server:servers=2"),
     ],
 )
-def test_a_state_goes_on_where_it_was_saved(pool: Pool, text: str, other: str) -> None:
-    for straight, resumed in pool.run(save_and_go_on, 2, text, other):
+def test_training_continues_from_a_saved_state(pool: Pool, text: str, other: str) -> None:
+    for straight, resumed in pool.run(save_and_continue, 2, text, other):
         torch.testing.assert_close(resumed, straight)
 
 
 class Branching(nn.Module):
-    """Uses a layer on even ranks only; another one nowhere."""
+    """Model with one layer that only even ranks use, and one that no rank uses."""
 
     def __init__(self, used: bool) -> None:
         super().__init__()
@@ -177,12 +177,12 @@ class Branching(nn.Module):
         self.used = used
 
     def forward(self, x: Tensor) -> Tensor:
-        """One or two layers."""
+        """Apply one or two layers."""
         return self.always(x) + self.sometimes(x) if self.used else self.always(x)
 
 
 def train_branching(comm: Comm, text: str, allow_unused: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Weights of layers that some rank uses, those of one that none does, and what these were at first."""
+    """Return the weights of the used layers, of the unused layer, and of the unused layer before training."""
     torch.manual_seed(0)
     model = Branching(used=comm.rank % 2 == 0)
     never = [parameter.detach().clone() for parameter in model.never.parameters()]
@@ -208,7 +208,7 @@ def train_branching(comm: Comm, text: str, allow_unused: bool) -> tuple[list[Ten
         "parameter_server",
     ],
 )
-def test_unused_parameters_where_allowed(pool: Pool, text: str) -> None:
+def test_unused_parameters_if_allowed(pool: Pool, text: str) -> None:
     expected = pool.run(train_branching, 3, "allreduce", True)[0][0]
     for used, never, untouched in pool.run(train_branching, 3, text, True):
         torch.testing.assert_close(used, expected)
@@ -240,7 +240,7 @@ def sparse(comm: Comm) -> str:
 
 
 def test_a_sparse_gradient_is_refused_by_name(pool: Pool) -> None:
-    assert pool.run(sparse, 2) == ["the gradient of weight is sparse, which strategies do not send."] * 2
+    assert pool.run(sparse, 2) == ["the gradient of weight is sparse; strategies send only dense gradients."] * 2
 
 
 def channels_last(comm: Comm, text: str) -> tuple[bool, Tensor]:
@@ -294,11 +294,11 @@ def frozen_model(comm: Comm) -> str:
 
 
 def test_a_model_without_trainable_parameters_is_refused(pool: Pool) -> None:
-    assert pool.run(frozen_model, 1) == ["the model has no parameter that wants a gradient."]
+    assert pool.run(frozen_model, 1) == ["the model has no parameter with requires_grad=True."]
 
 
 def left_out(comm: Comm) -> list[float]:
-    """The gradient of a layer that the optimiser does not step, at each step."""
+    """Return the gradient norm, in each step, of a layer that the optimiser does not have."""
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
     only_first = lambda parameters: torch.optim.SGD([p for p in parameters if p[0].startswith("0")], lr=0.0)  # noqa: E731
     sync = Sync(model, only_first, create("allreduce"), comm, "local")
@@ -312,7 +312,7 @@ def left_out(comm: Comm) -> list[float]:
     return norms
 
 
-def test_gradients_that_nobody_steps_do_not_pile_up(pool: Pool) -> None:
+def test_gradients_outside_the_optimiser_do_not_accumulate(pool: Pool) -> None:
     for first, *later in pool.run(left_out, 2):
         assert later == [pytest.approx(first)] * 2
 
@@ -325,7 +325,7 @@ def odd_buffers(comm: Comm) -> list[Tensor]:
     return [buffer.float() for buffer in model.buffers()]
 
 
-def test_buffers_of_any_type_are_rank_0s_from_the_start(pool: Pool) -> None:
+def test_buffers_of_any_type_are_copied_from_rank_0(pool: Pool) -> None:
     for buffers in pool.run(odd_buffers, 2):
         assert all(torch.equal(buffer, torch.zeros(3)) for buffer in buffers)
 

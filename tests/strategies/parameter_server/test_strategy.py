@@ -1,4 +1,4 @@
-"""`parameter_server`: what is said of late gradients, of servers of their own and of those that are lost."""
+"""`parameter_server` on real ranks: options, synchronous and asynchronous training, and lost servers or workers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm import Comm, close_comm, open_comm
-from paceline.comm.packed_tensors import PackedTensors
 from paceline.config import RunConfig
-from paceline.errors import RankError, UsageError, WorkloadError
+from paceline.errors import RankError, UsageError
 from paceline.experiments.checks import check_strategy
 from paceline.strategies.base.strategy import NamedParameters, Role, Strategy
-from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
-from paceline.strategies.parameter_server.server_weights import ServerWeights
-from paceline.strategies.parameter_server.staleness import StalenessBound
 from paceline.strategies.registry import create
 from paceline.training.parity.proof import prove, serve_proof
 from paceline.training.sync import Sync
@@ -32,7 +28,7 @@ from training import cases
 
 pytestmark = pytest.mark.takes(12)
 
-AT_WILL = "parameter_server:asynchronous=true"
+ASYNCHRONOUS = "parameter_server:asynchronous=true"
 OTHER_SETTINGS = {"lr": 0.01, "momentum": 0.5}
 
 
@@ -41,12 +37,12 @@ OTHER_SETTINGS = {"lr": 0.01, "momentum": 0.5}
     [
         ("servers=0", "servers is 0"),
         ("asynchronous=true,max_staleness=-1", "max_staleness is -1"),
-        ("max_staleness=3", "in step none does"),
-        ("late=drop", "in step none does"),
+        ("max_staleness=3", "synchronous gradients are never stale"),
+        ("late=drop", "synchronous gradients are never stale"),
         ("asynchronous=true,late=forget", "late cannot be 'forget'"),
     ],
 )
-def test_options_that_cannot_be(options: str, found: str) -> None:
+def test_invalid_options_are_refused(options: str, found: str) -> None:
     with pytest.raises(UsageError, match=found):
         create(f"parameter_server:{options}")
 
@@ -55,79 +51,29 @@ def test_roles_and_ranks() -> None:
     beside, extra = create("parameter_server:servers=2"), create("parameter_server:servers=2,extra=true")
     assert beside.roles(3) == [Role.WORKER] * 3
     assert extra.roles(3) == [Role.WORKER, Role.SERVER, Role.SERVER]
-    assert not extra.is_alone(3)
-    assert create("single").is_alone(3)
+    assert not extra.uses_one_rank(3)
+    assert create("single").uses_one_rank(3)
     beside.check_ranks(2)
-    with pytest.raises(UsageError, match="servers=2 of 1 ranks is more than there are"):
+    with pytest.raises(UsageError, match="servers=2 with 1 ranks is more than one server per rank"):
         beside.check_ranks(1)
     extra.check_ranks(3)
-    with pytest.raises(UsageError, match="servers=2 of 2 ranks leaves none to train"):
+    with pytest.raises(UsageError, match="servers=2 with 2 ranks leaves no rank to train"):
         extra.check_ranks(2)
 
 
-def test_clipping_takes_the_gradient_of_a_whole_batch() -> None:
+def test_only_synchronous_servers_support_clipping() -> None:
     clipped = RunConfig(clip_norm=1.0)
     check_strategy(clipped, create("parameter_server"), ranks=2)
     with pytest.raises(UsageError, match="does not support --clip-norm in asynchronous mode"):
-        check_strategy(clipped, create(AT_WILL), ranks=2)
+        check_strategy(clipped, create(ASYNCHRONOUS), ranks=2)
 
 
-def test_what_it_promises() -> None:
-    in_step, at_will = create("parameter_server"), create(AT_WILL)
-    assert in_step.lossless
-    assert in_step.lockstep
-    assert not at_will.lossless
-    assert not at_will.lockstep
-
-
-def master(bound: StalenessBound, workers: int = 2) -> tuple[ServerWeights, Callable[[float, int], float]]:
-    """One weight of 0, and what pushes a gradient for it; a push returns the weight."""
-    parameter = nn.Parameter(torch.zeros(1))
-    named = [("w", parameter)]
-    optimizer = torch.optim.SGD(named, lr=7.0)
-    server = ServerWeights(named, optimizer, workers, bound, first_ticket=workers)
-    reply = PackedTensors([parameter.detach()], torch.device("cpu"))
-    settings = OptimizerSettings(torch.optim.SGD(named, lr=1.0)).read()
-
-    def push(gradient: float, version: int) -> float:
-        server.push([torch.tensor([gradient])], [True], settings, version, reply)
-        return float(reply.views[0])
-
-    return server, push
-
-
-def test_as_many_updates_as_workers_go_as_far_as_one_step() -> None:
-    _, push = master(StalenessBound(0, drops=False))
-    assert push(1.0, 0) == -0.5
-    assert push(1.0, 0) == -1.0
-
-
-def test_late_gradients_are_damped_and_counted() -> None:
-    server, push = master(StalenessBound(2, drops=False), workers=1)
-    weights = [push(1.0, 0) for _ in range(5)]
-    assert weights == pytest.approx([-1, -2, -3, -3 - 2 / 3, -3 - 2 / 3 - 2 / 4])
-    assert server.staleness.summary() == {
-        "gradients": 5,
-        "mean": 2.0,
-        "median": 2,
-        "max": 4,
-        "damped": 2,
-        "dropped": 0,
-        "counts": [[staleness, 1] for staleness in range(5)],
-    }
-
-
-def test_late_gradients_are_dropped_and_counted() -> None:
-    server, push = master(StalenessBound(1, drops=True), workers=1)
-    assert [push(1.0, 0) for _ in range(4)] == [-1, -2, -2, -2]
-    assert push(1.0, 2) == -3, "what was dropped is no update"
-    assert (server.staleness.dropped, server.staleness.damped) == (2, 0)
-
-
-def test_without_a_bound_nothing_is_late() -> None:
-    server, push = master(StalenessBound(0, drops=True), workers=1)
-    assert [push(1.0, 0) for _ in range(3)] == [-1, -2, -3]
-    assert server.staleness.dropped == 0
+def test_only_synchronous_training_is_lossless() -> None:
+    synchronous, asynchronous = create("parameter_server"), create(ASYNCHRONOUS)
+    assert synchronous.lossless
+    assert synchronous.lockstep
+    assert not asynchronous.lossless
+    assert not asynchronous.lockstep
 
 
 def sgd(parameters: NamedParameters) -> torch.optim.Optimizer:
@@ -144,7 +90,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def train_by_tickets(sync: Sync, total: int, slow_rank: int, pause_s: float) -> list[int]:
-    """Trains what tickets stand for, one rank with a pause in each step; returns those it had."""
+    """Train the shares of this rank's tickets, with a pause in each step on the slow rank; return the tickets."""
     tickets = []
     while (ticket := sync.strategy.ticket) < total:
         torch.manual_seed(ticket)
@@ -159,14 +105,15 @@ def train_by_tickets(sync: Sync, total: int, slow_rank: int, pause_s: float) -> 
 PAUSE_S = 0.5
 
 
-def at_will(comm: Comm, options: str) -> dict[str, Any]:
+def train_asynchronously(comm: Comm, options: str) -> dict[str, Any]:
+    """Train with one slow rank; return the tickets, weights, optimiser state and staleness of this rank."""
     model = make_model()
-    sync = Sync(model, sgd, create(f"{AT_WILL}{options}"), comm, "broadcast")
+    sync = Sync(model, sgd, create(f"{ASYNCHRONOUS}{options}"), comm, "broadcast")
     before_s = time.perf_counter()
     tickets = train_by_tickets(sync, 60, slow_rank=1, pause_s=PAUSE_S)
     took_s = time.perf_counter() - before_s
     sync.strategy.finish()
-    found = {"tickets": tickets, "weights": weights(model), "took_s": took_s, **sync.strategy.figures()}
+    found = {"tickets": tickets, "weights": weights(model), "took_s": took_s, **sync.strategy.metrics()}
     state = sync.strategy.state()
     found["kept"] = sorted(name for name, values in state.optimizer.items() if "momentum_buffer" in values)
     for parameter in model.parameters():
@@ -181,28 +128,28 @@ def at_will(comm: Comm, options: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", ["", ",servers=2,max_staleness=2,late=drop"])
 def test_no_worker_waits_for_another(pool: Pool, options: str) -> None:
-    """One that takes a long time trains less, the others more, and every share is trained once."""
-    ranks = pool.run(at_will, 3, options)
+    """A slow worker trains fewer shares, the others more, and every share is trained once."""
+    ranks = pool.run(train_asynchronously, 3, options)
     counts = [len(rank["tickets"]) for rank in ranks]
     assert sorted(ticket for rank in ranks for ticket in rank["tickets"]) == list(range(60))
     assert all(rank["tickets"] == sorted(rank["tickets"]) for rank in ranks)
-    assert counts[1] < 10, "it has slept most of the time"
+    assert counts[1] < 10, "the slow worker slept most of the time"
     assert ranks[1]["took_s"] >= PAUSE_S * counts[1]
     staleness = ranks[0]["staleness"]
     servers = 2 if "servers" in options else 1
     assert all(rank["staleness"] == staleness for rank in ranks)
     assert staleness["gradients"] == 60 * servers == sum(count for _, count in staleness["counts"])
-    assert staleness["max"] > 5, "what the slow one has computed is old"
-    assert staleness["bound"] == (2 if options else 12)
+    assert staleness["max"] > 5, "gradients of the slow worker are stale"
+    assert staleness["max_allowed"] == (2 if options else 12)
     assert (staleness["dropped"] > 0) == bool(options)
     for rank in ranks:
-        for shipped in ("weights", "loaded", "agreed"):
-            assert torch.equal(rank[shipped], ranks[0]["weights"]), shipped
+        for stage in ("weights", "loaded", "agreed"):
+            assert torch.equal(rank[stage], ranks[0]["weights"]), stage
         assert rank["kept"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
 
 
 def on_extra_ranks(comm: Comm, text: str, servers: int, play: Callable[..., Any], *arguments: Any) -> Any:
-    """Has all ranks of the pool take part, the last ones as servers."""
+    """Run a function on all ranks of the pool, the last ones as servers."""
     close_comm(comm)
     ranks = dist.get_world_size()
     parts = range(ranks - servers), range(ranks - servers, ranks)
@@ -230,7 +177,7 @@ def _prove(comm: Comm, strategy: Any, case: str, settings: dict[str, Any]) -> fl
 @pytest.mark.parametrize(
     ("case", "settings"), [("cnn", {"accumulate": 2, "clip_norm": 0.01}), ("tied", {}), ("small_bn", {"bn": "sync"})]
 )
-def test_servers_on_ranks_of_their_own_step_the_mean_gradient(
+def test_servers_on_separate_ranks_step_with_the_mean_gradient(
     pool: Pool, servers: int, case: str, settings: dict[str, Any]
 ) -> None:
     found = pool.run(prove_extra, 4, f"parameter_server:extra=true,servers={servers}", servers, case, settings)
@@ -243,7 +190,7 @@ def train_extra(comm: Comm, text: str, servers: int) -> Any:
 
 
 def _train(comm: Comm, strategy: Any) -> Any:
-    """Three steps, a save, three steps at other settings; then a load, and the three steps again."""
+    """Train three steps, save, train three steps with other settings; then load and repeat the three steps."""
     model = make_model()
     if comm.is_server:
         strategy.attach(model, sgd, comm)
@@ -262,7 +209,7 @@ def _train(comm: Comm, strategy: Any) -> Any:
         assert not torch.equal(weights(model), saved)
         sync.strategy.load(state)
         sync.strategy.finish()
-        assert torch.equal(weights(model), saved), "what servers have, where they answer each worker by itself"
+        assert torch.equal(weights(model), saved), "the servers' weights, if asynchronous"
     sync.detach()
     return ends
 
@@ -284,7 +231,7 @@ def reference(comm: Comm) -> Tensor:
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_servers_on_ranks_of_their_own_hear_of_settings_and_keep_states(pool: Pool, servers: int) -> None:
+def test_servers_on_separate_ranks_follow_settings_and_keep_state(pool: Pool, servers: int) -> None:
     right = pool.run(reference, 4 - servers)[0]
     found = pool.run(train_extra, 4, f"parameter_server:extra=true,servers={servers}", servers)
     for straight, again in found[: 4 - servers]:
@@ -292,10 +239,10 @@ def test_servers_on_ranks_of_their_own_hear_of_settings_and_keep_states(pool: Po
         torch.testing.assert_close(again, right)
 
 
-def test_asynchronous_servers_on_ranks_of_their_own(pool: Pool) -> None:
-    found = pool.run(train_extra, 4, f"{AT_WILL},extra=true,servers=2", 2)
+def test_asynchronous_servers_on_separate_ranks(pool: Pool) -> None:
+    found = pool.run(train_extra, 4, f"{ASYNCHRONOUS},extra=true,servers=2", 2)
     for first, second in zip(*found[:2], strict=True):
-        assert torch.equal(first, second), "workers end with the same weights, before and after the load"
+        assert torch.equal(first, second), "all workers have the same weights, before and after the load"
 
 
 def adam(parameters: NamedParameters) -> torch.optim.Optimizer:
@@ -303,7 +250,7 @@ def adam(parameters: NamedParameters) -> torch.optim.Optimizer:
 
 
 def under_one_cycle(comm: Comm, text: str, make: Callable[..., torch.optim.Optimizer]) -> Tensor:
-    """The scheduler moves the learning rate and the momentum, or the first of Adam's betas, in each step."""
+    """Train with a scheduler that changes the learning rate and the momentum, or Adam's first beta, in each step."""
     model = make_model()
     with Sync(model, make, create(text), comm, "local") as sync:
         scheduler = torch.optim.lr_scheduler.OneCycleLR(sync.optimizer, max_lr=0.2, total_steps=7)
@@ -317,45 +264,14 @@ def under_one_cycle(comm: Comm, text: str, make: Callable[..., torch.optim.Optim
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
-def test_asynchronous_servers_hear_of_all_that_a_scheduler_changes(
-    pool: Pool, make: Callable[..., torch.optim.Optimizer]
-) -> None:
-    """A worker alone trains as anywhere."""
-    (right,), (found,) = (pool.run(under_one_cycle, 1, text, make) for text in ("allreduce", AT_WILL))
+def test_asynchronous_servers_follow_a_scheduler(pool: Pool, make: Callable[..., torch.optim.Optimizer]) -> None:
+    """A single asynchronous worker trains as with any other strategy."""
+    (right,), (found,) = (pool.run(under_one_cycle, 1, text, make) for text in ("allreduce", ASYNCHRONOUS))
     assert torch.equal(found, right)
 
 
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        ({"nesterov": True}, "nesterov has changed from False to True"),
-        ({"lr": None}, "lr has changed from 0.05 to None"),
-    ],
-)
-def test_what_servers_cannot_be_told_is_refused(change: dict[str, Any], found: str) -> None:
-    optimizer = sgd([("w", nn.Parameter(torch.zeros(1)))])
-    settings = OptimizerSettings(optimizer)
-    optimizer.param_groups[0]["initial_lr"] = "a scheduler's own"
-    settings.read()
-    optimizer.param_groups[0].update(change)
-    with pytest.raises(WorkloadError, match=found):
-        settings.read()
-
-
-def test_settings_keep_their_kind() -> None:
-    made = [("w", nn.Parameter(torch.zeros(1)))]
-    there = torch.optim.SGD(made, lr=torch.tensor(0.5), momentum=0)
-    here = torch.optim.SGD(made, lr=torch.tensor(0.5), momentum=0)
-    there.param_groups[0].update(lr=torch.tensor(0.25), momentum=0.5)
-    OptimizerSettings(here).write(OptimizerSettings(there).read(), updates_per_step=2)
-    assert torch.equal(here.param_groups[0]["lr"], torch.tensor(0.125))
-    assert here.param_groups[0]["momentum"] == 0.5
-    assert here.param_groups[0]["weight_decay"] == 0
-    assert isinstance(here.param_groups[0]["weight_decay"], int)
-
-
 class Breaking(torch.optim.SGD):
-    """Fails in its third step."""
+    """Optimiser that fails in its third step."""
 
     calls = 0
 
@@ -368,9 +284,9 @@ class Breaking(torch.optim.SGD):
 
 
 def with_a_server_that_fails(comm: Comm) -> tuple[str, bool]:
-    """What each rank gets to see, and whether it is said to be the loss of a peer."""
+    """Return the error of this rank, and whether it reports the loss of a peer."""
     try:
-        with Sync(make_model(), lambda named: Breaking(named, lr=0.1), create(AT_WILL), comm, "local") as sync:
+        with Sync(make_model(), lambda named: Breaking(named, lr=0.1), create(ASYNCHRONOUS), comm, "local") as sync:
             train_by_tickets(sync, 10**6, slow_rank=2, pause_s=0.01)
     except ValueError as error:
         return str(error), False
@@ -379,7 +295,7 @@ def with_a_server_that_fails(comm: Comm) -> tuple[str, bool]:
     return "nothing", False
 
 
-def test_who_has_lost_a_server_gets_to_know_it(pool: Pool) -> None:
+def test_workers_receive_the_failure_of_a_server(pool: Pool) -> None:
     found = pool.run(with_a_server_that_fails, 3)
     assert found[0] == ("the third step is too many", False)
     assert found[1:] == [("the server on rank 0 has failed: ValueError: the third step is too many", False)] * 2
@@ -387,27 +303,28 @@ def test_who_has_lost_a_server_gets_to_know_it(pool: Pool) -> None:
 
 def with_a_worker_that_fails(comm: Comm) -> str:
     try:
-        with Sync(make_model(), sgd, create(f"{AT_WILL},servers=2"), comm, "local") as sync:
+        with Sync(make_model(), sgd, create(f"{ASYNCHRONOUS},servers=2"), comm, "local") as sync:
             if comm.rank == 1:
-                raise RuntimeError("this one is out")
+                raise RuntimeError("worker 1 fails")
             train_by_tickets(sync, 10**6, slow_rank=2, pause_s=0.01)
     except (RankError, RuntimeError) as error:
         return str(error)
     return "nothing"
 
 
-def test_who_fails_leaves_at_once_and_the_others_get_to_know_it(pool: Pool) -> None:
+def test_workers_receive_the_failure_of_another_worker(pool: Pool) -> None:
     before_s = time.perf_counter()
     found = pool.run(with_a_worker_that_fails, 3)
-    assert found[1] == "this one is out"
+    assert found[1] == "worker 1 fails"
     assert all(
-        re.fullmatch(r"the server on rank [01] has failed: its rank has failed\.", found[rank]) for rank in (0, 2)
+        re.fullmatch(r"the server on rank [01] has failed: the worker on its rank has failed\.", found[rank])
+        for rank in (0, 2)
     )
-    assert time.perf_counter() - before_s < 0.9 * GROUP_TIMEOUT_S, "nobody waits for a time-out"
+    assert time.perf_counter() - before_s < 0.9 * GROUP_TIMEOUT_S, "no worker waits for a time-out"
 
 
-def clipping_at_will(comm: Comm) -> str:
-    with Sync(make_model(), sgd, create(AT_WILL), comm, "local") as sync:
+def clip_asynchronously(comm: Comm) -> str:
+    with Sync(make_model(), sgd, create(ASYNCHRONOUS), comm, "local") as sync:
         sync.model(torch.randn(4, 6)).sum().backward()
         try:
             sync.step(max_norm=1.0)
@@ -416,8 +333,8 @@ def clipping_at_will(comm: Comm) -> str:
     return "nothing"
 
 
-def test_clipping_is_refused_in_a_loop_of_ones_own(pool: Pool) -> None:
-    assert "do not clip" in pool.run(clipping_at_will, 1)[0]
+def test_clipping_is_refused_in_a_user_loop(pool: Pool) -> None:
+    assert "cannot clip" in pool.run(clip_asynchronously, 1)[0]
 
 
 def two_tensors(comm: Comm, text: str, max_norm: float | None) -> Tensor:
@@ -429,7 +346,7 @@ def two_tensors_extra(comm: Comm, text: str, max_norm: float | None) -> Any:
 
 
 def _two_tensors(comm: Comm, strategy: Strategy, max_norm: float | None) -> Tensor:
-    """Trains a model of two tensors, the second unused in every other step, and one rank's gradients with a graph."""
+    """Train a model of two tensors; every other step does not use the second; rank 0's gradients have a graph."""
     torch.manual_seed(0)
     model = nn.Linear(6, 1, dtype=torch.float64)
     strategy.allow_unused = True
@@ -442,7 +359,7 @@ def _two_tensors(comm: Comm, strategy: Strategy, max_norm: float | None) -> Tens
     for step in range(4):
         torch.manual_seed(10 * step + comm.rank)
         x = torch.randn(4, 6, dtype=torch.float64)
-        with warnings.catch_warnings(action="ignore"):  # Torch's: such a graph may leak.
+        with warnings.catch_warnings(action="ignore"):  # Torch warns that such a graph may leak memory.
             (sync.model(x) if step % 2 else x @ model.weight.T).sum().backward(create_graph=comm.rank == 0)
         sync.step(max_norm)
     sync.strategy.load(sync.strategy.state())
@@ -454,7 +371,7 @@ def _two_tensors(comm: Comm, strategy: Strategy, max_norm: float | None) -> Tens
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])
 def test_there_may_be_more_servers_than_tensors(pool: Pool, max_norm: float | None) -> None:
-    """And servers none of whose tensors are used in a step; and gradients with a graph of their own."""
+    """Some servers then keep no tensor, or only tensors that a step does not use."""
     right = pool.run(two_tensors, 4, "allreduce", max_norm)
     found = pool.run(two_tensors, 4, "parameter_server:servers=4", max_norm)
     for one, other in zip(found, right, strict=True):
@@ -463,20 +380,20 @@ def test_there_may_be_more_servers_than_tensors(pool: Pool, max_norm: float | No
     extra = pool.run(two_tensors_extra, 4, "parameter_server:servers=3,extra=true", max_norm)
     torch.testing.assert_close(extra[0], right_alone)
     if max_norm is None:
-        at_will = pool.run(two_tensors, 4, f"{AT_WILL},servers=4", max_norm)
-        assert all(torch.equal(rank, at_will[0]) for rank in at_will)
-        assert not torch.equal(at_will[0], right[0])
-        extra = pool.run(two_tensors_extra, 4, f"{AT_WILL},servers=3,extra=true", max_norm)
+        asynchronous = pool.run(two_tensors, 4, f"{ASYNCHRONOUS},servers=4", max_norm)
+        assert all(torch.equal(rank, asynchronous[0]) for rank in asynchronous)
+        assert not torch.equal(asynchronous[0], right[0])
+        extra = pool.run(two_tensors_extra, 4, f"{ASYNCHRONOUS},servers=3,extra=true", max_norm)
         torch.testing.assert_close(extra[0], right_alone)
 
 
-def one_stays_longer(comm: Comm, timeout_s: float, pause_s: float, steps: int) -> tuple[float, str]:
-    """Rank 0 leaves at once, rank 1 makes some slow steps; how long rank 0 waits for it, and what each gets to see."""
+def close_while_another_trains(comm: Comm, timeout_s: float, pause_s: float, steps: int) -> tuple[float, str]:
+    """Close rank 0 at once while rank 1 makes slow steps; return the seconds that closing took, and the error."""
     close_comm(comm)
     ours = open_comm(range(2), device=comm.device, backend="gloo", timeout_s=timeout_s)
     if ours is None:
         return 0.0, ""
-    sync, message = Sync(make_model(), sgd, create(AT_WILL), ours, "local"), "nothing"
+    sync, message = Sync(make_model(), sgd, create(ASYNCHRONOUS), ours, "local"), "nothing"
     began_s = time.perf_counter()
     try:
         for _ in range(steps if ours.rank else 0):
@@ -493,22 +410,22 @@ def one_stays_longer(comm: Comm, timeout_s: float, pause_s: float, steps: int) -
     return took_s, message
 
 
-def test_a_server_stays_while_a_worker_trains(pool: Pool) -> None:
+def test_a_server_serves_until_all_workers_leave(pool: Pool) -> None:
     """A second longer than the time-out, in steps that leave a busy machine more than a second each."""
-    (waited_s, first), (_, second), *_ = pool.run(one_stays_longer, 4, 2.0, 0.75, 4)
+    (waited_s, first), (_, second), *_ = pool.run(close_while_another_trains, 4, 2.0, 0.75, 4)
     assert waited_s > 3.0
     assert (first, second) == ("nothing", "nothing")
 
 
-def test_a_worker_that_keeps_silent_does_not_hold_a_server_for_ever(pool: Pool) -> None:
-    (waited_s, first), (stayed_s, second), *_ = pool.run(one_stays_longer, 4, 1.0, 4.0, 1)
+def test_a_server_raises_if_a_worker_sends_no_request(pool: Pool) -> None:
+    (waited_s, first), (stayed_s, second), *_ = pool.run(close_while_another_trains, 4, 1.0, 4.0, 1)
     assert 1.0 < waited_s < stayed_s
-    assert first == "rank 1 has kept silent for 1 s, and has not left the server."
+    assert first == "rank 1 sent no request for 1 s and has not left the server."
     assert second.startswith("the connection to rank 0 failed or timed out")
 
 
 class Branching(nn.Module):
-    """Uses a layer on rank 0 only; another one nowhere."""
+    """Model with one layer that only rank 0 uses, and one that no rank uses."""
 
     def __init__(self, used: bool) -> None:
         super().__init__()
@@ -516,40 +433,40 @@ class Branching(nn.Module):
         self.used = used
 
     def forward(self, x: Tensor) -> Tensor:
-        """One or two layers."""
+        """Apply one or two layers."""
         return self.always(x) + self.sometimes(x) if self.used else self.always(x)
 
 
 def with_unused(comm: Comm) -> list[bool]:
-    """Whether each layer has moved."""
+    """Return whether the weights of each layer have changed."""
     torch.manual_seed(0)
     model = Branching(used=comm.rank == 0)
     before = [layer.weight.detach().clone() for layer in (model.always, model.sometimes, model.never)]
-    with Sync(model, sgd, create(AT_WILL, allow_unused=True), comm, "local") as sync:
+    with Sync(model, sgd, create(ASYNCHRONOUS, allow_unused=True), comm, "local") as sync:
         _three_steps(sync, 0)
         sync.strategy.finish()
     after = (model.always, model.sometimes, model.never)
     return [not torch.equal(layer.weight, old) for layer, old in zip(after, before, strict=True)]
 
 
-def test_what_nobody_uses_is_not_stepped(pool: Pool) -> None:
+def test_unused_parameters_are_not_stepped(pool: Pool) -> None:
     assert pool.run(with_unused, 2) == [[True, True, False]] * 2
 
 
-def normalising_over_all(comm: Comm) -> str:
+def attach_with_synchronised_batchnorm(comm: Comm) -> str:
     try:
-        Sync(make_model(), sgd, create(AT_WILL), comm, "sync")
+        Sync(make_model(), sgd, create(ASYNCHRONOUS), comm, "sync")
     except UsageError as error:
         return error.message
     return "nothing"
 
 
-def test_batchnorm_over_all_ranks_is_refused(pool: Pool) -> None:
-    assert "none waits for another" in pool.run(normalising_over_all, 2)[0]
+def test_synchronised_batchnorm_is_refused(pool: Pool) -> None:
+    assert "ranks do not wait for each other" in pool.run(attach_with_synchronised_batchnorm, 2)[0]
 
 
 def ticket_of(comm: Comm, text: str) -> int | str:
-    """The first ticket of a rank, or why there is none."""
+    """Return the first ticket of a rank, or the error message."""
     with Sync(nn.Linear(3, 2), lambda p: torch.optim.SGD(p, lr=0.1), create(text), comm, "local") as sync:
         try:
             return sync.strategy.ticket
@@ -558,9 +475,9 @@ def ticket_of(comm: Comm, text: str) -> int | str:
 
 
 @pytest.mark.parametrize("text", ["allreduce", "parameter_server"])
-def test_where_all_step_together_there_are_no_tickets(pool: Pool, text: str) -> None:
-    assert pool.run(ticket_of, 2, text) == [f"{text} gives no tickets: all ranks step together."] * 2
+def test_lockstep_strategies_have_no_tickets(pool: Pool, text: str) -> None:
+    assert pool.run(ticket_of, 2, text) == [f"{text} has no tickets: all ranks step together."] * 2
 
 
-def test_where_they_do_not_each_rank_has_its_own(pool: Pool) -> None:
+def test_each_asynchronous_rank_has_its_own_ticket(pool: Pool) -> None:
     assert pool.run(ticket_of, 2, "parameter_server:asynchronous=true") == [0, 1]

@@ -1,4 +1,4 @@
-"""`priority`: who goes first, what forward waits for, and that all of it ends in the weights of `ddp`."""
+"""`priority`: order of slices, deferred updates, errors, and the same weights as with `ddp`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from paceline.training.sync import Sync
 from ranks import SIZE, Pool
 
 SLICED = "priority:slice_mb=0.0005"
-"""Slices of 512 bytes: every layer here is a few of them."""
+"""Slices of about 500 bytes, so that most layers have several."""
 
 
 class Plain(nn.Module):
-    """One layer after the other."""
+    """Model of layers that are used one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,8 +42,8 @@ class Plain(nn.Module):
         return self.layers(x)
 
 
-class Crooked(nn.Module):
-    """Weights are used where their owners are not called, before they are, twice, and by other layers."""
+class Irregular(nn.Module):
+    """Model whose weights are used without a call of their module, before it, twice, or by other modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ class Crooked(nn.Module):
         return self.late(self.lent(self.tied(x.mean(1))))
 
 
-class Wandering(nn.Module):
-    """Takes another way in every forward: weights are used early, late, many at once, or not by their owner."""
+class Changing(nn.Module):
+    """Model that uses its weights in another order and way in every forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Wandering(nn.Module):
         self.passes += 1
         x = self.enter(x)
         match self.passes % 5:
-            case 0:  # Adding a bias keeps nothing for backward: nobody else would notice that it is old.
+            case 0:  # Adding a bias saves no tensor for backward, so autograd would not notice an outdated value.
                 x = x + self.second.bias
             case 1:
                 x, (self.first, self.second) = self.second(self.first(x)), (self.second, self.first)
@@ -94,7 +94,7 @@ class Wandering(nn.Module):
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
-    """Groups of their own settings, and a layer that nobody steps."""
+    """Return an optimiser with two parameter groups, without one of the biases."""
     first, *others = [p for p in parameters if "late.bias" not in p[0]]
     return torch.optim.AdamW([{"params": [first], "lr": 0.02}, {"params": others}], lr=0.01, weight_decay=0.1)
 
@@ -109,7 +109,7 @@ def batch(rank: int, step: int) -> Tensor:
 
 
 def trained(comm: Comm, text: str, make: Callable[[], nn.Module], optimiser: Callable[[Any], Any]) -> Tensor:
-    """The weights after ten steps, with micro-batches, a schedule, a clipped step and a look at the model between."""
+    """Return the weights after ten steps, with micro-batches, a scheduler, a clipped step and an inference pass."""
     torch.manual_seed(0)
     model = make().double()
     sync = Sync(model, optimiser, create(text), comm, "broadcast")
@@ -128,11 +128,11 @@ def trained(comm: Comm, text: str, make: Callable[[], nn.Module], optimiser: Cal
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-@pytest.mark.parametrize(("make", "optimiser"), [(Plain, sgd), (Crooked, adam), (Wandering, sgd)])
+@pytest.mark.parametrize(("make", "optimiser"), [(Plain, sgd), (Irregular, adam), (Changing, sgd)])
 def test_ten_steps_end_in_the_weights_of_ddp(pool: Pool, make: Any, optimiser: Any) -> None:
     ours, theirs = (pool.run(trained, 2, text, make, optimiser) for text in (SLICED, "ddp"))
     assert torch.equal(ours[0], ours[1])
-    # On two ranks there is but one way to add.
+    # With two ranks, the order of addition cannot differ.
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-13, atol=1e-15)
 
 
@@ -141,14 +141,14 @@ STEPS = 6
 
 
 def open_timed(ranks: int) -> Comm | None:
-    """Groups over the first ranks, whose operations are noted; called on all ranks of the pool."""
+    """Return timed process groups over the first ranks; called on all ranks of the pool, None on the others."""
     cpu = torch.device("cpu")
     stopwatch = make_stopwatch(cpu, events=True)
     return open_comm(range(ranks), device=cpu, backend="gloo", timeout_s=30, stopwatch=stopwatch)
 
 
 def order_on_the_wire(_: Comm) -> list[list[int]] | None:
-    """By step, the layers whose slices were started, in their order; the wire is slower than backward."""
+    """Return, for each step, the layers of the slices in the order of sending; sending is slower than backward."""
     comm = open_timed(3)
     if comm is None:
         return None
@@ -167,44 +167,46 @@ def order_on_the_wire(_: Comm) -> list[list[int]] | None:
         stopwatch.end()
     strategy.finish()
     rows = sorted(stopwatch.operations.take_rows(), key=lambda row: row[5])
-    layers = {part.flat.nbytes: number for number, parts in enumerate(strategy._parts) for part in parts}
+    layers = {part.flat.nbytes: number for number, parts in enumerate(strategy._block_slices) for part in parts}
     sync.close()
     slices = [row for row in rows if row[2] == Purpose.GRADIENTS]
     return [[layers[row[4]] for row in slices if row[0] == step] for step in range(STEPS)]
 
 
-def test_the_first_layers_go_first(pool: Pool) -> None:
+def test_the_first_layers_are_sent_first(pool: Pool) -> None:
     found = pool.run(order_on_the_wire, SIZE)
     assert found[1] == found[2] == found[0], "all ranks start the same slices in the same order"
     first, *_, last = found[0]
-    assert first == sorted(first, reverse=True), "nothing is known yet: the order of backward"
-    assert sorted(last) == sorted(first), "in every step all of them"
+    assert first == sorted(first, reverse=True), "the first step uses the order of backward"
+    assert sorted(last) == sorted(first), "every step sends all slices"
     passed = last.index(0)
-    assert last[0] == 3, "what backward has first sets out first"
-    assert last[passed:] == sorted(last[passed:]), "and once it has the first layer, all go in the order of forward"
+    assert last[0] == 3, "the first gradient of backward is sent first"
+    assert last[passed:] == sorted(last[passed:]), (
+        "after the first layer's gradient, slices are sent in the order of forward"
+    )
     assert 3 in last[passed:], "slices of the last layer were overtaken"
 
 
-class Failing(Exception):
-    """On purpose."""
+class DeliberateError(Exception):
+    """Error raised on purpose."""
 
 
 def failing_forward(comm: Comm) -> tuple[int, int]:
-    """The threads before, and after forward failed with slices under way."""
+    """Return the number of threads before, and after forward failed while slices were being sent."""
     before = threading.active_count()
     model = Plain()
 
     def fail(*_: Any) -> None:
-        raise Failing
+        raise DeliberateError
 
-    with suppress(Failing), Sync(model, sgd, create(SLICED), comm, "local") as sync:
+    with suppress(DeliberateError), Sync(model, sgd, create(SLICED), comm, "local") as sync:
         for step in range(3):
             sync.model(batch(comm.rank, step).float()).mean().backward()
             sync.step()
         model.layers[3].register_forward_pre_hook(fail)
         sync.model(batch(comm.rank, 3).float())
     left = sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules())
-    assert left == 1, "the one that fails"
+    assert left == 1, "only the hook of this test"
     return before, threading.active_count()
 
 
@@ -214,7 +216,7 @@ def test_an_error_in_forward_leaves_no_thread(pool: Pool) -> None:
 
 
 def lost_peer(comm: Comm) -> str:
-    """What rank 0 says when rank 1 leaves between two steps."""
+    """Return the error on rank 0 when rank 1 leaves between two steps."""
     sync = Sync(Plain(), sgd, create(SLICED), comm, "local")
     try:
         for step in range(5):
@@ -234,7 +236,7 @@ def test_a_peer_that_leaves_is_an_error(pool: Pool) -> None:
 
 
 def read_between(comm: Comm) -> None:
-    """Whoever reads a weight after a step finds it updated, wherever forward would have waited for it."""
+    """Check that code that reads a weight after a step gets the updated value, wherever forward would wait for it."""
     model = Plain()
     sync = Sync(model, sgd, create(SLICED), comm, "local")
     weight, bias, norm = model.layers[3].weight, model.layers[4].bias, model.layers[1].weight
@@ -246,7 +248,7 @@ def read_between(comm: Comm) -> None:
         assert (weight.shape, weight.dtype, weight.grad) == ((8, 32), torch.float32, None)
         sync.optimizer.zero_grad()
         if step:
-            assert type(weight) is DeferredParameter, "a look at it does not wait"
+            assert type(weight) is DeferredParameter, "reading its metadata does not wait"
         averaged, copied, raw = copy.deepcopy(model), copy.deepcopy(norm), io.BytesIO()
         torch.save(bias, raw)
         raw.seek(0)
@@ -263,14 +265,14 @@ def read_between(comm: Comm) -> None:
     sync.close()
 
 
-def test_who_reads_a_weight_between_steps_finds_it_updated(pool: Pool) -> None:
+def test_a_weight_read_between_steps_is_updated_first(pool: Pool) -> None:
     pool.run(read_between, 2)
 
 
-class Unseen(nn.Module):
-    """Reads a weight, when told to, as code does that is none of torch's."""
+class Bypassing(nn.Module):
+    """Model that can read a weight without torch's function dispatch, as foreign code does."""
 
-    hides = False
+    bypasses = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,22 +280,22 @@ class Unseen(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        if not self.hides:
+        if not self.bypasses:
             return self.second(x)
         with torch._C.DisableTorchFunctionSubclass():
             return x + self.second.bias
 
 
-def unseen(comm: Comm, accumulates: bool) -> str:
-    model = Unseen()
+def read_bypassing_torch(comm: Comm, accumulates: bool) -> str:
+    model = Bypassing()
     strategy = create(SLICED)
     strategy.allow_unused = True
     sync = Sync(model, sgd, strategy, comm, "local")
     message = "no error"
     for step in range(4):
-        model.hides = step == 3
+        model.bypasses = step == 3
         try:
-            with sync.microbatch(last=not (accumulates and model.hides)):
+            with sync.microbatch(last=not (accumulates and model.bypasses)):
                 sync.model(batch(comm.rank, step).float()).mean().backward()
             strategy.finish()
         except WorkloadError as error:
@@ -306,13 +308,13 @@ def unseen(comm: Comm, accumulates: bool) -> str:
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
-def test_a_weight_that_is_used_unseen_before_its_update_is_named(pool: Pool, accumulates: bool) -> None:
-    for message in pool.run(unseen, 2, accumulates):
-        assert message == "second.bias was used before its last update."
+def test_a_weight_used_before_its_update_is_named(pool: Pool, accumulates: bool) -> None:
+    for message in pool.run(read_bypassing_torch, 2, accumulates):
+        assert message == "second.bias was used before its last update, by code that bypasses torch functions."
 
 
 def closed_in_handler(comm: Comm, text: str) -> Tensor:
-    """The weights after steps that an error of the user's ended, once it was dealt with."""
+    """Return the weights after steps that ended with an exception, closed in its handler."""
     torch.manual_seed(0)
     model = Plain().double()
     sync = Sync(model, sgd, create(text), comm, "local")
@@ -320,21 +322,21 @@ def closed_in_handler(comm: Comm, text: str) -> Tensor:
         for step in range(4):
             sync.model(batch(comm.rank, step)).square().mean().backward()
             sync.step()
-        raise Failing
-    except Failing:
+        raise DeliberateError
+    except DeliberateError:
         sync.detach()
     assert {type(p) for p in model.parameters()} == {nn.Parameter}
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def test_closing_makes_the_last_updates_even_while_an_error_is_dealt_with(pool: Pool) -> None:
+def test_closing_in_an_exception_handler_applies_the_last_updates(pool: Pool) -> None:
     ours, theirs = (pool.run(closed_in_handler, 2, text)[0] for text in (SLICED, "ddp"))
     torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-15)
 
 
 def scripted(comm: Comm) -> tuple[Tensor, Tensor]:
-    """A model that cannot be waited for layer by layer; the weights right after a step, and agreed on."""
-    with warnings.catch_warnings(action="ignore"):  # It is deprecated.
+    """Train a scripted model, which cannot wait layer by layer; return its weights after a step, and as agreed."""
+    with warnings.catch_warnings(action="ignore"):  # torch.jit is deprecated.
         model = torch.jit.trace(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), torch.zeros(1, 6))
     sync = Sync(model, sgd, create("priority"), comm, "local")
     for step in range(3):
@@ -347,6 +349,6 @@ def scripted(comm: Comm) -> tuple[Tensor, Tensor]:
     return own, agreed
 
 
-def test_a_scripted_model_is_updated_at_once(pool: Pool) -> None:
+def test_a_scripted_model_is_updated_within_step(pool: Pool) -> None:
     for own, agreed in pool.run(scripted, 2):
         assert torch.equal(own, agreed)

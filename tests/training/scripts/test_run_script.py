@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from commands import HERE, paceline
+from commands import USER_CODE, paceline
 from paceline.cli.main import run
 from paceline.records import read_run
 from paceline.records.experiment import ExperimentRecord, read_experiment
 
 pytestmark = pytest.mark.takes(20)
 
-SCRIPTS = HERE / "scripts"
+SCRIPTS = USER_CODE / "scripts"
 STEPS = 12
 ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS), "--no-doctor")
 

@@ -1,4 +1,4 @@
-"""What an examination means: what is fine, what to know, what to mend, each with its number and its fix."""
+"""Findings of an examination: checks that passed, notes and problems, each with its measurement and its fix."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Finding", "findings", "problems"]
 
 
 def findings(examination: Examination) -> list[Finding]:
-    """All of them, in the order of the checks."""
+    """Return all findings, in the order of the checks."""
     return [*machine_findings(examination), *link_findings(examination)]
 
 
 def problems(found: Sequence[Finding]) -> list[Finding]:
-    """Those that have to be mended."""
+    """Return the findings that must be fixed."""
     return [finding for finding in found if finding.level == "problem"]

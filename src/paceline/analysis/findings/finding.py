@@ -1,4 +1,4 @@
-"""One finding of an examination, and how findings write numbers and ranks."""
+"""One finding of an examination, and the formatting of numbers and ranks in findings."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ Level = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was checked or measured."""
+    """Result of one check or measurement."""
 
     level: Level
     topic: str
-    what: str
-    """A sentence, with its number."""
+    message: str
+    """Sentences on what was measured and what it means."""
     fix: str = ""
-    """What to do about it."""
+    """Action to take; empty if none is needed."""
 
     def to_dict(self) -> dict[str, str]:
-        """As JSON has it."""
+        """Return the finding as JSON values."""
         return asdict(self)
 
 
 def ranks_by(ranks: Sequence[RankInfo], key: Callable[[RankInfo], str]) -> dict[str, list[RankInfo]]:
-    """Ranks that have something in common."""
+    """Group ranks by a key."""
     found: dict[str, list[RankInfo]] = {}
     for rank in ranks:
         found.setdefault(key(rank), []).append(rank)
     return found
 
 
-def trained(needs: WorkloadNeeds) -> str:
-    """A workload as it was trained."""
+def format_workload(needs: WorkloadNeeds) -> str:
+    """Return the name, batch and strategy of a workload."""
     batch = "" if needs.batch is None else f" at batch {needs.batch}"
     return f"{needs.name}{batch} under {needs.strategy}"
 
 
-def ranks_in_words(ranks: Sequence[RankInfo]) -> str:
-    """Ranks by number."""
+def format_ranks(ranks: Sequence[RankInfo]) -> str:
+    """Return the numbers of ranks, as "ranks 0–3", with the host name for a single rank."""
     numbers = [rank.rank for rank in ranks]
     if len(numbers) == 1:
         return f"rank {numbers[0]} ({ranks[0].host_name})"
-    run = numbers == list(range(numbers[0], numbers[-1] + 1))
-    return f"ranks {numbers[0]}–{numbers[-1]}" if run else f"ranks {', '.join(map(str, numbers))}"
+    consecutive = numbers == list(range(numbers[0], numbers[-1] + 1))
+    return f"ranks {numbers[0]}–{numbers[-1]}" if consecutive else f"ranks {', '.join(map(str, numbers))}"
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun."""
+    """Return a number with its noun, as "2 ranks"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def size(value: float) -> str:
-    """A number of bytes."""
+    """Return a number of bytes in decimal units, as "1.5 GB"."""
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= 0.9995 * limit:
             return f"{value / limit:.{1 if value < 99.95 * limit else 0}f} {unit}"
@@ -64,7 +64,7 @@ def size(value: float) -> str:
 
 
 def binary_size(value: int) -> str:
-    """A number of bytes that was chosen as a power of two."""
+    """Return a number of bytes in binary units, as "64 MiB"."""
     for limit, unit in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if value >= limit:
             return f"{value / limit:g} {unit}"
@@ -72,12 +72,12 @@ def binary_size(value: int) -> str:
 
 
 def rate(bytes_per_s: float) -> str:
-    """A bandwidth."""
+    """Return a bandwidth, as "1.5 GB/s"."""
     return f"{size(bytes_per_s)}/s"
 
 
 def duration(value: float) -> str:
-    """A time, down to microseconds."""
+    """Return a time in s, ms or µs."""
     for limit, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= 0.9995 * limit:
             return f"{value / limit:.{2 if value < 9.995 * limit else 1}f} {unit}"

@@ -1,31 +1,34 @@
-"""What the measured link means: latency and bandwidth, contention with computing, and the workload's share of it."""
+"""Findings on links: latency, bandwidth, contention with compute, and communication time of the workload."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from paceline.analysis.findings.finding import Finding, binary_size, count, duration, rate, size, trained
-from paceline.analysis.link import all_reduce_s
-from paceline.records.examination import Examination, MeasuredLinks, PairLink
+from paceline.analysis.findings.finding import Finding, binary_size, count, duration, format_workload, rate, size
+from paceline.records.examination import AllReduceTimes, Examination, MeasuredLinks, PairLink
 
 SLOW_BYTES_PER_S = 1e8
-"""What a network of one gigabit a second gives, headers and noise taken off."""
+"""Bandwidth of a 1 Gbit/s network, less headers and noise."""
 UNEVEN_LINKS = 2.0
+"""Ratio of the fastest to the slowest link from which links are reported as uneven."""
 COMPUTE_SLOWED, COMMUNICATION_SLOWED = 1.25, 2.0
+"""Slow-downs under contention that are reported as a note."""
 LONG_EXCHANGE = 0.5
+"""Share of a step, taken by an all-reduce of the gradient, that is reported as a note."""
 HIGH_COST, LOOSE_COST = 0.03, 0.05
-"""From what share on collecting events is dear; how far from its middle an interval of it may reach."""
+"""Overhead of collecting events that is reported as a note; half-width above which its interval is called imprecise."""
 
 
 def link_findings(examination: Examination) -> Iterator[Finding]:
-    """In the order of the checks."""
+    """Yield the findings in the order of the checks."""
     for check in (_links, _all_reduces, _contention, _workload, _measuring):
         yield from check(examination)
 
 
 def _links(examination: Examination) -> Iterator[Finding]:
     if examination.link is None:
-        yield Finding("note", "link", "There is one rank, so there is no link to measure.", "use --ranks 2 or more")
+        yield Finding("note", "link", "There is only one rank, so no link was measured.", "use --ranks 2 or more")
         return
     for within_host, where in ((True, "Within a host"), (False, "Between hosts")):
         pairs = examination.link.of(within_host=within_host)
@@ -33,93 +36,117 @@ def _links(examination: Examination) -> Iterator[Finding]:
             continue
         slowest, fastest = (choose(pairs, key=lambda pair: pair.beta_s_per_byte) for choose in (max, min))
         latency = max(pair.alpha_s for pair in pairs)
-        what = f"{where} latency is {duration(latency)} and bandwidth {rate(slowest.bytes_per_s)}, {_pair(slowest)}."
+        message = (
+            f"{where}, latency is {duration(latency)} and bandwidth is {rate(slowest.bytes_per_s)} {_pair(slowest)}."
+        )
         if not within_host and slowest.bytes_per_s < SLOW_BYTES_PER_S:
-            fix = "check that --iface is the fast network, or send less: larger batches, fewer hosts"
-            yield Finding("note", "link", what + " That is less than a network of one gigabit a second gives.", fix)
+            message += " This is slower than a 1 Gbit/s network."
+            fix = "check that --iface names the fastest network, or send less: use a larger --batch or fewer hosts"
+            yield Finding("note", "link", message, fix)
         else:
-            yield Finding("ok", "link", what)
+            yield Finding("ok", "link", message)
         if slowest.beta_s_per_byte > UNEVEN_LINKS * fastest.beta_s_per_byte:
-            apart = slowest.beta_s_per_byte / fastest.beta_s_per_byte
-            what = (
-                f"{where} links differ {apart:.1f}×: {rate(fastest.bytes_per_s)} {_pair(fastest)}, "
-                f"but {rate(slowest.bytes_per_s)} {_pair(slowest)}."
+            ratio = slowest.beta_s_per_byte / fastest.beta_s_per_byte
+            message = (
+                f"{where}, the fastest link has {ratio:.1f}× the bandwidth of the slowest: {rate(fastest.bytes_per_s)} "
+                f"{_pair(fastest)}, but {rate(slowest.bytes_per_s)} {_pair(slowest)}. The slowest link limits every "
+                "all-reduce."
             )
-            fix = "every all-reduce goes at the pace of the slowest link: find out what is different there"
-            yield Finding("note", "link", what, fix)
+            fix = "check cables, interfaces and other traffic of the hosts of these ranks"
+            yield Finding("note", "link", message, fix)
 
 
 def _all_reduces(examination: Examination) -> Iterator[Finding]:
     if examination.link is None:
         return
-    link, everyone = examination.link, examination.link.all_reduces[0]
-    best = everyone.best
+    link, over_all_ranks = examination.link, examination.link.all_reduces[0]
+    best = over_all_ranks.best
     share = best.busbw_bytes_per_s / link.bytes_per_s
-    # Messages of tensors on a GPU pass through main memory one after the other, where an all-reduce does it in pieces.
+    # The share may exceed 1 on GPUs: messages copy whole tensors through host memory, an all-reduce copies in pieces.
     compared = f"{100 * share:.0f}% of" if share <= 1 else f"{share:.1f}×"
-    what = (
-        f"An all-reduce over {count(len(everyone.ranks), 'rank')} reaches {rate(best.busbw_bytes_per_s)} of busbw, "
-        f"at {binary_size(best.bytes)}: {compared} {_bottleneck(link)}."
+    yield Finding(
+        "ok",
+        "link",
+        f"An all-reduce of {binary_size(best.bytes)} over {count(len(over_all_ranks.ranks), 'rank')} reaches a bus "
+        f"bandwidth of {rate(best.busbw_bytes_per_s)}: {compared} {_slowest_link(link)}.",
     )
-    yield Finding("ok", "link", what)
 
 
 def _contention(examination: Examination) -> Iterator[Finding]:
     found = examination.contention
     if found is None:
         return
-    what = (
-        f"Beside an all-reduce computing takes {found.compute_factor:.2f}× as long, and the all-reduce "
-        f"{found.communication_factor:.2f}× as long beside computing."
+    message = (
+        f"When both run at the same time, compute takes {found.compute_factor:.2f}× as long as alone, and an "
+        f"all-reduce {found.communication_factor:.2f}× as long."
     )
     if found.compute_factor > COMPUTE_SLOWED or found.communication_factor > COMMUNICATION_SLOWED:
-        fix = "overlap hides less than it seems: leave a core to communication with fewer --threads or ranks per host"
-        yield Finding("note", "contention", what, fix)
+        message += " Overlapping communication with compute therefore saves less time."
+        fix = "leave a core free for communication: use fewer --threads or fewer ranks per host"
+        yield Finding("note", "contention", message, fix)
     else:
-        yield Finding("ok", "contention", what)
+        yield Finding("ok", "contention", message)
 
 
 def _workload(examination: Examination) -> Iterator[Finding]:
     if examination.failure is not None:
-        what = f"The workload could not be trained: {examination.failure}"
-        yield Finding("problem", "workload", what, examination.failure_hint or "")
+        message = f"Training the workload failed: {examination.failure}"
+        yield Finding("problem", "workload", message, examination.failure_hint or "")
     needs = examination.workload
     if needs is None:
         return
     if examination.link is None or needs.workers < 2:
-        yield Finding("ok", "workload", f"{trained(needs)} takes {duration(needs.step_s)} a step.")
+        yield Finding("ok", "workload", f"{format_workload(needs)} takes {duration(needs.step_s)} per step.")
         return
     exchange_s = all_reduce_s(examination.link.all_reduces[0], needs.gradient_bytes)
     share = exchange_s / needs.step_s
-    what = (
-        f"{trained(needs)} takes {duration(needs.step_s)} a step; an all-reduce of its gradient, "
-        f"{size(needs.gradient_bytes)}, takes {duration(exchange_s)}: {100 * share:.0f}% of it, if nothing hides it."
+    message = (
+        f"{format_workload(needs)} takes {duration(needs.step_s)} per step; an all-reduce of its gradient "
+        f"({size(needs.gradient_bytes)}) takes {duration(exchange_s)}, {100 * share:.0f}% of a step without overlap."
     )
     if share > LONG_EXCHANGE:
-        fix = "a larger --batch has more to compute per exchange; `paceline compare` tells which strategy hides it best"
-        yield Finding("note", "workload", what, fix)
+        message += " Communication may dominate the step."
+        fix = "use a larger --batch, or find the strategy that overlaps communication best with `paceline compare`"
+        yield Finding("note", "workload", message, fix)
     else:
-        yield Finding("ok", "workload", what)
+        yield Finding("ok", "workload", message)
 
 
 def _measuring(examination: Examination) -> Iterator[Finding]:
     cost = examination.measuring_cost
     if cost is not None:
-        what = (
-            f"Collecting events costs {100 * cost.share:.1f}% ({100 * cost.low:.1f} to {100 * cost.high:.1f}%) of a "
-            f"step's processor time, {duration(cost.step_cpu_s)} a rank without them."
+        message = (
+            f"Collecting events adds {100 * cost.share:.1f}% ({100 * cost.low:.1f} to {100 * cost.high:.1f}%) to the "
+            f"CPU time of a step, which is {duration(cost.step_cpu_s)} per rank without events."
         )
         if cost.high - cost.low > 2 * LOOSE_COST:
-            what += " It cannot be told more closely in so few steps, on a machine as busy as this one."
+            message += " The interval is wide because few steps were measured and the machine was busy."
         if cost.low > HIGH_COST:
-            yield Finding("note", "measuring", what, "--no-events leaves them out, and the time split with them")
+            fix = "for undisturbed times use --no-events, which also omits the time split"
+            yield Finding("note", "measuring", message, fix)
         else:
-            yield Finding("ok", "measuring", what)
+            yield Finding("ok", "measuring", message)
+
+
+def all_reduce_s(measured: AllReduceTimes, size: float) -> float:
+    """Return the seconds that an all-reduce of `size` bytes takes.
+
+    Times are interpolated linearly between measured sizes. Below the smallest size, its time is used (latency
+    dominates); above the largest, its bandwidth.
+    """
+    points = measured.points
+    if size <= points[0].bytes:
+        return points[0].time_s
+    for one, other in itertools.pairwise(points):
+        if size <= other.bytes:
+            share = (size - one.bytes) / (other.bytes - one.bytes)
+            return one.time_s + share * (other.time_s - one.time_s)
+    return points[-1].time_s * size / points[-1].bytes
 
 
 def _pair(pair: PairLink) -> str:
-    return f"from rank {pair.ranks[0]} to {pair.ranks[1]}"
+    return f"from rank {pair.ranks[0]} to rank {pair.ranks[1]}"
 
 
-def _bottleneck(link: MeasuredLinks) -> str:
-    return f"what the link {_pair(link.narrowest)} gives, {rate(link.bytes_per_s)}"
+def _slowest_link(link: MeasuredLinks) -> str:
+    return f"the bandwidth of the slowest link, {rate(link.bytes_per_s)} {_pair(link.slowest)}"

@@ -1,24 +1,36 @@
-"""What the facts of the ranks' machines mean: network, ports, clocks, cores, memory, disk, versions, devices."""
+"""Findings on the ranks' machines: network, ports, clocks, cores, memory, disk, versions, devices."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
 
-from paceline.analysis.findings.finding import Finding, Level, count, duration, ranks_by, ranks_in_words, size, trained
+from paceline.analysis.findings.finding import (
+    Finding,
+    Level,
+    count,
+    duration,
+    format_ranks,
+    format_workload,
+    ranks_by,
+    size,
+)
 from paceline.records.examination import Examination, RankInfo, WorkloadNeeds
 
-CLOCKS_APART_S = 1.0
-CLOCKS_DRIFTING_S = 0.05
-"""What a host that keeps time by NTP stays well below."""
+CLOCK_PROBLEM_S = 1.0
+"""Clock offset between hosts that is reported as a problem."""
+CLOCK_NOTE_S = 0.05
+"""Clock offset that an NTP-synchronised host stays well below."""
 BUSY_CORES = 0.25
-"""What the system itself may take."""
+"""Cores that the system itself may use."""
 MEMORY_TIGHT = 0.8
+"""Share of the free memory above which the need of a workload is reported as a note."""
 DISK_FULL_BYTES, DISK_TIGHT_BYTES = 1e8, 1e9
+"""Free disk space below which a problem or a note is reported."""
 
 
 def machine_findings(examination: Examination) -> Iterator[Finding]:
-    """In the order of the checks."""
+    """Yield the findings in the order of the checks."""
     for check in (_network, _ports, _clocks, _cores, _memory, _gpu_memory, _disk, _versions, _devices):
         yield from check(examination)
 
@@ -29,116 +41,134 @@ def _network(examination: Examination) -> Iterator[Finding]:
         first = ranks[0]
         where = f"{first.interface} ({first.address or 'no address'})"
         if several and (first.address is None or _is_loopback(first.address)):
-            fix = "name the interface that leads to the other hosts with --iface, and a real address with --master"
-            yield Finding(
-                "problem", "network", f"{_host(first, examination)} sends by {where}, which others cannot reach.", fix
+            message = f"{_host(first, examination)} sends through {where}, which other hosts cannot reach."
+            fix = (
+                "name the interface that connects the hosts with --iface, and an address on that network with --master"
             )
+            yield Finding("problem", "network", message, fix)
         elif several:
-            yield Finding("ok", "network", f"{_host(first, examination)} sends by {where}.")
+            yield Finding("ok", "network", f"{_host(first, examination)} sends through {where}.")
         else:
-            yield Finding("ok", "network", f"All ranks are on {first.host_name}: messages stay on {where}.")
+            yield Finding("ok", "network", f"All ranks are on {first.host_name}; messages stay on {where}.")
     for ranks in ranks_by(examination.ranks, lambda rank: rank.host_name).values():
         yield from _host_name(ranks[0])
 
 
 def _host_name(rank: RankInfo) -> Iterator[Finding]:
-    """Software that does not choose an interface listens where the host's name leads to."""
-    loopback = [address for address in rank.name_addresses if _is_loopback(address)]
-    if not rank.name_addresses:
-        what = f"The name {rank.host_name} does not resolve: programs that listen on it, as plain Gloo does, fail."
-        yield Finding("note", "network", what, f"give {rank.host_name} its address in /etc/hosts")
-    elif loopback:
-        what = (
-            f"The name {rank.host_name} resolves to {loopback[0]}, where no other host can reach it: programs that "
-            "listen on their host's name, as plain Gloo does, hang on several hosts. "
-            f"Paceline chooses the interface itself: {rank.interface}."
+    """Check the addresses of the host name: software that does not choose an interface listens on them."""
+    loopback = [address for address in rank.host_name_addresses if _is_loopback(address)]
+    if not rank.host_name_addresses:
+        message = (
+            f"The host name {rank.host_name} does not resolve. Programs that listen on their host name, such as plain "
+            f"Gloo, fail; Paceline does not, since it uses the interface {rank.interface}."
         )
-        fix = f"for other programs set GLOO_SOCKET_IFNAME, or give {rank.host_name} its real address in /etc/hosts"
-        yield Finding("note", "network", what, fix)
+        yield Finding("note", "network", message, f"for other programs, add {rank.host_name} to /etc/hosts")
+    elif loopback:
+        message = (
+            f"The host name {rank.host_name} resolves to {loopback[0]}, which other hosts cannot reach. Programs that "
+            "listen on their host name, such as plain Gloo, hang on several hosts; Paceline does not, since it uses "
+            f"the interface {rank.interface}."
+        )
+        fix = f"for other programs, set GLOO_SOCKET_IFNAME or give {rank.host_name} its real address in /etc/hosts"
+        yield Finding("note", "network", message, fix)
 
 
 def _ports(examination: Examination) -> Iterator[Finding]:
     closed = [rank for rank in examination.ranks if rank.bind_error is not None]
     for rank in closed:
-        what = f"Rank {rank.rank} can have no port on {rank.address or rank.interface}: {rank.bind_error}."
-        yield Finding("problem", "ports", what, "allow this user to listen there, or name another --iface")
+        message = f"Rank {rank.rank} cannot open a port on {rank.address or rank.interface}: {rank.bind_error}."
+        yield Finding("problem", "ports", message, "allow this user to listen there, or name another --iface")
     if not closed and len(examination.hosts) > 1:
         yield Finding(
-            "ok", "ports", f"Ports can be had on all {len(examination.hosts)} hosts, and reached from others."
+            "ok", "ports", f"Ranks can open ports on all {len(examination.hosts)} hosts, and other hosts reach them."
         )
     elif not closed:
-        yield Finding("ok", "ports", f"Ports can be had on {examination.ranks[0].address}.")
+        yield Finding("ok", "ports", f"Ranks can open ports on {examination.ranks[0].address}.")
 
 
 def _clocks(examination: Examination) -> Iterator[Finding]:
     if len({rank.boot_id for rank in examination.ranks}) == 1:
-        yield Finding("ok", "clocks", "All ranks read the same clock.")
+        yield Finding("ok", "clocks", "All ranks use the same clock.")
         return
     worst = max(examination.ranks, key=lambda rank: abs(rank.clock_offset_s))
-    apart, ahead = abs(worst.clock_offset_s), "ahead of" if worst.clock_offset_s > 0 else "behind"
-    what = (
-        f"The clock of {worst.host_name} is {duration(apart)} {ahead} that of {examination.ranks[0].host_name} "
+    offset_s, ahead = abs(worst.clock_offset_s), "ahead of" if worst.clock_offset_s > 0 else "behind"
+    message = (
+        f"The clock of {worst.host_name} is {duration(offset_s)} {ahead} that of {examination.ranks[0].host_name} "
         f"(± {duration(worst.clock_error_s)})."
     )
-    fix = "have all hosts keep time by NTP (chrony, systemd-timesyncd)"
-    if apart >= CLOCKS_APART_S:
-        yield Finding("problem", "clocks", what + " Logs and certificates of the hosts do not agree on the time.", fix)
-    elif apart >= CLOCKS_DRIFTING_S:
-        yield Finding("note", "clocks", what + " Paceline's own times are corrected for it.", fix)
+    fix = "synchronise the clocks of all hosts with NTP (chrony, systemd-timesyncd)"
+    if offset_s >= CLOCK_PROBLEM_S:
+        message += " Timestamps in logs do not match between hosts, and certificate checks may fail."
+        yield Finding("problem", "clocks", message, fix)
+    elif offset_s >= CLOCK_NOTE_S:
+        yield Finding("note", "clocks", message + " Paceline corrects its own times for this offset.", fix)
     else:
-        yield Finding("ok", "clocks", what)
+        yield Finding("ok", "clocks", message)
 
 
 def _cores(examination: Examination) -> Iterator[Finding]:
     for ranks in _machines(examination):
         first = ranks[0]
         limit = min(first.cpu_count, sum({rank.host: rank.cores for rank in ranks}.values()))
-        if not _have_shares(ranks):
+        if not _have_quotas(ranks):
             yield from _core_limits(first)
         if first.device != "cpu":
             continue
         threads = sum(rank.threads for rank in ranks)
-        taken = f"{count(len(ranks), 'rank')} with {count(first.threads, 'thread')} each"
-        where = f"on {limit:g} usable core{'' if limit == 1 else 's'} of {first.host_name}"
-        if _have_shares(ranks):
-            yield Finding("ok", "cores", f"{taken}, on hosts that have {first.cores:g} cores each for themselves.")
+        demand = f"{count(len(ranks), 'rank')} with {count(first.threads, 'thread')} each"
+        supply = f"{limit:g} usable core{'' if limit == 1 else 's'} of {first.host_name}"
+        if _have_quotas(ranks):
+            yield Finding("ok", "cores", f"{demand} run on hosts with {first.cores:g} cores each.")
         elif threads > limit:
-            what = f"{taken} {where}: they wait for each other's turn, and times say nothing about more machines."
+            message = f"{demand} share {supply}: they take turns, so times do not predict more machines."
             most = max(1, int(limit))
             fewer = f"use --ranks {most} --threads 1" if len(ranks) >= most else f"use --threads {most // len(ranks)}"
-            yield Finding("problem", "cores", what, f"{fewer}, or more cores")
+            yield Finding("problem", "cores", message, f"{fewer}, or more cores")
         elif int(limit) - threads >= len(ranks):
             spare = int(limit) // len(ranks)
-            what = f"{taken} {where}: {count(int(limit) - threads, 'core')} stay idle."
-            yield Finding("note", "cores", what, f"leave --threads out, or use --threads {spare}")
+            idle = int(limit) - threads
+            message = (
+                f"{demand} use {threads} of the {supply}; {count(idle, 'core')} {'is' if idle == 1 else 'are'} idle."
+            )
+            yield Finding("note", "cores", message, f"omit --threads, or use --threads {spare}")
         else:
-            yield Finding("ok", "cores", f"{taken} {where}.")
+            yield Finding("ok", "cores", f"{demand} run on {supply}.")
         yield from _busy(ranks, min(threads, limit))
 
 
-def _have_shares(ranks: Sequence[RankInfo]) -> bool:
-    """Whether each of several hosts on one machine has cores for itself, if only a part of one, and a thread on it."""
+def _have_quotas(ranks: Sequence[RankInfo]) -> bool:
+    """Return whether each of several emulated hosts has its own CPU quota that is enough for its threads."""
     hosts = {rank.host: rank.cores for rank in ranks}
-    fits = all(sum(rank.threads for rank in ranks if rank.host == host) <= max(1.0, own) for host, own in hosts.items())
-    shared_out = all(rank.cores < rank.affinity for rank in ranks) and sum(hosts.values()) <= ranks[0].cpu_count
-    return len(hosts) > 1 and shared_out and fits
+    fits = all(
+        sum(rank.threads for rank in ranks if rank.host == host) <= max(1.0, cores) for host, cores in hosts.items()
+    )
+    limited = all(rank.cores < rank.affinity for rank in ranks) and sum(hosts.values()) <= ranks[0].cpu_count
+    return len(hosts) > 1 and limited and fits
 
 
 def _busy(ranks: Sequence[RankInfo], wanted: float) -> Iterator[Finding]:
     first, busy = ranks[0], statistics.median(rank.busy_cores for rank in ranks)
     if wanted > first.cpu_count - busy + BUSY_CORES:
-        what = f"Other programs take {busy:.1f} of the {count(first.cpu_count, 'core')} of {first.host_name}"
-        fix = "end them or wait, else times are too long and differ from run to run"
-        yield Finding("note", "cores", f"{what}, where the ranks want {wanted:g}.", fix)
+        message = (
+            f"Other programs use {busy:.1f} of the {count(first.cpu_count, 'core')} of {first.host_name}, while the "
+            f"ranks need {wanted:g}. Step times will be too long and vary between runs."
+        )
+        yield Finding("note", "cores", message, "stop the other programs, or wait until they finish")
 
 
 def _core_limits(rank: RankInfo) -> Iterator[Finding]:
     if rank.cores < rank.cpu_count:
         by_quota = rank.cpu_quota is not None and rank.cpu_quota < rank.affinity
-        why = f"its cgroup allows {rank.cpu_quota:g}" if by_quota else f"its affinity leaves {rank.affinity}"
-        what = f"{rank.host_name} has {count(rank.cpu_count, 'core')}, but {why}."
-        fix = "raise the container's or job's limit" if by_quota else "ask the scheduler, or taskset, for more"
-        yield Finding("note", "cores", what, f"{fix}, if that was not meant")
+        limit = f"a cgroup quota of {rank.cpu_quota:g}" if by_quota else f"a CPU affinity of {rank.affinity}"
+        message = (
+            f"{rank.host_name} has {count(rank.cpu_count, 'core')}, but {limit} limits the ranks to {rank.cores:g}."
+        )
+        fix = (
+            "raise the CPU limit of the container or job"
+            if by_quota
+            else "request more cores from the scheduler or taskset"
+        )
+        yield Finding("note", "cores", message, f"{fix}, unless the limit is intended")
 
 
 def _memory(examination: Examination) -> Iterator[Finding]:
@@ -148,16 +178,18 @@ def _memory(examination: Examination) -> Iterator[Finding]:
         free = min(rank.memory_available_bytes for rank in ranks)
         limits = [rank.memory_limit_bytes for rank in ranks if rank.memory_limit_bytes is not None]
         limit = f" under a cgroup limit of {size(min(limits))}" if limits else ""
-        have = f"{size(free)} of memory are free on {first.host_name}{limit}"
+        available = f"{size(free)} of memory is free on {first.host_name}{limit}"
         peaks = [(rank, peak) for rank in ranks if (peak := _peak(needs, rank)) is not None]
         if needs is None or first.device != "cpu" or not peaks:
-            yield Finding("ok", "memory", f"{have}.")
+            yield Finding("ok", "memory", f"{available}.")
             continue
         growth = sum(max(0, peak - rank.resident_bytes) for rank, peak in peaks)
         most = max(peak for _, peak in peaks)
-        more = f"over all ranks {size(growth)} more than before"
-        what = f"{trained(needs)} takes {size(most)} per rank at its peak, {more}; {have}."
-        yield Finding(*_fits(growth, free, "memory"), what, _less_memory(growth, free))
+        message = (
+            f"{format_workload(needs)} needs up to {size(most)} per rank, {size(growth)} more over all ranks than "
+            f"before training; {available}."
+        )
+        yield Finding(*_fits(growth, free, "memory"), message, _memory_fix(growth, free))
 
 
 def _gpu_memory(examination: Examination) -> Iterator[Finding]:
@@ -165,43 +197,42 @@ def _gpu_memory(examination: Examination) -> Iterator[Finding]:
     by_gpu: dict[tuple[int, int, int], list[RankInfo]] = {}
     for rank in examination.ranks:
         if rank.device_index is not None:
-            # With NCCL each has its own, and calls it 0 where a launcher shows it no other.
-            own = rank.rank if rank.backend == "nccl" else 0
-            by_gpu.setdefault((rank.host, rank.device_index, own), []).append(rank)
+            # With NCCL every rank has a separate GPU, which has index 0 on all ranks if the launcher hides the others.
+            separate = rank.rank if rank.backend == "nccl" else 0
+            by_gpu.setdefault((rank.host, rank.device_index, separate), []).append(rank)
     for ranks in by_gpu.values():
         first = ranks[0]
         free, total = first.device_free_bytes or 0, first.device_memory_bytes or 0
         gpu = f"{first.device} {first.device_index} of {first.host_name}"
-        have = f"{size(free)} of {size(total)} are free on {gpu}"
+        available = f"{size(free)} of {size(total)} is free on {gpu}"
         peak = sum(_peak(needs, rank) or 0 for rank in ranks)
         if needs is None or not peak:
-            yield Finding("ok", "memory", f"{have}.")
+            yield Finding("ok", "memory", f"{available}.")
             continue
-        what = f"{trained(needs)} takes {size(peak)} of tensors at its peak; {have}."
-        yield Finding(*_fits(peak, free, "memory"), what, _less_memory(peak, free))
+        message = f"{format_workload(needs)} needs up to {size(peak)} for tensors; {available}."
+        yield Finding(*_fits(peak, free, "memory"), message, _memory_fix(peak, free))
 
 
 def _fits(need: float, free: float, topic: str) -> tuple[Level, str]:
     return "problem" if need > free else "note" if need > MEMORY_TIGHT * free else "ok", topic
 
 
-def _less_memory(need: float, free: float) -> str:
+def _memory_fix(need: float, free: float) -> str:
     return "use a smaller --batch, --accumulate 2, or fewer ranks per host" if need > MEMORY_TIGHT * free else ""
 
 
 def _disk(examination: Examination) -> Iterator[Finding]:
     for ranks in examination.hosts.values():
         first = ranks[0]
-        what = (
-            f"{size(first.disk_free_bytes)} are free on {_host(first, examination)} where records go, {first.folder}."
-        )
-        fix = "make room, or put records elsewhere with --out"
+        free = size(first.disk_free_bytes)
+        message = f"{free} of disk space is free on {_host(first, examination)} for records in {first.folder}."
+        fix = "free disk space, or write records to another disk with --out"
         if first.disk_free_bytes < DISK_FULL_BYTES:
-            yield Finding("problem", "disk", what, fix)
+            yield Finding("problem", "disk", message, fix)
         elif first.disk_free_bytes < DISK_TIGHT_BYTES:
-            yield Finding("note", "disk", what, fix)
+            yield Finding("note", "disk", message, fix)
         else:
-            yield Finding("ok", "disk", what)
+            yield Finding("ok", "disk", message)
 
 
 def _versions(examination: Examination) -> Iterator[Finding]:
@@ -212,41 +243,40 @@ def _versions(examination: Examination) -> Iterator[Finding]:
         if len(by_version) == 1:
             same.append(f"{name} {next(iter(by_version))}")
             continue
-        found = ", ".join(f"{version} on {ranks_in_words(ranks)}" for version, ranks in by_version.items())
+        found = ", ".join(f"{version} on {format_ranks(ranks)}" for version, ranks in by_version.items())
         hosts = " and ".join(sorted({rank.host_name for rank in examination.ranks}))
-        fix = f"install the same {name} on {hosts}: ranks of different versions may hang, or compute something else"
-        yield Finding("problem", "versions", f"{name} is not the same on all ranks: {found}.", fix)
+        message = f"Ranks have different versions of {name}: {found}. They may hang or compute different results."
+        yield Finding("problem", "versions", message, f"install the same version of {name} on {hosts}")
     if same:
-        yield Finding("ok", "versions", f"The same on all ranks: {', '.join(same)}.")
+        yield Finding("ok", "versions", f"All ranks have the same versions: {', '.join(same)}.")
 
 
 def _devices(examination: Examination) -> Iterator[Finding]:
     backends = ranks_by(examination.ranks, lambda rank: rank.backend)
     if len(backends) > 1:
-        found = ", ".join(f"{backend} on {ranks_in_words(ranks)}" for backend, ranks in backends.items())
-        yield Finding(
-            "problem", "devices", f"Ranks would not understand each other: {found}.", "give the same --backend"
-        )
+        found = ", ".join(f"{backend} on {format_ranks(ranks)}" for backend, ranks in backends.items())
+        message = f"Ranks use different backends and cannot communicate: {found}."
+        yield Finding("problem", "devices", message, "pass the same --backend on all hosts")
     devices = ranks_by(examination.ranks, lambda rank: rank.device)
     if len(devices) > 1:
-        found = ", ".join(f"{device} on {ranks_in_words(ranks)}" for device, ranks in devices.items())
-        fix = "in a synchronous run all ranks go at the pace of the slowest: use equal devices"
-        yield Finding("note", "devices", f"Devices differ: {found}.", fix)
+        found = ", ".join(f"{device} on {format_ranks(ranks)}" for device, ranks in devices.items())
+        message = f"Ranks have different devices: {found}. In a synchronous run all ranks wait for the slowest."
+        yield Finding("note", "devices", message, "use hosts with the same device")
     else:
         (device,) = devices
         yield Finding(
-            "ok", "devices", f"{count(len(examination.ranks), 'rank')} on {device}, by {next(iter(backends))}."
+            "ok", "devices", f"{count(len(examination.ranks), 'rank')} on {device}, backend {next(iter(backends))}."
         )
 
 
 def _host(rank: RankInfo, examination: Examination) -> str:
-    """A host by name, and by number where hosts are called the same: emulated ones are."""
+    """Return the name of a host, with its number if several hosts share the name, as emulated hosts do."""
     names = [ranks[0].host_name for ranks in examination.hosts.values()]
     return rank.host_name if names.count(rank.host_name) == 1 else f"{rank.host_name} (host {rank.host})"
 
 
 def _machines(examination: Examination) -> list[list[RankInfo]]:
-    """The ranks by machine: emulated hosts share the cores and the memory of one."""
+    """Group ranks by machine: emulated hosts share the cores and the memory of one machine."""
     return list(ranks_by(examination.ranks, lambda rank: rank.boot_id).values())
 
 

@@ -1,1 +1,1 @@
-"""How strategies scale: curves over ranks, what ranks compute on, and notes for the reader."""
+"""Scaling experiments: curves over ranks, cores per rank, and notes for the reader."""

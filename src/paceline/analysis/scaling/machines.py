@@ -1,4 +1,4 @@
-"""What ranks of a scaling experiment compute on: hosts that share a machine, ranks that share its cores."""
+"""Cores of the ranks of a scaling experiment: hosts that share a machine, ranks that share cores or GPUs."""
 
 from __future__ import annotations
 
@@ -9,54 +9,57 @@ from typing import Any
 from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
 
-SAME_PROCESSOR = 0.01
-"""By how much what two ranks compute with may differ for them to have had the same."""
+CORE_TOLERANCE = 0.01
+"""Relative difference up to which two numbers of cores count as equal."""
 
 
 def machines_of(design: Mapping[str, Any], hosts: int) -> list[int]:
-    """For each of the first hosts the number of its machine; where the record does not say, they share one."""
-    named = list(design.get("machines") or [])
-    return named[:hosts] if len(named) >= hosts else [0] * hosts
+    """Return the machine of each of the first `hosts` hosts; if the record lacks it, they share one machine."""
+    machines = list(design.get("machines") or [])
+    return machines[:hosts] if len(machines) >= hosts else [0] * hosts
 
 
-def sharing(design: Mapping[str, Any], hosts: int, ranks_per_host: int) -> int:
-    """The most ranks that share cores: those of a host with a share of its own, or of all hosts on one machine.
+def max_ranks_sharing_cores(design: Mapping[str, Any], hosts: int, ranks_per_host: int) -> int:
+    """Return the largest number of ranks that share the same cores.
 
-    A rank that its launcher bound to cores of its own shares them with none of its host.
+    Ranks share cores with all ranks on their machine, or only with those of their host if each host has a CPU quota. A
+    rank that its launcher pinned to cores shares them with no other rank of its host.
     """
     if design.get("host_cpus") is not None:
         return ranks_per_host
-    return (1 if design.get("bound") else ranks_per_host) * max(Counter(machines_of(design, hosts)).values())
+    return (1 if design.get("ranks_pinned") else ranks_per_host) * max(Counter(machines_of(design, hosts)).values())
 
 
-def processor(topology: Mapping[str, Any], design: Mapping[str, Any]) -> float:
-    """Cores that a rank has to compute with; 1 where it is a GPU that does."""
+def cores_per_rank(topology: Mapping[str, Any], design: Mapping[str, Any]) -> float:
+    """Return the cores that a rank can use; 1 on a GPU."""
     if topology["device"] != "cpu":
         return 1.0
-    return float(min(topology["threads"], topology["cores"] / _sharing(topology, design)))
+    return float(min(topology["threads"], topology["cores"] / _ranks_sharing_cores(topology, design)))
 
 
-def crowding(topology: Mapping[str, Any], design: Mapping[str, Any]) -> str:
-    """Why ranks have not got a core or GPU each, in words; nothing where they have, or each host has its share."""
-    together, share = _sharing(topology, design), design.get("host_cpus")
+def oversubscription(topology: Mapping[str, Any], design: Mapping[str, Any]) -> str:
+    """Return a phrase on how ranks share cores or GPUs; empty if each rank has its own, or each host its quota."""
+    ranks_together, quota = _ranks_sharing_cores(topology, design), design.get("host_cpus")
     if topology["device"] != "cpu":
-        gpus = design.get("gpus") or together
-        return f"{together} ranks share {gpus} GPU{'s' * (gpus > 1)}" if together > gpus else ""
-    if share is not None:
+        gpus = design.get("gpus") or ranks_together
+        return f"{ranks_together} ranks share {gpus} GPU{'s' * (gpus > 1)}" if ranks_together > gpus else ""
+    if quota is not None:
         hosts, cores = _hosts(topology), design.get("machine_cores")
-        over = cores is not None and share * hosts > cores * (1 + SAME_PROCESSOR)
-        return f"{hosts} hosts of {cores_in_words(share)} each share {cores:g}" if over else ""
+        over = cores is not None and quota * hosts > cores * (1 + CORE_TOLERANCE)
+        return f"{hosts} hosts with {format_cores(quota)} each share {cores:g} cores" if over else ""
     cores = topology["cores"]
-    return f"{together} ranks share {cores_in_words(cores)}" if together > max(1.0, cores) else ""
+    return f"{ranks_together} ranks share {format_cores(cores)}" if ranks_together > max(1.0, cores) else ""
 
 
-def cores_in_words(number: float) -> str:
-    """As "0.5 core" or "2 cores"."""
+def format_cores(number: float) -> str:
+    """Return a number of cores, as "0.5 core" or "2 cores"."""
     return f"{number:.3g} core" + ("" if number <= 1 else "s")
 
 
-def _sharing(topology: Mapping[str, Any], design: Mapping[str, Any]) -> int:
-    return min(int(topology["workers"]), sharing(design, _hosts(topology), int(topology["ranks_per_host"])))
+def _ranks_sharing_cores(topology: Mapping[str, Any], design: Mapping[str, Any]) -> int:
+    return min(
+        int(topology["workers"]), max_ranks_sharing_cores(design, _hosts(topology), int(topology["ranks_per_host"]))
+    )
 
 
 def _hosts(topology: Mapping[str, Any]) -> int:
@@ -64,39 +67,44 @@ def _hosts(topology: Mapping[str, Any]) -> int:
 
 
 def is_packed(design: Mapping[str, Any], hosts: int, ranks_per_host: int) -> bool:
-    """Whether ranks are on fewer hosts than they might be, though nobody asked for that: their number does not fit."""
-    there = len(design.get("machines") or [])
-    return not design.get("ranks_per_host_asked") and hosts < min(there, hosts * ranks_per_host)
+    """Return whether ranks use fewer hosts than possible because their number does not divide evenly."""
+    available = len(design.get("machines") or [])
+    return not design.get("requested_ranks_per_host") and hosts < min(available, hosts * ranks_per_host)
 
 
-def placements(design: Mapping[str, Any], shapes: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """What to know of where ranks were put, of shapes as (hosts, ranks on each)."""
+def placement_notes(design: Mapping[str, Any], shapes: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """Yield notes on the placement of ranks for shapes (hosts, ranks per host)."""
     ordered = sorted(set(shapes), key=lambda shape: (shape[0] * shape[1], shape[0]))
     widest = {hosts * number: (hosts, number) for hosts, number in ordered}
     for hosts, number in widest.values():
         if is_packed(design, hosts, number):
-            there = "all of them are on one" if hosts == 1 else f"they are on {hosts}"
-            yield f"{hosts * number} ranks cannot be put evenly on {len(design['machines'])} hosts: {there}."
-    yield from _unlike(design, sorted({hosts for hosts, _ in ordered}))
+            yield (
+                f"{hosts * number} ranks cannot be placed evenly on {len(design['machines'])} hosts, so they are "
+                f"placed on {'1 host' if hosts == 1 else f'{hosts} hosts'}. Choose a placement with --ranks-per-host."
+            )
+    yield from _different_hosts(design, sorted({hosts for hosts, _ in ordered}))
 
 
-def _unlike(design: Mapping[str, Any], hosts: Sequence[int]) -> Iterator[str]:
-    """Which of several kinds of hosts are used where not all are."""
+def _different_hosts(design: Mapping[str, Any], hosts: Sequence[int]) -> Iterator[str]:
+    """Yield a note on which hosts were used, if emulated hosts differ and not all were used."""
     try:
         emulated = parse_hosts(design.get("emulated") or "1")
-    except UsageError:  # Of a record that was tampered with, or is newer than we are.
+    except UsageError:  # The record was edited, or a newer version wrote it.
         return
     fewer = [number for number in hosts if number < len(emulated)]
     if len(set(emulated)) > 1 and fewer:
-        each = [f"{_first(number)} ({_lines(emulated[:number])})" for number in fewer]
-        yield f"Hosts are not alike, and the first of them are used first: {'; '.join(each)}."
+        used = [f"{_first_hosts(number)} ({_format_hosts(emulated[:number])})" for number in fewer]
+        yield (
+            f"The emulated hosts differ, and runs on fewer hosts use the first of them: {'; '.join(used)}. "
+            "Compare points on different numbers of hosts with care."
+        )
 
 
-def _first(hosts: int) -> str:
-    return "one host is host 0" if hosts == 1 else f"{hosts} hosts are hosts 0 to {hosts - 1}"
+def _first_hosts(hosts: int) -> str:
+    return "1 host is host 0" if hosts == 1 else f"{hosts} hosts are hosts 0 to {hosts - 1}"
 
 
-def _lines(hosts: Sequence[EmulatedHostSpec]) -> str:
-    """As "2 at 1 Gbit/s each way, 1 at 100 Mbit/s each way"."""
+def _format_hosts(hosts: Sequence[EmulatedHostSpec]) -> str:
+    """Return hosts by kind, as "2 at 1 Gbit/s each way, 1 at 100 Mbit/s each way"."""
     counted = Counter(hosts)
     return str(hosts[0]) if len(counted) == 1 else ", ".join(f"{number} {kind}" for kind, number in counted.items())

@@ -1,52 +1,59 @@
-"""What to know before believing a scaling experiment: what is not claimed, and where ranks were put."""
+"""Notes shown above a scaling experiment: speed-ups that are not reported, placement of ranks, outliers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.scaling.machines import placements
+from paceline.analysis.scaling.machines import placement_notes
 
 if TYPE_CHECKING:
     from paceline.analysis.scaling.curves import ScalingCurve
 
-BEYOND = 1.05
-"""Efficiencies that are higher, for certain, are worth a word."""
+SUPERLINEAR = 1.05
+"""Efficiency from which, if the whole interval is above, a note is shown."""
 
 
-def notes(curves: Sequence[ScalingCurve], design: Mapping[str, Any]) -> Iterator[str]:
-    """All of it, in sentences."""
-    yield from _crowding(curves)
-    yield from placements(design, [(point.hosts, point.ranks_per_host) for curve in curves for point in curve.points])
-    yield from _unclaimed(curves)
-    yield from _beyond(curves)
+def scaling_notes(curves: Sequence[ScalingCurve], design: Mapping[str, Any]) -> Iterator[str]:
+    """Yield all notes, as sentences."""
+    yield from _oversubscription(curves)
+    shapes = [(point.hosts, point.ranks_per_host) for curve in curves for point in curve.points]
+    yield from placement_notes(design, shapes)
+    yield from _missing_efficiency(curves)
+    yield from _superlinear(curves)
 
 
-def _crowding(curves: Sequence[ScalingCurve]) -> Iterator[str]:
-    """What is said where ranks have not got a core each: once for each reason."""
-    for reason in dict.fromkeys(point.crowded for curve in curves for point in curve.points if point.crowded):
+def _oversubscription(curves: Sequence[ScalingCurve]) -> Iterator[str]:
+    """Yield one note per way in which ranks share cores or GPUs."""
+    for reason in dict.fromkeys(
+        point.oversubscribed for curve in curves for point in curve.points if point.oversubscribed
+    ):
         yield (
-            f"{reason}, so no speed-up or efficiency is claimed there"
-            + ("." if "GPU" in reason else ": --emulate with --host-cpus gives every host its share of the machine.")
+            f"{reason}, so no speed-up or efficiency is reported for them. "
+            + (
+                "Use at most one rank per GPU."
+                if "GPU" in reason
+                else "Use fewer ranks, or give every host a fixed CPU quota with --emulate and --host-cpus."
+            )
         )
 
 
-def _unclaimed(curves: Sequence[ScalingCurve]) -> Iterator[str]:
-    """The same where a speed-up counts, but says nothing about what was added."""
+def _missing_efficiency(curves: Sequence[ScalingCurve]) -> Iterator[str]:
+    """Yield one note per reason for which a speed-up has no efficiency."""
     gains = [gain for curve in curves for point in curve.points for gain in point.gains.values() if gain is not None]
-    for reason in dict.fromkeys(gain.unclaimed for gain in gains if gain.unclaimed):
-        yield f"{reason}: the speed-up over it counts, but no efficiency is claimed."
+    for reason in dict.fromkeys(gain.no_efficiency_reason for gain in gains if gain.no_efficiency_reason):
+        yield (f"{reason}: the speed-up is valid, but no efficiency is reported. Set --threads to get one.")
 
 
-def _beyond(curves: Sequence[ScalingCurve]) -> Iterator[str]:
-    """Points that are faster than adding ranks explains."""
+def _superlinear(curves: Sequence[ScalingCurve]) -> Iterator[str]:
+    """Yield a note on points whose efficiency is above 1."""
     names = []
     for point in {point.candidate.name: point for curve in curves for point in curve.points}.values():
         known = [gain.efficiency for gain in point.gains.values() if gain is not None and gain.efficiency is not None]
-        if any((own.value if own.low is None else own.low) > BEYOND for own in known):
+        if any((estimate.value if estimate.low is None else estimate.low) > SUPERLINEAR for estimate in known):
             names.append(point.candidate.name)
     if names:
         yield (
-            f"More than ideal: {'; '.join(names)}. A smaller share may fit into a cache, or the machine was busier "
-            "while the baseline ran."
+            f"Efficiency above 100%: {'; '.join(names)}. Smaller shares of the batch may fit into a cache, or other "
+            "programs slowed the baseline down; repeat the experiment on an idle machine to find out."
         )

@@ -1,7 +1,7 @@
-"""What the computing thread of a rank did when: its phases without their waits, and what it waited for the wire.
+"""Activity of a rank's compute thread as intervals: phases without their waits, and waits for communication.
 
-The same cuts as in the time split, as intervals instead of sums: what is called waiting here adds up to the exposed
-communication there, but for what went on by itself while the batch was fetched.
+The division is that of the time split, as intervals instead of sums. Waiting here adds up to exposed communication
+there, except for communication in the background while the batch was loaded.
 """
 
 from __future__ import annotations
@@ -19,56 +19,59 @@ from paceline.analysis.steps.split import COMPUTE, TimedSpan
 from paceline.records.timeline import RowKind, Timeline
 
 WAITING = "waiting"
-DONE = (RowKind.DATA, *COMPUTE)
-ACTIVITIES = (*[kind.title for kind in DONE], WAITING)
+PHASES = (RowKind.DATA, *COMPUTE)
+ACTIVITIES = (*[kind.title for kind in PHASES], WAITING)
 
 
 class Activity(NamedTuple):
-    """What a computing thread did, without a break, from one moment to another."""
+    """Interval in which a compute thread did one thing without interruption."""
 
-    what: str
-    """The title of a phase, or `WAITING`."""
+    name: str
+    """Title of a phase, or `WAITING`."""
     start_s: float
     end_s: float
 
 
 @dataclass(frozen=True)
 class StepActivity:
-    """One step of one rank."""
+    """Activity in one step of one rank."""
 
     step: int
     start_s: float
     end_s: float
     activities: list[Activity]
-    """In order; no two of them overlap, and what is left of the step is other."""
+    """In order and without overlap; the rest of the step is `other`."""
     operations: npt.NDArray[np.void]
-    """The rows of all operations that were under way meanwhile."""
+    """Rows of all operations in progress during the step."""
 
 
 def step_activities(timeline: Timeline, only: Collection[int] | None = None) -> Iterator[StepActivity]:
-    """The steps that a rank's timeline keeps: all of them, or only some."""
+    """Yield the recorded steps of a rank's timeline: all, or those in `only`."""
     operations = timeline.operations
     starts, ends = operations["start_s"], operations["end_s"]
     longest_s = float((ends - starts).max()) if len(operations) else 0.0
-    phases = timeline.of(*DONE)
+    phases = timeline.of(*PHASES)
     phases = phases[np.argsort(phases["step"], kind="stable")]
     for row in timeline.steps:
         step, start_s, end_s = int(row["step"]), float(row["start_s"]), float(row["end_s"])
         if only is not None and step not in only:
             continue
         first, last = np.searchsorted(starts, [start_s - longest_s, end_s])
-        under_way = operations[first:last]
-        under_way = under_way[under_way["end_s"] > start_s]
-        own = phases[slice(*np.searchsorted(phases["step"], [step, step + 1]))]
-        spans, wire = [TimedSpan.of(phase) for phase in own], [TimedSpan.of(operation) for operation in under_way]
-        yield StepActivity(step, start_s, end_s, activities_in(start_s, end_s, spans, wire), under_way)
+        in_progress = operations[first:last]
+        in_progress = in_progress[in_progress["end_s"] > start_s]
+        step_phases = phases[slice(*np.searchsorted(phases["step"], [step, step + 1]))]
+        spans, wire = (
+            [TimedSpan.of(phase) for phase in step_phases],
+            [TimedSpan.of(operation) for operation in in_progress],
+        )
+        yield StepActivity(step, start_s, end_s, activities_in(start_s, end_s, spans, wire), in_progress)
 
 
 def activities_in(
     start_s: float, end_s: float, phases: Sequence[TimedSpan], operations: Sequence[TimedSpan]
 ) -> list[Activity]:
-    """What was done between two moments, given the phases of the step and what was on the wire about then."""
-    waits = union((span.waited_from_s, span.end_s) for span in operations if not math.isnan(span.waited_from_s))
+    """Return the activities between two times, given the phases of the step and the operations around it."""
+    waits = union((span.wait_start_s, span.end_s) for span in operations if not math.isnan(span.wait_start_s))
     found, busy = [], []
     for span in phases:
         pieces = difference(union(clipped([(span.start_s, span.end_s)], start_s, end_s)), waits)

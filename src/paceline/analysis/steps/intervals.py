@@ -1,15 +1,15 @@
-"""Arithmetic of intervals on one time line: unions, overlaps, what one leaves of another."""
+"""Interval arithmetic: union, intersection, difference, length."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 Interval = tuple[float, float]
-"""Start and end; the end is not before the start."""
+"""Start and end, with start ≤ end."""
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same points as disjoint intervals, in order; empty ones are left out."""
+    """Return the union as disjoint intervals in order; empty intervals are omitted."""
     merged: list[Interval] = []
     for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
         if merged and start <= merged[-1][1]:
@@ -21,12 +21,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(disjoint: Iterable[Interval]) -> float:
-    """The length of disjoint intervals."""
+    """Return the total length of disjoint intervals."""
     return sum(end - start for start, end in disjoint)
 
 
 def intersection(ones: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """The points in both of two lists of disjoint intervals in order."""
+    """Return the intersection of two lists of disjoint intervals in order."""
     found: list[Interval] = []
     i = j = 0
     while i < len(ones) and j < len(others):
@@ -41,7 +41,7 @@ def intersection(ones: Sequence[Interval], others: Sequence[Interval]) -> list[I
 
 
 def difference(ones: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """The points in the first list and not in the second; both are disjoint and in order."""
+    """Return the first list without the second; both are disjoint and in order."""
     found: list[Interval] = []
     j = 0
     for start, end in ones:
@@ -59,5 +59,5 @@ def difference(ones: Sequence[Interval], others: Sequence[Interval]) -> list[Int
 
 
 def clipped(intervals: Iterable[Interval], start: float, end: float) -> list[Interval]:
-    """The parts of intervals between two moments."""
+    """Return the parts of intervals between `start` and `end`."""
     return [(max(a, start), min(b, end)) for a, b in intervals if a < end and b > start]

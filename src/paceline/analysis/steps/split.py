@@ -1,7 +1,7 @@
-"""The time split: where each step's time went on each rank, from its timeline.
+"""Time split of each step on each rank, from its timeline.
 
-Let C be the union of what was computed in a step (forward, backward until the last gradient, the optimiser) without the
-moments at which the computing thread only waited for an operation, and K the union of the operations. Then
+Let C be the union of the compute phases of a step (forward, backward until the last gradient, optimiser) without the
+intervals in which the compute thread only waited for an operation, and K the union of the operations. Then
 `overlapped` = |C ∩ K|, `exposed` = |K| − |C ∩ K|, `other` = step − |C ∪ K|; with `compute` = |C| − |C ∩ K| they add up.
 """
 
@@ -19,64 +19,64 @@ from paceline.records.timeline import RowKind, Timeline
 
 COMPUTE = (RowKind.FORWARD, RowKind.BACKWARD, RowKind.OPTIMISER)
 WARM_UP_STEPS = 5
-"""Steps that do not count, as in the time per iteration: reducers build buckets, allocators and caches fill."""
+"""First steps that are excluded, as in the step time: reducers build buckets, allocators and caches fill."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Where the time of a step went, in seconds, on one rank or on average."""
+    """Time split of a step in seconds, on one rank or on average."""
 
     step_s: float
     compute_s: float
-    """Computing, with nothing on the wire."""
+    """Compute without communication."""
     overlapped_s: float
-    """Computing and communicating at once."""
+    """Compute and communication at the same time."""
     exposed_s: float
-    """Communicating, with nothing computed."""
+    """Communication without compute."""
     other_s: float
-    """Neither: data, the arithmetic of a strategy, Python."""
+    """Neither: data loading, arithmetic of the strategy, Python."""
     data_s: float
-    """Getting the batch, with nothing on the wire; a part of `other_s`."""
+    """Loading the batch without communication; part of `other_s`."""
     descheduled_s: float | None
-    """Wall time less processor time inside what was computed; None where another processor computes."""
+    """Wall time minus CPU time of the compute phases; None if a GPU computes."""
 
     @property
     def communication_s(self) -> float:
-        """How long anything was on the wire."""
+        """Total time of communication."""
         return self.overlapped_s + self.exposed_s
 
     @property
     def computing_s(self) -> float:
-        """How long anything was computed."""
+        """Total time of compute."""
         return self.compute_s + self.overlapped_s
 
     @property
     def overlap(self) -> float | None:
-        """The share of communication that was hidden behind computing; undefined when nothing was sent."""
+        """Share of communication that overlapped with compute; None if nothing was sent."""
         return self.overlapped_s / self.communication_s if self.communication_s > 0 else None
 
     def share(self, part: str) -> float:
-        """A part's share of the step, by its name, as `exposed`."""
+        """Return the share of a part of the step, such as `exposed`."""
         return float(getattr(self, f"{part}_s")) / self.step_s
 
 
 PARTS = ("compute", "overlapped", "exposed", "other")
-"""They add up to the step."""
+"""Parts of a step; they add up to the step."""
 
 
 @dataclass(frozen=True)
 class StepSplit:
-    """The split of one step."""
+    """Time split of one step."""
 
     step: int
     split: Split
 
 
 def split_steps(timeline: Timeline) -> list[StepSplit]:
-    """The split of every step that the timeline keeps."""
+    """Return the split of every recorded step of a timeline."""
     operations = [TimedSpan.of(row) for row in timeline.operations]
     starts = np.array([span.start_s for span in operations])
-    # An operation may go on after its step; the longest tells how far back one must look.
+    # An operation may continue after its step; the longest one limits how far back to search.
     longest_s = max((span.end_s - span.start_s for span in operations), default=0.0)
     phases = _by_step(timeline.of(RowKind.DATA, *COMPUTE))
     splits = []
@@ -92,27 +92,27 @@ def split_steps(timeline: Timeline) -> list[StepSplit]:
 
 @dataclass(frozen=True, slots=True)
 class TimedSpan:
-    """A phase or an operation."""
+    """A phase or an operation of a timeline."""
 
     kind: RowKind
     start_s: float
     end_s: float
-    waited_from_s: float = math.nan
-    """Since when the computing thread only waited for it."""
+    wait_start_s: float = math.nan
+    """Time from which the compute thread only waited for it; NaN if it never waited."""
     cpu_s: float = math.nan
-    """Processor time that the computing thread got meanwhile."""
+    """CPU time of the compute thread in the phase; NaN if unknown."""
 
     @classmethod
     def of(cls, row: Any) -> TimedSpan:
-        """A row of a timeline."""
+        """Build a span from a row of a timeline."""
         kind, start_s, end_s = RowKind(int(row["kind"])), float(row["start_s"]), float(row["end_s"])
-        return cls(kind, start_s, end_s, float(row["waited_from_s"]), float(row["cpu_s"]))
+        return cls(kind, start_s, end_s, float(row["wait_start_s"]), float(row["cpu_s"]))
 
 
 def split_step(start_s: float, end_s: float, phases: Sequence[TimedSpan], operations: Iterable[TimedSpan]) -> Split:
-    """The split of the step between two moments, given its phases and whatever was on the wire about then."""
+    """Return the split of the step between two times, given its phases and the operations around it."""
     wire = list(operations)
-    waits = union((span.waited_from_s, span.end_s) for span in wire if not math.isnan(span.waited_from_s))
+    waits = union((span.wait_start_s, span.end_s) for span in wire if not math.isnan(span.wait_start_s))
     computing = [span for span in phases if span.kind in COMPUTE]
     data = [span for span in phases if span.kind is RowKind.DATA]
     compute = difference(union(_within(computing, start_s, end_s)), waits)
@@ -124,14 +124,14 @@ def split_step(start_s: float, end_s: float, phases: Sequence[TimedSpan], operat
         compute_s=length(compute) - both,
         overlapped_s=both,
         exposed_s=length(communication) - both,
-        other_s=max(0.0, end_s - start_s - either),  # Rounding.
+        other_s=max(0.0, end_s - start_s - either),  # Rounding errors may be negative.
         data_s=length(difference(union(_within(data, start_s, end_s)), communication)),
         descheduled_s=_descheduled(length(compute), [span.cpu_s for span in computing]),
     )
 
 
 def mean_split(splits: Sequence[Split], weights: Sequence[float] | None = None) -> Split | None:
-    """The mean of splits, which still adds up; None of none."""
+    """Return the mean of splits, whose parts still add up; None without splits."""
     if not splits:
         return None
 
@@ -145,9 +145,10 @@ def mean_split(splits: Sequence[Split], weights: Sequence[float] | None = None) 
 
 
 def split_of(timeline: Timeline, without: Container[int] = ()) -> Split | None:
-    """The mean split of a rank's steps after the warm-up, but for some.
+    """Return the mean split of a rank's steps after the warm-up, without the steps in `without`.
 
-    Where there are no others, of all but the first; of the first where there is only that.
+    If there are no steps after the warm-up, all but the first count; if there is only one, that one. None without
+    steps.
     """
     steps = [step for step in split_steps(timeline) if step.step not in without]
     for first in (WARM_UP_STEPS, 1, 0):
@@ -162,7 +163,7 @@ def _within(spans: Iterable[TimedSpan], start_s: float, end_s: float) -> list[In
 
 
 def _descheduled(computing_s: float, cpu_s: Sequence[float]) -> float | None:
-    """Waiting takes next to no processor time, so all that a phase got, it got while it computed."""
+    """Return compute time minus CPU time; waits use almost no CPU time, so all CPU time belongs to compute."""
     total = sum(cpu_s)
     return None if math.isnan(total) else max(0.0, computing_s - total)
 

@@ -1,4 +1,4 @@
-"""Time per iteration, as every table defines it: whole windows, the first never counted."""
+"""Step time as all tables define it: from whole windows of steps, without the first window."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from paceline.records.schema import EVENTS_FILE
 
 
 class WindowTime(NamedTuple):
-    """Steps that were timed as one: from the first's start until nothing is in flight any more."""
+    """Consecutive steps timed together: from the start of the first until all communication has finished."""
 
     steps: int
     wall_s: float
-    """On the slowest rank."""
+    """Wall time on the slowest rank."""
     profiled: bool = False
-    """Whether torch's profiler slowed it down, so that its time says nothing."""
+    """Whether torch's profiler was active, which makes the time invalid."""
 
 
 def step_time(windows: Sequence[WindowTime]) -> float | None:
-    """The median of wall time ÷ steps over the windows but the first, and but profiled ones; None without others."""
+    """Return the median of wall time ÷ steps over windows, without the first and profiled ones; None if none remain."""
     times = [window.wall_s / window.steps for window in windows[1:] if not window.profiled]
     return statistics.median(times) if times else None
 
 
 def windows_of(record: RunRecord) -> list[WindowTime]:
-    """The windows of a run, those of one that was cut short too."""
+    """Return the windows of a run, also of an interrupted one."""
     try:
         return [
             WindowTime(len(event["losses"]), float(event["wall_s"]), profiled=event.get("profiled") is True)
             for event in record.events_of("log")
         ]
     except (KeyError, TypeError, ValueError):
-        raise RecordError(f"{record.path / EVENTS_FILE} is damaged: a window has no losses, or no time.") from None
+        raise RecordError(f"{record.path / EVENTS_FILE} is damaged: a window has no losses or no time.") from None
 
 
 def profiled_steps(windows: Sequence[WindowTime]) -> frozenset[int]:
-    """The steps whose times say nothing, since their window was profiled."""
+    """Return the steps in profiled windows, whose times are invalid."""
     ends = itertools.accumulate(window.steps for window in windows)
     spans = [range(end - window.steps, end) for window, end in zip(windows, ends, strict=True) if window.profiled]
     return frozenset(itertools.chain.from_iterable(spans))
 
 
 def counted_steps(windows: Sequence[WindowTime], steps: int) -> npt.NDArray[np.bool_]:
-    """Which of a rank's steps have times that count: those after the warm-up, but for those that were profiled.
+    """Return a mask of a rank's steps whose times count: after the warm-up and not profiled.
 
-    Where there are no others, all but the first, as in the time split.
+    If there are none, all but the first and profiled steps count, as in the time split.
     """
     counted = np.arange(steps) > 0
     counted[[step for step in profiled_steps(windows) if step < steps]] = False
@@ -61,16 +61,16 @@ def counted_steps(windows: Sequence[WindowTime], steps: int) -> npt.NDArray[np.b
     return later if later.any() else counted
 
 
-def warm_up_counts(record: RunRecord) -> bool:
-    """Whether a run was too short to leave the warm-up out of its means."""
+def includes_warm_up(record: RunRecord) -> bool:
+    """Return whether a run is so short that its means include warm-up steps."""
     windows = windows_of(record)
     lengths = [len(steps) for steps in record.steps.values() if len(steps)]
     return any(not counted_steps(windows, length)[WARM_UP_STEPS:].any() for length in lengths)
 
 
 def losses_of(record: RunRecord) -> list[float]:
-    """The global mean loss of every step; not a number where a run has diverged, nothing where nobody told losses."""
-    if record.steps and not any(steps.tells_loss for steps in record.steps.values()):
+    """Return the global mean loss of every step: NaN where it diverged; empty if losses were not reported."""
+    if record.steps and not any(steps.has_loss for steps in record.steps.values()):
         return []
     losses = [loss for event in record.events_of("log") for loss in event["losses"]]
     return [float("nan") if loss is None else loss for loss in losses]

@@ -1,8 +1,7 @@
-"""The proof of bytes: what the kernel counted between ranks, against the strategy's plan and its framing.
+"""Proof of bytes: bytes that the kernel counted between ranks, compared with the strategy's plan plus framing.
 
-It holds where every rank sends every other, in a step, what was planned for the two of them, within 1%. A strategy
-without a plan (one's own, or BatchNorm that normalises over all ranks) is held against the operations that were seen on
-its groups instead, as Gloo carries them out.
+The proof holds if, for every pair of ranks, the bytes per step differ from the plan by at most 1%. Without a plan (a
+user's strategy, or BatchNorm synchronised over ranks), the recorded operations take its place, as Gloo implements them.
 """
 
 from __future__ import annotations
@@ -18,34 +17,34 @@ from paceline.plans import Operation, PairTraffic, Plan, Transfer
 from paceline.plans.operations import gloo_operation
 from paceline.records import RunRecord
 from paceline.records.timeline import Purpose, RowKind, Timeline
-from paceline.records.writer import strict
+from paceline.records.writer import json_safe
 
 TOLERANCE = 0.01
 PLAN = "the plan"
-SEEN = "the operations seen"
+RECORDED_OPERATIONS = "the recorded operations"
 
 
 @dataclass(frozen=True)
 class PairBytes:
-    """What one rank sends another in a step."""
+    """Bytes per step from one rank to another."""
 
     source: int
     target: int
     bytes: float
-    """By the kernel's count."""
+    """Bytes that the kernel counted."""
     payload_bytes: float | None
-    """Of tensors, as expected; None where nothing says what to expect."""
+    """Expected bytes of tensors; None if there is no expectation."""
     framing_bytes: float | None
-    """What Gloo should add to them."""
+    """Expected bytes that Gloo adds to them."""
 
     @property
     def expected_bytes(self) -> float | None:
-        """Both together."""
+        """Expected bytes of tensors and framing; None if there is no expectation."""
         return None if self.payload_bytes is None else self.payload_bytes + (self.framing_bytes or 0)
 
     @property
     def deviation(self) -> float | None:
-        """How far the count is from what was expected, as a share of that; infinite where nothing was."""
+        """Relative deviation of the count from the expectation; infinite if 0 bytes were expected."""
         expected = self.expected_bytes
         if expected is None:
             return None
@@ -55,23 +54,23 @@ class PairBytes:
 
 @dataclass(frozen=True)
 class RankBytes:
-    """What one rank sends and receives in a step."""
+    """Bytes per step that one rank sends and receives."""
 
     rank: int
     sent_bytes: float
     received_bytes: float
     planned_sent_bytes: float | None
-    """Of tensors."""
+    """Planned bytes of tensors."""
     planned_received_bytes: float | None
     framing_bytes: float | None
-    """What comes on top of what it sends."""
-    resent_bytes: float
-    """What the kernel had to send again, which is not in any other figure."""
+    """Framing in addition to the planned bytes that it sends."""
+    retransmitted_bytes: float
+    """Bytes that the kernel retransmitted; no other value includes them."""
 
 
 @dataclass(frozen=True)
 class HostBytes:
-    """What a host's network interface carried in a step, whoever made it do so, headers and all."""
+    """Bytes per step on a host's network interface, of all processes and including headers."""
 
     interface: str
     ranks: list[int]
@@ -81,57 +80,57 @@ class HostBytes:
 
 @dataclass(frozen=True)
 class Payload:
-    """Who sent how much to whom, per step."""
+    """Bytes per step between all ranks."""
 
     steps: int
-    """Those that were counted."""
-    against: str | None
-    """What the count is held against: `PLAN`, `SEEN`, or nothing."""
+    """Number of counted steps."""
+    expected_from: str | None
+    """Source of the expected bytes: `PLAN` or `RECORDED_OPERATIONS`; None if there is no expectation."""
     pairs: list[PairBytes]
     ranks: list[RankBytes]
     hosts: list[HostBytes]
 
     @property
     def furthest(self) -> PairBytes | None:
-        """The pair that is furthest from what was expected; None where nothing was, or nobody sends anything."""
+        """Pair with the largest deviation; None if there is no expectation or no traffic."""
         known = [pair for pair in self.pairs if pair.deviation is not None]
         return max(known, key=lambda pair: pair.deviation or 0.0, default=None)
 
     @property
     def deviation(self) -> float | None:
-        """How far that one is; None where nothing says what to expect."""
-        if self.against is None:
+        """Largest deviation of any pair; None if there is no expectation."""
+        if self.expected_from is None:
             return None
         return 0.0 if self.furthest is None else self.furthest.deviation
 
     @property
     def holds(self) -> bool | None:
-        """Whether the proof holds; None where there is nothing to hold the count against."""
+        """Whether the proof holds; None if there is no expectation."""
         return None if self.deviation is None else self.deviation <= TOLERANCE
 
     @property
     def matrix(self) -> list[list[float]]:
-        """Row by row what each rank sends to each."""
+        """Bytes per step from each rank (row) to each rank (column)."""
         table = [[0.0] * len(self.ranks) for _ in self.ranks]
         for pair in self.pairs:
             table[pair.source][pair.target] = pair.bytes
         return table
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: null for what is infinitely far off."""
+        """Return JSON values, with None for an infinite deviation."""
         derived = {"matrix": self.matrix, "deviation": self.deviation, "holds": self.holds, "tolerance": TOLERANCE}
-        found: dict[str, Any] = strict(asdict(self) | derived)
+        found: dict[str, Any] = json_safe(asdict(self) | derived)
         return found
 
 
 def payload_of(run: RunRecord) -> Payload | None:
-    """What was counted in a run; None where nothing was."""
+    """Return the byte counts of a run; None if there are none."""
     summary = run.summary or {}
     sockets = summary.get("sockets")
     if not sockets:
         return None
     ranks, steps = len(summary["ranks"]) + summary.get("servers", 0), sockets["steps"]
-    against, expected = _expected(run, ranks)
+    expected_from, expected = _expected(run, ranks)
     counted = {(link["source"], link["target"]): link for link in sockets["links"]}
     pairs = [
         PairBytes(
@@ -143,21 +142,24 @@ def payload_of(run: RunRecord) -> Payload | None:
         )
         for pair in sorted(counted.keys() | (set() if expected is None else expected.framing.keys()))
     ]
-    resent = Counter[int]()
+    retransmitted = Counter[int]()
     for (source, _), link in counted.items():
-        resent[source] += link["resent_bytes"]
+        retransmitted[source] += link["retransmitted_bytes"]
     return Payload(
         steps=steps,
-        against=against,
+        expected_from=expected_from,
         pairs=pairs,
-        ranks=[_rank(rank, pairs, resent[rank] / steps, against) for rank in range(ranks)],
+        ranks=[
+            _rank(rank, pairs, retransmitted[rank] / steps, has_expectation=expected is not None)
+            for rank in range(ranks)
+        ],
         hosts=[_host(interface, steps) for interface in sockets["interfaces"]],
     )
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """Bytes per step by pair of ranks."""
+    """Expected bytes per step by pair of ranks."""
 
     payload: Mapping[tuple[int, int], float]
     framing: Mapping[tuple[int, int], float]
@@ -173,38 +175,38 @@ class _Expected:
 
 
 def _expected(run: RunRecord, ranks: int) -> tuple[str | None, _Expected | None]:
-    """What to hold the count against, and in which words."""
+    """Return the source of the expectation and the expected bytes."""
     traffic = (run.summary or {}).get("traffic")
     if traffic is not None and "links" in traffic:
         return PLAN, _Expected.of(traffic["links"])
-    if not run.lockstep:  # Who sends how much depends on who is fast.
+    if not run.lockstep:  # Asynchronous: the bytes of a pair depend on the speed of the ranks.
         return None, None
     steps = counted_steps(run.timelines[0], profiled_steps(windows_of(run))).tolist() if 0 in run.timelines else []
-    seen = seen_links(run.timelines, steps, ranks) if steps else None
-    return (None, None) if seen is None else (SEEN, _Expected.of(map(asdict, seen), len(steps)))
+    links = recorded_links(run.timelines, steps, ranks) if steps else None
+    return (None, None) if links is None else (RECORDED_OPERATIONS, _Expected.of(map(asdict, links), len(steps)))
 
 
-def seen_links(timelines: Mapping[int, Timeline], steps: Sequence[int], ranks: int) -> list[PairTraffic] | None:
-    """What the operations seen in some steps should have sent from rank to rank, over all of these steps.
+def recorded_links(timelines: Mapping[int, Timeline], steps: Sequence[int], ranks: int) -> list[PairTraffic] | None:
+    """Return the traffic between ranks that the recorded operations of the given steps imply, summed over the steps.
 
-    None where that cannot be told: a rank's timeline is missing, an operation is not known, or some ranks alone take
-    part in one, as in a subgroup.
+    None if it is unknown: a rank's timeline is missing, an operation is unknown, or only a subgroup of the ranks
+    participates in one.
     """
     if sorted(timelines) != list(range(ranks)):
         return None
-    own = [_tally(timelines[rank], set(steps)) for rank in range(ranks)]
-    together = [
-        {key: count for key, count in tally.items() if key[0] not in (RowKind.SEND, RowKind.RECV)} for tally in own
+    tallies = [_tally(timelines[rank], set(steps)) for rank in range(ranks)]
+    collectives = [
+        {key: count for key, count in tally.items() if key[0] not in (RowKind.SEND, RowKind.RECV)} for tally in tallies
     ]
-    if any(tally != together[0] for tally in together):
+    if any(tally != collectives[0] for tally in collectives):
         return None
     found: list[Operation] = []
-    for (kind, size, root), count in together[0].items():
+    for (kind, size, root), count in collectives[0].items():
         operation = gloo_operation(kind.title, size, ranks, root)
         if operation is None:
             return None
         found.append(_times(operation, count))
-    for rank, tally in enumerate(own):
+    for rank, tally in enumerate(tallies):
         for (kind, size, peer), count in tally.items():
             if kind is RowKind.SEND:
                 transfer = Transfer(rank, peer, size * count, count)
@@ -218,28 +220,27 @@ def _times(operation: Operation, count: int) -> Operation:
 
 
 def _tally(timeline: Timeline, steps: set[int]) -> Counter[tuple[RowKind, int, int]]:
-    """How often a rank took part in operations of one kind, size and root or peer, on the strategy's groups."""
+    """Count a rank's operations on the strategy's groups by kind, size and root or peer."""
     return Counter(
         (RowKind(kind), size, peer)
         for step, kind, purpose, size, peer in timeline.operations[
             ["step", "kind", "purpose", "bytes", "peer"]
         ].tolist()
-        if purpose != Purpose.AGREEMENT and step in steps
+        if purpose != Purpose.CONTROL and step in steps
     )
 
 
-def _rank(rank: int, pairs: Sequence[PairBytes], resent: float, against: str | None) -> RankBytes:
+def _rank(rank: int, pairs: Sequence[PairBytes], retransmitted_bytes: float, *, has_expectation: bool) -> RankBytes:
     sent = [pair for pair in pairs if pair.source == rank]
     received = [pair for pair in pairs if pair.target == rank]
-    known = against is not None
     return RankBytes(
         rank=rank,
         sent_bytes=sum(pair.bytes for pair in sent),
         received_bytes=sum(pair.bytes for pair in received),
-        planned_sent_bytes=sum(pair.payload_bytes or 0 for pair in sent) if known else None,
-        planned_received_bytes=sum(pair.payload_bytes or 0 for pair in received) if known else None,
-        framing_bytes=sum(pair.framing_bytes or 0 for pair in sent) if known else None,
-        resent_bytes=resent,
+        planned_sent_bytes=sum(pair.payload_bytes or 0 for pair in sent) if has_expectation else None,
+        planned_received_bytes=sum(pair.payload_bytes or 0 for pair in received) if has_expectation else None,
+        framing_bytes=sum(pair.framing_bytes or 0 for pair in sent) if has_expectation else None,
+        retransmitted_bytes=retransmitted_bytes,
     )
 
 

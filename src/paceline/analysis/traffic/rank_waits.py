@@ -1,9 +1,9 @@
-"""Who waited for whom, and how long: from the moments at which ranks came to the same operation, on one clock.
+"""Waits of ranks for each other, from the times at which ranks start the same operation, on one clock.
 
-An operation cannot go on before those that it depends on have come: all ranks for an all_reduce and its like, the root
-for those that get something from it or send something to it, all senders for the root that gathers, the sender for a
-message. From its own start until then a rank waits, as far as it computes nothing meanwhile. The one that it waits for
-may itself wait for another at that moment: then that one is to blame.
+An operation can proceed only after the ranks that it depends on have started it: all ranks for an all-reduce and
+similar collectives, the root for ranks that receive from it or send to it, all senders for a root that gathers, the
+sender for a message. Until then a rank waits, unless it computes meanwhile. If the rank that it waits for is itself
+waiting for a third rank, the wait is attributed to the third.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ MESSAGES = (RowKind.SEND, RowKind.RECV)
 
 
 class RankWait(NamedTuple):
-    """From one moment to another a rank waits for another."""
+    """Interval in which a rank waits for another."""
 
     start_s: float
     end_s: float
     rank: int
-    """The one that it waits for."""
+    """Rank that it waits for."""
 
 
 @dataclass(frozen=True)
 class RankWaits:
-    """The waiting of a run, per step."""
+    """Waits of a run, per step."""
 
     waits_s: list[float]
-    """What each rank waited for others to come."""
+    """Seconds that each rank waited for others."""
     waited_for: dict[int, float]
-    """By rank: the share of all that waiting that was for this one."""
+    """Share of all waiting that each rank caused."""
 
 
 def rank_waits(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) -> RankWaits | None:
-    """The waiting in some steps; None where the ranks' operations do not match, as in a run that was cut short."""
+    """Return the waits in the given steps; None if the ranks' operations do not match, as in an interrupted run."""
     counted = set(steps.tolist())
     by_rank = [_by_step(timelines[rank], counted) for rank in range(len(timelines))]
-    # What a step has sent may still be under way in the next one.
+    # Operations of a step may still be in progress in the next one.
     and_next = counted | {step + 1 for step in counted}
     exposed = [_exposed(timelines[rank], and_next) for rank in range(len(timelines))]
-    totals, blamed, matched = [0.0] * len(by_rank), defaultdict[int, float](float), 0
+    totals, caused, matched = [0.0] * len(by_rank), defaultdict[int, float](float), 0
     for step in sorted(counted):
-        rows = [own.get(step) for own in by_rank]
-        if any(own is None for own in rows):
+        rows = [steps_of_rank.get(step) for steps_of_rank in by_rank]
+        if any(rank_rows is None for rank_rows in rows):
             continue
-        idle = [[*own.get(step, []), *own.get(step + 1, [])] for own in exposed]
-        found = step_waits([own for own in rows if own is not None], idle)
+        idle = [[*of_rank.get(step, []), *of_rank.get(step + 1, [])] for of_rank in exposed]
+        found = step_waits([rank_rows for rank_rows in rows if rank_rows is not None], idle)
         if found is None:
             continue
         matched += 1
@@ -68,25 +68,25 @@ def rank_waits(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32])
             exposed[rank][step + 1] = difference(exposed[rank].get(step + 1, []), taken)
             for wait in waits:
                 totals[rank] += wait.end_s - wait.start_s
-                for piece in traced(wait, found):
-                    blamed[piece.rank] += piece.end_s - piece.start_s
+                for piece in trace_to_cause(wait, found):
+                    caused[piece.rank] += piece.end_s - piece.start_s
     if not matched:
         return None
-    total = sum(blamed.values())
-    shares = {rank: share / total for rank, share in sorted(blamed.items())} if total else {}
+    total = sum(caused.values())
+    shares = {rank: share / total for rank, share in sorted(caused.items())} if total else {}
     return RankWaits([seconds / matched for seconds in totals], shares)
 
 
 def step_waits(rows: Sequence[TimelineRows], exposed: Sequence[Sequence[Interval]]) -> list[list[RankWait]] | None:
-    """By rank, what it waited in one step: no two waits of a rank overlap. None where the operations do not match."""
-    collectives = [own[matching(own)] for own in rows]
-    if any(own["kind"].tolist() != collectives[0]["kind"].tolist() for own in collectives):
+    """Return the waits of each rank in one step, without overlap; None if the ranks' operations do not match."""
+    collectives = [rank_rows[matching(rank_rows)] for rank_rows in rows]
+    if any(rank_rows["kind"].tolist() != collectives[0]["kind"].tolist() for rank_rows in collectives):
         return None
     pairs = [(source, target) for source in range(len(rows)) for target in range(len(rows)) if source != target]
     found: list[list[RankWait]] = [[] for _ in rows]
     for number, row in enumerate(collectives[0]):
-        starts = [float(own["start_s"][number]) for own in collectives]
-        ends = [float(own["end_s"][number]) for own in collectives]
+        starts = [float(rank_rows["start_s"][number]) for rank_rows in collectives]
+        ends = [float(rank_rows["end_s"][number]) for rank_rows in collectives]
         for rank, wait in _collective(RowKind(int(row["kind"])), int(row["peer"]), starts, ends):
             found[rank].append(wait)
     for source, target in pairs:
@@ -94,30 +94,30 @@ def step_waits(rows: Sequence[TimelineRows], exposed: Sequence[Sequence[Interval
         if len(sent) != len(received):
             return None
         for one, other in zip(sent, received, strict=True):
-            came_s = min(float(one["start_s"]), float(other["end_s"]))
-            found[target].append(RankWait(float(other["start_s"]), came_s, source))
-    return [_exposed_parts(waits, own) for waits, own in zip(found, exposed, strict=True)]
+            arrival_s = min(float(one["start_s"]), float(other["end_s"]))
+            found[target].append(RankWait(float(other["start_s"]), arrival_s, source))
+    return [_exposed_parts(waits, intervals) for waits, intervals in zip(found, exposed, strict=True)]
 
 
 def matching(rows: TimelineRows) -> npt.NDArray[np.intp]:
-    """The places of a rank's collectives in an order that is the same on all ranks: by step, and by what they carry.
+    """Return the indices of a rank's collectives in an order that is the same on all ranks: by step and purpose.
 
-    Ranks start those of a step that carry the same in the same order. What carries something else may go by another
-    group, and come a little earlier on one rank and later on another.
+    All ranks start the collectives of one step and purpose in the same order. Collectives of another purpose may use
+    another process group, so their position among the others may differ between ranks.
     """
     places = np.flatnonzero(~np.isin(rows["kind"], MESSAGES))
     return places[np.lexsort((rows["purpose"][places], rows["step"][places]))]
 
 
-def traced(
-    wait: RankWait, waits: Sequence[Sequence[RankWait]], passed: frozenset[int] = frozenset()
+def trace_to_cause(
+    wait: RankWait, waits: Sequence[Sequence[RankWait]], visited: frozenset[int] = frozenset()
 ) -> Iterator[RankWait]:
-    """The pieces of a wait, each with the rank that is to blame in the end."""
+    """Yield the pieces of a wait, each with the rank that ultimately caused it."""
     rest: list[Interval] = [(wait.start_s, wait.end_s)]
-    if wait.rank not in passed:
+    if wait.rank not in visited:
         for other in waits[wait.rank]:
             for start_s, end_s in intersection(rest, [(other.start_s, other.end_s)]):
-                yield from traced(RankWait(start_s, end_s, other.rank), waits, passed | {wait.rank})
+                yield from trace_to_cause(RankWait(start_s, end_s, other.rank), waits, visited | {wait.rank})
             rest = difference(rest, [(other.start_s, other.end_s)])
     for start_s, end_s in rest:
         yield RankWait(start_s, end_s, wait.rank)
@@ -137,7 +137,7 @@ def _collective(
 
 
 def _exposed_parts(waits: Sequence[RankWait], exposed: Sequence[Interval]) -> list[RankWait]:
-    """The parts of waits in which nothing was computed; a moment that belongs to two belongs to the first."""
+    """Return the parts of waits without compute; where two waits overlap, the first takes precedence."""
     found, taken = list[RankWait](), list[Interval]()
     for wait in sorted(waits):
         pieces = difference(intersection(union([(wait.start_s, wait.end_s)]), exposed), taken)
@@ -152,7 +152,7 @@ def _between(rows: TimelineRows, kind: RowKind, peer: int) -> TimelineRows:
 
 
 def _by_step(timeline: Timeline, steps: set[int]) -> dict[int, TimelineRows]:
-    """The operations of some steps; an empty table for one that had none."""
+    """Return the operations of the given steps; an empty array for a step without operations."""
     rows = timeline.operations
     rows = rows[np.argsort(rows["step"], kind="stable")]
     found = {}
@@ -162,8 +162,8 @@ def _by_step(timeline: Timeline, steps: set[int]) -> dict[int, TimelineRows]:
 
 
 def _exposed(timeline: Timeline, steps: set[int]) -> dict[int, list[Interval]]:
-    """By step, when this rank communicated and computed nothing."""
+    """Return the intervals of exposed communication of a rank, by step."""
     return {
-        step.step: union((a.start_s, a.end_s) for a in step.activities if a.what == WAITING)
+        step.step: union((a.start_s, a.end_s) for a in step.activities if a.name == WAITING)
         for step in step_activities(timeline, steps)
     }

@@ -1,10 +1,10 @@
-"""What was on the wire: how much of what, how fast, and who waited for whom; from the timelines of all ranks.
+"""Traffic of a run: sizes, bandwidths and waits of its operations, from the timelines of all ranks.
 
-An asynchronous operation starts when it is enqueued, not when it is on the wire, so transfer, wait and bandwidth are
-told of isolated operations only: those during which none of the ranks that took part had another under way. Where every
-rank needs every other (all_reduce and its like), the transfer is the least duration over the ranks, and a rank's wait
-is what its own is longer. An operation with a root, or between two ranks, cannot start before the last of those that it
-depends on has come: what a rank spends until then is wait, by the ranks' common clock.
+An asynchronous operation starts when it is enqueued, not when its transfer starts. Transfer time, wait and bandwidth
+are therefore reported only for isolated operations: those during which no participating rank had another in progress.
+If every rank needs every other (all-reduce and similar collectives), the transfer time is the shortest duration over
+the ranks, and a rank's wait is the rest of its duration. An operation with a root, or between two ranks, cannot start
+before the last rank that it depends on: the time until then is wait, on the common clock of the ranks.
 """
 
 from __future__ import annotations
@@ -25,70 +25,70 @@ from paceline.records.timeline import Purpose, RowKind, Timeline
 
 Floats = npt.NDArray[np.float64]
 
-MOST_STEPS = 200
-"""Steps do the same again and again: more of them, evenly over the run, would only take longer."""
+MAX_STEPS = 200
+"""Largest number of steps, evenly spaced over the run, that is analysed; more would only take longer."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """All operations of one kind that carry one thing."""
+    """All operations of one kind and purpose."""
 
     kind: str
     purpose: str
     per_step: float
-    """How many a rank takes part in, in a step."""
+    """Operations per step that a rank participates in."""
     bytes_per_step: float
-    """Of their tensors, on the rank that has most of them."""
+    """Bytes of their tensors per step, on the rank with the most."""
     duration_s: float
-    """Of one of them, from its start to its end on a rank, on average."""
+    """Mean duration of an operation, from start to end on a rank."""
     isolated: float
-    """The share of them that had the wire for themselves; what follows is about those, None where there are none."""
+    """Share of isolated operations. The following values cover only those, and are None if there are none."""
     transfer_s: float | None
-    """Of one of them, on average."""
+    """Mean transfer time of an operation."""
     wait_s: float | None
-    """What a rank waited for others in one of them, on average."""
+    """Mean wait of a rank for others in an operation."""
     algbw: float | None
-    """Bytes per second: their size ÷ the time of transfer."""
+    """Algorithm bandwidth in bytes per second: size ÷ transfer time."""
     busbw: float | None
-    """The same, times the share of the size that the busiest link has to carry."""
+    """Bus bandwidth in bytes per second: algbw × share of the size on the busiest link."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """The traffic of a run, per step."""
+    """Traffic of a run, per step."""
 
     ranks: int
     traffic: list[Traffic]
     sent_bytes: dict[str, list[int]]
-    """By purpose: what each rank sends, going by the operations seen and how Gloo carries them out."""
+    """Bytes that each rank sends, by purpose, computed from the recorded operations as Gloo implements them."""
     waits_s: list[float | None]
-    """What each rank waited for others to come, computing nothing; None where that is not known."""
+    """Seconds that each rank waited for others without computing; None if unknown."""
     waited_for: dict[int, float]
-    """By rank: the share of all that waiting that was for this one."""
+    """Share of all waiting that each rank caused."""
     exposed_s: float
-    """Exposed communication in the same steps, on average over the ranks."""
+    """Exposed communication in the same steps, averaged over ranks."""
     lower_bound_bytes: int | None
-    """What the busiest rank must send at least to all-reduce the gradients; None where none were sent."""
+    """Fewest bytes that the busiest rank must send to all-reduce the gradients; None if no gradients were sent."""
 
     @property
     def busiest_bytes(self) -> int:
-        """What the rank that sends most sends in all."""
+        """Total bytes of the rank that sends most."""
         return max((sum(sizes) for sizes in zip(*self.sent_bytes.values(), strict=True)), default=0)
 
     @property
     def wait_s(self) -> float | None:
-        """What a rank waited for others, on average; None where that is not known."""
+        """Mean wait of a rank for others; None if unknown."""
         known = [wait_s for wait_s in self.waits_s if wait_s is not None]
         return float(np.mean(known)) if known else None
 
     @property
-    def held_up_by(self) -> int | None:
-        """The rank that the others waited for most."""
+    def straggler(self) -> int | None:
+        """Rank that the others waited for most; None if there were no waits."""
         return max(self.waited_for, key=self.waited_for.__getitem__) if self.waited_for else None
 
 
 def bus_factor(kind: RowKind, ranks: int) -> float:
-    """The share of an operation's size that goes through its busiest link."""
+    """Return the share of an operation's size that crosses its busiest link."""
     if kind is RowKind.ALL_REDUCE:
         return 2 * (ranks - 1) / ranks
     if kind in (RowKind.REDUCE_SCATTER, RowKind.ALL_GATHER, RowKind.GATHER, RowKind.SCATTER, RowKind.ALL_TO_ALL):
@@ -102,9 +102,9 @@ def wire_of(
     item_bytes: int = 4,
     without: Collection[int] = (),
 ) -> Wire | None:
-    """The traffic of a run; `gradient_bytes` are those of the model. None without timelines of all ranks.
+    """Return the traffic of a run; None without the timelines of all ranks.
 
-    Steps named in `without` do not count.
+    `gradient_bytes` is the size of the model's gradient. Steps in `without` are excluded.
     """
     ranks = len(timelines)
     if not ranks or sorted(timelines) != list(range(ranks)):
@@ -114,12 +114,12 @@ def wire_of(
     if not steps:
         return None
     operations = [timelines[rank].operations for rank in range(ranks)]
-    if not all(_peers_are_here(own, ranks) for own in operations):
+    if not all(_has_all_peers(rank_rows, ranks) for rank_rows in operations):
         return None
-    rows = [own[np.isin(own["step"], counted)] for own in operations]
+    rows = [rank_rows[np.isin(rank_rows["step"], counted)] for rank_rows in operations]
     instances = [*_collectives(rows), *_messages(rows)]
     waits = rank_waits(timelines, counted)
-    sends = any((own["purpose"] == Purpose.GRADIENTS).any() for own in rows)
+    sends = any((rank_rows["purpose"] == Purpose.GRADIENTS).any() for rank_rows in rows)
     bound = (
         all_reduce_lower_bound(gradient_bytes // item_bytes, item_bytes, ranks) if gradient_bytes and sends else None
     )
@@ -136,40 +136,40 @@ def wire_of(
 
 @dataclass(frozen=True)
 class IsolatedOperation:
-    """One isolated operation, as all that took part in it saw it."""
+    """One isolated operation over all participating ranks."""
 
     kind: RowKind
     purpose: Purpose
     bytes: int
     waits_s: Sequence[float]
-    """Of those that may have to wait in it."""
+    """Waits of the ranks that may have to wait in it."""
     transfer_s: float
 
 
-def _peers_are_here(rows: TimelineRows, ranks: int) -> bool:
-    """Whether these are all ranks: those of one host alone name peers that are not among them."""
+def _has_all_peers(rows: TimelineRows, ranks: int) -> bool:
+    """Return whether all peers are among the ranks; timelines of only one host name peers on other hosts."""
     rooted = np.isin(rows["kind"], (*FROM_ROOT, *TO_ROOT))
     return bool((rows["peer"] < ranks).all() and (rows["peer"][rooted] >= 0).all())
 
 
 def _exposed_s(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32]) -> float:
     counted = set(steps.tolist())
-    splits = [step.split for own in timelines.values() for step in split_steps(own) if step.step in counted]
+    splits = [step.split for timeline in timelines.values() for step in split_steps(timeline) if step.step in counted]
     mean = mean_split(splits)
     return 0.0 if mean is None else mean.exposed_s
 
 
 def counted_steps(timeline: Timeline, without: Collection[int]) -> npt.NDArray[np.uint32]:
-    """The steps that count: those after the warm-up, if there are any, and no more than are needed."""
+    """Return the steps to analyse: at most `MAX_STEPS`, after the warm-up if there are any."""
     steps: npt.NDArray[np.uint32] = timeline.steps["step"]
     steps = steps[~np.isin(steps, list(without))]
     later = steps[steps >= WARM_UP_STEPS]
     counted = later if len(later) else steps
-    return counted[np.unique(np.linspace(0, len(counted) - 1, MOST_STEPS).astype(int))] if len(counted) else counted
+    return counted[np.unique(np.linspace(0, len(counted) - 1, MAX_STEPS).astype(int))] if len(counted) else counted
 
 
 def _isolated(rows: TimelineRows) -> npt.NDArray[np.bool_]:
-    """Which of a rank's operations, in the order of their start, overlap no other."""
+    """Return a mask of a rank's operations, ordered by start, that overlap no other."""
     if not len(rows):
         return np.zeros(0, dtype=np.bool_)
     before = np.concatenate([[-np.inf], np.maximum.accumulate(rows["end_s"])[:-1]])
@@ -179,26 +179,26 @@ def _isolated(rows: TimelineRows) -> npt.NDArray[np.bool_]:
 
 
 def _collectives(rows: Sequence[TimelineRows]) -> list[IsolatedOperation]:
-    """Isolated collectives; the n-th of a step that carries the same is the n-th on all ranks."""
-    places = [matching(own) for own in rows]
-    own_rows = [own[order] for own, order in zip(rows, places, strict=True)]
-    own_isolated = [_isolated(own)[order] for own, order in zip(rows, places, strict=True)]
-    if len({len(own) for own in own_rows}) > 1 or not len(own_rows[0]):
-        return []  # A run that was cut short: the ranks' files do not end with the same operation.
-    what = ["step", "kind", "purpose"]
-    if any(not np.array_equal(own[what], own_rows[0][what]) for own in own_rows):
+    """Return the isolated collectives; the n-th of a step and purpose is the same operation on all ranks."""
+    orders = [matching(rank_rows) for rank_rows in rows]
+    matched = [rank_rows[order] for rank_rows, order in zip(rows, orders, strict=True)]
+    matched_isolated = [_isolated(rank_rows)[order] for rank_rows, order in zip(rows, orders, strict=True)]
+    if len({len(rank_rows) for rank_rows in matched}) > 1 or not len(matched[0]):
+        return []  # Interrupted run: the ranks' files end with different operations.
+    key = ["step", "kind", "purpose"]
+    if any(not np.array_equal(rank_rows[key], matched[0][key]) for rank_rows in matched):
         return []
-    alone = np.logical_and.reduce(own_isolated)
-    starts = np.stack([own["start_s"] for own in own_rows])[:, alone]
-    ends = np.stack([own["end_s"] for own in own_rows])[:, alone]
-    return [_collective(row, starts[:, number], ends[:, number]) for number, row in enumerate(own_rows[0][alone])]
+    alone = np.logical_and.reduce(matched_isolated)
+    starts = np.stack([rank_rows["start_s"] for rank_rows in matched])[:, alone]
+    ends = np.stack([rank_rows["end_s"] for rank_rows in matched])[:, alone]
+    return [_collective(row, starts[:, number], ends[:, number]) for number, row in enumerate(matched[0][alone])]
 
 
 def _collective(row: Any, starts: Floats, ends: Floats) -> IsolatedOperation:
     kind, root, durations = RowKind(int(row["kind"])), int(row["peer"]), ends - starts
     others = np.arange(len(starts)) != root
     if kind in TO_ROOT:
-        arrivals = np.full_like(starts, starts[root])  # A sender needs the root alone, the root needs all.
+        arrivals = np.full_like(starts, starts[root])  # A sender depends only on the root, the root on all ranks.
         arrivals[root] = starts.max()
         transfer_s = float(ends[root] - starts.max())
     elif kind in FROM_ROOT:
@@ -214,18 +214,18 @@ def _collective(row: Any, starts: Floats, ends: Floats) -> IsolatedOperation:
 
 
 def _messages(rows: Sequence[TimelineRows]) -> list[IsolatedOperation]:
-    """Isolated messages: the n-th that a rank sends to another is the n-th that the other receives from it."""
-    isolated = [_isolated(own) for own in rows]
+    """Return the isolated messages; the n-th message sent to a rank is the n-th that it receives from the sender."""
+    isolated = [_isolated(rank_rows) for rank_rows in rows]
     found = []
-    for target, own in enumerate(rows):
+    for target, rank_rows in enumerate(rows):
         for source in range(len(rows)):
-            there = _between(own, RowKind.RECV, source)
+            received = _between(rank_rows, RowKind.RECV, source)
             sent = _between(rows[source], RowKind.SEND, target)
-            if len(there) != len(sent):
+            if len(received) != len(sent):
                 continue
-            for index, other in zip(there, sent, strict=True):
+            for index, other in zip(received, sent, strict=True):
                 if isolated[target][index] and isolated[source][other]:
-                    found.append(_message(rows[source][other], own[index]))
+                    found.append(_message(rows[source][other], rank_rows[index]))
     return found
 
 
@@ -242,9 +242,9 @@ def _message(sent: Any, received: Any) -> IsolatedOperation:
 
 def _traffic(rows: Sequence[TimelineRows], instances: Sequence[IsolatedOperation], steps: int) -> list[Traffic]:
     groups: dict[tuple[int, int], list[TimelineRows]] = defaultdict(list)
-    for own in rows:
-        for kind, purpose in {(int(row["kind"]), int(row["purpose"])) for row in own}:
-            groups[kind, purpose].append(own[(own["kind"] == kind) & (own["purpose"] == purpose)])
+    for rank_rows in rows:
+        for kind, purpose in {(int(row["kind"]), int(row["purpose"])) for row in rank_rows}:
+            groups[kind, purpose].append(rank_rows[(rank_rows["kind"] == kind) & (rank_rows["purpose"] == purpose)])
     return [
         _traffic_of(RowKind(kind), Purpose(purpose), members, instances, steps, len(rows))
         for (kind, purpose), members in sorted(groups.items())
@@ -261,8 +261,8 @@ def _traffic_of(
 ) -> Traffic:
     whole = np.concatenate(list(rows))
     alone = [one for one in instances if one.kind is kind and one.purpose is purpose]
-    most = max(len(own) for own in rows)
-    seen = len(whole) if kind in MESSAGES else most  # A message is received by one rank, a collective done by all.
+    most = max(len(rank_rows) for rank_rows in rows)
+    total = len(whole) if kind in MESSAGES else most  # Each message has one receiver; all ranks execute a collective.
     transfer_s = sum(max(0.0, one.transfer_s) for one in alone)
     algbw = sum(one.bytes for one in alone) / transfer_s if transfer_s > 0 else None
     waits = [wait_s for one in alone for wait_s in one.waits_s]
@@ -270,9 +270,9 @@ def _traffic_of(
         kind=kind.title,
         purpose=purpose.title,
         per_step=most / steps,
-        bytes_per_step=max(int(own["bytes"].sum()) for own in rows) / steps,
+        bytes_per_step=max(int(rank_rows["bytes"].sum()) for rank_rows in rows) / steps,
         duration_s=float((whole["end_s"] - whole["start_s"]).mean()),
-        isolated=len(alone) / seen,
+        isolated=len(alone) / total,
         transfer_s=transfer_s / len(alone) if alone else None,
         wait_s=float(np.mean(waits)) if waits else None,
         algbw=algbw,
@@ -281,11 +281,11 @@ def _traffic_of(
 
 
 def _sent(rows: Sequence[TimelineRows], steps: int) -> dict[str, list[int]]:
-    """By purpose, what each rank sends in a step."""
+    """Return the bytes that each rank sends per step, by purpose."""
     sent: dict[str, list[float]] = {}
-    for rank, own in enumerate(rows):
-        alike, counts = np.unique(own[["kind", "purpose", "peer", "bytes"]], return_counts=True)
-        for (kind, purpose, root, size), count in zip(alike.tolist(), counts.tolist(), strict=True):
+    for rank, rank_rows in enumerate(rows):
+        operations, counts = np.unique(rank_rows[["kind", "purpose", "peer", "bytes"]], return_counts=True)
+        for (kind, purpose, root, size), count in zip(operations.tolist(), counts.tolist(), strict=True):
             of_rank = sent_by_rank(RowKind(kind).title, size, len(rows), root, rank)
             sent.setdefault(Purpose(purpose).title, [0.0] * len(rows))[rank] += of_rank * count / steps
     return {purpose: [round(size) for size in sizes] for purpose, sizes in sent.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from paceline.analysis.scaling.machines import sharing
+from paceline.analysis.scaling.machines import max_ranks_sharing_cores
 from paceline.config import LaunchConfig
 from paceline.launch.launcher_process import LauncherInfo, Shape
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
@@ -76,9 +76,9 @@ def choose_threads(shapes: Sequence[Shape], launch: LaunchConfig, place: Mapping
     """
     hosts = len(place["machines"])
     on_each = max(place["machines"].count(machine) for machine in place["machines"])
-    usual = place["bound"] or (hosts > 1 and on_each == 1)
+    usual = place["ranks_pinned"] or (hosts > 1 and on_each == 1)
     if launch.threads is not None or gpus or usual or place["host_cpus"] is not None:
         return ThreadCounts(launch.threads, launch.threads)
     cores = max(1, int(place["machine_cores"]))
-    most = min(cores, max(sharing(place, shape.hosts, shape.ranks_per_host) for shape in shapes))
+    most = min(cores, max(max_ranks_sharing_cores(place, shape.hosts, shape.ranks_per_host) for shape in shapes))
     return ThreadCounts(cores // most, max(1, cores // on_each))

@@ -15,7 +15,7 @@ from paceline.experiments.names import check_names
 from paceline.experiments.scaling.shapes import ALONE
 from paceline.launch.launcher_process import Shape
 from paceline.records.experiment import Candidate
-from paceline.strategies.registry import create, in_a_set, parse_list
+from paceline.strategies.registry import create, parse_list, selected_by_set
 
 DEFAULT_STRATEGIES = "gather_scatter,p2p,allreduce,ddp"
 BASELINE = "single"
@@ -87,7 +87,7 @@ def _fits(candidate_config: CandidateConfig, text: str) -> bool:
     try:
         check_strategy(candidate_config.config, create(candidate_config.config.strategy), candidate_config.shape.ranks)
     except UsageError:
-        if candidate_config.candidate.role != "baseline" and in_a_set(text, candidate_config.config.strategy):
+        if candidate_config.candidate.role != "baseline" and selected_by_set(text, candidate_config.config.strategy):
             return False
         raise
     return True

@@ -76,7 +76,7 @@ class LiveTable:
     def examined(self, found: Sequence[Finding]) -> None:
         """What has to be mended; the report has the rest."""
         for problem in problems(found):
-            self._print(f"doctor: {problem.what}" + (f" fix: {problem.fix}" if problem.fix else ""))
+            self._print(f"doctor: {problem.message}" + (f" fix: {problem.fix}" if problem.fix else ""))
 
     def unexamined(self, reason: str) -> None:
         """Nothing could be found out about the machine."""

@@ -180,7 +180,7 @@ def configuration_line(topology: dict[str, Any]) -> str:
             f"[bold]{escape(topology['workload'])}[/bold], {count(topology['parameters'])} parameters",
             " ".join([f"{escape(topology['strategy'])} on {ranks}", *beside]),
             batch,
-            "its own optimiser" if topology["own_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
+            "its own optimiser" if topology["user_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
             f"{plural(topology['threads'], 'thread')} per rank",
             f"{topology['device']}, {topology['backend']} over {topology['interface']}",
         ]

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.analysis.scaling.machines import cores_in_words, is_packed, machines_of, placements, sharing
+from paceline.analysis.scaling.machines import (
+    format_cores,
+    is_packed,
+    machines_of,
+    max_ranks_sharing_cores,
+    placement_notes,
+)
 from paceline.config import RunConfig
 from paceline.report.formatting import listed, plural, roughly, run_length
 from paceline.report.live.live_table import LiveTable
@@ -19,14 +25,14 @@ class ScalingLiveTable(LiveTable):
         self._least = design["repeats"]
         self._repeats = str(self._least)
         self._print(plan_in_words(design, config))
-        for sentence in placements(design, _shapes(design)):
+        for sentence in placement_notes(design, _shapes(design)):
             self._print(sentence)
-        together = max(sharing(design, *shape) for shape in _shapes(design))
+        together = max(max_ranks_sharing_cores(design, *shape) for shape in _shapes(design))
         cores = design["machine_cores"]
         if design["host_cpus"] is None and not design["gpus"] and together > max(1, cores):
             hosts = len(set(machines_of(design, design["hosts"]))) < design["hosts"]
             which = "the hosts share a machine, which" if hosts else "this machine"
-            there = cores_in_words(cores)
+            there = format_cores(cores)
             self._print(f"no speed-up will be claimed from more ranks than cores: {which} has {there}")
 
     def look(self, comparison: Comparison, repeats: int) -> None:

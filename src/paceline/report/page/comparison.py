@@ -81,12 +81,12 @@ def _context(comparison: Comparison) -> dict[str, Any]:
 def _facts(comparison: Comparison) -> list[str]:
     """What was compared, on what, how often, and when: what is not known is left out."""
     record_set = comparison.record_set
-    topologies = [entry.run.topology for entry in record_set.entries]
+    topologies = [entry.run.topology for entry in record_set.runs]
     ranks = {d["ranks"] for d in record_set.designs} or {t["world_size"] for t in topologies}
     batches = {row.batch for row in comparison.rows if row.batch}
     devices = {f"{t['device']} ({t['backend']})" for t in topologies if t.get("exchanges")}
-    repeats = len({entry.repeat for entry in record_set.entries})
-    steps = {(entry.run.summary or {}).get("steps") for entry in record_set.entries} - {None}
+    repeats = len({entry.repeat for entry in record_set.runs})
+    steps = {(entry.run.summary or {}).get("steps") for entry in record_set.runs} - {None}
     return [
         _several(len(comparison.rows), "strategy" if _by_strategy(comparison) else "setting"),
         *[plural(n, "rank") + on_hosts(record_set.designs[0] if record_set.designs else {}) for n in sorted(ranks)][:1],
@@ -116,12 +116,12 @@ def _tag(comparison: Comparison, row: CandidateRow) -> str:
         return "pick"
     if row.candidate.role != "candidate":
         return row.candidate.role
-    return "equally fast" if decision.outcome == "same" and name in (decision.first, decision.second) else ""
+    return "equally fast" if decision.outcome == "equal" and name in (decision.first, decision.second) else ""
 
 
 def _has_small_batches(comparison: Comparison) -> bool:
     """Whether steps differ in samples enough for their times to show it."""
     samples = [
-        steps["samples"] for entry in comparison.record_set.entries for steps in entry.run.steps.values() if len(steps)
+        steps["samples"] for entry in comparison.record_set.runs for steps in entry.run.steps.values() if len(steps)
     ]
     return any(float(column.min()) < 0.9 * float(column.max()) for column in samples)

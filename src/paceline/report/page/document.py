@@ -136,7 +136,7 @@ def origin_context(record_set: RecordSet) -> dict[str, Any]:
 
 def workload_in_words(record_set: RecordSet) -> str:
     """What was trained."""
-    names = {entry.run.topology.get("workload") for entry in record_set.entries}
+    names = {entry.run.topology.get("workload") for entry in record_set.runs}
     if len(names) == 1:
         return str(names.pop())
     workload, data = record_set.config.get("workload"), record_set.config.get("data")

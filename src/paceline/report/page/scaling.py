@@ -143,7 +143,9 @@ def _largest(scaling: Scaling) -> LargestPayload:
 
 def _mode(scaling: Scaling, mode: Mode) -> ModeSection:
     points = scaling.points(mode)
-    hollow = " Hollow points are of ranks that have not got a core each." if any(p.crowded for p in points) else ""
+    hollow = (
+        " Hollow points are of ranks that have not got a core each." if any(p.oversubscribed for p in points) else ""
+    )
     dotted = " Dotted curves have several ranks on a host." if _placed(scaling, mode) else ""
     kind = kind_in_words(scaling, mode)
     caption = CURVES_CAPTION if any(point.row.repeats > 1 for point in points) else "Dashed is the ideal."
@@ -171,10 +173,8 @@ def _facts(scaling: Scaling) -> list[str]:
     points = [point for mode in scaling.modes for point in scaling.points(mode)]
     ranks = sorted({point.ranks for point in points})
     strategies = len({point.strategy for point in points if point.candidate.role != "baseline"})
-    devices = {
-        f"{t['device']} ({t['backend']})" for entry in record_set.entries if (t := entry.run.topology)["exchanges"]
-    }
-    steps = {(entry.run.summary or {}).get("steps") for entry in record_set.entries} - {None}
+    devices = {f"{t['device']} ({t['backend']})" for entry in record_set.runs if (t := entry.run.topology)["exchanges"]}
+    steps = {(entry.run.summary or {}).get("steps") for entry in record_set.runs} - {None}
     return [
         f"{' and '.join(scaling.modes)} scaling",
         f"{strategies} strategies" if strategies != 1 else "1 strategy",
@@ -182,6 +182,6 @@ def _facts(scaling: Scaling) -> list[str]:
         hosts_in_words(scaling),
         *([devices.pop()] if len(devices) == 1 else []),
         *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),
-        plural(len({entry.repeat for entry in record_set.entries}), "repeat"),
+        plural(len({entry.repeat for entry in record_set.runs}), "repeat"),
         *[when for p in record_set.provenances[:1] if (when := date_in_words(p.get("time")))],
     ]

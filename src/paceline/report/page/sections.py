@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from paceline.analysis.comparison import Comparison
-from paceline.analysis.steps.timing import warm_up_counts
+from paceline.analysis.steps.timing import includes_warm_up
 from paceline.report.explanations import PART, Reason, anchor, explain
 from paceline.report.formatting import WARM_UP_COUNTS, listed, percent, seconds
 from paceline.report.plots import resources as figure_resources
@@ -70,7 +70,7 @@ def step_context(comparison: Comparison) -> dict[str, Any]:
         "split_names": list(NAMES.items()),
         "split_rows": splits,
         "split_columns": split_columns(splits),
-        "warm_up_counts": any(warm_up_counts(entry.run) for entry in comparison.record_set.entries),
+        "includes_warm_up": any(includes_warm_up(entry.run) for entry in comparison.record_set.runs),
         "warm_up_words": WARM_UP_COUNTS,
         "rank_split_rows": ranks,
         "rank_split_columns": split_columns(ranks),

@@ -85,7 +85,7 @@ def _longest(curves: Sequence[_RunCurve]) -> int:
 
 def _curves(comparison: Comparison) -> list[_RunCurve]:
     """Every run that has losses, the best drawn last, on top; of very many repeats the first ones."""
-    repeats = sorted({entry.repeat for entry in comparison.record_set.entries})
+    repeats = sorted({entry.repeat for entry in comparison.record_set.runs})
     shown = repeats[: max(1, POINTS // LEAST_POINTS // max(1, len(comparison.rows)))]
     found = []
     for row in reversed(comparison.rows):

@@ -43,7 +43,7 @@ SHIFT, FURTHEST_SHIFT = 0.03, 0.045
 """Between the points of two lines on the same ranks, and from the ranks themselves at most, as shares of the axis."""
 
 Value = Callable[[ScalingPoint], Estimate | None]
-BASELINES = {"over_single": "single", "over_itself": "itself on 1 rank"}
+BASELINES = {"over_single": "single", "over_one_rank": "itself on 1 rank"}
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,10 @@ def _shares(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[
 
 def _reason(curves: Sequence[ScalingCurve], key: str) -> str:
     gains: list[ScalingGain | None] = [point.gains[key] for curve in curves for point in curve.points]
-    return next((gain.unclaimed for gain in gains if gain is not None and gain.unclaimed), "none is claimed")
+    return next(
+        (gain.no_efficiency_reason for gain in gains if gain is not None and gain.no_efficiency_reason),
+        "none is claimed",
+    )
 
 
 def _reach(ranks: Sequence[int]) -> tuple[float, float]:
@@ -253,7 +256,7 @@ def _drawn(line: _Line, ranks: Sequence[int], scale: AxisScale, across: AxisScal
     reach = [end * line.unit.scale for end in (scale.low, scale.high)]  # Intervals end where the panel does.
     highs = [None if v.high is None else (min(v.high, reach[1]) - v.value) / line.unit.scale for v in values]
     lows = [None if v.low is None else (v.value - max(v.low, reach[0])) / line.unit.scale for v in values]
-    crowded = [bool(point.crowded) for point in line.places]
+    oversubscribed = [bool(point.oversubscribed) for point in line.places]
     return {
         "type": "scatter",
         "mode": "lines" if level else "lines+markers",
@@ -273,7 +276,7 @@ def _drawn(line: _Line, ranks: Sequence[int], scale: AxisScale, across: AxisScal
         "marker": {
             "color": line.colour,
             "size": 7,
-            "symbol": ["circle-open" if own else "circle" for own in crowded],
+            "symbol": ["circle-open" if own else "circle" for own in oversubscribed],
         },
         "cliponaxis": False,
         "customdata": [_about(line, place) for place in range(len(line.places))] * (2 if level else 1),
@@ -289,9 +292,9 @@ def _about(line: _Line, place: int) -> str:
         interval = f"<br>95% interval: {vague(value)}"
     elif value.low is not None and value.high is not None:
         interval = f"<br>95% interval: {unit.write(value.low)} to {unit.write(value.high)} {unit.name}"
-    crowded = f"<br>{plain(point.crowded)}" if point.crowded else ""
+    oversubscribed = f"<br>{plain(point.oversubscribed)}" if point.oversubscribed else ""
     what = f"{plain(point.strategy)} on {where(point, line.scaling)}, batch {point.batch:,}"
-    return f"{what}<br>{unit.write(value.value)} {unit.name}{interval}{crowded}"
+    return f"{what}<br>{unit.write(value.value)} {unit.name}{interval}{oversubscribed}"
 
 
 def _label(line: _Line, height: float, across: AxisScale, ranks: Sequence[int]) -> Json:

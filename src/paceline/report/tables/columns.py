@@ -111,7 +111,7 @@ def comparison_columns(rows: Sequence[CandidateRow], reference: str | None) -> l
         _estimates("test_accuracy", "Test accuracy", rows, percent),
         plain_column("peak_bytes", "Peak memory", rows, SIZES),
         _estimates("staleness", "Age of gradients", rows, Unit(1, "", 1)),
-        _estimates("late_share", "Late", rows, percent),
+        _estimates("over_limit_share", "Late", rows, percent),
     ]
     return [column for column in columns if column.key == "step_s" or not column.is_empty]
 

@@ -67,7 +67,7 @@ def _row(row: CandidateRow) -> dict[str, Any]:
 
 
 def _losses(comparison: Comparison) -> Iterable[dict[str, Any]]:
-    for entry in comparison.record_set.entries:
+    for entry in comparison.record_set.runs:
         for step, loss in enumerate(losses_of(entry.run)):
             yield {"candidate": entry.candidate, "repeat": entry.repeat[1], "step": step, "loss": loss}
 

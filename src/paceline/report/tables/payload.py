@@ -30,7 +30,7 @@ class RankBytesRow:
     over_plan: float | None
     """Counted ÷ planned with framing."""
     received_bytes: float
-    resent_bytes: float | None
+    retransmitted_bytes: float | None
     """None where nothing had to be sent again."""
     interface: str | None
     """On the first rank of a host: what its ranks send through."""
@@ -89,7 +89,11 @@ def _proven(payload: Payload) -> str:
     off = payload.deviation
     if off is None:
         return f": {counted}"
-    against = f"{payload.against} and its framing" if payload.against == PLAN else f"{payload.against} and framing"
+    against = (
+        f"{payload.expected_from} and its framing"
+        if payload.expected_from == PLAN
+        else f"{payload.expected_from} and framing"
+    )
     if off == 0:
         return f": {counted}, exactly {against}"
     if off < NEXT_TO_NOTHING:
@@ -173,7 +177,7 @@ def _row(candidate: str, payload: Payload, rank: RankBytes) -> RankBytesRow:
         framing_bytes=rank.framing_bytes,
         over_plan=rank.sent_bytes / expected if expected else None,
         received_bytes=rank.received_bytes,
-        resent_bytes=rank.resent_bytes or None,
+        retransmitted_bytes=rank.retransmitted_bytes or None,
         interface=None if host is None else host.interface,
         interface_sent_bytes=None if host is None else host.sent_bytes,
         interface_received_bytes=None if host is None else host.received_bytes,
@@ -189,7 +193,7 @@ def rank_bytes_columns(rows: Sequence[RankBytesRow]) -> list[PageColumn]:
         plain_column("framing_bytes", "Framing", rows, SIZES, definition="framing_bytes"),
         plain_column("over_plan", "Sent ÷ expected", rows, Unit(1, "", 4), definition="socket_proof"),
         plain_column("received_bytes", "Received", rows, unit, definition="socket_bytes"),
-        plain_column("resent_bytes", "Sent again", rows, SIZES),
+        plain_column("retransmitted_bytes", "Sent again", rows, SIZES),
         plain_column("interface_sent_bytes", "Interface sent", rows, unit, definition="interface_bytes"),
         plain_column("interface_received_bytes", "Interface received", rows, unit, definition="interface_bytes"),
     ]

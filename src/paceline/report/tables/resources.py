@@ -55,7 +55,7 @@ def first_runs(comparison: Comparison) -> dict[str, RunRecord]:
 
 def sampling_share(comparison: Comparison) -> float | None:
     """What sampling took of a core, on the rank where it took most; None where nothing was sampled."""
-    used = [own.sampler_share for entry in comparison.record_set.entries for own in usage(entry.run)]
+    used = [own.sampler_share for entry in comparison.record_set.runs for own in usage(entry.run)]
     return max((share for share in used if share is not None), default=None)
 
 

@@ -18,7 +18,7 @@ from paceline.report.tables.payload import payload_rows, rank_bytes_rows
 
 COUNT = Unit(1, "", 0)
 TIMES_AS_FAST = Unit(1, "", 2)
-GAINS = {"over_single": "single", "over_itself": "itself"}
+GAINS = {"over_single": "single", "over_one_rank": "itself"}
 
 SCALING_DEFINITIONS = {
     **{key: DEFINITIONS[key] for key in ("strategy", "step_s", "interval")},
@@ -42,7 +42,7 @@ SCALING_DEFINITIONS = {
         "single is one process, without any strategy, with what one host has. Itself is the same strategy on one rank, "
         "where it has nobody to send to: what it takes beyond single is its own cost.",
     ),
-    "crowded": Definition(
+    "oversubscribed": Definition(
         "No speed-up claimed",
         "Ranks that have not got a core each wait for each other's turn: their times say nothing about more machines. "
         "Hosts with a share of the cores (--host-cpus) are another matter.",
@@ -117,7 +117,10 @@ def _gain_columns(points: Sequence[ScalingPoint], key: str, baseline: str) -> li
     speed_ups = [None if gain is None else gain.speed_up for gain in gains]
     shares = [None if gain is None else gain.efficiency for gain in gains]
     faster = _ratio_column(f"speed_up_{key}", f"× {baseline}", speed_ups, TIMES_AS_FAST, definition="speed_up")
-    cells = [replace(c, interval=p.crowded) if p.crowded else c for c, p in zip(faster.cells, points, strict=True)]
+    cells = [
+        replace(c, interval=p.oversubscribed) if p.oversubscribed else c
+        for c, p in zip(faster.cells, points, strict=True)
+    ]
     return [
         replace(faster, cells=cells),
         _ratio_column(
@@ -152,7 +155,7 @@ def _csv_row(point: ScalingPoint) -> dict[str, Any]:
     for part in PARTS:
         values[f"{part}_s"] = None if row.split is None else getattr(row.split.mean, f"{part}_s")
         values |= _csv_estimate(f"{part}_share", None if row.split is None else getattr(row.split, part))
-    return values | {"crowded": point.crowded or None, "failure": row.failure}
+    return values | {"oversubscribed": point.oversubscribed or None, "failure": row.failure}
 
 
 def _csv_estimate(name: str, estimate: Estimate | None) -> dict[str, float | None]:

@@ -36,7 +36,7 @@ class FindingRow(NamedTuple):
 
     level: str
     topic: str
-    what: str
+    message: str
     fix: str
 
 
@@ -44,7 +44,7 @@ def finding_rows(examination: Examination) -> list[FindingRow]:
     """Every finding of an examination: problems first, then notes, then what is fine."""
     order = ["problem", "note", "ok"]
     found = sorted(findings(examination), key=lambda finding: order.index(finding.level))
-    return [FindingRow(finding.level, finding.topic, finding.what, finding.fix) for finding in found]
+    return [FindingRow(finding.level, finding.topic, finding.message, finding.fix) for finding in found]
 
 
 def print_examination(examination: Examination, console: Console) -> None:
@@ -94,7 +94,7 @@ def spark(values: Sequence[float]) -> str:
 
 
 def _sentences(finding: Finding) -> Text:
-    text = Text(finding.what)
+    text = Text(finding.message)
     if finding.fix:
         text.append(f"\nfix: {finding.fix}", style="dim")
     return text

@@ -12,7 +12,7 @@ from paceline.analysis.ranks import UNEVEN
 from paceline.analysis.resources import host_usage
 from paceline.analysis.steps.candidate_split import splits_of
 from paceline.analysis.steps.split import PARTS, Split
-from paceline.analysis.steps.timing import warm_up_counts
+from paceline.analysis.steps.timing import includes_warm_up
 from paceline.analysis.summary import summarise
 from paceline.analysis.traffic.payload import payload_of
 from paceline.records import RunRecord
@@ -50,7 +50,7 @@ def print_run(record: RunRecord, console: Console) -> None:
     split = split_table(record, console.width)
     if split is not None:
         console.print(split)
-    if warm_up_counts(record):
+    if includes_warm_up(record):
         console.print(WARM_UP_COUNTS, markup=False, highlight=False, soft_wrap=True)
     profile = profile_table(record)
     if profile is not None:
@@ -64,7 +64,7 @@ def staleness_sentence(staleness: dict[str, Any]) -> str:
     if not staleness["gradients"]:
         return "no gradient came to a server"
     late = [f"{plural(staleness[what], 'gradient')} {what}" for what in ("damped", "dropped") if staleness[what]]
-    bound = "" if staleness["bound"] is None else f", at most {staleness['bound']} allowed"
+    bound = "" if staleness["max_allowed"] is None else f", at most {staleness['max_allowed']} allowed"
     return (
         f"a gradient was {staleness['mean']:.1f} updates old on average, {staleness['max']} at most{bound}"
         f": {' and '.join(late) or 'none was late'}"
@@ -99,7 +99,7 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         available = "" if test["available"] is None else f"/{test['available']}"
         accuracy = "" if test["accuracy"] is None else f", accuracy {percent(test['accuracy'])}"
         yield f"test loss {number(test['loss'])}{accuracy}: evaluated {test['samples']}{available} unique samples"
-    for rank, replica in enumerate(summary.get("test_ranks", [])):
+    for rank, replica in enumerate(summary.get("test_by_rank", [])):
         yield f"  replica of rank {rank}: loss {number(replica['loss'])}, accuracy {percent(replica['accuracy'])}"
     payload = payload_of(record)
     if payload is not None and len(payload.ranks) > 1:

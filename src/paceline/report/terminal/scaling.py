@@ -67,7 +67,7 @@ def _table(scaling: Scaling, mode: Mode, width: int) -> Table:
     for column in figures:
         table.add_column(escape(column.heading), justify="right", no_wrap=True)
     for place, point in enumerate(points):
-        style = None if point.candidate.role == "candidate" and point.counts else "dim"
+        style = None if point.candidate.role == "candidate" and point.is_comparable else "dim"
         table.add_row(*[escape(column.cells[place]) for column in columns], style=style)
     return table
 
@@ -84,7 +84,7 @@ def _columns(points: list[ScalingPoint]) -> list[TerminalColumn]:
         ),
         TerminalColumn("epoch", [_value(point.epoch_s) for point in points], 3),
         TerminalColumn("vs single", _gains(points, "over_single"), 9),
-        TerminalColumn("vs itself", _gains(points, "over_itself"), 8),
+        TerminalColumn("vs itself", _gains(points, "over_one_rank"), 8),
         TerminalColumn("compute", [_part(point, "compute") for point in points], 5),
         TerminalColumn("exposed", [_part(point, "exposed") for point in points], 6),
     ]
@@ -98,7 +98,7 @@ def _name(points: list[ScalingPoint], place: int) -> str:
 
 
 def _ranks(point: ScalingPoint, *, several: bool) -> str:
-    mark = " failed" if point.row.failure else " *" if point.crowded else ""
+    mark = " failed" if point.row.failure else " *" if point.oversubscribed else ""
     return (f"{point.ranks}/{point.hosts}" if several else str(point.ranks)) + mark
 
 
@@ -123,7 +123,7 @@ def _beside(*parts: list[str]) -> list[str]:
 
 def _gains(points: list[ScalingPoint], key: str) -> list[str]:
     """Speed-up with its interval, and efficiency; a dash where none is claimed."""
-    known = [None if point.crowded else point.gains[key] for point in points]
+    known = [None if point.oversubscribed else point.gains[key] for point in points]
     return _beside(
         [NOTHING if gain is None else factor(gain.speed_up.value) for gain in known],
         ["" if gain is None else _around(gain.speed_up) for gain in known],

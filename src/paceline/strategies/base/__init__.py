@@ -1,1 +1,1 @@
-"""The strategy interface, and bases of strategies that agree after backward or overlap with it."""
+"""The strategy interface, and base classes for strategies that synchronise after backward or overlap with it."""

@@ -1,4 +1,4 @@
-"""Buckets of gradients: pieces of memory that travel as one, and where in them the gradient of each parameter is."""
+"""Buckets of gradients: flat tensors that are reduced as one, and the place of each parameter's gradient in them."""
 
 from __future__ import annotations
 
@@ -14,63 +14,66 @@ from paceline.strategies.base.strategy import NamedParameters
 
 @dataclass(eq=False)
 class Bucket:
-    """Gradients that travel together, in one piece of memory."""
+    """Gradients that are reduced together, in one flat tensor."""
 
     number: int
     flat: Tensor
     slots: list[Slot]
     missing: int = 0
-    """Gradients of this step that are still to come."""
+    """Number of gradients of this step that are not in the bucket yet."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """Where the gradient of one parameter goes."""
+    """Place of one parameter's gradient in a bucket."""
 
     name: str
     parameter: nn.Parameter
     bucket: Bucket
     view: Tensor
-    """Its part of the bucket, laid out as the parameter is."""
-    total: Tensor
-    """Its part of the sum, which the optimiser is given."""
+    """View of the bucket for this gradient, with the parameter's memory layout."""
+    sum_view: Tensor
+    """View of the bucket's sum for this gradient; the optimiser reads it."""
     gradient: Tensor | None = None
-    """The parameter's gradient of this step, once it was put in; what becomes of it after that does not travel."""
+    """Gradient of this step once it is in the bucket, else None. Later changes to it are not sent."""
     version: int = 0
-    """Torch's count of writes into it, by then."""
+    """PyTorch's version counter of the gradient when it was put into the bucket."""
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the gradient is still the one that was put in."""
+        """Whether the parameter's gradient is still the tensor that was put into the bucket, unmodified."""
         sent = self.gradient
         return sent is None or (self.parameter.grad is sent and sent._version == self.version)
 
     @property
-    def largest(self) -> float:
-        """The largest number in the gradient that was put in, but for its sign."""
+    def max_abs(self) -> float:
+        """Largest absolute value in the gradient that was put into the bucket."""
         assert self.gradient is not None
         return float(torch.linalg.vector_norm(self.gradient, torch.inf))
 
 
 def make_buckets(members: Sequence[NamedParameters], memory: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Bucket]:
-    """Buckets for some parameters each, in flat memory that is given, with their sums in another or the same."""
+    """Return one bucket for each list of parameters, in the flat tensors `memory`.
+
+    `sums` are the flat tensors that will hold the buckets' sums; they may be the same as `memory`.
+    """
     buckets = []
-    for number, (inside, flat, added) in enumerate(zip(members, memory, sums, strict=True)):
+    for number, (named, flat, flat_sum) in enumerate(zip(members, memory, sums, strict=True)):
         bucket = Bucket(number, flat, [])
-        views, totals = _views(flat, inside), _views(added, inside)
-        for (name, parameter), view, total in zip(inside, views, totals, strict=True):
-            bucket.slots.append(Slot(name, parameter, bucket, view, total))
+        views, sum_views = _views(flat, named), _views(flat_sum, named)
+        for (name, parameter), view, sum_view in zip(named, views, sum_views, strict=True):
+            bucket.slots.append(Slot(name, parameter, bucket, view, sum_view))
         buckets.append(bucket)
     return buckets
 
 
 def _views(flat: Tensor, parameters: NamedParameters) -> list[Tensor]:
-    """The part of a bucket for each parameter, in the memory layout that its gradient has too."""
+    """Return the view of a flat tensor for each parameter, with the memory layout of the parameter's gradient."""
     parts = flat.split([parameter.numel() for _, parameter in parameters])
-    return [_laid_out_as(parameter, part) for (_, parameter), part in zip(parameters, parts, strict=True)]
+    return [_with_layout_of(parameter, part) for (_, parameter), part in zip(parameters, parts, strict=True)]
 
 
-def _laid_out_as(parameter: Tensor, part: Tensor) -> Tensor:
-    if flat_view(parameter.detach()) is None:  # It has holes, or overlaps itself.
+def _with_layout_of(parameter: Tensor, part: Tensor) -> Tensor:
+    if flat_view(parameter.detach()) is None:  # Its memory has holes, or overlaps itself.
         return part.view(parameter.shape)
     return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())

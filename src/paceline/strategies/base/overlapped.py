@@ -1,4 +1,4 @@
-"""What strategies share whose gradients travel while backward computes: hooks that fill buckets, and their order."""
+"""Base class of strategies that send gradients during backward: hooks fill buckets, full buckets are sent in order."""
 
 from __future__ import annotations
 
@@ -15,89 +15,95 @@ from torch.utils.hooks import RemovableHandle
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB, assign_buckets
 from paceline.strategies.base.buckets import Bucket, Slot, make_buckets
-from paceline.strategies.base.strategy import Strategy, no_gradient, sparse_gradient
+from paceline.strategies.base.strategy import Strategy, no_gradient_error, sparse_gradient_error
 
 __all__ = ["Bucket", "Overlapped", "Slot"]
 
-_TWICE = "put `with sync.accumulate():` around all backward passes of a step but the last"
-_LATE = "clip by sync.step(max_norm=…), change gradients in a parameter.register_hook(…), or use ddp, which waits first"
-_SMALL = 4096
-"""So many numbers are looked at in a few microseconds."""
+_ACCUMULATE_HINT = "put `with sync.accumulate():` around all backward passes of a step but the last"
+_CHANGED_HINT = (
+    "clip with sync.step(max_norm=…), change gradients in a parameter.register_hook(…), "
+    "or use ddp, which waits for the gradients before backward returns"
+)
+_SAMPLE_ITEMS = 4096
+"""Largest gradient that is read back to detect changes, in numbers; reading this many takes a few microseconds."""
 
 
 class Overlapped(Strategy):
-    """Each gradient goes into its bucket as soon as backward has it; a full bucket sets out at once.
+    """Base class of strategies that reduce each bucket of gradients as soon as backward has filled it.
 
-    Write `launch`, which starts adding up a full bucket over the ranks, and `arrive`, which waits for its end.
-    Gradients are divided by the number of ranks on their way into the bucket, so that the sum is the mean. Buckets set
-    out in the order of their numbers on every rank; from the second step on that is the order in which backward fills
-    them, as rank 0 saw it.
+    Subclasses write `launch`, which starts to sum a full bucket over the ranks, and `wait`, which waits for the sum.
+    Gradients are divided by the number of ranks when they are copied into the bucket, so the sum is the mean. Buckets
+    are launched in the order of their numbers on every rank. From the second step on, this is the order in which
+    backward fills them, as recorded on rank 0 in the first step.
     """
 
     travel = "overlapped"
     bucket_bytes: int = 25 * MIB
     first_bucket_bytes: int = MIB
-    """The first bucket is small, so that the wire has something to do early."""
+    """Size of the first bucket. It is small, so that communication starts early."""
 
     @abstractmethod
     def launch(self, bucket: Bucket) -> None:
-        """Starts adding up a full bucket over the ranks; called in the same order on all of them."""
+        """Start to sum a full bucket over the ranks; called in the same order on all of them."""
 
     @abstractmethod
-    def arrive(self, bucket: Bucket) -> None:
-        """Returns when the bucket holds the sum."""
+    def wait(self, bucket: Bucket) -> None:
+        """Wait until the bucket holds the sum."""
 
-    # A step: hooks fill buckets while backward runs, then `step` waits for them.
+    # A step: hooks fill buckets during backward, then `step` waits for the sums.
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._travels = True
-        """Whether the micro-batch is the last one of its step."""
+        self._is_last_microbatch = True
+        """Whether the current micro-batch is the last of its step."""
         self._order: list[int] | None = []
-        """Parameters in the order in which the first backward pass had their gradients; None when that is known."""
+        """Positions of parameters in the order of their gradients in the first backward pass; None after that step."""
         self._hooks: list[RemovableHandle] = []
         self.buckets: list[Bucket] = []
         self._slots: list[Slot] = []
-        """One for each parameter, as those are ordered."""
+        """One slot for each parameter, in the order of the parameters."""
         self._sample: tuple[Slot, float] | None = None
-        """A small gradient of this step, and the largest number in it when it was put in."""
+        """A small gradient of this step, and its largest absolute value when it was put into its bucket."""
         if self.comm.world_size > 1:
-            self._pack(range(len(self.parameters) - 1, -1, -1))
+            self._build_buckets(range(len(self.parameters) - 1, -1, -1))
             for position, (_, parameter) in enumerate(self.parameters):
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(position)))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._make_hook(position)))
         return model
 
     @contextmanager
     def microbatch(self, last: bool) -> Iterator[None]:
-        before, self._travels = self._travels, last
+        before, self._is_last_microbatch = self._is_last_microbatch, last
         try:
             yield
         finally:
-            self._travels = before
+            self._is_last_microbatch = before
 
-    def _hook(self, position: int) -> Callable[[Tensor], None]:
-        def ready(parameter: Tensor) -> None:
-            if self._travels:
+    def _make_hook(self, position: int) -> Callable[[Tensor], None]:
+        def on_gradient(parameter: Tensor) -> None:
+            if self._is_last_microbatch:
                 assert parameter.grad is not None
-                self._fill(self._slots[position], parameter.grad)
+                self._add_gradient(self._slots[position], parameter.grad)
                 if self._order is not None:
                     self._order.append(position)
 
-        return ready
+        return on_gradient
 
-    @torch.no_grad()  # Backward can be told to note what it does, for second derivatives.
-    def _fill(self, slot: Slot, gradient: Tensor) -> None:
+    @torch.no_grad()  # backward(create_graph=True) records operations for second derivatives.
+    def _add_gradient(self, slot: Slot, gradient: Tensor) -> None:
         if slot.gradient is not None:
-            raise WorkloadError(f"{slot.name} got a gradient twice in one step, the first is on its way.", hint=_TWICE)
+            raise WorkloadError(
+                f"{slot.name} got a gradient twice in one step; the first one has already been sent.",
+                hint=_ACCUMULATE_HINT,
+            )
         if gradient.is_sparse:
-            raise sparse_gradient(slot.name)
-        self.put(slot, gradient)
+            raise sparse_gradient_error(slot.name)
+        self.copy_in(slot, gradient)
         slot.gradient, slot.version = gradient, gradient._version
-        if self._sample is None and gradient.numel() <= _SMALL and gradient.device.type == "cpu":
-            self._sample = slot, slot.largest
-        self._count(slot.bucket)
+        if self._sample is None and gradient.numel() <= _SAMPLE_ITEMS and gradient.device.type == "cpu":
+            self._sample = slot, slot.max_abs
+        self._count_gradient(slot.bucket)
 
-    def _count(self, bucket: Bucket) -> None:
-        """One gradient more is in a bucket: it, and full ones that had to wait for it, set out."""
+    def _count_gradient(self, bucket: Bucket) -> None:
+        """Count one more gradient in a bucket, and launch all full buckets whose predecessors have been launched."""
         bucket.missing -= 1
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self.launch(self.buckets[self._next])
@@ -105,106 +111,113 @@ class Overlapped(Strategy):
 
     def step(self, max_norm: float | None = None) -> None:
         if self.comm.world_size > 1:
-            used = self._complete()
+            used = self._complete_buckets()
             for bucket in self.buckets:
-                self.arrive(bucket)
+                self.wait(bucket)
             for slot, is_used in zip(self._slots, used, strict=True):
-                slot.parameter.grad = slot.total if is_used else None
-            self._expect_all()
+                slot.parameter.grad = slot.sum_view if is_used else None
+            self._reset_buckets()
         elif not self.allow_unused:
-            self._refuse_unused()
+            self._check_all_used()
         self.update(max_norm)
         if self._order is not None and self.comm.world_size > 1:
-            self._reorder(self._order)
+            self._rebuild_in_order(self._order)
         self._order = None
 
-    def _complete(self) -> list[bool]:
-        """Sees to parameters that the last backward pass did not reach; returns which have a gradient on any rank."""
-        self._refuse_changed()
+    def _complete_buckets(self) -> list[bool]:
+        """Fill the slots that the last backward pass did not reach.
+
+        Return, for each parameter, whether any rank has a gradient for it.
+        """
+        self._check_unchanged()
         if not self.allow_unused:
-            self._refuse_unused()
+            self._check_all_used()
         for slot in self._slots:
-            if slot.gradient is None and slot.parameter.grad is not None:  # Of an earlier micro-batch.
-                self._fill(slot, slot.parameter.grad)
+            if slot.gradient is None and slot.parameter.grad is not None:  # From an earlier micro-batch.
+                self._add_gradient(slot, slot.parameter.grad)
         filled = [slot.gradient is not None for slot in self._slots]
         if not self.allow_unused:
             return filled
         for slot in self._slots:
             if slot.gradient is None:
                 slot.view.zero_()
-                self._count(slot.bucket)
+                self._count_gradient(slot.bucket)
         return [bool(flag) for flag in self.comm.any_of(torch.tensor(filled, dtype=torch.uint8)).tolist()]
 
-    def _refuse_changed(self) -> None:
-        """A gradient that was changed after it had set out would be lost without a word."""
+    def _check_unchanged(self) -> None:
+        """Raise if a gradient was changed after it was sent: the change would be lost silently."""
         changed = [slot for slot in self._slots if not slot.is_unchanged]
-        if self._sample is not None and not changed:  # Torch does not count what its GradScaler writes, into all.
+        if self._sample is not None and not changed:
+            # GradScaler changes all gradients without moving PyTorch's version counters, so one value is compared.
             slot, before = self._sample
-            changed = [slot] if slot.largest != before and not math.isnan(before) else []
+            changed = [slot] if slot.max_abs != before and not math.isnan(before) else []
         if changed:
             name = changed[0].name
-            raise WorkloadError(f"the gradient of {name} was changed after backward had sent it.", hint=_LATE)
+            raise WorkloadError(f"the gradient of {name} was changed after backward had sent it.", hint=_CHANGED_HINT)
 
-    def _refuse_unused(self) -> None:
+    def _check_all_used(self) -> None:
         unused = [name for name, parameter in self.parameters if parameter.grad is None]
         if unused:
-            raise no_gradient(unused, self.comm.rank)
+            raise no_gradient_error(unused, self.comm.rank)
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._unpack()
+        self._drop_buckets()
         super().close()
 
-    # Buckets: which gradients are in which, and where. A scheme may have its own memory for them.
+    # Buckets: which gradients each holds, and in which memory. A subclass may provide its own memory.
 
-    def put(self, slot: Slot, gradient: Tensor) -> None:
-        """Puts a gradient into its bucket, divided by the number of ranks."""
-        torch.mul(gradient, self._share, out=slot.view)
+    def copy_in(self, slot: Slot, gradient: Tensor) -> None:
+        """Copy a gradient into its bucket, divided by the number of ranks."""
+        torch.mul(gradient, self._inverse_ranks, out=slot.view)
 
-    def packed(self, sizes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
-        """The places of the gradients that each bucket holds; they come in the order in which backward fills them."""
+    def assign_buckets(self, sizes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
+        """Return, for each bucket, the indices of its gradients.
+
+        `sizes` (in bytes) and `kinds` (data type and device) are in the order in which backward fills the buckets.
+        """
         return assign_buckets(sizes, kinds, self.first_bucket_bytes, self.bucket_bytes)
 
-    def memory(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
-        """A flat tensor for each bucket, of so many items, of the kind of a parameter in it."""
+    def allocate(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+        """Return a flat tensor for each bucket, with `items` numbers, of the type and device of `like`."""
         return [torch.zeros(count, dtype=one.dtype, device=one.device) for count, one in zip(items, like, strict=True)]
 
-    def sums(self, memory: list[Tensor]) -> list[Tensor]:
-        """Where each bucket's sum will be: in the bucket itself, unless told otherwise."""
+    def sums_of(self, memory: list[Tensor]) -> list[Tensor]:
+        """Return the flat tensors that will hold the sums: by default the buckets themselves."""
         return memory
 
-    def _reorder(self, seen: Sequence[int]) -> None:
-        """Packs anew in the order that rank 0's first backward pass had; what it did not reach comes last."""
+    def _rebuild_in_order(self, seen: Sequence[int]) -> None:
+        """Rebuild the buckets in the order of rank 0's first backward pass; parameters it did not reach come last."""
         rest = [position for position in range(len(self.parameters) - 1, -1, -1) if position not in seen]
         order = torch.tensor([*seen, *rest])
         dist.broadcast(order, group_src=0, group=self.comm.control)
-        self._pack(order.tolist())
+        self._build_buckets(order.tolist())
 
-    def _pack(self, order: Sequence[int]) -> None:
-        """Shares the parameters out over buckets, in an order."""
-        self._unpack()
+    def _build_buckets(self, order: Sequence[int]) -> None:
+        """Assign the parameters to buckets, in the given order of positions."""
+        self._drop_buckets()
         parameters = [self.parameters[position] for position in order]
         kinds = [(parameter.dtype, parameter.device) for _, parameter in parameters]
-        packed = self.packed([parameter.nbytes for _, parameter in parameters], kinds)
-        members = [[parameters[place] for place in bucket] for bucket in packed]
+        assigned = self.assign_buckets([parameter.nbytes for _, parameter in parameters], kinds)
+        members = [[parameters[index] for index in bucket] for bucket in assigned]
         items = [sum(parameter.numel() for _, parameter in bucket) for bucket in members]
-        memory = self.memory(items, [bucket[0][1] for bucket in members])
-        self.buckets = make_buckets(members, memory, self.sums(memory))
+        memory = self.allocate(items, [bucket[0][1] for bucket in members])
+        self.buckets = make_buckets(members, memory, self.sums_of(memory))
         slots = {slot.name: slot for bucket in self.buckets for slot in bucket.slots}
         self._slots = [slots[name] for name, _ in self.parameters]
-        self._share = 1 / self.comm.world_size
-        self._expect_all()
+        self._inverse_ranks = 1 / self.comm.world_size
+        self._reset_buckets()
 
-    def _unpack(self) -> None:
-        """Lets go of the buckets and, at once, of their memory: they and their slots hold each other."""
+    def _drop_buckets(self) -> None:
+        """Drop the buckets and free their memory at once: buckets and slots reference each other."""
         for bucket in self.buckets:
             bucket.slots.clear()
         self.buckets, self._slots = [], []
 
-    def _expect_all(self) -> None:
-        """A step begins."""
+    def _reset_buckets(self) -> None:
+        """Mark all buckets as empty, for the next step."""
         self._next = 0
         self._sample = None
         for slot in self._slots:

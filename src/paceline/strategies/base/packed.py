@@ -1,4 +1,4 @@
-"""Agreement after backward on gradients that are packed together: the base of strategies that bring an all-reduce."""
+"""Base class of strategies that copy all gradients into one tensor and all-reduce it after backward."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from paceline.strategies.base.strategy import AfterBackward
 
 
 class Packed(AfterBackward):
-    """All gradients of one type become one tensor, which is summed over the ranks. Write `all_reduce` alone.
+    """Base class of strategies that sum all gradients of one data type over the ranks as one tensor, after backward.
 
-    They are copied together before and apart after it; the mean is taken on the way back. The memory is kept.
+    Subclasses write only `all_reduce`. The gradients are copied into one tensor before it. After it they are copied
+    back and divided by the number of ranks. The memory is kept between steps.
     """
 
     travel = "packed"
@@ -28,16 +29,16 @@ class Packed(AfterBackward):
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> None:
-        """Replaces a one-dimensional tensor by its sum over the ranks, in place."""
+        """Replace a one-dimensional tensor with its sum over the ranks, in place."""
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for gradient in gradients:
             by_type.setdefault(gradient.dtype, []).append(gradient)
         for members in by_type.values():
-            together = self._pack(members)
-            self.all_reduce(together)
-            for part, gradient in zip(together.split([g.numel() for g in members]), members, strict=True):
+            packed = self._pack(members)
+            self.all_reduce(packed)
+            for part, gradient in zip(packed.split([g.numel() for g in members]), members, strict=True):
                 torch.div(part, self.comm.world_size, out=gradient)
 
     def close(self) -> None:
@@ -45,11 +46,11 @@ class Packed(AfterBackward):
         super().close()
 
     def _pack(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The gradients one behind the other; of unused parameters there may be fewer than in the step before."""
+        """Return the gradients concatenated; with unused parameters there may be fewer than in the step before."""
         items = sum(gradient.numel() for gradient in gradients)
         like = gradients[0]
         if like.dtype not in self._memory or len(self._memory[like.dtype]) < items:
             self._memory[like.dtype] = like.new_empty(items)
-        together = self._memory[like.dtype][:items]
-        torch.cat(list(gradients), out=together)
-        return together
+        packed = self._memory[like.dtype][:items]
+        torch.cat(list(gradients), out=packed)
+        return packed

@@ -1,4 +1,4 @@
-"""What every strategy is: the interface, and the defaults that make a simple scheme one method long."""
+"""The strategy interface, with defaults that let a simple strategy consist of one method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeOptimizer = Callable[[NamedParameters], torch.optim.Optimizer]
 
 
 class Role(enum.Enum):
-    """What a rank does in a run."""
+    """Task of a rank in a run."""
 
     WORKER = "worker"
     SERVER = "server"
@@ -31,204 +31,215 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True)
 class NoOptions:
-    """A strategy that has nothing to choose."""
+    """Options of a strategy that has none."""
 
 
 @dataclass
 class State:
-    """Everything a run needs to go on: whole tensors by name, whatever the strategy or the world size."""
+    """State of a run that a checkpoint keeps: whole tensors by name, independent of strategy and world size."""
 
     model: dict[str, Tensor]
     optimizer: dict[str, dict[str, Any]]
-    """Per parameter name, what the optimiser keeps for it."""
+    """State of the optimiser by parameter name."""
     per_rank: dict[str, Any] = field(default_factory=dict)
-    """What only this rank knows, as the error feedback of a compression."""
+    """State of this rank only, such as the error feedback of a compression."""
 
 
 class Strategy(ABC):
-    """How ranks agree on gradients.
+    """Base class of all strategies. A strategy defines how ranks synchronise gradients.
 
-    The loop calls `attach` once; then, for each micro-batch of a step, forward and backward of the returned module
-    inside `microbatch(last)`, then `step`; around evaluation `agreed`; in the end `close`. Code outside a `microbatch`
-    counts as the last one, so that a loop without accumulation need not know of it.
+    The training loop calls `attach` once. In each step it runs forward and backward of the returned module inside
+    `microbatch(last)`, once for each micro-batch, then calls `step`. It evaluates inside `agreed`, and calls `close`
+    at the end. Code outside `microbatch` counts as the last micro-batch, so a loop without gradient accumulation does
+    not need it.
     """
 
     name: ClassVar[str]
     lossless: bool = True
-    """Gives the mean gradient that one process on the same batch would, up to rounding."""
+    """Whether the gradient equals that of one process on the same batch, up to rounding."""
     lockstep: bool = True
-    """Whether ranks step together. Where they do not, none waits for another: `ticket` says what each trains next."""
+    """Whether all ranks make each step together. If not, ranks do not wait for each other, and `ticket` is the share of
+    the data that a rank trains next."""
     exchanges: ClassVar[bool] = True
-    """Whether ranks exchange anything while they train."""
+    """Whether ranks exchange data during training."""
     travel: ClassVar[Literal["singly", "packed", "overlapped"]] = "singly"
-    """How gradients travel: each in messages of its own, in few large ones, or in these while backward still runs."""
+    """Way of sending gradients: each on its own, packed into few large messages, or packed and during backward."""
     supports: frozenset[str] = frozenset({"clip", "accumulate"})
-    """Of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""
+    """Supported features, out of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""
     Options: ClassVar[type] = NoOptions
-    """The dataclass of this strategy's options."""
+    """Dataclass of this strategy's options."""
 
     period: int = 1
-    """Steps until the traffic repeats."""
+    """Number of steps after which the traffic repeats."""
     allow_unused: bool = False
-    """Whether parameters may get no gradient in a step."""
-    updating: int | None = None
-    """Where the optimiser is asked to step part by part: the number of the step that this part belongs to. None where
-    each time that it is asked is a step."""
+    """Whether a step may leave parameters without a gradient."""
+    partial_update_step: int | None = None
+    """Number of the step that the current call of the optimiser belongs to, where a step updates the parameters in
+    several calls. None where each call of the optimiser is a whole step."""
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()
-        self._attached: _Attached | None = None
+        self._attached: _Attachment | None = None
 
-    # The life of a strategy, in the order in which it happens.
+    # Methods that the training loop calls, in the order of the calls.
 
     def roles(self, world_size: int) -> list[Role]:
-        """What each rank does: those that train come first, then those that keep parameters, then idle ones."""
+        """Return the role of each rank: first workers, then servers, then idle ranks."""
         return [Role.WORKER] * world_size
 
-    def check_ranks(self, world_size: int) -> None:  # noqa: B027  (most go with any number)
-        """Refuses so many ranks if it cannot do with them."""
+    def check_ranks(self, world_size: int) -> None:  # noqa: B027  (most accept any number)
+        """Raise a UsageError if the strategy cannot run with this number of ranks."""
 
-    def is_alone(self, world_size: int) -> bool:
-        """Whether one rank does everything, however many there are."""
+    def uses_one_rank(self, world_size: int) -> bool:
+        """Return whether only one rank trains and all others are idle, for any world size."""
         return self.roles(max(2, world_size)).count(Role.IDLE) == max(2, world_size) - 1
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:
-        """Gives every rank rank 0's weights and prepares the model; returns the module to call in its place."""
-        if not comm.is_server:  # Those that keep parameters get them from the strategy.
+        """Copy rank 0's weights to every rank and prepare the model; return the module to call instead of it."""
+        if not comm.is_server:  # Servers receive the weights from the strategy.
             with comm.carrying(Purpose.WEIGHTS):
                 broadcast_from_rank_0([*model.parameters(), *model.buffers()], comm)
         parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not parameters:
-            raise WorkloadError("the model has no parameter that wants a gradient.", hint="unfreeze some of it")
-        self._attached = _Attached(model, comm, parameters, make_optimizer(parameters))
+            raise WorkloadError("the model has no parameter with requires_grad=True.", hint="unfreeze some parameters")
+        self._attached = _Attachment(model, comm, parameters, make_optimizer(parameters))
         return self.wrap(model)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module to call instead of the model; the model itself, unless a scheme needs hooks around it."""
+        """Return the module to call instead of the model: the model itself, unless the strategy wraps it."""
         return model
 
     def serve(self) -> None:  # noqa: B027  (most have no servers)
-        """Servers stay here until the workers close."""
+        """Serve the workers until they close; called on server ranks."""
 
     def microbatch(self, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Goes around forward and backward; ranks synchronise in the last one of a step only."""
+        """Return the context for forward and backward of one micro-batch; only the last of a step synchronises."""
         return nullcontext()
 
     @abstractmethod
     def step(self, max_norm: float | None = None) -> None:
-        """Agrees on the gradients, clips, steps the optimiser and clears the gradients; may leave work in flight."""
+        """Synchronise the gradients, clip them, step the optimiser and clear the gradients.
+
+        Communication may still be in progress when it returns; `finish` waits for it.
+        """
 
     @property
     def ticket(self) -> int:
-        """What this rank trains next, where ranks do not step together: the number of its step × ranks + of its share.
+        """Share of the data that this rank trains next, as step × ranks + share, where ranks do not step together.
 
-        Each number is given to one rank, in order.
+        Each number is given to exactly one rank, in increasing order.
         """
         raise UsageError(
-            f"{self.name} gives no tickets: all ranks step together.",
-            hint="each rank trains its own share of every step",
+            f"{self.name} has no tickets: all ranks step together.",
+            hint="train this rank's own share of every step",
         )
 
-    def figures(self) -> dict[str, Any]:
-        """What only the strategy knows of a run, for the summary of its record; every rank calls it."""
+    def metrics(self) -> dict[str, Any]:
+        """Return the strategy's own entries for the summary of the run's record; called on every rank."""
         return {}
 
-    def finish(self) -> None:  # noqa: B027  (most leave nothing in flight)
-        """Waits for whatever `step` left in flight: the clock of a window stops after this."""
+    def finish(self) -> None:  # noqa: B027  (most finish within `step`)
+        """Wait for communication that `step` left in progress; called before the clock of a timed window stops."""
 
     @contextmanager
     def agreed(self) -> Iterator[nn.Module]:
-        """Yields, on every rank, the model with the weights that the run would ship."""
+        """Yield the model with the final weights of the run, the same on every rank."""
         self.finish()
         yield self.model
 
     def state(self) -> State:
-        """What a checkpoint keeps."""
+        """Return the state that a checkpoint keeps."""
         self.finish()
         names = {id(p): name for name, p in self.parameters}
-        kept = {names[id(p)]: copies(values) for p, values in self.optimizer.state.items()}
-        return State(model=copies(self.model.state_dict()), optimizer=kept)
+        kept = {names[id(p)]: clone_tensors(values) for p, values in self.optimizer.state.items()}
+        return State(model=clone_tensors(self.model.state_dict()), optimizer=kept)
 
     def load(self, state: State) -> list[str]:
-        """Goes on from a state of any world size or strategy; returns what could not be used, in words."""
+        """Continue from a state of any world size or strategy; return a description of each part that was not used."""
         self.model.load_state_dict(state.model)
         for name, parameter in self.parameters:
-            self.optimizer.state[parameter] = copies(state.optimizer.get(name, {}))
+            self.optimizer.state[parameter] = clone_tensors(state.optimizer.get(name, {}))
         return [f"{key} of another strategy" for key in state.per_rank]
 
     def close(self) -> None:
-        """Leaves nothing behind: hooks, threads, groups, shared memory."""
+        """Remove all hooks, and release threads, process groups and shared memory."""
         self._attached = None
 
     def abandon(self) -> None:
-        """As `close`, but after an error on this rank: it waits for nobody, since others may wait for this one."""
+        """Close after an error on this rank, without waiting for other ranks: they may be waiting for this one."""
         self.close()
 
-    # What subclasses build on.
+    # Properties and methods for subclasses.
 
     @property
     def model(self) -> nn.Module:
-        """The model as the user made it."""
-        return self._while_attached.model
+        """Model that was passed to `attach`."""
+        return self._checked_attachment.model
 
     @property
     def comm(self) -> Comm:
-        """The ranks that take part."""
-        return self._while_attached.comm
+        """Process groups and ranks of the run."""
+        return self._checked_attachment.comm
 
     @property
     def parameters(self) -> NamedParameters:
-        """The parameters that want a gradient, each once, by name."""
-        return self._while_attached.parameters
+        """Parameters with requires_grad=True, with their names, each once."""
+        return self._checked_attachment.parameters
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Steps this rank's parameters; schedulers attach to it."""
-        return self._while_attached.optimizer
+        """Optimiser of this rank's parameters; learning-rate schedulers attach to it."""
+        return self._checked_attachment.optimizer
 
     def gradients(self) -> list[Tensor]:
-        """What backward has left, each as a one-dimensional view of its memory; every rank calls it.
+        """Return the gradients of the last backward pass, each as a one-dimensional view; called on every rank.
 
-        Where parameters may be unused, those that any rank has a gradient for have one, of zeros, on all.
+        If unused parameters are allowed, a parameter that has a gradient on any rank gets one of zeros on the others.
+        Otherwise a parameter without a gradient raises a WorkloadError.
         """
         missing = [name for name, p in self.parameters if p.grad is None]
         if missing and not self.allow_unused:
-            raise no_gradient(missing, self.comm.rank)
+            raise no_gradient_error(missing, self.comm.rank)
         if self.allow_unused:
             self._fill_unused()
         return [_flat_gradient(name, p) for name, p in self.parameters if p.grad is not None]
 
     def _fill_unused(self) -> None:
-        """Zeros where another rank has a gradient; nothing where none has, so that no momentum moves the weight."""
+        """Set missing gradients to zero where another rank has one.
+
+        A parameter without a gradient on all ranks stays without: otherwise momentum would change its weight.
+        """
         used = self.comm.any_of(torch.tensor([p.grad is not None for _, p in self.parameters], dtype=torch.uint8))
         for (_, parameter), anywhere in zip(self.parameters, used.tolist(), strict=True):
             if anywhere and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
     def update(self, max_norm: float | None) -> None:
-        """Clips what was agreed on, steps the optimiser, clears the gradients."""
+        """Clip the synchronised gradients, step the optimiser and clear the gradients."""
         self.comm.mark_agreed()
         if max_norm is not None:
             nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
         self.optimizer.step()
-        for _, parameter in self.parameters:  # All of them: those that a user's optimiser leaves out too.
+        for _, parameter in self.parameters:  # Also those that the user's optimiser does not have.
             parameter.grad = None
 
     @property
-    def _while_attached(self) -> _Attached:
+    def _checked_attachment(self) -> _Attachment:
         if self._attached is None:
-            raise UsageError(f"{self.name} is used before attach() or after close().")
+            raise UsageError(
+                f"{self.name} was used before attach() or after close().", hint="call attach() first, and close() last"
+            )
         return self._attached
 
 
-def copies(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with tensors of their own."""
+def clone_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, with each tensor cloned."""
     return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in values.items()}
 
 
 @dataclass(frozen=True)
-class _Attached:
-    """What a strategy holds between `attach` and `close`."""
+class _Attachment:
+    """Attributes of a strategy that exist between `attach` and `close`."""
 
     model: nn.Module
     comm: Comm
@@ -237,11 +248,14 @@ class _Attached:
 
 
 class AfterBackward(Strategy):
-    """The classic shape: backward first, then agreement on each gradient, then the optimiser. Write `agree` alone."""
+    """Base class of strategies that average the gradients after backward and before the optimiser.
+
+    Subclasses write only `agree`.
+    """
 
     @abstractmethod
     def agree(self, gradients: Sequence[Tensor]) -> None:
-        """Replaces each gradient, a one-dimensional tensor, by its mean over the ranks, in place."""
+        """Replace each gradient, a one-dimensional tensor, with its mean over the ranks, in place."""
 
     def step(self, max_norm: float | None = None) -> None:
         gradients = self.gradients()
@@ -250,20 +264,23 @@ class AfterBackward(Strategy):
         self.update(max_norm)
 
 
-_ALLOW = "remove them, or allow it: --allow-unused, in a loop of your own attach(…, allow_unused=True)"
+_ALLOW_UNUSED_HINT = (
+    "remove them, or allow them with --allow-unused (in your own training loop: attach(…, allow_unused=True))"
+)
 
 
-def no_gradient(names: Sequence[str], rank: int) -> WorkloadError:
-    """The error for parameters that backward did not reach (pytorch#43259: DDP only says that it waits for some)."""
+def no_gradient_error(names: Sequence[str], rank: int) -> WorkloadError:
+    """Return the error for parameters without a gradient; DDP's own error does not name them (pytorch#43259)."""
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
-    return WorkloadError(f"{count} got no gradient on rank {rank}: {shown}.", hint=_ALLOW)
+    return WorkloadError(f"{count} got no gradient on rank {rank}: {shown}.", hint=_ALLOW_UNUSED_HINT)
 
 
-def sparse_gradient(name: str) -> WorkloadError:
-    """The error for a gradient that is not dense."""
+def sparse_gradient_error(name: str) -> WorkloadError:
+    """Return the error for a sparse gradient."""
     return WorkloadError(
-        f"the gradient of {name} is sparse, which strategies do not send.", hint="use sparse=False in the embedding"
+        f"the gradient of {name} is sparse; strategies send only dense gradients.",
+        hint="create the embedding with sparse=False",
     )
 
 
@@ -271,9 +288,9 @@ def _flat_gradient(name: str, parameter: nn.Parameter) -> Tensor:
     gradient = parameter.grad
     assert gradient is not None
     if gradient.is_sparse:
-        raise sparse_gradient(name)
+        raise sparse_gradient_error(name)
     flat = flat_view(gradient)
-    if flat is None:  # Memory with holes: autograd makes none by itself, a user's hook may.
+    if flat is None:  # The memory has holes. Autograd makes no such gradient, but a user's hook may.
         parameter.grad = gradient.contiguous()
         flat = parameter.grad.view(-1)
     return flat

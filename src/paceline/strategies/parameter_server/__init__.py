@@ -1,1 +1,1 @@
-"""`parameter_server`: its strategy, its workers and servers, synchronous and asynchronous."""
+"""`parameter_server`: the strategy, its workers and its servers, synchronous and asynchronous."""

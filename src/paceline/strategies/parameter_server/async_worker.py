@@ -1,4 +1,4 @@
-"""A worker under servers that answer each by itself: it asks them all at once, and waits for no other worker."""
+"""Asynchronous worker: sends its gradients to all servers at once and waits for no other worker."""
 
 from __future__ import annotations
 
@@ -16,78 +16,84 @@ from paceline.comm.packed_tensors import PackedTransfer, naming_peer
 from paceline.errors import RankError, UsageError
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters
 from paceline.strategies.parameter_server.async_server import (
-    ANSWERS,
     AsyncServer,
     ServerRequest,
-    colocated_server,
-    untimed,
+    start_colocated_server,
+    untimed_group,
 )
 from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
+from paceline.strategies.parameter_server.server_shard import (
+    REPLIES,
+    REQUESTS,
+    STATES,
+    WEIGHTS,
+    ServerShard,
+    state_to_device,
+)
 from paceline.strategies.parameter_server.server_weights import ServerReply
 from paceline.strategies.parameter_server.staleness import Staleness, StalenessBound
-from paceline.strategies.parameter_server.synchronous import STATES, WEIGHTS, WORDS, ServerShard, to_device
 
 
 class ServerClient:
-    """What a worker has under way with one server."""
+    """Connection of a worker to one server on another rank, with the messages in progress."""
 
-    def __init__(self, link: ServerShard, group: dist.ProcessGroup, settings: int) -> None:
-        self.link = link
+    def __init__(self, shard: ServerShard, group: dist.ProcessGroup, settings: int) -> None:
+        self.shard = shard
         self.version = 0
-        """Of the weights that the worker has from it."""
+        """Version of the weights that the worker last received from this server."""
         self._group = group
-        self._answer = torch.zeros(len(ServerReply._fields), dtype=torch.int64)
-        self._word = torch.zeros(2 + settings + len(link.names), dtype=torch.float64)
-        self._arriving: list[PackedTransfer] = []
-        self._leaving: list[PackedTransfer] = []
+        self._reply = torch.zeros(len(ServerReply._fields), dtype=torch.int64)
+        self._request = torch.zeros(2 + settings + len(shard.names), dtype=torch.float64)
+        self._receiving: list[PackedTransfer] = []
+        self._sending: list[PackedTransfer] = []
 
     def push(self, settings: Sequence[float], used: Sequence[bool]) -> None:
-        """Starts sending gradients, and receiving weights for them."""
-        self._expect()
-        self.say(ServerRequest.PUSH, settings, used)
-        self._leaving.append(self.link.push(self._group))
+        """Start to send gradients and to receive the new weights."""
+        self._start_receiving()
+        self.send_request(ServerRequest.PUSH, settings, used)
+        self._sending.append(self.shard.send_gradients(self._group))
 
     def pull(self) -> None:
-        """Starts receiving weights."""
-        self._expect()
-        self.say(ServerRequest.PULL)
+        """Start to receive the current weights."""
+        self._start_receiving()
+        self.send_request(ServerRequest.PULL)
 
-    def take(self) -> ServerReply:
-        """Waits for the weights, and puts them into the model."""
-        for message in self._arriving:
+    def wait(self) -> ServerReply:
+        """Wait for the weights, copy them into the model, and return the reply."""
+        for message in self._receiving:
             message.wait()
-        self.link.take()
-        for message in self._leaving:
+        self.shard.unpack_weights()
+        for message in self._sending:
             message.wait()
-        version, ticket, failed = self._answer.tolist()
+        version, ticket, failed = self._reply.tolist()
         self.version = version
         return ServerReply(version, ticket, bool(failed))
 
-    def say(self, what: ServerRequest, settings: Sequence[float] = (), used: Sequence[bool] = ()) -> None:
-        """Tells the server what comes."""
-        word = [float(what), float(self.version), *settings, *map(float, used)]
-        self._word[: len(word)] = torch.tensor(word, dtype=torch.float64)
-        with naming_peer(self.link.home):
-            dist.send(self._word, group_dst=self.link.home, group=self._group, tag=WORDS)
+    def send_request(self, request: ServerRequest, settings: Sequence[float] = (), used: Sequence[bool] = ()) -> None:
+        """Send a request to the server."""
+        numbers = [float(request), float(self.version), *settings, *map(float, used)]
+        self._request[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+        with naming_peer(self.shard.server_rank):
+            dist.send(self._request, group_dst=self.shard.server_rank, group=self._group, tag=REQUESTS)
 
-    def hear(self) -> dict[str, dict[str, Any]]:
-        """What the server sends by name."""
-        with naming_peer(self.link.home):
-            return receive_json_message(self.link.home, untimed(self._group), STATES)
+    def receive_json(self) -> dict[str, dict[str, Any]]:
+        """Receive the server's reply to a request for its state, staleness or failure."""
+        with naming_peer(self.shard.server_rank):
+            return receive_json_message(self.shard.server_rank, untimed_group(self._group), STATES)
 
-    def _expect(self) -> None:
-        home, group = self.link.home, self._group
-        with naming_peer(home):
-            answer = PackedTransfer(dist.irecv(self._answer, group_src=home, group=group, tag=ANSWERS), home)
-        self._arriving, self._leaving = [answer, self.link.weights.receive(home, group, WEIGHTS)], []
+    def _start_receiving(self) -> None:
+        rank, group = self.shard.server_rank, self._group
+        with naming_peer(rank):
+            reply = PackedTransfer(dist.irecv(self._reply, group_src=rank, group=group, tag=REPLIES), rank)
+        self._receiving, self._sending = [reply, self.shard.weights.receive(rank, group, WEIGHTS)], []
 
 
 class AsyncWorker:
-    """A worker under servers that answer each by itself, and the server on its rank if there is one."""
+    """Asynchronous worker, and the server on its rank if there is one."""
 
     def __init__(
         self,
-        links: Sequence[ServerShard],
+        shards: Sequence[ServerShard],
         parameters: NamedParameters,
         optimizer: torch.optim.Optimizer,
         make_optimizer: MakeOptimizer,
@@ -97,145 +103,149 @@ class AsyncWorker:
     ) -> None:
         self._bound = bound
         self.ticket = comm.rank
-        """The share that this worker trains next: at first the one that is its own anyway."""
+        """Share of the data that this worker trains next; the first one is its own share of the first step."""
         self._comm = comm
-        self._links = links
+        self._shards = shards
         self._parameters = parameters
         self._optimizer = optimizer
-        here = [link for link in links if link.home == comm.rank and not link.is_empty]
-        for link in links if comm.servers and comm.rank == 0 else []:
-            link.give(link.home, group)
-        desks = [colocated_server(link, parameters, make_optimizer, comm, group, bound) for link in here]
-        self._local = [LocalServerClient(link, desk, comm) for link, desk in zip(here, desks, strict=True)]
+        here = [shard for shard in shards if shard.server_rank == comm.rank and not shard.is_empty]
+        for shard in shards if comm.servers and comm.rank == 0 else []:
+            shard.send_weights(shard.server_rank, group)
+        servers = [start_colocated_server(shard, parameters, make_optimizer, comm, group, bound) for shard in here]
+        self._local = [LocalServerClient(shard, server, comm) for shard, server in zip(here, servers, strict=True)]
         self._settings = OptimizerSettings(optimizer)
-        away = [ServerClient(link, group, self._settings.count) for link in links if link.home != comm.rank]
-        self._errands = [errand for errand in away if not errand.link.is_empty]
-        self._idle = [errand for errand in away if errand.link.is_empty and comm.servers]
-        """With servers on ranks of their own that keep nothing: they stay until all have left."""
-        self._quiet = untimed(group)
+        remote = [
+            ServerClient(shard, group, self._settings.count) for shard in shards if shard.server_rank != comm.rank
+        ]
+        self._remote = [client for client in remote if not client.shard.is_empty]
+        self._empty = [client for client in remote if client.shard.is_empty and comm.servers]
+        """Clients of servers on separate ranks that keep no parameters; they too serve until all workers leave."""
+        self._untimed = untimed_group(group)
 
     def step(self, max_norm: float | None) -> None:
-        """Sends gradients to all servers, and goes on with the weights that they have then."""
+        """Send gradients to all servers, and continue with the weights that they reply."""
         if max_norm is not None:
             raise UsageError(
-                "asynchronous servers do not clip: no rank ever has the gradient of a whole batch.",
-                hint="step() without max_norm, or clip what this rank has yourself, before step()",
+                "asynchronous servers cannot clip: no rank has the gradient of a whole batch.",
+                hint="call step() without max_norm, or clip this rank's own gradients before step()",
             )
         settings = self._settings.read()
-        for errand in self._errands:
-            errand.push(settings, errand.link.used)
+        for client in self._remote:
+            client.push(settings, client.shard.used)
         for local in self._local:
             local.push(settings)
-        answers = self._take()
-        self.ticket = next(answer.ticket for home, answer in answers if home == self._links[0].home)
+        replies = self._wait()
+        self.ticket = next(reply.ticket for rank, reply in replies if rank == self._shards[0].server_rank)
         self._comm.mark_agreed()
         for _, parameter in self._parameters:
             parameter.grad = None
-        self._optimizer.step()  # It has nothing to step; but schedulers want to see it called.
+        self._optimizer.step()  # It steps nothing, but learning-rate schedulers check that it is called.
 
     def finish(self) -> None:
-        """Gives every worker the same weights: those that come of all that any of them has sent."""
+        """Wait for all workers, and give each the same weights: the result of all gradients sent so far."""
         self._comm.smallest(0)
-        for errand in self._errands:
-            errand.pull()
+        for client in self._remote:
+            client.pull()
         for local in self._local:
             local.pull()
-        self._take()
-        self._comm.smallest(0)  # Nobody goes on before all have them.
+        self._wait()
+        self._comm.smallest(0)  # A barrier: no worker continues before all have the weights.
 
-    def _take(self) -> list[tuple[int, ServerReply]]:
-        answers = [(errand.link.home, errand.take()) for errand in self._errands]
-        answers += [(local.link.home, local.take()) for local in self._local]
+    def _wait(self) -> list[tuple[int, ServerReply]]:
+        """Wait for the replies of all servers; raise if one has failed. Return them with the servers' ranks."""
+        replies = [(client.shard.server_rank, client.wait()) for client in self._remote]
+        replies += [(local.shard.server_rank, local.wait()) for local in self._local]
         for local in self._local:
-            if local.desk.master.failure is not None:
-                raise local.desk.master.failure
-        for errand, (_, answer) in zip(self._errands, answers, strict=False):
-            if answer.failed:
-                raise self._failure_of(errand)
-        return answers
+            if local.server.weights.failure is not None:
+                raise local.server.weights.failure
+        for client, (_, reply) in zip(self._remote, replies, strict=False):
+            if reply.failed:
+                raise self._failure_of(client)
+        return replies
 
-    def _failure_of(self, errand: ServerClient) -> RankError:
-        errand.say(ServerRequest.WHY)
-        why = errand.hear()["why"]
-        message = f"the server on rank {errand.link.home} has failed: {why['reason']}"
-        return RankError(message, detail=why["detail"], peer_lost=why["peer_lost"])
+    def _failure_of(self, client: ServerClient) -> RankError:
+        client.send_request(ServerRequest.FAILURE)
+        failure = client.receive_json()["failure"]
+        message = f"the server on rank {client.shard.server_rank} has failed: {failure['reason']}"
+        return RankError(message, detail=failure["detail"], peer_lost=failure["peer_lost"])
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """What all servers' optimisers keep."""
+        """Return the optimiser state of all servers."""
         found: dict[str, dict[str, Any]] = {}
-        for errand in self._errands:
-            errand.say(ServerRequest.STATE)
-            found |= to_device(errand.hear(), self._comm.device)
+        for client in self._remote:
+            client.send_request(ServerRequest.STATE)
+            found |= state_to_device(client.receive_json(), self._comm.device)
         for local in self._local:
-            found |= local.desk.master.state()
+            found |= local.server.weights.state()
         return found
 
-    def load(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
-        """Has servers go on from the model's weights, and from what optimisers have kept."""
-        self._optimizer.state.clear()  # It steps nothing.
+    def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Make the servers continue from the model's weights and an optimiser state."""
+        self._optimizer.state.clear()  # The worker's optimiser steps nothing.
         self._comm.smallest(0)
         for local in self._local:
-            weights = [parameter.detach() for parameter in local.link.parameters]
-            local.desk.master.load(weights, to_device(kept, self._comm.device))
+            weights = [parameter.detach() for parameter in local.shard.parameters]
+            local.server.weights.load(weights, state_to_device(state, self._comm.device))
         if self._comm.rank == 0:
-            for errand in self._errands:
-                errand.say(ServerRequest.LOAD)
-                errand.link.give(errand.link.home, self._quiet)
-                own = {name: kept.get(name, {}) for name in errand.link.names}
-                with naming_peer(errand.link.home):
-                    send_json_message(own, errand.link.home, self._quiet, STATES)
+            for client in self._remote:
+                rank = client.shard.server_rank
+                client.send_request(ServerRequest.LOAD)
+                client.shard.send_weights(rank, self._untimed)
+                own = {name: state.get(name, {}) for name in client.shard.names}
+                with naming_peer(rank):
+                    send_json_message(own, rank, self._untimed, STATES)
         self.finish()
 
-    def figures(self) -> dict[str, Any]:
-        """How old gradients were when they came to a server, over all servers."""
-        return {"staleness": self._staleness().summary() | {"bound": self._bound.max_staleness or None}}
+    def metrics(self) -> dict[str, Any]:
+        """Return the staleness of gradients over all servers, for the run's summary."""
+        return {"staleness": self._staleness().summary() | {"max_allowed": self._bound.max_staleness or None}}
 
     def _staleness(self) -> Staleness:
         total = Staleness()
-        for errand in self._errands:
-            errand.say(ServerRequest.FIGURES)
-            told = errand.hear()
-            total.add(Staleness.of(json.loads(told["staleness"]["json"])))
+        for client in self._remote:
+            client.send_request(ServerRequest.STALENESS)
+            received = client.receive_json()
+            total.add(Staleness.from_dict(json.loads(received["staleness"]["json"])))
         for local in self._local:
-            total.add(local.desk.master.staleness)
+            total.add(local.server.weights.staleness)
         return total
 
     def abandon(self) -> None:
-        """Leaves after an error: who asks the server on this rank from now on gets to know that it has failed."""
+        """Leave after an error; other workers receive a failure with the next reply of the server on this rank."""
         for local in self._local:
-            local.desk.master.fail(RankError("its rank has failed.", peer_lost=True))
+            local.server.weights.fail(RankError("the worker on its rank has failed.", peer_lost=True))
         self._leave()
 
     def close(self) -> None:
-        """Leaves; a server on this rank stays until all others have left too."""
+        """Leave all servers; a server on this rank serves until all other workers have left."""
         self._leave()
         for local in self._local:
-            local.desk.close()
+            local.server.close()
 
     def _leave(self) -> None:
-        for errand in (*self._errands, *self._idle):
-            with suppress(RankError):  # A server that is gone needs no farewell.
-                errand.say(ServerRequest.LEAVE)
+        for client in (*self._remote, *self._empty):
+            with suppress(RankError):  # The server's process may have ended already.
+                client.send_request(ServerRequest.LEAVE)
 
 
 class LocalServerClient:
-    """A worker's way to the server on its own rank."""
+    """Connection of a worker to the server on its own rank, by function calls."""
 
-    def __init__(self, link: ServerShard, desk: AsyncServer, comm: Comm) -> None:
-        self.link = link
-        self.desk = desk
+    def __init__(self, shard: ServerShard, server: AsyncServer, comm: Comm) -> None:
+        self.shard = shard
+        self.server = server
         self._comm = comm
-        self._answer = ServerReply(0, comm.rank)
+        self._reply = ServerReply(0, comm.rank)
 
     def push(self, settings: Sequence[float]) -> None:
-        self.link.gradients.pack([parameter.grad for parameter in self.link.parameters])
-        self._answer = self.desk.master.push(
-            self.link.gradients.views, self.link.used, settings, self._answer.version, self.link.weights
+        self.shard.gradients.pack([parameter.grad for parameter in self.shard.parameters])
+        self._reply = self.server.weights.push(
+            self.shard.gradients.views, self.shard.used, settings, self._reply.version, self.shard.weights
         )
 
     def pull(self) -> None:
-        self._answer = self.desk.master.pull(self.link.weights)
+        self._reply = self.server.weights.pull(self.shard.weights)
 
-    def take(self) -> ServerReply:
-        self.link.take()
-        return self._answer
+    def wait(self) -> ServerReply:
+        self.shard.unpack_weights()
+        return self._reply

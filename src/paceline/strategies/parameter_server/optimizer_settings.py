@@ -1,4 +1,4 @@
-"""The numbers that an optimiser's groups are set to: what schedulers change, and servers have to hear of."""
+"""Numeric settings of an optimiser's parameter groups, which schedulers change and workers send to servers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from paceline.errors import WorkloadError
 
-NOT_SET = frozenset({"params", "param_names"})
-"""What a group has besides settings."""
+NOT_SETTINGS = frozenset({"params", "param_names"})
+"""Keys of a parameter group that are not settings."""
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """One setting of one group, as the optimiser was made with it."""
+    """One setting of one parameter group, with the value that the optimiser was created with."""
 
     group: dict[str, Any]
     key: str
@@ -25,23 +25,23 @@ class _Setting:
 
     @property
     def count(self) -> int:
-        """How many numbers it is."""
+        """Number of numbers in it; 0 if it is not numeric."""
         return len(_numbers(self.first))
 
     def read(self) -> list[float]:
-        """Its numbers; an error for what is none and has changed."""
+        """Return its numbers; raise a WorkloadError if it is not numeric and has changed."""
         now = self.group.get(self.key)
         numbers = _numbers(now)
         same = bool(numbers) or now is self.first or (isinstance(now, bool | str) and now == self.first)
         if len(numbers) != self.count or not same:
             raise WorkloadError(
-                f"the optimiser's {self.key} has changed from {self.first!r} to {now!r}, which servers do not hear of.",
-                hint="leave it as it is, or use a strategy whose ranks step their own weights, as `allreduce`",
+                f"the optimiser's {self.key} has changed from {self.first!r} to {now!r}; servers receive only numbers.",
+                hint="do not change it during training, or use a strategy without servers, such as `allreduce`",
             )
         return [float(number) for number in numbers]
 
     def write(self, numbers: Sequence[float]) -> None:
-        """Sets it to what another rank has read."""
+        """Set it to the numbers that another rank has read."""
         before = self.group[self.key]
         after = [_like(old, new) for old, new in zip(_numbers(before), numbers, strict=True)]
         if after:
@@ -49,31 +49,36 @@ class _Setting:
 
 
 class OptimizerSettings:
-    """The settings that an optimiser was made with, its numbers in one order on all ranks.
+    """Settings that an optimiser was created with, as numbers in the same order on all ranks.
 
-    What schedulers add for themselves later is none of them.
+    Settings that schedulers add later for their own use are not included.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         groups = optimizer.param_groups
-        self._all = [_Setting(group, key, group[key]) for group in groups for key in group if key not in NOT_SET]
-        self.count = sum(setting.count for setting in self._all)
-        """How many numbers there are."""
+        self._settings = [
+            _Setting(group, key, group[key]) for group in groups for key in group if key not in NOT_SETTINGS
+        ]
+        self.count = sum(setting.count for setting in self._settings)
+        """Number of numbers in all settings."""
 
     def read(self) -> list[float]:
-        """All numbers."""
-        return [number for setting in self._all for number in setting.read()]
+        """Return the numbers of all settings."""
+        return [number for setting in self._settings for number in setting.read()]
 
     def write(self, numbers: Sequence[float], updates_per_step: int = 1) -> None:
-        """Sets them to what another rank has read, for as many updates as go as far as a step of its own."""
+        """Set all settings to the numbers that another rank has read.
+
+        The learning rate is divided by `updates_per_step`, the number of updates that replace one synchronous step.
+        """
         left = list(numbers)
-        for setting in self._all:
+        for setting in self._settings:
             own, left = left[: setting.count], left[setting.count :]
             setting.write([number / updates_per_step for number in own] if setting.key == "lr" else own)
 
 
 def _numbers(value: Any) -> list[Any]:
-    """The numbers that a setting consists of; none where it is something else."""
+    """Return the numbers of a setting; an empty list if it is not numeric."""
     parts = list(value) if isinstance(value, tuple | list) else [value]
     return parts if all(_is_number(part) for part in parts) else []
 
@@ -85,7 +90,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _like(before: Any, number: float) -> Any:
-    """A number of the same kind; but a whole one that is set to a part becomes that."""
-    if isinstance(before, Tensor):  # A new one: the worker's optimiser may share the old.
+    """Return the number as the type of `before`; a float if `before` is an int and the number is not whole."""
+    if isinstance(before, Tensor):  # A new tensor: the worker's optimiser may share the old one.
         return torch.full_like(before, number)
     return int(number) if isinstance(before, int) and number.is_integer() else number

@@ -1,4 +1,4 @@
-"""The weights of a server that steps by each gradient as it comes: a lock keeps its threads from doing so at once."""
+"""Weights of an asynchronous server, which steps with each gradient when it arrives; a lock protects them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor
 
 from paceline.comm.packed_tensors import PackedTensors
 from paceline.errors import RankError
-from paceline.strategies.base.strategy import NamedParameters, copies
+from paceline.strategies.base.strategy import NamedParameters, clone_tensors
 from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
+from paceline.strategies.parameter_server.server_shard import optimizer_state_of
 from paceline.strategies.parameter_server.staleness import Staleness, StalenessBound
-from paceline.strategies.parameter_server.synchronous import kept_for
 
 
 class ServerReply(NamedTuple):
-    """What comes with weights."""
+    """Reply of a server, sent with the weights."""
 
     version: int
-    """How many updates they have had."""
+    """Number of updates in the weights."""
     ticket: int
-    """Which share of which step the worker shall train next; the first server's alone counts."""
+    """Share of the data that the worker trains next; only the first server's ticket is used."""
     failed: bool = False
-    """The server has failed, or has lost a worker: the weights say nothing."""
+    """Whether the server has failed or lost a worker; the weights are then not valid."""
 
 
 class ServerWeights:
-    """The weights of one server, and all that is done with them."""
+    """Weights of one asynchronous server, with its optimiser; safe to use from several threads."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ServerWeights:
         self.settings = OptimizerSettings(optimizer)
         self.staleness = Staleness()
         self.failure: Exception | None = None
-        """Why the weights say nothing any more."""
+        """First error of the server, after which the weights are not valid; None without an error."""
         self.has_failed = threading.Event()
         self._workers = workers
         self._bound = bound
@@ -62,10 +62,11 @@ class ServerWeights:
         version: int,
         into: PackedTensors,
     ) -> ServerReply:
-        """Steps by one worker's gradients, and packs the weights that come of it.
+        """Step with one worker's gradients, and pack the new weights into `into`.
 
-        Each is a share of a global batch, so it is stepped at 1 ÷ workers of the learning rate: that many updates go as
-        far as one step of all, weight decay and optimisers that pass over a gradient's size included.
+        The gradients are those of one share of a global batch, so the learning rate is divided by the number of
+        workers. This way, one update per worker changes the weights as much as one synchronous step, also with weight
+        decay and with optimisers that normalise gradients.
         """
         with self._lock:
             staleness = self._version - version
@@ -73,49 +74,49 @@ class ServerWeights:
             factor = self._bound.factor(staleness)
             if factor:
                 self.staleness.damped += factor < 1
-                self._try_to_step(gradients, used, settings, factor)
+                self._step_or_fail(gradients, used, settings, factor)
             else:
                 self.staleness.dropped += 1
             ticket, self._ticket = self._ticket, self._ticket + 1
-            return self._give(into, ticket)
+            return self._pack_reply(into, ticket)
 
     def pull(self, into: PackedTensors) -> ServerReply:
-        """Packs the weights as they are."""
+        """Pack the current weights into `into`."""
         with self._lock:
-            return self._give(into, -1)
+            return self._pack_reply(into, -1)
 
-    def load(self, weights: Sequence[Tensor], kept: Mapping[str, dict[str, Any]]) -> None:
-        """Goes on from other weights, and from what another optimiser has kept."""
+    def load(self, weights: Sequence[Tensor], state: Mapping[str, dict[str, Any]]) -> None:
+        """Continue from other weights and an optimiser state."""
         with self._lock, torch.no_grad():
             torch._foreach_copy_([parameter.detach() for parameter in self.parameters], list(weights))
             for name, parameter in zip(self.names, self.parameters, strict=True):
-                self.optimizer.state[parameter] = copies(kept.get(name, {}))
+                self.optimizer.state[parameter] = clone_tensors(state.get(name, {}))
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """What the optimiser keeps."""
+        """Return a copy of the optimiser state, by parameter name."""
         with self._lock:
-            return kept_for(self.names, self.parameters, self.optimizer)
+            return optimizer_state_of(self.names, self.parameters, self.optimizer)
 
-    def _give(self, into: PackedTensors, ticket: int) -> ServerReply:
+    def _pack_reply(self, into: PackedTensors, ticket: int) -> ServerReply:
         into.pack([parameter.detach() for parameter in self.parameters])
         return ServerReply(self._version, ticket, failed=self.failure is not None)
 
-    def _try_to_step(
+    def _step_or_fail(
         self, gradients: Sequence[Tensor], used: Sequence[bool], settings: Sequence[float], factor: float
     ) -> None:
-        """Steps; where that fails, whoever asks gets to know it, and the rank that it happens on raises it."""
+        """Step; an error is kept as the failure, which workers receive and the server's rank raises."""
         try:
             self._step(gradients, used, settings, factor)
         except Exception as error:
             self.fail(error)
 
     def fail(self, failure: Exception) -> None:
-        """Has whoever asks get to know that it has failed; the first reason counts."""
+        """Mark the server as failed; all later replies report it. Only the first failure is kept."""
         self.failure = self.failure or failure
         self.has_failed.set()
 
-    def why(self) -> dict[str, Any]:
-        """Why it has failed, in words that can be sent."""
+    def describe_failure(self) -> dict[str, Any]:
+        """Return the reason of the failure as values that can be sent as JSON."""
         assert self.failure is not None
         known = isinstance(self.failure, RankError)
         return {
@@ -127,10 +128,10 @@ class ServerWeights:
     def _step(
         self, gradients: Sequence[Tensor], used: Sequence[bool], settings: Sequence[float], factor: float
     ) -> None:
-        if factor < 1 and gradients:  # By the gradient and not the rate: that momentum keeps it so.
+        if factor < 1 and gradients:  # Scales the gradient, not the learning rate, so that momentum is damped too.
             torch._foreach_mul_(list(gradients), factor)
-        for parameter, gradient, there in zip(self.parameters, gradients, used, strict=True):
-            parameter.grad = gradient if there else None
+        for parameter, gradient, is_used in zip(self.parameters, gradients, used, strict=True):
+            parameter.grad = gradient if is_used else None
         self.settings.write(settings, self._workers)
         self.optimizer.step()
         for parameter in self.parameters:

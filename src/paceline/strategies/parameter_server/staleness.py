@@ -1,4 +1,4 @@
-"""How old gradients are when they come to a server, and what becomes of those that are too old."""
+"""Staleness of gradients: statistics, and the bound above which a gradient is damped or dropped."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from typing import Any
 
 @dataclass
 class Staleness:
-    """How old gradients were when they came, in updates of the server since the weights they were computed with."""
+    """Statistics of gradient staleness at a server.
+
+    The staleness of a gradient is the number of updates that the server made after it sent the weights that the
+    gradient was computed with.
+    """
 
     counts: Counter[int] = field(default_factory=Counter)
+    """Number of gradients by staleness."""
     damped: int = 0
     dropped: int = 0
 
     def add(self, other: Staleness) -> None:
-        """Counts another server's too."""
+        """Add the counts of another server."""
         self.counts.update(other.counts)
         self.damped += other.damped
         self.dropped += other.dropped
 
     def summary(self) -> dict[str, Any]:
-        """For a record."""
+        """Return the values for the summary of a record."""
         staleness = sorted(self.counts.elements())
         return {
             "gradients": len(staleness),
@@ -35,7 +40,7 @@ class Staleness:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the counts as values that can be written as JSON."""
         return {
             "counts": {str(staleness): n for staleness, n in self.counts.items()},
             "damped": self.damped,
@@ -43,8 +48,8 @@ class Staleness:
         }
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Staleness:
-        """The other way."""
+    def from_dict(cls, values: dict[str, Any]) -> Staleness:
+        """Return the statistics from the values of `to_dict`."""
         return cls(
             Counter({int(staleness): n for staleness, n in values["counts"].items()}),
             values["damped"],
@@ -54,14 +59,15 @@ class Staleness:
 
 @dataclass(frozen=True)
 class StalenessBound:
-    """What becomes of gradients that are too old."""
+    """Bound on the staleness of gradients, and the treatment of those above it."""
 
     max_staleness: int
-    """In versions; 0 is no bound."""
+    """Largest staleness without damping, in updates; 0 for no bound."""
     drops: bool
+    """Whether a gradient above the bound is dropped, not damped."""
 
     def factor(self, staleness: int) -> float:
-        """What a gradient is multiplied by: less the older it is beyond the bound, or nothing then."""
+        """Return the factor for a gradient of this staleness: 1 within the bound, above it smaller, or 0 if dropped."""
         if not self.max_staleness or staleness <= self.max_staleness:
             return 1.0
         return 0.0 if self.drops else self.max_staleness / staleness

@@ -1,4 +1,4 @@
-"""`parameter_server`: servers keep the weights and step them, workers send gradients and get weights."""
+"""`parameter_server`: servers keep the weights and step them; workers send gradients and receive weights."""
 
 from __future__ import annotations
 
@@ -11,102 +11,108 @@ from paceline.comm.group import Comm
 from paceline.errors import UsageError
 from paceline.plans.parameter_server import shards
 from paceline.strategies.base.strategy import MakeOptimizer, Role, State, Strategy
-from paceline.strategies.parameter_server.async_server import AsyncServer, dedicated_server
+from paceline.strategies.parameter_server.async_server import AsyncServer, start_dedicated_server
 from paceline.strategies.parameter_server.async_worker import AsyncWorker
+from paceline.strategies.parameter_server.server_shard import ServerShard
 from paceline.strategies.parameter_server.staleness import StalenessBound
-from paceline.strategies.parameter_server.synchronous import ServerShard, SyncServer, SyncWorker
+from paceline.strategies.parameter_server.sync_server import SyncServer
+from paceline.strategies.parameter_server.sync_worker import SyncWorker
 
-ROUNDS_WITHIN_BOUND = 4
-"""A gradient is as old as the updates of all others while it was computed: of even workers, one less than workers."""
+DEFAULT_STALENESS_PER_WORKER = 4
+"""Default of max_staleness per worker. With p equally fast workers, the staleness is about p−1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServerOptions:
-    """How many servers, where, and whether workers wait for each other."""
+    """Number and place of servers, and whether workers wait for each other."""
 
     servers: int = 1
-    """How many ranks keep weights: each has whole tensors, about as many bytes as the others."""
+    """Number of servers. Each keeps whole tensors, of about the same number of bytes in total."""
     extra: bool = False
-    """Put servers on ranks of their own, the last ones, which do not train; else they sit beside the first workers."""
+    """Put servers on separate ranks, the last ones, which do not train. With false, the first workers also serve."""
     asynchronous: bool = False
-    """Let no worker wait for another: a server steps by each gradient as it comes, and answers at once."""
+    """Let no worker wait for another: a server steps with each gradient when it arrives, and replies at once."""
     max_staleness: int | None = None
-    """Asynchronous: how many updates old a gradient may be; 0 is no bound, none is four times the workers."""
+    """Largest staleness of a gradient, in updates, if asynchronous: 0 for no bound, by default 4 × workers."""
     late: Literal["damp", "drop"] = "damp"
-    """Asynchronous: what becomes of an older one; damped, it counts max_staleness ÷ its age."""
+    """Treatment of a gradient above max_staleness: drop it, or damp it by the factor max_staleness ÷ staleness."""
 
     def __post_init__(self) -> None:
         if self.servers < 1:
-            raise UsageError(f"parameter_server:servers is {self.servers}.", hint="it has to be 1 or more")
+            raise UsageError(f"parameter_server:servers is {self.servers}.", hint="set it to 1 or more")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise UsageError(
-                f"parameter_server:max_staleness is {self.max_staleness}.", hint="it has to be 0, no bound, or more"
+                f"parameter_server:max_staleness is {self.max_staleness}.",
+                hint="set it to 1 or more, or to 0 for no bound",
             )
         if not self.asynchronous and (self.max_staleness is not None or self.late != "damp"):
             raise UsageError(
-                "parameter_server:max_staleness and late are about gradients that come late, and in step none does.",
+                "parameter_server:max_staleness and late have no effect without asynchronous=true: "
+                "synchronous gradients are never stale.",
                 hint="add asynchronous=true, or leave them out",
             )
 
 
 class ParameterServer(Strategy):
-    """Servers keep the weights and step the optimiser; workers send them gradients and get new weights.
+    """Servers keep the weights and step the optimiser; workers send them gradients and receive new weights.
 
     Idea
-        The weights live in one place, or in k: each tensor is kept by one server, which alone has its optimiser's
-        state. A worker sends every server the gradients of its tensors in one message. When those of all workers are
-        there, the server adds them in the order of ranks, steps, and sends everybody the weights. No worker talks to
-        another. Servers sit beside the first workers, where a worker reaches its own by a function call, or with
-        extra=true on the last ranks, which do not train.
+        The weights are divided among k servers: each tensor and its optimiser state are kept by one server. A worker
+        sends each server the gradients of that server's tensors in one message. When the gradients of all workers have
+        arrived, the server averages them in rank order, steps, and sends the new weights to all workers. Workers
+        exchange no messages with each other. By default, the first k workers are also servers, and reach their own
+        server by a function call. With extra=true, the servers are on the last ranks, which do not train.
 
-        With asynchronous=true nobody waits: the server steps by each gradient as it comes, counting it 1 ÷ workers, and
-        answers with the weights of that moment and a ticket, the next share of the data that nobody has yet. A fast
-        worker takes more of them. The price is age: meanwhile others have stepped, so a gradient belongs to weights
-        that are some updates old. Those older than max_staleness are damped or dropped, and
-        counted. Nothing is clipped then: no rank ever has the gradient of a whole batch.
+        With asynchronous=true, no worker waits for another. The server steps with each gradient when it arrives, at
+        1 ÷ workers of the learning rate. It replies with its current weights and a ticket: the next share of the data
+        that no worker has yet. A fast worker gets more tickets. The drawback is staleness: while a worker computes a
+        gradient, other workers update the weights, so the gradient belongs to weights that are some updates old.
+        Gradients with a staleness above max_staleness are damped or dropped, and counted. Clipping is not supported,
+        because no rank has the gradient of a whole batch.
 
-    Who sends what to whom (k = 2, of M bytes; server A keeps a half of them, server B the other)
+    Who sends what to whom (k = 2, M bytes; server A keeps one half of the tensors, server B the other)
         worker 0 ──½g0──▶             ◀──½w── server A
-        worker 1 ──½g1──▶ server A    each sums, steps its half of the weights,
+        worker 1 ──½g1──▶ server A    each averages, steps its half of the weights,
         worker 2 ──½g2──▶ server B    and sends it to every worker
         worker 3 ──½g3──▶             ◀──½w── server B
 
     Cost
-        The larger of worker and server traffic over the link: a worker moves M bytes up and M down, a server (p−1)·M/k
-        up and as much down, so 2α + max(M, (p−1)·M/k)·β each way; with k = p it is that of an all-reduce.
+        A worker sends M bytes and receives M; a server beside a worker receives (p−1)·M/k bytes and sends as many. The
+        larger of the two limits the step: 2α + max(M, (p−1)·M/k)·β each way. With k = p, this is the cost of an
+        all-reduce.
 
     When to use it
-        Asynchronous, where some ranks are much slower than others: all-reduce goes at the pace of the slowest. Lower
-        the momentum then (--momentum 0.5): gradients that come late push on in an old direction, as momentum does. In
-        step, with as many servers as ranks, where optimiser state is large: each keeps its part alone.
+        Asynchronous: if some ranks are much slower than others, because an all-reduce runs at the speed of the slowest.
+        Lower the momentum (--momentum 0.5), because stale gradients act like additional momentum. Synchronous, with as
+        many servers as ranks: if the optimiser state is large, because each server keeps only its own part.
 
-    When not
-        On even ranks: all-reduce moves as little and its gradients are never old. Asynchronous with a momentum of 0.9:
-        in 12 seconds, 4 workers got `cnn` on CIFAR-10 to an accuracy of 25 to 28%, and under `ddp` to 50 to 53%. With
-        one server for many workers all traffic goes through its link, as in `gather_scatter`.
+    When not to use it
+        On equally fast ranks: an all-reduce sends no more bytes, and its gradients are never stale. Asynchronous with a
+        momentum of 0.9: in 12 seconds, 4 workers trained `cnn` on CIFAR-10 to an accuracy of 25 to 28%, against 50 to
+        53% with `ddp`. With one server for many workers: all traffic uses its link, as in `gather_scatter`.
 
     Source
         Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; asynchronous: Dean et
-        al., "Large Scale Distributed Deep Networks", NIPS 2012; bounded age: Ho et al., "More Effective Distributed ML
-        via a Stale Synchronous Parallel Parameter Server", NIPS 2013; damping: Zhang et al., "Staleness-aware
-        Async-SGD for Distributed Deep Learning", IJCAI 2016; momentum: Mitliagkas et al., "Asynchrony begets Momentum,
-        with an Application to Deep Learning", Allerton 2016.
+        al., "Large Scale Distributed Deep Networks", NIPS 2012; bounded staleness: Ho et al., "More Effective
+        Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013; damping: Zhang et al.,
+        "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016; momentum: Mitliagkas et al., "Asynchrony
+        begets Momentum, with an Application to Deep Learning", Allerton 2016.
     """
 
     name: ClassVar[str] = "parameter_server"
     travel = "packed"
     Options: ClassVar[type] = ParameterServerOptions
 
-    _exchange: SyncWorker | AsyncWorker | None = None
-    """On ranks that train."""
+    _worker: SyncWorker | AsyncWorker | None = None
+    """Worker of this rank; None on ranks that do not train."""
     _server: SyncServer | AsyncServer | None = None
-    """On ranks that do not."""
+    """Server of this rank; None on ranks that train."""
 
     def __init__(self, options: ParameterServerOptions | None = None) -> None:
         super().__init__(options)
         self.lockstep = self.lossless = not self.options.asynchronous
         if not self.lockstep:
-            self.supports -= {"clip"}  # No rank ever has the gradient of a whole batch, whose norm it is about.
+            self.supports -= {"clip"}  # No rank has the gradient of a whole batch to take the norm of.
 
     def roles(self, world_size: int) -> list[Role]:
         servers = min(self.options.servers, world_size - 1) if self.options.extra else 0
@@ -115,10 +121,10 @@ class ParameterServer(Strategy):
     def check_ranks(self, world_size: int) -> None:
         servers, extra = self.options.servers, self.options.extra
         if servers >= world_size + (not extra):
-            left = "leaves none to train" if extra else "is more than there are: servers sit beside the first of them"
+            problem = "leaves no rank to train" if extra else "is more than one server per rank"
             raise UsageError(
-                f"parameter_server:servers={servers} of {world_size} ranks {left}.",
-                hint="use fewer servers, or more ranks",
+                f"parameter_server:servers={servers} with {world_size} ranks {problem}.",
+                hint="use fewer servers or more ranks",
             )
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:
@@ -127,26 +133,28 @@ class ParameterServer(Strategy):
         module = super().attach(model, make_optimizer, comm)
         kept = shards([parameter.nbytes for _, parameter in self.parameters], options.servers)
         first = comm.world_size if options.extra else 0
-        links = [
+        all_shards = [
             ServerShard(first + server, [self.parameters[number] for number in numbers], comm.device)
             for server, numbers in enumerate(kept)
         ]
         max_staleness = (
-            ROUNDS_WITHIN_BOUND * comm.world_size if options.max_staleness is None else options.max_staleness
+            DEFAULT_STALENESS_PER_WORKER * comm.world_size if options.max_staleness is None else options.max_staleness
         )
         bound = StalenessBound(max_staleness, drops=options.late == "drop")
         if comm.is_server:
-            own = links[comm.rank - first]
-            serving = dedicated_server(own, self.optimizer, comm, bound) if options.asynchronous else None
+            own = all_shards[comm.rank - first]
+            serving = start_dedicated_server(own, self.optimizer, comm, bound) if options.asynchronous else None
             self._server = serving or SyncServer(own, self.optimizer, comm, self._update)
             return module
         group = comm.full_group
-        if not comm.servers and comm.backend != "gloo":  # NCCL takes neither messages of threads nor main memory.
+        if (
+            not comm.servers and comm.backend != "gloo"
+        ):  # NCCL supports neither main memory nor messages from several threads.
             group = comm.subgroup(range(comm.world_size), backend="gloo")
         if options.asynchronous:
-            self._exchange = AsyncWorker(links, self.parameters, self.optimizer, make_optimizer, comm, group, bound)
+            self._worker = AsyncWorker(all_shards, self.parameters, self.optimizer, make_optimizer, comm, group, bound)
         else:
-            self._exchange = SyncWorker(links, self.optimizer, comm, group, self._update)
+            self._worker = SyncWorker(all_shards, self.optimizer, comm, group, self._update)
         return module
 
     def serve(self) -> None:
@@ -154,52 +162,52 @@ class ParameterServer(Strategy):
         self._server.serve()
 
     def step(self, max_norm: float | None = None) -> None:
-        self.gradients()  # All are there, or filled up, or an error names them.
-        self._training.step(max_norm)
+        self.gradients()  # Raises for missing gradients, or sets them to zero where unused parameters are allowed.
+        self._training_worker.step(max_norm)
 
     def finish(self) -> None:
-        self._training.finish()
+        self._training_worker.finish()
 
     @property
     def ticket(self) -> int:
-        training = self._training
-        return training.ticket if isinstance(training, AsyncWorker) else super().ticket
+        worker = self._training_worker
+        return worker.ticket if isinstance(worker, AsyncWorker) else super().ticket
 
     def state(self) -> State:
-        return State(super().state().model, self._training.state())
+        return State(super().state().model, self._training_worker.state())
 
     def load(self, state: State) -> list[str]:
         unused = super().load(state)
-        self._training.load(state.optimizer)
+        self._training_worker.load(state.optimizer)
         return unused
 
-    def figures(self) -> dict[str, Any]:
-        return self._training.figures()
+    def metrics(self) -> dict[str, Any]:
+        return self._training_worker.metrics()
 
     def abandon(self) -> None:
-        if self._exchange is not None:
-            self._exchange.abandon()
-        self._forget()
+        if self._worker is not None:
+            self._worker.abandon()
+        self._detach()
 
     def close(self) -> None:
         try:
-            if self._exchange is not None:
-                self._exchange.close()
+            if self._worker is not None:
+                self._worker.close()
         finally:
-            self._forget()
+            self._detach()
 
-    def _forget(self) -> None:
-        self._exchange = self._server = None
+    def _detach(self) -> None:
+        self._worker = self._server = None
         super().close()
 
     @property
-    def _training(self) -> SyncWorker | AsyncWorker:
-        assert self._exchange is not None, "this rank does not train"
-        return self._exchange
+    def _training_worker(self) -> SyncWorker | AsyncWorker:
+        assert self._worker is not None, "this rank does not train"
+        return self._worker
 
     def _update(self) -> None:
         self.update(None)
 
     def _fill_unused(self) -> None:
-        if self.lockstep:  # Else nobody waits to hear what others have used: servers are told by each.
+        if self.lockstep:  # Asynchronous workers do not wait for each other: each sends servers its own flags.
             super()._fill_unused()

@@ -1,1 +1,1 @@
-"""`priority`: its strategy, the updates it defers, and the order in which forward first uses each parameter."""
+"""`priority`: the strategy, deferred updates of parameters, and the order in which forward first uses parameters."""

@@ -1,4 +1,4 @@
-"""A weight whose last update is still to come: whatever reads it has the update made first."""
+"""Parameters with a deferred update: the update runs before the first function of torch that reads the values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 
 class DeferredParameter(nn.Parameter):
-    """What a parameter is until its update: the same object, of another class.
+    """Parameter with a deferred update: the same object, with its class changed until the update.
 
-    Torch asks the class of each tensor that a function is given whether it wants to see the call first
-    (`__torch_function__`). This one has the update made, which makes it a plain parameter again, and the call goes on.
-    So it does not matter who reads a weight, where, or in which order; and a plain parameter costs nothing.
+    Before a function of torch runs, torch calls `__torch_function__` of its arguments' classes. This one runs the
+    update, which makes the object a plain parameter again, and then calls the function. So a weight may be read by any
+    code and in any order, and a plain parameter has no overhead.
     """
 
-    _have_updated: Callable[[], None]
+    _apply_update: Callable[[], None]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _LOOKS:
+        if func in _METADATA_FUNCTIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         for tensor in tensors_in((args, kwargs)):
@@ -39,25 +39,25 @@ class DeferredParameter(nn.Parameter):
 
 
 def can_defer(parameter: nn.Parameter) -> bool:
-    """Whether it is a plain parameter: those of a class of their own have their own reading of calls."""
+    """Return whether it is a plain parameter: a subclass may have its own `__torch_function__`."""
     return type(parameter) is nn.Parameter
 
 
-def defer(parameter: nn.Parameter, have_updated: Callable[[], None]) -> None:
-    """Has the parameter updated by `have_updated`, which has to `release` it, before anything of torch reads it."""
+def defer(parameter: nn.Parameter, apply_update: Callable[[], None]) -> None:
+    """Defer the parameter's update until a function of torch reads it; `apply_update` must call `release`."""
     parameter.__class__ = DeferredParameter
-    parameter._have_updated = have_updated  # type: ignore[attr-defined]
+    parameter._apply_update = apply_update  # type: ignore[attr-defined]
 
 
 def release(parameter: nn.Parameter) -> None:
-    """Makes it a plain parameter again."""
+    """Make it a plain parameter again, if its update is deferred."""
     if isinstance(parameter, DeferredParameter):
-        del parameter._have_updated
+        del parameter._apply_update
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
-    """The tensors among the arguments of a call."""
+    """Yield the tensors among the arguments of a call, also those in lists, tuples and mappings."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, Mapping):
@@ -70,15 +70,15 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 def _update(tensor: Tensor) -> None:
     if isinstance(tensor, DeferredParameter):
-        tensor._have_updated()
+        tensor._apply_update()
 
 
-_update._torchdynamo_disable = True  # type: ignore[attr-defined]  # `torch.compiler.disable` takes a second to import.
+_update._torchdynamo_disable = True  # type: ignore[attr-defined]  # Importing `torch.compiler.disable` takes a second.
 
-_DESCRIPTION = ("shape", "ndim", "dtype", "device", "layout", "nbytes", "itemsize", "is_cuda", "is_leaf", "grad_fn")
-_LOOKS = frozenset(
-    {getattr(Tensor, name).__get__ for name in (*_DESCRIPTION, "requires_grad", "grad")}
+_METADATA = ("shape", "ndim", "dtype", "device", "layout", "nbytes", "itemsize", "is_cuda", "is_leaf", "grad_fn")
+_METADATA_FUNCTIONS = frozenset(
+    {getattr(Tensor, name).__get__ for name in (*_METADATA, "requires_grad", "grad")}
     | {vars(torch._C.TensorBase)["grad"].__set__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement}
     | {Tensor.stride, Tensor.element_size, Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_complex}
 )
-"""What does not ask for values: optimisers are cleared and models ask for a weight's type without waiting."""
+"""Functions that do not read values, such as reading a shape or clearing a gradient; they do not run the update."""

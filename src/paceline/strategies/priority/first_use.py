@@ -1,4 +1,4 @@
-"""Finds out, in one forward pass, which module had begun last before each parameter was first used."""
+"""Records, in one forward pass, the module that had started last when each parameter was first used."""
 
 from __future__ import annotations
 
@@ -15,71 +15,72 @@ from paceline.strategies.priority.deferred_update import tensors_in
 
 
 class FirstUses:
-    """Watches the next forward pass of a model that ends well, then tells what it saw.
+    """Recorder of the first use of each parameter, in the model's next forward pass that does not raise.
 
-    The module that begins a parameter's first use need not be the one that owns it: attention layers read the weights
-    of a projection whose own forward nobody calls. So every call of torch is looked at for parameters, once.
+    At the end of that pass it calls `on_recorded` with the module for each parameter's position, in the order of use.
+    The module is not always the owner of the parameter: attention layers read the weights of a projection without
+    calling its forward. So all arguments of torch functions are checked for parameters, in this one pass.
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Sequence[nn.Parameter], tell: Callable[[dict[int, nn.Module]], None]
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], on_recorded: Callable[[dict[int, nn.Module]], None]
     ) -> None:
-        self._tell = tell
+        self._on_recorded = on_recorded
         self._positions = {id(parameter): position for position, parameter in enumerate(parameters)}
-        self._watching: _Watching | None = None
-        self._begun = model
+        self._mode: _TensorMode | None = None
+        self._module = model
         self._uses: dict[int, nn.Module] = {}
-        # Before all other hooks: those of a user may use parameters too (torch.nn.utils.spectral_norm).
+        # Before all other hooks: user hooks may use parameters too (torch.nn.utils.spectral_norm).
         self._hooks: list[RemovableHandle] = [
-            module.register_forward_pre_hook(self._begins, prepend=True) for module in model.modules()
+            module.register_forward_pre_hook(self._on_module, prepend=True) for module in model.modules()
         ]
-        self._hooks.append(model.register_forward_pre_hook(self._starts, prepend=True))
-        self._hooks.append(model.register_forward_hook(self._ends, always_call=True))
+        self._hooks.append(model.register_forward_pre_hook(self._on_forward_start, prepend=True))
+        self._hooks.append(model.register_forward_hook(self._on_forward_end, always_call=True))
 
     def close(self) -> None:
-        """Watches no longer."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
-    def _starts(self, model: nn.Module, _: Any) -> None:
-        if self._watching is None and torch.is_grad_enabled():
-            self._begun, self._uses = model, {}
-            self._watching = _Watching(self._used)
-            self._watching.__enter__()  # type: ignore[no-untyped-call]
+    def _on_forward_start(self, model: nn.Module, _: Any) -> None:
+        if self._mode is None and torch.is_grad_enabled():
+            self._module, self._uses = model, {}
+            self._mode = _TensorMode(self._on_tensor)
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def _begins(self, module: nn.Module, _: Any) -> None:
-        self._begun = module
+    def _on_module(self, module: nn.Module, _: Any) -> None:
+        self._module = module
 
-    def _used(self, tensor: Tensor) -> None:
+    def _on_tensor(self, tensor: Tensor) -> None:
         position = self._positions.get(id(tensor))
         if position is not None:
-            self._uses.setdefault(position, self._begun)
+            self._uses.setdefault(position, self._module)
 
-    def _ends(self, _: nn.Module, __: Any, output: Any) -> None:
-        if self._watching is not None:
-            self._watching.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._watching = None
-            if output is not None:  # It is None where forward has raised.
+    def _on_forward_end(self, _: nn.Module, __: Any, output: Any) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._mode = None
+            if output is not None:  # It is None if forward raised.
                 self.close()
-                self._tell(self._uses)
+                self._on_recorded(self._uses)
 
 
-class _Watching(TorchFunctionMode):
-    """Shows the tensors that functions of torch are given."""
+class _TensorMode(TorchFunctionMode):
+    """Mode that calls a function with each tensor argument of torch functions."""
 
-    def __init__(self, seen: Callable[[Tensor], None]) -> None:
+    def __init__(self, on_tensor: Callable[[Tensor], None]) -> None:
         super().__init__()
-        self._seen = seen
+        self._on_tensor = on_tensor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tensors_in((args, kwargs)):
-            self._seen(tensor)
+            self._on_tensor(tensor)
         return func(*args, **(kwargs or {}))
 
 
-def can_watch(model: nn.Module) -> bool:
-    """Whether a model is called module by module; compiled and scripted ones are not, or not by Python."""
-    compiler = sys.modules.get("torch._dynamo.eval_frame")  # To import it takes a second.
+def can_record(model: nn.Module) -> bool:
+    """Return whether Python calls the model module by module; compiled and scripted models are called differently."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")  # Importing it takes a second.
     compiled = (torch.jit.ScriptModule, *([compiler.OptimizedModule] if compiler is not None else []))
     return not any(isinstance(m, compiled) or m._compiled_call_impl is not None for m in model.modules())

@@ -1,4 +1,4 @@
-"""`priority`: gradients of the first layers go first, and the next forward begins while the others still travel."""
+"""`priority`: gradients of the first layers are sent first; the next forward starts while the others are sent."""
 
 from __future__ import annotations
 
@@ -18,63 +18,63 @@ from paceline.plans.priority import blocks, schedule, slices
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
 from paceline.strategies.base.strategy import State
 from paceline.strategies.priority.deferred_update import can_defer, defer, release
-from paceline.strategies.priority.first_use import FirstUses, can_watch
+from paceline.strategies.priority.first_use import FirstUses, can_record
 
-_UNSEEN = "use bucketed: code that takes weights past the functions of torch cannot be made to wait for them"
+_UNSEEN_HINT = "use bucketed, which updates all weights before step() returns"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriorityOptions:
-    """What travels at once."""
+    """Size and number of slices."""
 
     slice_mb: float = 4.0
-    """About how many MiB a slice has: small ones let urgent ones pass sooner, large ones cost less processor time."""
+    """Approximate slice size in MiB. Small slices let urgent ones overtake sooner; large ones use less CPU time."""
     window: int = 3
-    """How many slices may be under way at the same time: more fill the wire where hosts are busy computing, fewer let
-    urgent ones pass sooner."""
+    """Number of slices sent at the same time. More keep the network busy; fewer let urgent ones overtake sooner."""
 
     def __post_init__(self) -> None:
         check_positive("priority", self, "slice_mb", "window")
 
 
 class Priority(Overlapped):
-    """Gradients are cut into slices, those of the first layers go first; the next forward waits layer by layer.
+    """Slices of gradients are sent by priority, first layers first; the next forward waits layer by layer.
 
     Idea
-        Backward has the last layer's gradient first, forward needs the first layer's first. `ddp` sends gradients as
-        they come and waits for all of them before the next step. Here `step` returns at once. A thread of its own
-        sends slices, and of those that backward has filled the one that forward needs first. When forward comes to
-        a layer, it waits for that layer's slices alone, then the optimiser steps that layer alone. So gradients travel
-        behind forward as well as backward. Whoever else reads a weight, in any order, has it updated first too. Gloo
-        sends first in, first out, so the thread hands over few slices at a time. Ranks must start the same slices in
-        the same order: they agree on one, made of when each had its slices full (the latest counts) and how long
-        slices take, after the first steps and ever more seldom then.
+        Backward computes the last layer's gradient first, but forward needs the first layer's weights first. `ddp`
+        sends gradients in the order of backward and waits for all of them before the next step. Here, `step` returns at
+        once. A separate thread sends slices of gradients: of those that backward has filled, the one that forward needs
+        first. Before forward runs a layer, it waits only for that layer's slices, and the optimiser steps only that
+        layer. So communication overlaps with the next forward as well as with backward. Other code that reads a weight
+        also gets the updated value, in any order. Gloo sends slices in the order in which it receives them, so the
+        thread passes it only a few at a time. All ranks must send slices in the same order. After steps 2, 3, 5, 9, 17
+        and so on, they agree on a new order, from the times at which slices were full (on the slowest rank) and the
+        time that sending took.
 
-    Who sends what to whom (time runs to the right; ▒ is waiting, u the update, in `priority` layer by layer in forward)
+    Who sends what to whom (time runs to the right; ▒ is waiting, u the update; `priority` updates layers in forward)
         ddp        [bwd 4][bwd 3][bwd 2][bwd 1]▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒[u][fwd 1][fwd 2][fwd 3][fwd 4][bwd 4]
-          the wire        [    layer 4     ][ layer 3  ][ 2  ][1]
+          network         [    layer 4     ][ layer 3  ][ 2  ][1]
         priority   [bwd 4][bwd 3][bwd 2][bwd 1]▒▒▒[fwd 1][fwd 2][fwd 3][fwd 4][bwd 4]
-          the wire        [4][4][4][3][3][2][2][1][3][3][4][4][4]   each slice a ring of its own
+          network         [4][4][4][3][3][2][2][1][3][3][4][4][4]   each slice is one all-reduce
 
     Cost
-        The bytes of `ddp`, in more messages: per slice of m bytes 2(p−1)α + 2(p−1)/p·mβ + (p−1)/p·mγ. Where the wire
-        never rests a step takes as long as the longer of computing and sending; what stays exposed are the first
-        layers' slices, which only the end of backward makes and the next forward needs at once. Each block of layers
-        (about a quarter of a slice, or one large layer) costs a call of the optimiser, some ten microseconds; each
-        slice costs half a millisecond of processor time or more, which is why they are not smaller.
+        As many bytes as `ddp`, in more messages: 2(p−1)α + 2(p−1)/p·mβ + (p−1)/p·mγ per slice of m bytes. If the
+        network is always busy, a step takes as long as the longer of computing and sending. The slices of the first
+        layers remain exposed: they are ready only at the end of backward, and the next forward needs them at once. Each
+        block of layers (about a quarter of a slice, or one large layer) costs one call of the optimiser, about ten
+        microseconds. Each slice costs at least half a millisecond of CPU time: smaller slices cost more than they save.
 
     When to use it
-        On slow links between hosts, where `ddp` leaves much communication exposed, and above all for models that have
-        most of their weights in their last layers; docs/results.md has such a case, with its conditions.
+        On slow links between hosts, where `ddp` leaves much communication exposed, above all for models that have most
+        of their weights in the last layers; docs/results.md has such a case, with its conditions.
 
-    When not
-        On one host, or where communication hides behind backward already: the slices, the thread and the updates in
-        parts only cost. With clipping (max_norm) the norm is known when all has arrived: it is right, but then nothing
-        travels behind forward; nor does it in compiled and scripted models, which cannot be waited for layer by layer.
-        Not with optimisers that look at more than one parameter at a time (LBFGS) or count steps for all of them; one
-        that keeps gradients has to copy them, for the memory is filled anew in each step. A weight's update is made
-        when a function of torch is given it: for memory that is read past them (an alias made before, a kernel of your
-        own), and for other threads, put `with sync.agreed():` around what reads.
+    When not to use it
+        On one host, or if communication is already hidden behind backward: slices, thread and partial updates then
+        only add cost. With clipping (max_norm), the norm is known only when all gradients have arrived: the result is
+        correct, but nothing overlaps with forward. The same holds for compiled and scripted models, which cannot wait
+        layer by layer. Not with optimisers that use more than one parameter at a time (LBFGS) or have one step count
+        for all parameters. An optimiser that keeps gradients must copy them, because each step overwrites the memory. A
+        weight is updated when a function of torch receives it. Code that reads its memory in another way (an alias made
+        before, your own kernel) or in another thread must be inside `with sync.agreed():`.
 
     Source
         Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training" (P3), MLSys 2019.
@@ -88,31 +88,32 @@ class Priority(Overlapped):
     _sender: Sender | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._parts: list[list[Slice]] = []
+        self._block_slices: list[list[Slice]] = []
+        """Slices of each block."""
         self._slice_bytes = int(self.options.slice_mb * MIB)
-        self._gates: list[RemovableHandle] = []
+        self._wait_hooks: list[RemovableHandle] = []
         self._first_uses: FirstUses | None = None
-        self._settlers: list[Callable[[], None]] = []
-        self._is_gated = False
-        """Whether forward is known to wait for each parameter before its first use."""
+        self._updaters: list[Callable[[], None]] = []
+        self._has_wait_hooks = False
+        """Whether hooks make forward wait for each parameter before its first use."""
         self._steps = 0
         self._is_sending = False
-        """Whether a backward pass is filling the blocks."""
+        """Whether the sender is open for the slices of the current step."""
         self._settings: list[dict[str, Any]] = []
-        """The optimiser's at the last step: a scheduler may have changed them before the update is made."""
+        """Settings of the optimiser at the last step; a scheduler may change them before a deferred update."""
         self._pending: set[int] = set()
-        """Blocks that are on their way, or not yet given to the optimiser."""
-        self._late: set[int] = set()
-        """Those that still were when the next backward pass began."""
+        """Blocks of the last step that the optimiser has not stepped yet."""
+        self._pending_at_backward: set[int] = set()
+        """Blocks that were still pending when the next backward pass started."""
         super().wrap(model)
-        self._order = None  # Of backward: not wanted here.
+        self._order = None  # Blocks keep the order of forward.
         if self.comm.world_size > 1:
-            self._cut()
+            self._cut_blocks()
             self._sender = Sender(self.comm, self.options.window)
             parameters = [parameter for _, parameter in self.parameters]
-            can_all_wait = can_watch(model) and all(map(can_defer, parameters))
-            if can_all_wait and isinstance(self.optimizer, torch.optim.Optimizer):
-                self._first_uses = FirstUses(model, parameters, self._set_gates)
+            can_defer_all = can_record(model) and all(map(can_defer, parameters))
+            if can_defer_all and isinstance(self.optimizer, torch.optim.Optimizer):
+                self._first_uses = FirstUses(model, parameters, self._set_wait_hooks)
         return model
 
     def step(self, max_norm: float | None = None) -> None:
@@ -120,28 +121,28 @@ class Priority(Overlapped):
             super().step(max_norm)
             return
         self._begin_sending()
-        self._used = self._complete()
+        self._used = self._complete_buckets()
         for _, parameter in self.parameters:
             parameter.grad = None
-        self._expect_all()
+        self._reset_buckets()
         self._is_sending = False
         self._steps += 1
         self._pending = {block.number for block in self.buckets}
-        if max_norm is not None or not self._is_gated or self._steps == 1:
-            # The first time in any case: schedulers warn where they are stepped before the optimiser ever was.
-            self._take_in(self._pending)
+        if max_norm is not None or not self._has_wait_hooks or self._steps == 1:
+            # Always in the first step: schedulers warn if they are stepped before the optimiser was.
+            self._receive_gradients(self._pending)
             self.update(max_norm)
         else:
             self.comm.mark_agreed()
             self._settings = [_settings(group) for group in self.optimizer.param_groups]
-            for block, settle in zip(self.buckets, self._settlers, strict=True):
+            for block, apply_update in zip(self.buckets, self._updaters, strict=True):
                 for slot in block.slots:
-                    defer(slot.parameter, settle)
+                    defer(slot.parameter, apply_update)
         if _is_power_of_two(self._steps - 1):
             self._agree_on_order()
 
     def finish(self) -> None:
-        self._settle(self._pending)
+        self._update_blocks(self._pending)
 
     def load(self, state: State) -> list[str]:
         self.finish()
@@ -161,180 +162,184 @@ class Priority(Overlapped):
             self._sender.close()
         if self._first_uses is not None:
             self._first_uses.close()
-        for gate in self._gates:
-            gate.remove()
+        for hook in self._wait_hooks:
+            hook.remove()
         self._sender, self._first_uses = None, None
-        self._gates, self._settlers, self._parts = [], [], []
+        self._wait_hooks, self._updaters, self._block_slices = [], [], []
         super().close()
 
     def launch(self, bucket: Bucket) -> None:
         assert self._sender is not None
-        self._sender.mark_ready(self._parts[bucket.number])
+        self._sender.mark_ready(self._block_slices[bucket.number])
 
-    def arrive(self, bucket: Bucket) -> None:
+    def wait(self, bucket: Bucket) -> None:
         assert self._sender is not None
-        self._sender.wait(self._parts[bucket.number])
+        self._sender.wait(self._block_slices[bucket.number])
 
-    def packed(self, sizes: Sequence[int], kinds: Sequence[Any]) -> list[list[int]]:
-        # They come in the order of backward.
+    def assign_buckets(self, sizes: Sequence[int], kinds: Sequence[Any]) -> list[list[int]]:
+        # The sizes are in the order of backward, blocks in the order of forward.
         last = len(sizes) - 1
-        in_order = blocks(list(reversed(sizes)), list(reversed(kinds)), self._slice_bytes)
-        return [[last - place for place in block] for block in in_order]
+        in_forward_order = blocks(list(reversed(sizes)), list(reversed(kinds)), self._slice_bytes)
+        return [[last - index for index in block] for block in in_forward_order]
 
-    def _cut(self) -> None:
-        """Cuts blocks into slices; at first they go in the order of backward."""
+    def _cut_blocks(self) -> None:
+        """Cut blocks into slices; in the first steps these are sent in the order of backward."""
         for block in self.buckets:
             spans = slices(block.flat.numel(), block.flat.element_size(), self._slice_bytes)
-            self._parts.append([Slice(block.flat[start:end]) for start, end in spans])
-        self._in_turn = [part for parts in reversed(self._parts) for part in parts]
+            self._block_slices.append([Slice(block.flat[start:end]) for start, end in spans])
+        self._send_order = [one for parts in reversed(self._block_slices) for one in parts]
         self._needed = list(range(len(self.buckets)))
+        """Position of each block in the order in which forward needs the blocks."""
 
-    # Backward: blocks fill, the sender sends.
+    # Backward: hooks fill the blocks, the sender's thread sends their slices.
 
-    def _fill(self, slot: Slot, gradient: Tensor) -> None:
+    def _add_gradient(self, slot: Slot, gradient: Tensor) -> None:
         self._begin_sending()
-        if slot.bucket.number in self._late:
-            raise _used_unseen(slot)
-        super()._fill(slot, gradient)
+        if slot.bucket.number in self._pending_at_backward:
+            raise _used_before_update_error(slot)
+        super()._add_gradient(slot, gradient)
 
-    def _count(self, bucket: Bucket) -> None:
+    def _count_gradient(self, bucket: Bucket) -> None:
         bucket.missing -= 1
         if not bucket.missing:
             self.launch(bucket)
 
     def _begin_sending(self) -> None:
-        """Before the first gradient of a step: blocks that no forward pass came to are still to be updated."""
+        """Open the sender before the first gradient of a step; first update blocks that forward did not use."""
         if self._is_sending:
             return
         assert self._sender is not None
-        self._late = set(self._pending)
+        self._pending_at_backward = set(self._pending)
         self.finish()
         if _is_power_of_two(self._steps):
-            self._figures = self._measure()
-        self._sender.start_round(self._in_turn, timed=_is_power_of_two(self._steps + 1))
+            self._timings = self._measure_last_step()
+        self._sender.start_round(self._send_order, timed=_is_power_of_two(self._steps + 1))
         self._is_sending = True
 
-    # Forward: layer by layer, what has arrived becomes an update.
+    # Forward: before each layer, wait for its gradients and update it.
 
-    def _set_gates(self, uses: dict[int, nn.Module]) -> None:
-        """Has forward wait for a block where the first of its parameters is used; at its start where none was seen.
+    def _set_wait_hooks(self, uses: dict[int, nn.Module]) -> None:
+        """Add hooks that make forward wait for a block before the module that first uses one of its parameters.
 
-        Weights would wait by themselves. But so those that nothing of torch reads are waited for too, and what
-        forward calls, as compiled functions, meets plain parameters.
+        For a parameter whose use was not recorded, forward waits at its start. Deferred parameters would also wait by
+        themselves. The hooks are needed for weights that no function of torch reads, and so that compiled functions
+        that forward calls receive plain parameters.
         """
-        behind: dict[nn.Module, set[int]] = {}
+        blocks_of: dict[nn.Module, set[int]] = {}
         for position, slot in enumerate(self._slots):
-            behind.setdefault(uses.get(position, self.model), set()).add(slot.bucket.number)
-        for module, numbers in behind.items():
-            self._gates.append(module.register_forward_pre_hook(self._gate(numbers), prepend=True))
-        places = {position: place for place, position in enumerate(uses, start=1)}
-        needed = dict.fromkeys(range(len(self.buckets)), len(places) + 1)
+            blocks_of.setdefault(uses.get(position, self.model), set()).add(slot.bucket.number)
+        for module, numbers in blocks_of.items():
+            self._wait_hooks.append(module.register_forward_pre_hook(self._make_wait_hook(numbers), prepend=True))
+        order_of_use = {position: order for order, position in enumerate(uses, start=1)}
+        needed = dict.fromkeys(range(len(self.buckets)), len(order_of_use) + 1)
         for position, slot in enumerate(self._slots):
-            needed[slot.bucket.number] = min(needed[slot.bucket.number], places.get(position, 0))
+            needed[slot.bucket.number] = min(needed[slot.bucket.number], order_of_use.get(position, 0))
         self._needed = list(needed.values())
-        self._settlers = [self._settler(block.number) for block in self.buckets]
-        self._is_gated = True
+        self._updaters = [self._make_updater(block.number) for block in self.buckets]
+        self._has_wait_hooks = True
 
-    def _gate(self, numbers: set[int]) -> Callable[[nn.Module, Any], None]:
-        def gate(_: nn.Module, __: Any) -> None:
+    def _make_wait_hook(self, numbers: set[int]) -> Callable[[nn.Module, Any], None]:
+        def wait_and_update(_: nn.Module, __: Any) -> None:
             if self._pending:
-                self._settle(numbers & self._pending)
+                self._update_blocks(numbers & self._pending)
 
-        undisturbed: Callable[[nn.Module, Any], None] = torch.compiler.disable(gate)
-        return undisturbed
+        uncompiled: Callable[[nn.Module, Any], None] = torch.compiler.disable(wait_and_update)
+        return uncompiled
 
-    def _settler(self, number: int) -> Callable[[], None]:
-        """Settles a block for whoever reads one of its weights: it need not be forward, nor in the usual order."""
-        settle: Callable[[], None] = torch.compiler.disable(lambda: self._settle({number}))
-        return settle
+    def _make_updater(self, number: int) -> Callable[[], None]:
+        """Return a function that updates a block; it runs when any code reads one of the block's weights."""
+        update: Callable[[], None] = torch.compiler.disable(lambda: self._update_blocks({number}))
+        return update
 
-    def _settle(self, numbers: Iterable[int]) -> None:
-        """Waits for some blocks, and lets the optimiser step their parameters alone."""
-        taken = self._take_in(numbers)
+    def _update_blocks(self, numbers: Iterable[int]) -> None:
+        """Wait for the gradients of some blocks, and step the optimiser on their parameters only."""
+        taken = self._receive_gradients(numbers)
         groups = self._groups_of({id(slot.parameter) for slot in taken}) if taken else []
         if not groups:
             return
-        whole, self.optimizer.param_groups = self.optimizer.param_groups, groups
-        before, self.updating = self.updating, self._steps
+        all_groups, self.optimizer.param_groups = self.optimizer.param_groups, groups
+        before, self.partial_update_step = self.partial_update_step, self._steps
         try:
-            # Forward may be one of half precision, or one that nobody wants gradients of.
+            # Forward may run in half precision, or in inference mode.
             with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
                 self.optimizer.step()
         finally:
-            self.optimizer.param_groups = whole
-            self.updating = before
+            self.optimizer.param_groups = all_groups
+            self.partial_update_step = before
             for slot in taken:
                 slot.parameter.grad = None
 
-    def _take_in(self, numbers: Iterable[int]) -> list[Slot]:
-        """Waits for some blocks, and gives their parameters the gradients; returns those that have one."""
+    def _receive_gradients(self, numbers: Iterable[int]) -> list[Slot]:
+        """Wait for some blocks and set their parameters' gradients; return the slots that have one."""
         due = [self.buckets[number] for number in sorted(numbers)]
         if not due:
             return []
         with self.comm.idle():
             for block in due:
-                self.arrive(block)
+                self.wait(block)
         self._pending = self._pending - {block.number for block in due}
         used = {slot.name for slot, is_used in zip(self._slots, self._used, strict=True) if is_used}
         taken = [slot for block in due for slot in block.slots if slot.name in used]
         for slot in (slot for block in due for slot in block.slots):
             release(slot.parameter)
             if slot.parameter.grad is not None:
-                raise _used_unseen(slot)
+                raise _used_before_update_error(slot)
         for slot in taken:
             slot.parameter.grad = slot.view
         return taken
 
     def _groups_of(self, wanted: set[int]) -> list[dict[str, Any]]:
-        """The optimiser's groups with some of their parameters alone, and as they were set at the last step."""
+        """Return the optimiser's groups with only the wanted parameters (by id), and the settings of the last step."""
         found = []
         for group, settings in zip(self.optimizer.param_groups, self._settings, strict=False):
-            places = [place for place, parameter in enumerate(group["params"]) if id(parameter) in wanted]
-            if places:
-                lists = {key: [group[key][place] for place in places] for key in _LISTS if key in group}
+            indices = [index for index, parameter in enumerate(group["params"]) if id(parameter) in wanted]
+            if indices:
+                lists = {key: [group[key][index] for index in indices] for key in _LISTS if key in group}
                 found.append({**settings, **lists})
         return found
 
     # The order of slices.
 
-    def _measure(self) -> list[float]:
-        """Of the last step: when each block was full, after the first was, and how long anything was on the wire."""
-        first_s = min(parts[0].ready_s for parts in self._parts)
+    def _measure_last_step(self) -> list[float]:
+        """Return, for the last step, seconds from the first full block to each block, then seconds of sending."""
+        first_s = min(parts[0].ready_s for parts in self._block_slices)
         busy_s, until_s = 0.0, 0.0
-        for part in self._in_turn:
-            busy_s += max(0.0, part.end_s - max(part.start_s, until_s))
-            until_s = max(until_s, part.end_s)
-        return [*(parts[0].ready_s - first_s for parts in self._parts), busy_s]
+        for one in self._send_order:
+            busy_s += max(0.0, one.end_s - max(one.start_s, until_s))
+            until_s = max(until_s, one.end_s)
+        return [*(parts[0].ready_s - first_s for parts in self._block_slices), busy_s]
 
     def _agree_on_order(self) -> None:
-        """Of the slices that are ready on all ranks, the one that forward needs first comes next."""
-        everyone = self.comm.gather(torch.tensor([*self._figures, *self._needed], dtype=torch.float64))
+        """Set the order of slices, the same on all ranks: of those ready on all, the one that forward needs first."""
+        everyone = self.comm.gather(torch.tensor([*self._timings, *self._needed], dtype=torch.float64))
         count = len(self.buckets)
         ready_s = torch.stack(everyone)[:, :count].amax(0).tolist()
         busy_s = min(float(own[count]) for own in everyone)
         needed = everyone[0][count + 1 :].tolist()
-        parts = [(number, part) for number, parts in enumerate(self._parts) for part in parts]
-        sizes = [part.flat.nbytes for _, part in parts]
+        numbered = [(number, one) for number, parts in enumerate(self._block_slices) for one in parts]
+        sizes = [one.flat.nbytes for _, one in numbered]
         order = schedule(
-            [ready_s[number] for number, _ in parts],
-            [needed[number] for number, _ in parts],
+            [ready_s[number] for number, _ in numbered],
+            [needed[number] for number, _ in numbered],
             sizes,
             busy_s / sum(sizes),
         )
-        self._in_turn = [parts[place][1] for place in order]
+        self._send_order = [numbered[index][1] for index in order]
 
 
-def _used_unseen(slot: Slot) -> WorkloadError:
-    """The error for a weight that has a new gradient before its last update."""
-    return WorkloadError(f"{slot.name} was used before its last update.", hint=_UNSEEN)
+def _used_before_update_error(slot: Slot) -> WorkloadError:
+    """Return the error for a weight that got a new gradient before its last update."""
+    return WorkloadError(
+        f"{slot.name} was used before its last update, by code that bypasses torch functions.", hint=_UNSEEN_HINT
+    )
 
 
 _LISTS = ("params", "param_names")
-"""What a group of an optimiser has for each of its parameters."""
+"""Keys of a parameter group that have one entry per parameter."""
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """A group's settings; schedulers may change those that are tensors in place."""
+    """Return a copy of a group's settings; tensors are cloned because schedulers may change them in place."""
     kept = {key: value for key, value in group.items() if key not in _LISTS}
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in kept.items()}
 

@@ -107,7 +107,7 @@ class CapturedGradients:
 
     def add(self, gradients: Gradients) -> None:
         """Add the gradients that the optimiser has just received."""
-        step = self._strategy.updating
+        step = self._strategy.partial_update_step
         if step is None or step != self._last:
             self.steps.append({})
         self.steps[-1] |= gradients

@@ -218,7 +218,7 @@ def _topology(task: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm
         **describe_placement(placement, interface=os.environ.get("GLOO_SOCKET_IFNAME", "")),
         **describe_model(model),
         "classes": None,
-        "own_optimizer": True,
+        "user_optimizer": True,
         "lr": None,
         "log_every": task.config.log_every,
     }

@@ -1,4 +1,4 @@
-"""Servers on ranks of their own, and workers that wait for nobody, in commands as a user runs them."""
+"""The package `parameter_server` in user commands: servers on separate ranks, synchronous and asynchronous workers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paceline.records.reader import RunRecord
 
 pytestmark = pytest.mark.takes(10)
 
-IN_STEP, AT_WILL = "parameter_server:extra=true", "parameter_server:extra=true,asynchronous=true"
+SYNCHRONOUS, ASYNCHRONOUS = "parameter_server:extra=true", "parameter_server:extra=true,asynchronous=true"
 STEPS, BATCH, SAMPLES = 100, 30, 1437
-"""Of the digits, an epoch has 48 steps of 30 and leaves out none."""
+"""The digits have 1437 samples: an epoch has 48 steps of at most 30 samples and leaves out none."""
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], ExperimentRecord]:
-    """Two workers and a server, one of the workers slowed down."""
+    """Run a comparison with two workers and one server; worker 1 is slowed down. Return its JSON and its record."""
     out = tmp_path_factory.mktemp("compared") / "out"
     size = ["--ranks", "3", "--batch", str(BATCH), "--steps", str(STEPS), "--repeats", "1", "--max-repeats", "1"]
-    names = ["--strategies", f"{IN_STEP},{AT_WILL}", "--slow-rank", "1:8", "--no-doctor", "--no-evaluate"]
+    names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:8", "--no-doctor", "--no-evaluate"]
     done = paceline("compare", "cnn", *names, *size, "--out", str(out), "--json")
     return json.loads(done.stdout), read_experiment(out)
 
@@ -34,35 +34,35 @@ def run_of(record: ExperimentRecord, name: str) -> RunRecord:
     return next(measured.run for measured in record.runs if measured.candidate.name == name)
 
 
-def test_the_server_takes_part_in_the_proof(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
+def test_the_proof_includes_the_server(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
     proofs = {proof["candidate"]: proof for proof in compared[0]["proofs"]}
-    assert proofs.keys() == {IN_STEP}, "where ranks do not step together there is no gradient of a step to prove"
-    assert proofs[IN_STEP]["holds"]
+    assert proofs.keys() == {SYNCHRONOUS}, "asynchronous workers have no gradient of a whole step to prove"
+    assert proofs[SYNCHRONOUS]["holds"]
 
 
-def test_its_bytes_are_those_of_the_plan(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
-    payload = payload_of(run_of(compared[1], IN_STEP))
+def test_bytes_sent_are_those_of_the_plan(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
+    payload = payload_of(run_of(compared[1], SYNCHRONOUS))
     assert payload is not None
     assert payload.deviation == 0
     assert payload.matrix[2][0] == pytest.approx(payload.matrix[2][1], abs=100)
     assert payload.matrix[2][0] > 200_000, "rank 2 is the server"
-    assert payload.matrix[0][1] < 100, "workers send each other nothing"
+    assert payload.matrix[0][1] < 100, "workers send each other no gradients"
 
 
-def test_who_is_slow_trains_less(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
-    run = run_of(compared[1], AT_WILL)
+def test_a_slow_worker_trains_fewer_shares(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
+    run = run_of(compared[1], ASYNCHRONOUS)
     assert run.finished
     assert not run.lockstep
     rows = {rank: len(steps) for rank, steps in run.steps.items()}
-    assert sum(rows.values()) == 2 * STEPS, "a row for each share of each step"
+    assert sum(rows.values()) == 2 * STEPS, "one row for each share of each step"
     assert rows[1] < 0.8 * rows[0]
     assert run.summary is not None
     assert run.summary["steps"] == STEPS
     assert [len(run.steps[rank]) for rank in (0, 1)] == [rank["steps"] for rank in run.summary["ranks"]]
 
 
-def test_every_sample_is_trained_once_an_epoch(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
-    run = run_of(compared[1], AT_WILL)
+def test_every_sample_is_trained_once_per_epoch(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
+    run = run_of(compared[1], ASYNCHRONOUS)
     for epoch in (0, 1):
         trained = sum(float(steps["samples"][steps["epoch"] == epoch].sum()) for steps in run.steps.values())
         assert trained == SAMPLES
@@ -75,31 +75,38 @@ def test_every_sample_is_trained_once_an_epoch(compared: tuple[dict[str, Any], E
     assert rest["epochs"] == [step // 48 for step in range(warm_up["step"], STEPS)]
 
 
-def test_the_ages_of_gradients_are_recorded_and_shown(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
+def test_staleness_is_recorded_and_shown(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
     result, record = compared
-    staleness = (run_of(record, AT_WILL).summary or {})["staleness"]
+    staleness = (run_of(record, ASYNCHRONOUS).summary or {})["staleness"]
     assert staleness["gradients"] == 2 * STEPS
     assert staleness["max"] > 1
     rows = {row["name"]: row for row in result["rows"]}
-    assert rows[AT_WILL]["staleness"]["value"] == pytest.approx(staleness["mean"])
-    assert rows[IN_STEP]["staleness"] is None
+    assert rows[ASYNCHRONOUS]["staleness"]["value"] == pytest.approx(staleness["mean"])
+    assert rows[SYNCHRONOUS]["staleness"] is None
     assert "Age of gradients" in (record.path / "report.html").read_text()
 
 
-def test_samples_per_second_are_those_of_a_window_by_its_time(
+def test_samples_per_second_are_samples_of_a_window_by_its_wall_time(
     compared: tuple[dict[str, Any], ExperimentRecord],
 ) -> None:
-    run = run_of(compared[1], AT_WILL)
+    run = run_of(compared[1], ASYNCHRONOUS)
     assert run.summary is not None
     _, last = run.events_of("log")
     per_step = sum(event["samples"] for event in run.events_of("log")) / STEPS
     assert run.summary["samples_per_s"] == pytest.approx(per_step * len(last["losses"]) / last["wall_s"])
 
 
-def test_a_server_that_fails_is_named(tmp_path: Path) -> None:
+def test_a_failed_server_is_named(tmp_path: Path) -> None:
     size = ["--ranks", "3", "--steps", "50", "--batch", "8"]
     done = paceline(
-        "train", "user_workloads:server_fails", "--strategy", AT_WILL, *size, "--out", str(tmp_path / "run"), expect=6
+        "train",
+        "user_workloads:server_fails",
+        "--strategy",
+        ASYNCHRONOUS,
+        *size,
+        "--out",
+        str(tmp_path / "run"),
+        expect=6,
     )
     assert "ValueError: the optimiser is out of order" in done.stderr
     assert "rank 2" in done.stderr
