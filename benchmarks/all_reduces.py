@@ -1,9 +1,9 @@
-"""Our own all-reduces against Gloo's: one tensor, all of them in turn, on the ranks of one host.
+"""Compare Paceline's all-reduces with Gloo's, on one tensor and the ranks of one host.
 
-A ratio compares calls of one round, in each of which all candidates take their turn; the time is the slowest rank's.
+Each round calls every candidate once. A ratio compares calls of the same round; times are those of the slowest rank.
 
-Time to that of Gloo's: median (95% interval); 32 MiB of float32, one thread a rank, segments of 2 MiB, 100 rounds, on 2
-quiet cores of an AMD EPYC, torch 2.13. Four ranks have half a core each:
+Time ÷ time of Gloo's all_reduce, median (95% interval). Conditions: 32 MiB of float32, one thread per rank, segments of
+2 MiB, 100 rounds, 2 otherwise idle cores of an AMD EPYC, torch 2.13. Four ranks have half a core each:
 
                         2 ranks                   4 ranks
     Gloo's all_reduce       22.8 ms                   61.2 ms
@@ -51,7 +51,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of what is run."""
+    """Tensor, ranks and number of rounds of a measurement."""
 
     ranks: int
     mb: float
@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Row:
-    """A candidate's time, and its ratio to Gloo's."""
+    """Time of a candidate, and its ratio to Gloo's time."""
 
     name: str
     ms: float
@@ -69,7 +69,7 @@ class Row:
 
 
 def candidates(comm: Comm, segment_kb: float) -> dict[str, Callable[[Tensor], object]]:
-    """What is compared."""
+    """Return the all-reduces to compare, by name."""
     own = {"segment_kb": segment_kb, "scratch": Scratch()}
     return {
         GLOO: partial(dist.all_reduce, group=comm.group),
@@ -79,7 +79,7 @@ def candidates(comm: Comm, segment_kb: float) -> dict[str, Callable[[Tensor], ob
 
 
 def run_all(rank: int, plan: Plan, port: int, results: Path) -> None:
-    """One rank's process: all candidates, in turn."""
+    """Run one rank's process: call all candidates in rotated order and write the times."""
     count = str(plan.ranks)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
@@ -102,11 +102,11 @@ def run_all(rank: int, plan: Plan, port: int, results: Path) -> None:
         results.write_text(json.dumps(times[WARM_UP:].T.tolist()))
     close_comm(comm)
     leave_world()
-    os._exit(0)  # Destructors of C++ libraries may fail at exit; everything is written.
+    os._exit(0)  # Destructors of C++ libraries may abort at exit; all results are written by now.
 
 
 def measure(plan: Plan) -> list[Row]:
-    """Runs all candidates; the table."""
+    """Start the ranks, run all candidates and return the table."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         results = Path(name) / "times.json"
         mp.spawn(run_all, (plan, free_port(), results), nprocs=plan.ranks)  # type: ignore[no-untyped-call]
@@ -118,7 +118,7 @@ def measure(plan: Plan) -> list[Row]:
 
 
 def show(plan: Plan, rows: list[Row], console: Console) -> None:
-    """Prints the table and the verdicts."""
+    """Print the table and the verdicts."""
     conditions = (
         f"{plan.mb:g} MiB of float32, {plan.ranks} ranks × 1 thread on {os.cpu_count()} cores, loopback, segments of "
         f"{plan.segment_kb:g} KiB, {plan.rounds} rounds; medians, ratios with 95% intervals"
@@ -130,20 +130,20 @@ def show(plan: Plan, rows: list[Row], console: Console) -> None:
         table.add_row(row.name, f"{row.ms:.2f}", "1" if row.name == GLOO else str(row.to_gloo))
     console.print(table)
     for row in rows[1:]:
-        verdict = {True: "yes", False: "no", None: "not clear, more --rounds would tell"}[row.to_gloo.within(LIMIT)]
+        verdict = {True: "yes", False: "no", None: "unclear; use more --rounds"}[row.to_gloo.within(LIMIT)]
         console.print(f"{row.name} within {LIMIT - 1:.0%} of Gloo's: {verdict}.")
     console.print()
 
 
 def main() -> None:
-    """Measures and prints; the table on stdout, progress on stderr."""
+    """Measure and print: the table to stdout, progress to stderr."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, action="append", help="may be repeated [default: 2 and 4]")
-    parser.add_argument("--mb", type=float, default=32, help="MiB of the tensor [default: 32]")
-    parser.add_argument("--rounds", type=int, help="rounds of all candidates [default: 100]")
-    parser.add_argument("--segment-kb", type=float, default=SEGMENT_KB, help="KiB of a message [default: 2048]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
-    parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it works")
+    parser.add_argument("--ranks", type=int, action="append", help="world size; may be repeated [default: 2 and 4]")
+    parser.add_argument("--mb", type=float, default=32, help="size of the tensor in MiB [default: 32]")
+    parser.add_argument("--rounds", type=int, help="number of rounds [default: 100]")
+    parser.add_argument("--segment-kb", type=float, default=SEGMENT_KB, help="size of a message in KiB [default: 2048]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
+    parser.add_argument("--quick", action="store_true", help="measure a few rounds, to check that it works")
     options = parser.parse_args()
     console, found = Console(width=None if sys.stdout.isatty() else 140), []
     for ranks in options.ranks or [2, 4]:

@@ -1,11 +1,11 @@
-"""What collecting events costs a step: the same training with it and without it, in processor time.
+"""Measure the CPU time that collecting events adds to a step.
 
-Two ranks start once and train the workload three times over, in blocks of some steps, in rotated order: with events,
-without, and without once more, which shows the noise. A ratio compares blocks of one round. CPU time is the ranks'
-processor time, all threads, with the writing of the record.
+Two ranks start once and train three copies of the workload, in blocks of a few steps, in rotated order: with events,
+without, and without again, which shows the noise. A ratio compares blocks of the same round. CPU time is that of all
+threads of the ranks, including writing the record.
 
-CPU time per step to that without events: median (95% interval); `ddp`, 2 ranks × 16 images, one thread each, on 2 quiet
-cores of an AMD EPYC, torch 2.13:
+CPU time per step ÷ CPU time without events, median (95% interval). Conditions: `ddp`, 2 ranks × 16 images, one thread
+each, 2 otherwise idle cores of an AMD EPYC, torch 2.13:
 
                       cnn, 500 rounds × 20 steps      vgg11, 120 rounds × 2 steps
     without               4.48 ms                         229 ms
@@ -51,16 +51,16 @@ LIMITS = {"cnn": 1.03, "vgg11": 1.01}
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of what is run."""
+    """Model, strategy, and number of rounds and steps of a measurement."""
 
     model: str
     strategy: str
     rounds: int
     steps: int
-    """Of one block."""
+    """Steps per block."""
 
     def run_config(self) -> RunConfig:
-        """What is trained."""
+        """Return the configuration of the training."""
         return RunConfig(
             workload=self.model,
             data="synthetic:size=10000",
@@ -75,7 +75,7 @@ DEFAULTS = {"cnn": Plan("cnn", "ddp", rounds=500, steps=20), "vgg11": Plan("vgg1
 
 
 def train_all(rank: int, plan: Plan, port: int, results: Path) -> None:
-    """One rank's process: all sides, in turn."""
+    """Run one rank's process: train all sides in rotated order and write the times."""
     warnings.simplefilter("ignore")
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
@@ -99,12 +99,12 @@ def train_all(rank: int, plan: Plan, port: int, results: Path) -> None:
     if rank == 0:
         results.write_text(json.dumps((blocks / RANKS).tolist()))
     leave_world()
-    os._exit(0)  # Destructors of C++ libraries may fail at exit; everything is written.
+    os._exit(0)  # Destructors of C++ libraries may abort at exit; all results are written by now.
 
 
 @dataclass(frozen=True)
 class Row:
-    """A side's figures per step, and their ratios to those without events."""
+    """Times per step with or without events, and their ratios to those without."""
 
     side: str
     cpu_ms: float
@@ -114,7 +114,7 @@ class Row:
 
 
 def measure(plan: Plan) -> list[Row]:
-    """Runs all sides; the table."""
+    """Start the ranks, train all sides and return the table."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         results = Path(name) / "blocks.json"
         mp.spawn(train_all, (plan, free_port(), results), nprocs=RANKS)  # type: ignore[no-untyped-call]
@@ -133,13 +133,13 @@ def measure(plan: Plan) -> list[Row]:
 
 
 def show(plan: Plan, rows: list[Row], console: Console) -> None:
-    """Prints the table and the verdict."""
+    """Print the table and the verdict."""
     conditions = (
         f"{plan.model}, {plan.strategy}, synthetic 3×32×32, {RANKS} ranks × {BATCH_PER_RANK}, 1 thread each, Gloo on "
         f"loopback, {plan.rounds} rounds × {plan.steps} steps; medians of time per step; ratios with 95% intervals"
     )
     table = Table("side", title=conditions, title_justify="left")
-    for heading in ("CPU ms", "CPU, to without", "wall ms", "wall, to without"):
+    for heading in ("CPU ms", "CPU ÷ without", "wall ms", "wall ÷ without"):
         table.add_column(heading, justify="right")
     for row in rows:
         cpu, wall = ("1", "1") if row.side == WITHOUT else (str(row.cpu), str(row.wall))
@@ -147,19 +147,21 @@ def show(plan: Plan, rows: list[Row], console: Console) -> None:
     console.print(table)
     limit = LIMITS[plan.model]
     (own,) = [row for row in rows if row.side == WITH]
-    verdict = {True: "yes", False: "no", None: "not clear, more --rounds would tell"}[own.cpu.within(limit)]
+    verdict = {True: "yes", False: "no", None: "unclear; use more --rounds"}[own.cpu.within(limit)]
     console.print(f"Events within {limit - 1:.0%} of the CPU time of a step: {verdict}.\n")
 
 
 def main() -> None:
-    """Measures and prints; the table on stdout, progress on stderr."""
+    """Measure and print: the table to stdout, progress to stderr."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", choices=DEFAULTS, action="append", help="one model; may be repeated [default: all]")
-    parser.add_argument("--strategy", default="ddp", help="how ranks agree [default: ddp]")
-    parser.add_argument("--rounds", type=int, help="rounds of all sides [default: 500 for cnn, 120 for vgg11]")
-    parser.add_argument("--steps", type=int, help="steps of a block [default: 20 for cnn, 2 for vgg11]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
-    parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it works")
+    parser.add_argument(
+        "--model", choices=DEFAULTS, action="append", help="model to train; may be repeated [default: all]"
+    )
+    parser.add_argument("--strategy", default="ddp", help="strategy to train with [default: ddp]")
+    parser.add_argument("--rounds", type=int, help="number of rounds [default: 500 for cnn, 120 for vgg11]")
+    parser.add_argument("--steps", type=int, help="steps per block [default: 20 for cnn, 2 for vgg11]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
+    parser.add_argument("--quick", action="store_true", help="measure a few rounds, to check that it works")
     options = parser.parse_args()
     console, found = Console(width=None if sys.stdout.isatty() else 140), []
     for model in options.model or DEFAULTS:

@@ -1,4 +1,4 @@
-"""Paired comparison: each round gives every candidate a figure; ratios within a round leave the machine's mood out."""
+"""Paired comparison: ratios of times of the same round, so that a slow phase of the machine affects both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Ratio:
-    """A candidate's figures over another's: the median over rounds, with its 95% confidence interval."""
+    """Ratio of two candidates' times: the median over rounds, with its 95% confidence interval."""
 
     median: float
     low: float
@@ -19,7 +19,7 @@ class Ratio:
     rounds: int
 
     def within(self, limit: float) -> bool | None:
-        """Whether the ratio is at most `limit`; None where the interval leaves it open."""
+        """Return whether the ratio is at most `limit`; None if the interval contains the limit."""
         if self.high <= limit:
             return True
         return False if self.low > limit else None
@@ -31,7 +31,9 @@ class Ratio:
 
 
 def ratio(figures: list[float], to: list[float]) -> Ratio:
-    """The ratio of two lists of figures, round by round; the interval is of order statistics, free of assumptions."""
+    """Return the ratio of two lists of times, paired by round. The interval uses order statistics, so it assumes no
+    distribution.
+    """
     ratios = np.array(figures) / np.array(to)
-    low, high = stats.quantile_test(ratios, q=1, p=0.5).confidence_interval(0.95)  # nan below six rounds
+    low, high = stats.quantile_test(ratios, q=1, p=0.5).confidence_interval(0.95)  # NaN for fewer than six rounds.
     return Ratio(float(np.median(ratios)), float(low), float(high), len(ratios))

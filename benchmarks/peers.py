@@ -1,8 +1,8 @@
-"""The peers of `step_overhead.py`: the same training under plain DDP, Hugging Face Accelerate and Lightning Fabric.
+"""Peers of `step_overhead.py`: the same training with plain DDP, Hugging Face Accelerate and Lightning Fabric.
 
-Every peer trains the same model from the same weights on the same samples, and does in a step what the classic scripts
-do: gather the batch, normalise it, forward, backward, SGD, and read the loss and the accuracy. They differ only in who
-wraps the model and the optimiser.
+Every peer trains the same model from the same weights on the same samples. A step is that of the classic scripts:
+gather the batch, normalise it, forward, backward, SGD, and read the loss and the accuracy. Peers differ only in the
+library that wraps the model and the optimiser.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ PRINT_EVERY = 20
 
 @dataclass(frozen=True)
 class Task:
-    """What everyone trains, on this rank."""
+    """Training task of all peers, on this rank."""
 
     config: RunConfig
     data: ImageSet
     rank: int
     world_size: int
     log: TextIO
-    """Where rank 0 prints to."""
+    """File that rank 0 prints to."""
 
     def model(self) -> nn.Module:
-        """A fresh copy, with the weights of the seed."""
+        """Return a new model, with the initial weights of the seed."""
         torch.manual_seed(self.config.seed)
         channels, height, width = self.data.images.shape[1:]
         return MODELS[self.config.workload]((channels, height, width), self.data.classes)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """SGD, as the run is configured; fused, as Paceline's is, so that the difference is what is around it."""
+        """Return SGD with the run's settings; fused like Paceline's, so that only the code around it differs."""
         config = self.config
         return torch.optim.SGD(
             model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
         )
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's batches without end, in the order in which Paceline trains them."""
+        """Yield this rank's batches, without end, in the order in which Paceline trains them."""
         images, labels = self.data.images, self.data.labels
         mean = torch.tensor(self.data.mean).view(1, -1, 1, 1)
         std = torch.tensor(self.data.std).view(1, -1, 1, 1)
@@ -69,7 +69,7 @@ class Task:
 
 @dataclass
 class Meter:
-    """The running loss and accuracy, printed by rank 0 every few steps."""
+    """Running loss and accuracy, which rank 0 prints every few steps."""
 
     task: Task
     losses: list[float] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Meter:
     seen: int = 0
 
     def add(self, loss: Tensor, logits: Tensor, target: Tensor) -> None:
-        """Reads the figures of one step."""
+        """Add the loss and the correct predictions of one step."""
         self.losses.append(loss.item())
         self.correct += int((logits.argmax(dim=1) == target).sum().item())
         self.seen += len(target)
@@ -88,11 +88,11 @@ class Meter:
 
 
 Train = Callable[[int], list[float]]
-"""Trains for so many steps and returns their losses on this rank."""
+"""Function that trains the given number of steps and returns their losses on this rank."""
 
 
 def plain_ddp(task: Task) -> Train:
-    """What one writes by hand."""
+    """Return a hand-written training loop with DDP."""
     model = DistributedDataParallel(task.model(), process_group=dist.new_group(backend="gloo"))
     optimizer = task.optimizer(model)
     batches, meter = task.batches(), Meter(task)
@@ -111,7 +111,7 @@ def plain_ddp(task: Task) -> Train:
 
 
 def accelerate(task: Task) -> Train:
-    """As in Accelerate's quick tour. It takes no process group, so it has the default one to itself."""
+    """Return a loop as in Accelerate's quick tour. It accepts no process group, so it alone uses the default one."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -134,7 +134,7 @@ def accelerate(task: Task) -> Train:
 
 
 def fabric(task: Task) -> Train:
-    """As in Fabric's guide."""
+    """Return a loop as in Fabric's guide."""
     from lightning_fabric import Fabric
     from lightning_fabric.strategies import DDPStrategy
 
@@ -167,16 +167,18 @@ _PEERS: dict[str, tuple[str, Callable[[Task], Train]]] = {
     "Accelerate": ("accelerate", accelerate),
     "Lightning Fabric": ("lightning_fabric", fabric),
 }
-"""Each with the package that it needs. The hand-written loop runs twice: what tells the two apart is noise."""
+"""Peers by name, each with the package it needs. The hand-written loop runs twice: the difference is noise."""
 
 
 def missing_peers() -> list[str]:
-    """Those whose package is not installed."""
+    """Return the peers whose package is not installed."""
     return [name for name, (package, _) in _PEERS.items() if importlib.util.find_spec(package) is None]
 
 
 def make_peers(task: Task) -> dict[str, Train]:
-    """Every peer that is installed, each with a model and a process group of its own."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # Or Accelerate sets the threads itself.
+    """Return every installed peer, each with its own model and process group."""
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", str(torch.get_num_threads())
+    )  # Otherwise Accelerate sets the number of threads.
     missing = missing_peers()
     return {name: make(task) for name, (_, make) in _PEERS.items() if name not in missing}

@@ -1,11 +1,11 @@
-"""What Paceline costs a step: its `ddp` against hand-written DDP, Hugging Face Accelerate and Lightning Fabric.
+"""Measure Paceline's overhead per step: its `ddp` against hand-written DDP, Hugging Face Accelerate, Lightning Fabric.
 
-Two ranks start once and train every candidate in turn, in blocks of some steps, in rotated order; a ratio compares
-blocks of one round. Paceline's side is `paceline.training.run.run` itself, records and reports included: its loop is in
-charge, and the others train whenever it reports the end of a block. CPU time is the ranks' processor time, all threads.
+Two ranks start once and train every candidate in blocks of steps, in rotated order. A ratio compares blocks of the same
+round. Paceline's side is `paceline.training.run.run` itself, including records and reports. Its loop runs the process;
+the other candidates train when it reports the end of a block. CPU time is that of all threads of the ranks.
 
-CPU time per step to that of hand-written DDP: median (95% interval); 2 ranks × 16 images, one thread each, on 2 cores
-of an AMD EPYC, torch 2.13, Accelerate 1.15, Fabric 2.6; the hand-written loop against itself shows the noise:
+CPU time per step ÷ that of hand-written DDP, median (95% interval). Conditions: 2 ranks × 16 images, one thread each, 2
+cores of an AMD EPYC, torch 2.13, Accelerate 1.15, Fabric 2.6. The hand-written loop against itself shows the noise:
 
                       cnn, 100 rounds × 100 steps     vgg11, 40 rounds × 5 steps
     hand-written          4.91 ms                         223 ms
@@ -61,15 +61,15 @@ SAME_LOSS = 1e-3
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of what is run."""
+    """Model, and number of rounds and steps of a measurement."""
 
     model: str
     rounds: int
     steps: int
-    """Of one block."""
+    """Steps per block."""
 
     def run_config(self) -> RunConfig:
-        """Paceline's run; an epoch ends where a block does."""
+        """Return the configuration of Paceline's run. An epoch consists of whole blocks."""
         samples_per_block = RANKS * BATCH_PER_RANK * self.steps
         blocks_per_epoch = -(-EPOCH_SAMPLES // samples_per_block)
         return RunConfig(
@@ -90,24 +90,24 @@ DEFAULTS = {"cnn": Plan("cnn", rounds=100, steps=100), "vgg11": Plan("vgg11", ro
 
 @dataclass(frozen=True)
 class Block:
-    """One candidate's steps of one round, on one rank."""
+    """Steps of one candidate in one round, on one rank."""
 
     round: int
     candidate: str
     wall_s: float
     cpu_s: float
     losses: list[float]
-    """Of each step."""
+    """Loss of each step."""
 
 
-class Turns:
-    """Whose turn it is. Paceline reports to `hear`; from there the others train until it is Paceline's turn again."""
+class BlockSchedule:
+    """Order of the candidates' blocks. Paceline's loop calls `on_event`, which trains the peers between its blocks."""
 
     def __init__(self, plan: Plan, peers: dict[str, Train]) -> None:
         self._plan = plan
         self._peers = peers
         self._order = self._rotated()
-        self._referee = dist.new_group(backend="gloo")
+        self._barrier_group = dist.new_group(backend="gloo")
         self._round, self._started = 0, (0.0, 0.0)
         self.blocks: list[Block] = []
 
@@ -118,17 +118,17 @@ class Turns:
             for candidate in candidates[first:] + candidates[:first]:
                 yield number, candidate
 
-    def hear(self, event: str, **values: Any) -> None:
-        """Takes one of Paceline's reports."""
+    def on_event(self, event: str, **values: Any) -> None:
+        """Handle an event of Paceline's loop."""
         if event == "log":
             self._stop(PACELINE, values["losses"])
-            self._let_peers_train()
+            self._train_peers()
         elif event == "start":
-            self._let_peers_train()
-        elif event == "epoch":  # What is done once an epoch is not part of a step.
+            self._train_peers()
+        elif event == "epoch":  # Work done once per epoch is not part of a step.
             self._start()
 
-    def _let_peers_train(self) -> None:
+    def _train_peers(self) -> None:
         for number, candidate in self._order:
             self._round = number
             if candidate == PACELINE:
@@ -139,7 +139,7 @@ class Turns:
             self._stop(candidate, losses)
 
     def _start(self) -> None:
-        dist.barrier(self._referee)
+        dist.barrier(self._barrier_group)
         self._started = time.perf_counter(), time.process_time()
 
     def _stop(self, candidate: str, losses: list[float]) -> None:
@@ -149,7 +149,7 @@ class Turns:
 
 
 def train_all(rank: int, plan: Plan, port: int, folder: Path) -> None:
-    """One rank's process: all candidates, in turn."""
+    """Run one rank's process: train all candidates in rotated order and write the times."""
     warnings.simplefilter("ignore")
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
@@ -158,35 +158,35 @@ def train_all(rank: int, plan: Plan, port: int, folder: Path) -> None:
     world = join_world(timeout_s=config.timeout)
     train, _ = data.load(config.data, data_dir=data.default_data_dir())
     with (folder / f"peers-{rank}.log").open("w") as log:
-        turns = Turns(plan, make_peers(Task(config, train, rank, RANKS, log)))
+        schedule = BlockSchedule(plan, make_peers(Task(config, train, rank, RANKS, log)))
 
-        # A window of the loop is a block: the first is no shorter than the others, and none grows beyond it.
+        # A window of the loop is a block: the first is as long as the others, and none grows beyond it.
         with patch.multiple(windows, WINDOW_S=0, WARM_UP_STEPS=plan.steps):
-            run(config, world, RunFolder(folder), threads=1, listen=turns.hear)
+            run(config, world, RunFolder(folder), threads=1, on_event=schedule.on_event)
     assert torch.get_num_threads() == 1
     gathered: list[list[Block]] = [[] for _ in range(RANKS)]
-    dist.gather_object(turns.blocks, gathered if rank == 0 else None)
+    dist.gather_object(schedule.blocks, gathered if rank == 0 else None)
     if rank == 0:
         blocks = [[asdict(block) for block in blocks] for blocks in gathered]
         (folder / "blocks.json").write_text(json.dumps(blocks))
     leave_world()
-    os._exit(0)  # Destructors of C++ libraries may fail at exit; everything is written.
+    os._exit(0)  # Destructors of C++ libraries may abort at exit; all results are written by now.
 
 
 @dataclass(frozen=True)
 class Result:
-    """A candidate's figures: per round, of all ranks together."""
+    """Times of a candidate per round, over all ranks."""
 
     wall_s: list[float]
-    """Of the slowest rank."""
+    """Wall time per step of the slowest rank."""
     cpu_s: list[float]
-    """The mean over ranks."""
+    """CPU time per step, mean over ranks."""
     first_losses: list[float]
-    """Those of the first block's steps."""
+    """Losses of the steps of the first block."""
 
 
 def measure(plan: Plan) -> dict[str, Result]:
-    """Runs all candidates; returns their figures per step, the warm-up left out."""
+    """Start the ranks, train all candidates and return their times per step, without the warm-up."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         folder = RunFolder.create(Path(name) / "run").path
         mp.spawn(train_all, (plan, free_port(), folder), nprocs=RANKS)  # type: ignore[no-untyped-call]
@@ -205,15 +205,16 @@ def measure(plan: Plan) -> dict[str, Result]:
 
 
 def _check_same_training(results: dict[str, Result]) -> None:
-    """Everyone has the same weights, samples and first update, so the losses of two steps agree, up to rounding.
+    """Raise `AssertionError` if the first two losses of a candidate differ by more than rounding.
 
-    Later ones need not: vgg11 amplifies the different rounding of the normalised pixels, to 2% by its fifth step. With
-    the pixels of one and the same code all losses are equal to the last digit printed.
+    All candidates have the same weights, samples and first update. Later losses may differ: vgg11 amplifies different
+    rounding of the normalised pixels to 2% by its fifth step. If the same code normalises the pixels, all losses are
+    equal to the last digit printed.
     """
     for name, result in results.items():
         for found, expected in zip(result.first_losses[:2], results[HAND_WRITTEN].first_losses[:2], strict=True):
             if abs(found / expected - 1) > SAME_LOSS:
-                raise AssertionError(f"{name} trains something else: loss {found}, not {expected}")
+                raise AssertionError(f"{name} does not train the same task: loss {found}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -224,13 +225,13 @@ class Row:
     wall_ms: float
     cpu_ms: float
     wall: Ratio
-    """To the hand-written loop."""
+    """Ratio to the hand-written loop."""
     cpu: Ratio
-    """To the hand-written loop."""
+    """Ratio to the hand-written loop."""
 
 
 def compare(results: dict[str, Result]) -> list[Row]:
-    """The table: hand-written first."""
+    """Return the rows of the table, the hand-written loop first."""
     base = results[HAND_WRITTEN]
     names = [HAND_WRITTEN, *(name for name in results if name != HAND_WRITTEN)]
     return [
@@ -246,13 +247,13 @@ def compare(results: dict[str, Result]) -> list[Row]:
 
 
 def show(plan: Plan, rows: list[Row], console: Console) -> None:
-    """Prints the table and the verdict."""
+    """Print the table and the verdict."""
     conditions = (
         f"{plan.model}, synthetic 3×32×32, {RANKS} ranks × {BATCH_PER_RANK}, 1 thread each, Gloo on loopback, "
         f"{plan.rounds} rounds × {plan.steps} steps; medians of time per step; ratios with 95% intervals"
     )
     table = Table("candidate", title=conditions, title_justify="left")
-    for heading in ("CPU ms", "CPU, to hand-written", "wall ms", "wall, to hand-written"):
+    for heading in ("CPU ms", "CPU ÷ hand-written", "wall ms", "wall ÷ hand-written"):
         table.add_column(heading, justify="right")
     for row in rows:
         base = row.candidate == HAND_WRITTEN
@@ -262,18 +263,20 @@ def show(plan: Plan, rows: list[Row], console: Console) -> None:
     for name in missing_peers():
         console.print(f"{name} is not installed; `make bench` installs it.")
     (own,) = [row for row in rows if row.candidate == PACELINE]
-    verdict = {True: "yes", False: "no", None: "not clear, more --rounds would tell"}[own.cpu.within(CPU_LIMIT)]
+    verdict = {True: "yes", False: "no", None: "unclear; use more --rounds"}[own.cpu.within(CPU_LIMIT)]
     console.print(f"Paceline within {CPU_LIMIT - 1:.0%} of hand-written DDP in CPU time per step: {verdict}.\n")
 
 
 def main() -> None:
-    """Measures and prints; the table on stdout, progress on stderr."""
+    """Measure and print: the table to stdout, progress to stderr."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", choices=DEFAULTS, action="append", help="one model; may be repeated [default: all]")
-    parser.add_argument("--rounds", type=int, help="rounds of all candidates [default: 100 for cnn, 40 for vgg11]")
-    parser.add_argument("--steps", type=int, help="steps of a block [default: 100 for cnn, 5 for vgg11]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
-    parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it works")
+    parser.add_argument(
+        "--model", choices=DEFAULTS, action="append", help="model to train; may be repeated [default: all]"
+    )
+    parser.add_argument("--rounds", type=int, help="number of rounds [default: 100 for cnn, 40 for vgg11]")
+    parser.add_argument("--steps", type=int, help="steps per block [default: 100 for cnn, 5 for vgg11]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
+    parser.add_argument("--quick", action="store_true", help="measure a few rounds, to check that it works")
     options = parser.parse_args()
     console, found = Console(width=None if sys.stdout.isatty() else 140), []
     for model in options.model or DEFAULTS:

@@ -1,10 +1,10 @@
-"""All strategies side by side, under every condition that decides between them: step time to `ddp` and to the bound.
+"""Measure all strategies under every condition that decides between them: step time ÷ that of `ddp` and of the bound.
 
-A condition is a workload on ranks of one host, or on four emulated hosts at a rate. It is measured in rounds; a round
-is one `paceline compare` in which the same ranks train all strategies in turn, in an order that rotates from round to
-round. Ratios compare runs of one round; intervals are over rounds, by Paceline's own statistics. A round that is there
-is not measured again: an interrupted benchmark goes on where it was, and conditions can be measured one by one, on
-different machines too. The table and the picture are made from the records alone, without torch.
+A condition is a workload on the ranks of one host, or on four emulated hosts at a given rate. It is measured in rounds.
+A round is one `paceline compare`, in which the same ranks train all strategies, in an order that rotates from round to
+round. Ratios compare runs of the same round; intervals are computed over rounds, with Paceline's own statistics. A
+completed round is not measured again: an interrupted benchmark resumes, and conditions can be measured one by one, also
+on different machines. The table and the picture are made from the records alone, without torch.
 
     python benchmarks/strategies.py --list
     python benchmarks/strategies.py [--only one-host-2-cnn] [--rounds 5] [--strategies ddp,ring] [--out DIR] [--quick]
@@ -35,12 +35,12 @@ BATCH_PER_RANK = 16
 LIGHT = ("--data", "digits")
 HEAVY = ("--data", "synthetic:size=2048", "--precision", "bf16", "--channels-last")
 VARIANTS = {"parameter_server": ("asynchronous=true",)}
-"""Options that make a strategy another one, which is measured beside it."""
+"""Options that change a strategy so much that the variant is measured too."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Where and what is trained, and how much of it a round measures."""
+    """A workload on some ranks, and the number of steps and rounds to measure."""
 
     name: str
     title: str
@@ -49,11 +49,11 @@ class Condition:
     steps: int
     rounds: int
     round_s: float
-    """What a round takes for twelve strategies on two cores, as a guess."""
+    """Estimated seconds per round, for twelve strategies on two cores."""
     emulate: str = ""
 
-    def words(self) -> list[str]:
-        """As `paceline compare` takes them."""
+    def arguments(self) -> list[str]:
+        """Return the arguments of `paceline compare`."""
         data = LIGHT if self.workload == "cnn" else HEAVY
         hosts = ("--emulate", self.emulate, "--host-cpus", "0.5") if self.emulate else ()
         count = ("--ranks", str(self.ranks), "--batch-per-rank", str(BATCH_PER_RANK), "--steps", str(self.steps))
@@ -73,7 +73,7 @@ CONDITIONS = (
 
 
 def all_strategies() -> list[str]:
-    """Every strategy there is, and those that options make of them."""
+    """Return all strategies, and their variants with options."""
     found = []
     for name in ENTRIES:
         options = {option.name for option in lesson(name).options} if name in VARIANTS else set()
@@ -82,17 +82,17 @@ def all_strategies() -> list[str]:
 
 
 def round_folder(out: Path, condition: Condition, number: int) -> Path:
-    """Where the record of a round is."""
+    """Return the folder of the record of a round."""
     return out / condition.name / f"round-{number}"
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a round came to its end."""
+    """Return whether a round was completed."""
     return is_experiment(folder) and any(event["event"] == "end" for event in read_experiment(folder).events)
 
 
 def measure(out: Path, condition: Condition, strategies: Sequence[str], number: int) -> None:
-    """One round, unless it is there already; what is left of an interrupted one is measured again."""
+    """Measure one round, unless it is complete; an interrupted round is measured again from its start."""
     folder = round_folder(out, condition, number)
     if is_done(folder):
         return
@@ -101,11 +101,12 @@ def measure(out: Path, condition: Condition, strategies: Sequence[str], number: 
     start = (number - 1) % len(strategies)
     order = [*strategies[start:], *strategies[:start]]
     once = ("--repeats", "1", "--max-repeats", "1", "--seed", str(number), "--no-doctor", "--no-proof", "--no-evaluate")
-    words = [*condition.words(), "--strategies", ",".join(order), "--lr", "0.01", *once, "--json", "--out", str(folder)]
+    saved = ("--json", "--out", str(folder))
+    command = [*condition.arguments(), "--strategies", ",".join(order), "--lr", "0.01", *once, *saved]
     began = time.perf_counter()
-    print(f"{condition.name}, round {number}: paceline compare {' '.join(words)}", flush=True)
+    print(f"{condition.name}, round {number}: paceline compare {' '.join(command)}", flush=True)
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", "compare", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "paceline", "compare", *command], capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"{condition.name}, round {number} failed:\n{done.stderr[-2000:]}")
@@ -113,51 +114,51 @@ def measure(out: Path, condition: Condition, strategies: Sequence[str], number: 
 
 
 def measured_rounds(out: Path, condition: Condition) -> list[Path]:
-    """The folders of the rounds that came to their end."""
+    """Return the folders of the completed rounds, in order."""
     found = sorted((out / condition.name).glob("round-*"), key=lambda folder: int(folder.name.rpartition("-")[2]))
     return [folder for folder in found if is_done(folder)]
 
 
 def all_figures(out: Path) -> list[Figures]:
-    """What was measured, condition by condition."""
+    """Return the results of every condition that was measured."""
     found = [(condition, measured_rounds(out, condition)) for condition in CONDITIONS]
     return [figures_of(condition.title, folders) for condition, folders in found if folders]
 
 
 def show_conditions(out: Path) -> None:
-    """What can be measured, how long it takes, and what is there of it."""
+    """Print every condition, its estimated time, and how many of its rounds are complete."""
     for condition in CONDITIONS:
-        there = len(measured_rounds(out, condition))
+        complete = len(measured_rounds(out, condition))
         minutes = condition.rounds * condition.round_s / 60
-        print(f"{condition.name:22} about {minutes:3.0f} min, {there} of {condition.rounds} rounds are in {out}")
+        print(f"{condition.name:22} about {minutes:3.0f} min, {complete} of {condition.rounds} rounds are in {out}")
 
 
 def chosen_conditions(only: Sequence[str], *, quick: bool) -> list[Condition]:
-    """Those that were named, or all that this machine can have."""
+    """Return the named conditions, or all that this machine can measure."""
     unknown = sorted(set(only) - {condition.name for condition in CONDITIONS})
     if unknown:
-        sys.exit(f"there is no condition {unknown[0]!r}; known: {', '.join(c.name for c in CONDITIONS)}")
+        sys.exit(f"unknown condition {unknown[0]!r}; known: {', '.join(c.name for c in CONDITIONS)}")
     chosen = [condition for condition in CONDITIONS if not only or condition.name in only]
     if os.geteuid() != 0:
         if only and any(condition.emulate for condition in chosen):
-            sys.exit("emulated hosts need root")
-        print("without root there are no emulated hosts: those conditions are left out")
+            sys.exit("emulated hosts need root: run the benchmark with sudo")
+        print("conditions with emulated hosts are skipped: they need root")
         chosen = [condition for condition in chosen if not condition.emulate]
     return [replace(c, steps=min(c.steps, 8), rounds=2) for c in chosen] if quick else chosen
 
 
 def main() -> None:
-    """Measures, or writes down what was measured."""
+    """Measure the conditions, or write the results of earlier measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="conditions to measure, by name, with commas between them")
-    parser.add_argument("--strategies", default="", help="strategies to measure [default: all there are]")
-    parser.add_argument("--rounds", type=int, help="rounds per condition [default: what suits each]")
+    parser.add_argument("--only", default="", help="names of the conditions to measure, separated by commas")
+    parser.add_argument("--strategies", default="", help="strategies to measure [default: all]")
+    parser.add_argument("--rounds", type=int, help="rounds per condition [default: depends on the condition]")
     parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder of the records [default: {FOLDER}]")
-    parser.add_argument("--quick", action="store_true", help="two rounds of 8 steps: whether it works, not how fast")
-    parser.add_argument("--list", action="store_true", help="show the conditions, and what was measured of them")
+    parser.add_argument("--quick", action="store_true", help="two rounds of 8 steps, to check that it works")
     parser.add_argument(
-        "--write", type=Path, help="write the table and the picture into this page, and measure nothing"
+        "--list", action="store_true", help="print the conditions, and how many of their rounds are complete"
     )
+    parser.add_argument("--write", type=Path, help="write the tables and the picture into this page, without measuring")
     arguments = parser.parse_args()
     if arguments.list:
         show_conditions(arguments.out)
@@ -170,7 +171,7 @@ def main() -> None:
                 measure(arguments.out, condition, strategies, number)
     found = all_figures(arguments.out)
     if not found:
-        sys.exit(f"there is nothing in {arguments.out} yet")
+        sys.exit(f"{arguments.out} contains no completed round")
     for figures in found:
         print(figures.as_text())
     if arguments.write is not None:

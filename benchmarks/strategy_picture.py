@@ -1,4 +1,4 @@
-"""Draws the results of `strategies.py` as one SVG: a panel per condition, in it each strategy's ratio and interval."""
+"""Draw the results of `strategies.py` as one SVG: a panel per condition, with each strategy's ratio and interval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.analysis.statistics import Estimate
 
 WIDTH, NAMES, FIGURES, ROW, HEAD, FOOT, GAP = 615, 240, 112, 22, 46, 30, 24
-"""Of a panel, in pixels: its width, that of names and of figures, the height of a row, of what is above and below."""
+"""Pixels of a panel: its width, the width of names and of figures, the heights of row, head and foot, and the gap."""
 TICKS = (0.25, 0.33, 0.5, 0.67, 1, 1.5, 2, 3, 5, 10, 20, 50)
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328 }
@@ -25,7 +25,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 
 
 def draw(found: Sequence[Figures]) -> str:
-    """The whole picture: two panels beside each other, as many rows of them as it takes."""
+    """Return the picture as SVG: panels in rows of two."""
     heights = [_height(figures) for figures in found]
     rows = [max(heights[at : at + 2]) for at in range(0, len(found), 2)]
     width, height = 2 * WIDTH + GAP, sum(rows) + GAP * (len(rows) - 1)
@@ -80,7 +80,7 @@ def _mark(line: Line, y: float, place: _Scale) -> Iterator[str]:
 
 
 def interval(estimate: Estimate) -> str:
-    """Behind a ratio; nothing for that of a strategy to itself."""
+    """Return the interval as text to follow a ratio; empty if it is unknown, or if a strategy is its own reference."""
     unknown = estimate.low is None or estimate.high is None
     return "" if unknown or estimate.low == estimate.high else f" ({estimate.low:.2f}–{estimate.high:.2f})"
 
@@ -90,13 +90,13 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "
 
 
 def _name(strategy: str) -> str:
-    """Short enough for its column."""
+    """Return the name of a strategy, short enough for its column."""
     name, _, options = strategy.partition(":")
     return f"{name}, asynchronous" if options == "asynchronous=true" else strategy
 
 
 class _Scale:
-    """From a ratio to where it stands: logarithmic, so that twice as fast and twice as slow are equally far from 1."""
+    """Horizontal scale: logarithmic, so that twice as fast and twice as slow are equally far from 1."""
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
@@ -108,7 +108,7 @@ class _Scale:
 
 
 def _scale(lines: Sequence[Line]) -> _Scale:
-    """Wide enough for all values; an interval that goes further than half as far again is cut off."""
+    """Return a scale that contains all values. Intervals are cut off at 1.5 times the range of the values."""
     ratios = [line.to_reference for line in lines if line.to_reference is not None]
     least, most = min(ratio.value for ratio in ratios) / 1.5, max(ratio.value for ratio in ratios) * 1.5
     low = min(0.8, *[max(least, ratio.low or ratio.value) for ratio in ratios])

@@ -1,8 +1,9 @@
-"""What the rounds of `strategies.py` say, from their records alone: figures, a table for a page, and its picture."""
+"""Results of `strategies.py`, from the records of its rounds alone: figures, tables for a page, and its picture."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,18 @@ from paceline.report.formatting import on_hosts, seconds, time_range
 
 REFERENCE, BOUND = "ddp", "none"
 BEGIN, END = "<!-- made by benchmarks/strategies.py: begin -->", "<!-- made by benchmarks/strategies.py: end -->"
+PAGE_WIDTH = 118
+"""Longest line of prose in the page."""
 FRAME = f"# Results\n\n{BEGIN}\n{END}\n"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One strategy under one condition."""
+    """Results of one strategy under one condition."""
 
     strategy: str
     step_s: Estimate | None
-    """Time for a global batch; None where it failed in every round."""
+    """Time for a global batch; None if it failed in every round."""
     to_reference: Estimate | None
     to_bound: Estimate | None
     failure: str | None
@@ -34,20 +37,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Figures:
-    """One condition."""
+    """Results of one condition."""
 
     title: str
     conditions: str
-    """Machine, versions, date, batch, precision, n: in one sentence."""
+    """One sentence: batch, precision, ranks, n, machine, versions, date."""
     lines: list[Line]
     """Fastest first."""
 
     def line(self, strategy: str) -> Line | None:
-        """That of a strategy, if it was measured."""
+        """Return the results of a strategy; None if it was not measured."""
         return next((line for line in self.lines if line.strategy == strategy), None)
 
     def as_text(self) -> str:
-        """For a terminal."""
+        """Return the results as text for a terminal."""
         width = max(len(line.strategy) for line in self.lines)
         rows = [("", "time/step", f"÷ {REFERENCE}", f"÷ {BOUND}")]
         rows += [(line.strategy, _step(line), _ratio(line.to_reference), _ratio(line.to_bound)) for line in self.lines]
@@ -56,7 +59,7 @@ class Figures:
 
 
 def figures_of(title: str, folders: Sequence[Path]) -> Figures:
-    """What some rounds of one condition say together; ratios are paired by round."""
+    """Return the results of the rounds of one condition; ratios are paired by round."""
     records = [read_experiment(folder) for folder in folders]
     costs: dict[str, dict[int, float]] = {}
     failures: dict[str, str] = {}
@@ -100,7 +103,10 @@ def _conditions(records: Sequence[ExperimentRecord]) -> str:
 
 
 def write_results(found: Sequence[Figures], page: Path) -> Path:
-    """Puts the tables into a page, between two marks that it has or gets, and the picture beside it."""
+    """Write the tables into a page, between two marks, and the picture beside it; return the path of the picture.
+
+    A page without the marks gets them at its end.
+    """
     picture = page.with_name("results.svg")
     picture.write_text(draw(found))
     text = page.read_text() if page.exists() else FRAME
@@ -113,7 +119,7 @@ def write_results(found: Sequence[Figures], page: Path) -> Path:
 
 
 def as_markdown(found: Sequence[Figures], picture: str) -> str:
-    """The picture, one table of all conditions, then one of each."""
+    """Return the picture, one table of all conditions, then one table per condition."""
     strategies = _in_order(found)
     alt = f"Step times of {len(strategies)} strategies relative to {REFERENCE}, under {len(found)} conditions"
     parts = [f"![{alt}]({picture})", _overview(found, strategies), *[_details(figures) for figures in found]]
@@ -121,7 +127,7 @@ def as_markdown(found: Sequence[Figures], picture: str) -> str:
 
 
 def _in_order(found: Sequence[Figures]) -> list[str]:
-    """All strategies, the bound first, then by their mean place among those that were measured with them."""
+    """Return all strategies: the bound first, then by their mean place among the strategies measured with them."""
     places: dict[str, list[float]] = {}
     for figures in found:
         for place, line in enumerate(figures.lines):
@@ -137,10 +143,10 @@ def _overview(found: Sequence[Figures], strategies: Sequence[str]) -> str:
         cells = ["–" if line is None else _short(line) for line in lines]
         rows.append(_row([f"`{name}`" + (" (bound)" if name == BOUND else ""), *cells]))
     explained = (
-        f"Time per step ÷ that of `{REFERENCE}`, paired, median over the rounds. Bold: faster for certain, since the "
-        "whole 95% interval is below 1."
+        f"Time per step ÷ that of `{REFERENCE}`, paired by round, median over the rounds. Bold: certainly faster, "
+        "because the whole 95% interval is below 1."
     )
-    return "\n".join([explained, "", _row(["strategy", *titles]), _row(["---"] * (1 + len(titles))), *rows])
+    return "\n".join([_wrapped(explained), "", _row(["strategy", *titles]), _row(["---"] * (1 + len(titles))), *rows])
 
 
 def _details(figures: Figures) -> str:
@@ -149,7 +155,11 @@ def _details(figures: Figures) -> str:
         for line in figures.lines
     ]
     head = [_row(["strategy", "time per step", f"÷ `{REFERENCE}`", f"÷ `{BOUND}`"]), _row(["---"] * 4)]
-    return "\n".join([f"### {figures.title}", "", f"{figures.conditions}.", "", *head, *rows])
+    return "\n".join([f"### {figures.title}", "", _wrapped(f"{figures.conditions}."), "", *head, *rows])
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, PAGE_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -166,7 +176,7 @@ def _short(line: Line) -> str:
 
 def _step(line: Line) -> str:
     if line.step_s is None:
-        return "failed: " + re.sub(r"\s+", " ", line.failure or "no time was measured")[:80]
+        return "failed: " + re.sub(r"\s+", " ", line.failure or "no step was timed")[:80]
     estimate = line.step_s
     between = time_range(estimate.low, estimate.high, around=estimate.value)
     return seconds(estimate.value) + (f" ({between})" if between else "")

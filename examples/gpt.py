@@ -1,12 +1,12 @@
-"""A character-level GPT that learns to write Python, from a text that every machine has: the source of argparse.
+"""A character-level GPT as a Paceline workload, trained on a text that every machine has: the source of argparse.
 
-In this folder:
+Run it in this folder:
 
     paceline train gpt:make_workload --strategy ddp --ranks 2 --batch 32 --accumulate 2 --clip-norm 1.0 --steps 200
 
-Training loss 4.49 → 1.84 nats per character (first step → mean of the last 20), test loss 1.81 to 1.84: mean and range
-of 3 seeds, 200 steps, 2 ranks with one thread each, torch 2.13, Python 3.11; 4.2 to 4.4 s on two cores of an AMD EPYC.
-`--strategy single` with seed 0 ends in the same test loss, 1.8158.
+Result: training loss 4.49 → 1.84 nats per character (first step → mean of the last 20), test loss 1.81 to 1.84; mean
+and range of 3 seeds. Conditions: 200 steps, 2 ranks with one thread each, torch 2.13, Python 3.11; it takes 4.2 to
+4.4 s on two cores of an AMD EPYC. `--strategy single` with seed 0 reaches the same test loss, 1.8158.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from paceline import Workload
 
 CONTEXT = 64
-"""Characters that the model sees at once."""
+"""Length of a training sequence, in characters."""
 
 
 class Block(nn.Module):
-    """Every character looks at those before it, then thinks for itself."""
+    """Transformer block: causal self-attention, then a feed-forward network for each position."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -39,19 +39,19 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, width) to the same."""
+        """Apply the block; input and output have the shape (batch, length, width)."""
         x = x + self.attend(self.attention_norm(x))
         return x + self.mlp(x)
 
     def attend(self, x: Tensor) -> Tensor:
-        """Causal self-attention."""
+        """Return the causal self-attention of each position over the positions before it."""
         query, key, value = self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.project(mixed.transpose(1, 2).flatten(2))
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer; the output layer's weight is the token embedding's."""
+    """Decoder-only transformer; the output layer shares its weight with the token embedding."""
 
     def __init__(self, vocabulary: int, *, width: int = 64, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
@@ -60,22 +60,24 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
         for embedding in (self.token, self.position):
-            nn.init.normal_(embedding.weight, std=0.02)  # Tied: PyTorch's std of 1 would make the logits huge.
+            nn.init.normal_(
+                embedding.weight, std=0.02
+            )  # The weight is tied, and PyTorch's std of 1 would give huge logits.
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Logits for the character after each: (batch, length) to (batch, length, vocabulary)."""
+        """Return logits for the character after each position: (batch, length) to (batch, length, vocabulary)."""
         positions = torch.arange(characters.shape[1], device=characters.device)
         x = self.blocks(self.token(characters) + self.position(positions))
         return F.linear(self.norm(x), self.token.weight)
 
 
 def next_character_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """The mean cross-entropy, in nats per character."""
+    """Return the mean cross-entropy, in nats per character."""
     return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
 def make_optimizer(parameters: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """AdamW that decays matrices, and leaves biases and norms alone."""
+    """Return AdamW with weight decay on matrices only, not on biases and norms."""
     groups = [
         {"params": [(name, p) for name, p in parameters if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [(name, p) for name, p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -84,7 +86,7 @@ def make_optimizer(parameters: Sequence[tuple[str, nn.Parameter]]) -> torch.opti
 
 
 def make_workload() -> Workload:
-    """Predict the next character; the last tenth of the text is held out."""
+    """Return the workload: predict the next character; the last tenth of the text is the test set."""
     text = inspect.getsource(argparse)
     vocabulary = {character: number for number, character in enumerate(sorted(set(text)))}
     characters = torch.tensor([vocabulary[character] for character in text])
@@ -100,6 +102,6 @@ def make_workload() -> Workload:
 
 
 def windows(characters: Tensor, *, every: int) -> tuple[Tensor, Tensor]:
-    """Inputs and, one character on, targets. They are views: as many windows as there are characters cost nothing."""
+    """Return inputs, and targets shifted by one character. Both are views, so overlapping windows need no memory."""
     views = characters.unfold(0, CONTEXT + 1, every)
     return views[:, :-1], views[:, 1:]
