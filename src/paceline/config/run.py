@@ -35,7 +35,7 @@ class RunConfig:
     augment: bool = True
     """Augment with random crops and flips, if the data set defines them."""
     strategy: str = "ddp"
-    """How ranks synchronise gradients; options as in ddp:bucket_mb=1. `paceline strategies` lists all."""
+    """Way of synchronising gradients; options as in ddp:bucket_mb=1. `paceline strategies` lists all."""
     batch: int | None = None
     """Global batch: samples per step over all ranks [default: 256]."""
     batch_per_rank: int | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from examinations import examination, facts, on_two_hosts
+from examinations import examination, on_two_hosts, rank_info
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.analysis.findings import findings
 from paceline.records.examination import Examination, write_examination
@@ -39,7 +39,7 @@ def test_all_findings_are_printed() -> None:
 
 
 def test_a_fix_follows_its_finding_and_markup_is_only_text() -> None:
-    text = printed(examination(facts(0), facts(1, bind_error="[bold]denied[/bold]")))
+    text = printed(examination(rank_info(0), rank_info(1, bind_error="[bold]denied[/bold]")))
     lines = [line.strip() for line in text.splitlines()]
     place = next(index for index, line in enumerate(lines) if "[bold]denied[/bold]" in line)
     assert lines[place].startswith("problem  ports")
@@ -52,7 +52,7 @@ def test_a_narrow_screen_folds_lines() -> None:
 
 
 def test_rows_have_problems_first() -> None:
-    ranks = [facts(rank, host_name_addresses=["127.0.1.1"]) for rank in range(4)]
+    ranks = [rank_info(rank, host_name_addresses=["127.0.1.1"]) for rank in range(4)]
     rows = finding_rows(examination(*ranks, workload=None))
     levels = [row.level for row in rows]
     assert levels == sorted(levels, key=["problem", "note", "ok"].index)
@@ -63,7 +63,7 @@ def test_rows_have_problems_first() -> None:
 
 def test_the_verdict_counts() -> None:
     assert verdict(findings(examination())) == "No problems found."
-    ranks = [facts(rank, host_name_addresses=["127.0.1.1"]) for rank in range(4)]
+    ranks = [rank_info(rank, host_name_addresses=["127.0.1.1"]) for rank in range(4)]
     assert verdict(findings(examination(*ranks, workload=None))) == "1 problem to fix, 1 note."
 
 
