@@ -87,6 +87,22 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_source_files_named_in_the_text_exist(page: Path) -> None:
+    places = (ROOT, ROOT / "src" / "paceline")
+    for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text()):
+        assert any((place / path).is_file() for place in places), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_exist(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*\.md)?#([^)]+)\)", page.read_text()):
+        other = page.parent / target if target else page
+        headings = re.findall(r"^#+ (.*)$", other.read_text(), re.MULTILINE)
+        anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert anchor in anchors, f"{target}#{anchor}"
+
+
 def test_options_named_in_the_text_exist() -> None:
     known = {f"--{name.replace('_', '-')}" for kind in KINDS for name in kind.__dataclass_fields__}
     known |= {f"--no-{name.removeprefix('--')}" for name in known}
