@@ -44,7 +44,7 @@ def test_the_printed_json_equals_the_record(examined: Examined) -> None:
 
 def test_progress_goes_to_stderr(examined: Examined) -> None:
     stages = [line.split()[0] for line in examined[3].splitlines()]
-    assert stages == ["asking", *["measuring"] * 3, "training", "measuring"]
+    assert stages == ["collecting", *["measuring"] * 3, "training", "measuring"]
 
 
 def test_rank_info_describes_this_machine(examined: Examined) -> None:

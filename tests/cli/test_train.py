@@ -126,7 +126,7 @@ def test_a_record_is_never_overwritten(estimated: tuple[Path, str]) -> None:
     out, _ = estimated
     before = (out / "run.json").read_text()
     done = train("user_workloads:plain", "--ranks", "1", "--out", str(out), expect=8)
-    assert "already holds a record" in done.stderr
+    assert "already contains a record" in done.stderr
     assert (out / "run.json").read_text() == before
 
 
@@ -226,7 +226,7 @@ def test_unused_parameters_are_named_before_training(tmp_path: Path) -> None:
 
 def test_a_step_that_bypasses_the_model_is_an_error_with_a_hint(tmp_path: Path) -> None:
     done = train("user_workloads:past_the_model", "--out", str(tmp_path / "run"), expect=6)
-    assert "hint: a step has to call model(…) itself" in done.stderr
+    assert "call only model(…) in the step" in done.stderr
 
 
 def test_data_loading_counts_as_step_time_and_ranks_shuffle_equally(tmp_path: Path) -> None:
