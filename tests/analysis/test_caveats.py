@@ -95,3 +95,8 @@ def test_ranks_that_differ_share_a_warning(tmp_path: Path) -> None:
     assert warning.startswith("ddp and allreduce: step times differ by 6 to 11% between ranks;")
     (warning,) = caveats(record_set, {"ddp": 0.061})
     assert warning.startswith("ddp: step times differ by 6% between ranks;")
+    assert warning.endswith("Stop other programs or use fewer ranks.")
+    for run in record_set.runs_of("ddp").values():
+        run.topology["device"] = "cuda:0"
+    (warning,) = caveats(record_set, {"ddp": 0.061})
+    assert "cores" not in warning, "ranks on GPUs are not slow because they share cores"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import signal
@@ -21,6 +22,7 @@ from experiments_on_disk import PROVENANCE, write_run
 from paceline.cli import main
 from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.main import app
+from paceline.errors import RankError
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import RankRange
 from paceline.records.experiment import Candidate, read_experiment
@@ -242,6 +244,18 @@ def test_ctrl_c_after_a_run_prints_its_summary_or_its_folder(
         assert code == 130, where
         assert "interrupted; the record so far is in out" in printed.err or printed.out == "summary\n", where
         assert "Traceback" not in printed.err, where
+
+
+def test_an_error_after_ctrl_c_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library may catch the KeyboardInterrupt; ranks that SIGINT ended then look like a failure."""
+    monkeypatch.setattr("paceline.cli.interrupts.REPEAT_WINDOW_S", 0.0)
+    with CtrlCHandler() as ctrl_c:
+        with pytest.raises(RankError), ctrl_c.errors_are_interrupts():
+            raise RankError("rank 1 was killed by SIGKILL.")
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), ctrl_c.errors_are_interrupts():
+            raise RankError("rank 0 was killed by SIGINT.")
 
 
 def test_ctrl_c_is_only_recorded_during_clean_up_and_report(monkeypatch: pytest.MonkeyPatch) -> None:

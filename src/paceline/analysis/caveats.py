@@ -54,23 +54,26 @@ def caveats(
     yield from _slowed(record_set)
     yield from record_set.read_warnings
     yield from (event["reason"] for event in record_set.events if event["event"] == "unproven")
-    yield from _uneven_ranks(rank_step_spread)
+    yield from _uneven_ranks(record_set, rank_step_spread)
     yield from _untracked(record_set)
     yield from _unplanned(record_set)
     yield from _drifts(record_set)
     yield from _divergences(record_set, rank_step_spread)
 
 
-def _uneven_ranks(rank_step_spread: Mapping[str, float | None]) -> Iterator[str]:
+def _uneven_ranks(record_set: RecordSet, rank_step_spread: Mapping[str, float | None]) -> Iterator[str]:
     """Yield one warning that names all candidates whose ranks differ in step time."""
     found = {name: f"{100 * spread:.0f}" for name, spread in rank_step_spread.items() if spread is not None}
     if found:
         least, most = min(found.values(), key=int), max(found.values(), key=int)
         between = f"{least}%" if least == most else f"{least} to {most}%"
-        yield (
-            f"{_listed(list(found))}: step times differ by {between} between ranks; ranks probably share cores with "
-            "each other or with other programs. Stop other programs or use fewer ranks."
+        runs = [run for name in found for run in record_set.runs_of(name).values()]
+        cause = (
+            "ranks probably share cores with each other or with other programs. Stop other programs or use fewer ranks."
+            if all(run.topology.get("device") == "cpu" for run in runs)
+            else "the GPUs or hosts differ in speed, or other programs use them. `paceline doctor` compares them."
         )
+        yield f"{_listed(list(found))}: step times differ by {between} between ranks; {cause}"
 
 
 def slowed_on_purpose(run: RunRecord) -> str:

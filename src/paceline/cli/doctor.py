@@ -50,7 +50,8 @@ def command(
 
     with CtrlCHandler() as ctrl_c:
         try:
-            result = doctor(run, launch, out, watch, message_printer(messages))
+            with ctrl_c.errors_are_interrupts():
+                result = doctor(run, launch, out, watch, message_printer(messages))
             ctrl_c.defer()
         except KeyboardInterrupt:
             if not displays:

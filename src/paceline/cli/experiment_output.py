@@ -116,11 +116,10 @@ def run_and_report(
     with CtrlCHandler() as ctrl_c:
         try:  # Covers everything up to `defer`, so that no Ctrl-C stays uncaught.
             try:
-                run(folders.append)
-            except Exception as error:
-                if ctrl_c.pressed:  # A library replaced the KeyboardInterrupt by its own error.
-                    raise KeyboardInterrupt from error
-                if not folders or not isinstance(error, PacelineError):
+                with ctrl_c.errors_are_interrupts():
+                    run(folders.append)
+            except PacelineError as error:
+                if not folders:
                     raise
                 failure = error
             ctrl_c.defer()

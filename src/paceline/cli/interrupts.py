@@ -15,7 +15,8 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
@@ -58,6 +59,16 @@ class CtrlCHandler:
     def defer(self) -> None:
         """Only record Ctrl-C from now on, without raising."""
         self._deferred = True
+
+    @contextmanager
+    def errors_are_interrupts(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt in place of an error that follows Ctrl-C: libraries may replace the former."""
+        try:
+            yield
+        except Exception as error:
+            if self.pressed:
+                raise KeyboardInterrupt from error
+            raise
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.pressed = True

@@ -48,7 +48,8 @@ def command(
 
     with CtrlCHandler() as ctrl_c:
         try:
-            record = train(run, launch, out, watch, print_message)
+            with ctrl_c.errors_are_interrupts():
+                record = train(run, launch, out, watch, print_message)
             ctrl_c.defer()
         except KeyboardInterrupt:
             if not displays:

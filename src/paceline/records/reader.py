@@ -230,8 +230,7 @@ def check_schema(content: dict[str, Any], file: Path, sections: set[str]) -> Non
         raise RecordError(
             f"{file} has record schema {content.get('schema')}; this version of Paceline reads only schema "
             f"{schema.SCHEMA_VERSION}.",
-            hint="repeat the run with this version, or read the record with the version that wrote it: the file names "
-            "it under provenance.versions.paceline",
+            hint="repeat the run with this version, or read the record with the version that wrote it",
         )
     missing = sections - content.keys()
     if missing:
