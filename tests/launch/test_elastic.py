@@ -45,6 +45,7 @@ def test_ranks_that_were_just_started_end_with_ctrl_c(tmp_path: Path, monkeypatc
 
     def interrupted(context: SubprocessContext) -> None:
         start(context)
+        wait_until(lambda: len(ranks_of(job)) == 2, "the ranks have their command line")
         started.extend(ranks_of(job))
         raise KeyboardInterrupt
 

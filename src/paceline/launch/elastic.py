@@ -76,13 +76,14 @@ def start_ranks(
         LOCAL_SIZE: str(rank_range.local_size),
         RANKS_ON_CORES: str(rank_range.ranks_on_cores),
     }
+    children_before = set(psutil.Process().children())
     try:
         with _environment(environment), _restored_signal_handlers(), _stop_ranks_on_remote_failure(remote_failed):
             elastic_launch(elastic, sys.executable)("-m", MODULE, str(job.file))
     except ChildFailedError as error:
         return {rank_range.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
     except KeyboardInterrupt:
-        _kill_ranks(job)
+        _kill_children_since(children_before)
         raise
     except SignalException:
         raise KeyboardInterrupt from None
@@ -94,12 +95,14 @@ def start_ranks(
     return {}
 
 
-def _kill_ranks(job: Job) -> None:
-    """Kill ranks that torch's launcher does not track because it was interrupted while starting them."""
-    for process in psutil.Process().children():
+def _kill_children_since(before: set[psutil.Process]) -> None:
+    """Kill ranks that torch's launcher does not track because it was interrupted while starting them.
+
+    They are the new children of this process. Their command line would not tell: it is empty for a moment at the start.
+    """
+    for process in set(psutil.Process().children()) - before:
         with suppress(psutil.Error):
-            if str(job.file) in process.cmdline():
-                process.kill()
+            process.kill()
 
 
 def _silence_elastic() -> None:
