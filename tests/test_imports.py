@@ -1,4 +1,4 @@
-"""Imports go one way, and what must be free of torch is; read from the sources, so that none hides in a function."""
+"""Tests of the layers: imports go down only, and some layers import no torch; imports in functions count too."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ LAYERS = [
     {"strategies", "workloads"},
     {"comm"},
     {"measure"},
-    {"predict"},
     {"analysis"},
     {"plans"},
     {"records", "config", "user_code", "errors"},
 ]
-"""From the user down to the ground: a part may import those below it, and itself."""
+"""Layers from top to bottom: a package may import itself and packages of lower layers."""
 
 FREE_OF_TORCH = {
     "cli",
     "report",
-    "predict",
     "analysis",
     "plans",
     "records",
@@ -37,7 +35,6 @@ FREE_OF_TORCH = {
     "errors",
 }
 BELOW_REPORT = {
-    "predict",
     "analysis",
     "plans",
     "records",
@@ -52,7 +49,7 @@ def part_of(module: str) -> str:
 
 
 def imports(file: Path) -> list[str]:
-    """Every module that a file imports, at its top or inside a function."""
+    """Return all modules that a file imports, at its top or inside a function."""
     found = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -70,7 +67,7 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 @pytest.mark.parametrize(("file", "part"), [p for p in PARTS if p[1] not in ("__init__", "__main__")], ids=str)
 def test_imports_go_down_only(file: Path, part: str) -> None:
-    assert part in LEVEL, f"{part} has no place among the layers"
+    assert part in LEVEL, f"{part} is not in LAYERS"
     for module in imports(file):
         if not module.startswith("paceline."):
             continue
@@ -80,7 +77,7 @@ def test_imports_go_down_only(file: Path, part: str) -> None:
 
 
 def _ground(part: str, other: str) -> bool:
-    """The lowest layer's parts may use each other, in the order in which they are named."""
+    """Return whether both are in the lowest layer, whose packages may import those named after them."""
     order = ["records", "config", "user_code", "errors"]
     return part in order and other in order and order.index(part) < order.index(other)
 

@@ -114,7 +114,7 @@ def test_a_limit_below_the_cores_of_the_machine(changes: dict[str, Any], limit: 
 def test_a_memory_that_is_too_small() -> None:
     small = [rank_info(rank, memory_available_bytes=150 * MB, memory_limit_bytes=512 * MB) for rank in range(2)]
     found = only(examination(*small), "memory", "problem")
-    assert "needs up to 400 MB per rank, 200 MB more over all ranks than before training" in found.message
+    assert "needs up to 400 MB per rank; training adds 200 MB over all ranks, and" in found.message
     assert "150 MB of memory is free on node0 under a cgroup limit of 512 MB" in found.message
     assert "--batch" in found.fix
     tight = [replace(rank, memory_available_bytes=220 * MB) for rank in small]
@@ -259,7 +259,7 @@ def test_contention() -> None:
 def test_a_workload_limited_by_communication() -> None:
     heavy = replace(NEEDS, gradient_bytes=64 << 20, step_s=0.1)
     found = only(examination(workload=heavy), "workload", "note")
-    assert "takes 67.2 ms, 67% of a step without overlap" in found.message
+    assert "takes 67.2 ms, which is 67% of a step if nothing overlaps." in found.message
     assert "--batch" in found.fix
 
 
@@ -309,9 +309,16 @@ def test_a_measuring_cost_that_may_be_low_is_ok(low: float, high: float) -> None
     assert "The interval is wide" not in found.message
 
 
+def test_a_measuring_cost_whose_interval_contains_zero_is_not_measurable() -> None:
+    (found,) = [finding for finding in findings(cost(-0.014, 0.01)) if finding.topic == "measuring"]
+    assert found.message == (
+        "Collecting events has no measurable cost: −0.2% (−1.4 to 1.0%) of the CPU time of a step (20.0 ms per rank)."
+    )
+
+
 def test_a_high_measuring_cost() -> None:
     found = only(cost(0.031, 0.06), "measuring", "note")
-    assert "4.5% (3.1 to 6.0%)" in found.message
+    assert "Collecting events adds 4.5% (3.1 to 6.0%) to the CPU time of a step, which is 20.0 ms" in found.message
     assert "--no-events" in found.fix
 
 

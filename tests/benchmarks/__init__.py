@@ -1,4 +1,4 @@
-"""Runs benchmarks to their end: they reach into the package, so a change there can break them."""
+"""Helper that runs a benchmark in a process. Benchmarks use internals of the package, so a change may break them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 FORKED = (
     "import torch.multiprocessing as mp; mp.spawn = lambda *a, **k: mp.start_processes(*a, start_method='fork', **k)"
 )
-"""Forked ranks have torch imported. A process may be forked while torch has no threads, hence `OMP_NUM_THREADS`."""
+"""Code that makes ranks fork, so that they need not import torch. Forking is safe only while torch has no threads,
+which `OMP_NUM_THREADS=1` ensures."""
 
 
 def run_benchmark(name: str, *arguments: str, figures: Path) -> tuple[str, dict[str, Any]]:
-    """Run a benchmark; return what it printed, and its figures."""
+    """Run a benchmark; return its output and its figures."""
     words = [name, *arguments, "--json", str(figures)]
     code = f"{FORKED}; import runpy, sys; sys.argv = {words!r}; sys.path.insert(0, {str(FOLDER)!r}); "
     code += f"runpy.run_path({str(FOLDER / name)!r}, run_name='__main__')"

@@ -1,4 +1,4 @@
-"""The benchmark of strategies: it measures a condition, goes on where it was, and writes its page without torch."""
+"""Tests of benchmarks/strategies.py: it measures only missing rounds, and writes its page without torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ pytestmark = pytest.mark.takes(12)
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 PAGE = """# Results
 
-Words of ours.
+Text before.
 
 <!-- made by benchmarks/strategies.py: begin -->
 old figures
 <!-- made by benchmarks/strategies.py: end -->
 
-More words.
+Text after.
 """
 
 
@@ -37,29 +37,29 @@ def benchmark(*arguments: str, out: Path, prelude: str = "") -> str:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("bench") / "out"
     tiny = ("--only", "one-host-2-cnn", "--strategies", "none,ddp", "--quick")
-    said = benchmark(*tiny, "--rounds", "1", out=out)
-    assert said.count("paceline compare") == 1
-    assert "n = 1" in said
-    said = benchmark(*tiny, "--rounds", "2", out=out)
-    assert said.count("paceline compare") == 1  # The first round is there already.
-    assert "n = 2" in said
-    assert "--strategies ddp,none" in said  # In another order.
+    output = benchmark(*tiny, "--rounds", "1", out=out)
+    assert output.count("paceline compare") == 1
+    assert "n = 1" in output
+    output = benchmark(*tiny, "--rounds", "2", out=out)
+    assert output.count("paceline compare") == 1  # The first round is not measured again.
+    assert "n = 2" in output
+    assert "--strategies ddp,none" in output  # The order rotates from round to round.
     return out
 
 
-def test_it_knows_what_it_has(measured: Path) -> None:
+def test_it_lists_the_rounds_measured(measured: Path) -> None:
     lines = benchmark("--list", out=measured).splitlines()
     assert "2 of 7 rounds" in lines[0]
     assert all(" 0 of " in line for line in lines[1:])
 
 
-def test_the_page_is_made_from_the_records_alone(measured: Path, tmp_path: Path) -> None:
+def test_the_page_is_written_from_the_records_without_torch(measured: Path, tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(PAGE)
     benchmark("--write", str(page), out=measured, prelude="import sys; sys.modules['torch'] = None; ")
     text = page.read_text()
-    assert "Words of ours." in text
-    assert text.endswith("More words.\n")
+    assert "Text before." in text
+    assert text.endswith("Text after.\n")
     assert "old figures" not in text
     assert "| `ddp` | 1.00 |" in text
     assert "n = 2" in text

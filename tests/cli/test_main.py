@@ -26,7 +26,7 @@ from paceline.errors import ERRORS_BY_NAME, LaunchError, PacelineError
 from paceline.records import read_run
 from paceline.records.examination import write_examination
 from paceline.strategies.base.strategy import NoOptions
-from paceline.strategies.registry import ENTRIES, create
+from paceline.strategies.registry import ENTRIES, create, lesson
 
 pytestmark = pytest.mark.takes(6)
 
@@ -149,6 +149,8 @@ def test_one_strategy(capsys: pytest.CaptureFixture[str], name: str) -> None:
     for heading in ("Idea", "Who sends what to whom", "Cost", "When to use it", "When not", "Options"):
         assert f"\n{heading}" in text
     assert ("Options\n    none" in text) == (create(name).Options is NoOptions)
+    assert text.count("p is the number of ranks and M the bytes of the gradients") == ("α" in lesson(name).text)
+    assert ("; lg is log2.\n\nOptions" in text) == ("α" in lesson(name).text)
 
 
 def test_the_options_of_ddp_are_shown_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:

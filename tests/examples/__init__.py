@@ -1,4 +1,4 @@
-"""Runs the examples as a user does; their folder is on the path, so that `import gpt` works here and on pool ranks."""
+"""Tests of the examples. Their folder is added to `sys.path`, so that `import gpt` works here and on pool ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPT example trains through the command line, and its gradients are those of one process."""
+"""Tests of examples/gpt.py: training on the command line, parity with one process, optimiser and data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ranks import Pool
 pytestmark = pytest.mark.takes(10)
 
 
-def test_it_learns_through_the_command_line(tmp_path: Path) -> None:
+def test_training_on_the_command_line_lowers_the_loss(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = "--strategy ddp --ranks 2 --batch 32 --accumulate 2 --clip-norm 1.0 --steps 60 --json --out"
     summary = json.loads(paceline("train", "gpt:make_workload", *options.split(), str(out), cwd=FOLDER).stdout)
@@ -30,13 +30,13 @@ def test_it_learns_through_the_command_line(tmp_path: Path) -> None:
     assert summary["weight_divergence"] == 0
     losses = [loss for window in read_run(out).events_of("log") for loss in window["losses"]]
     assert len(losses) == 60
-    assert losses[0] > 4.3  # Near ln 88: a new model knows nothing.
+    assert losses[0] > 4.3  # About ln 88, the loss of uniform predictions over 88 characters.
     assert sum(losses[-5:]) / 5 < 3.0
     assert summary["test"]["loss"] < 3.0
 
 
 def proof(comm: Comm, strategy: str, clip_norm: float) -> Parity:
-    """The verdict on clipped and accumulated gradients of uneven shares, in double precision."""
+    """Return the parity of clipped and accumulated gradients of uneven shares, in double precision."""
     torch.manual_seed(0)
     workload = make_workload()
     workload.model.double()
@@ -54,25 +54,25 @@ def test_gradients_are_those_of_one_process(pool: Pool, strategy: str, ranks: in
     assert verdicts[0].error < 1e-10
 
 
-def test_replicas_that_do_not_talk_are_found_out(pool: Pool) -> None:
+def test_replicas_that_exchange_nothing_fail_the_proof(pool: Pool) -> None:
     assert pool.run(proof, 2, "none", 0.1)[0].error > 0.01
 
 
-def test_only_matrices_decay() -> None:
+def test_only_matrices_have_weight_decay() -> None:
     parameters = list(GPT(vocabulary=10).named_parameters())
-    decaying, still = make_optimizer(parameters).param_groups
+    decaying, constant = make_optimizer(parameters).param_groups
     assert decaying["weight_decay"] > 0
-    assert still["weight_decay"] == 0
+    assert constant["weight_decay"] == 0
     assert all(name.endswith(".weight") and "norm" not in name for name in decaying["param_names"])
-    assert sorted(decaying["param_names"] + still["param_names"]) == sorted(name for name, _ in parameters)
+    assert sorted(decaying["param_names"] + constant["param_names"]) == sorted(name for name, _ in parameters)
 
 
-def test_targets_are_one_character_on() -> None:
+def test_targets_are_the_next_characters() -> None:
     for inputs, targets in (make_workload().train, make_workload().test):
         assert torch.equal(inputs[7, 1:], targets[7, :-1])
 
 
-def test_no_character_sees_a_later_one() -> None:
+def test_attention_is_causal() -> None:
     model = GPT(vocabulary=10)
     characters = torch.randint(10, (1, 20))
     changed = characters.clone()

@@ -1,4 +1,4 @@
-"""A loop of the user's own ends in the same model under every lossless strategy and on any number of ranks."""
+"""Tests of examples/own_loop.py: a user's training loop has the same final loss on one process and on two ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from examples import FOLDER, TIMEOUT_S
 pytestmark = pytest.mark.takes(12)
 
 OPTIONS = ["--steps", "30", "--batch", "7"]
-"""A batch that two ranks, and the micro-batches of one of them, cannot share evenly."""
+"""Options with a batch size that divides evenly neither over two ranks nor over the micro-batches of one of them."""
 
 
 def final_loss(*command: str) -> float:
-    """The test loss that the example prints, once, at its end."""
+    """Run the example; return the test loss, which it must print exactly once."""
     run = [sys.executable, *command, *OPTIONS]
     env = os.environ | {"PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(run, cwd=FOLDER, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -32,21 +32,21 @@ def final_loss(*command: str) -> float:
 
 @pytest.fixture(scope="module")
 def alone() -> float:
-    """The loss of one process."""
+    """Return the final loss of one process."""
     return final_loss("own_loop.py")
 
 
-def test_it_learns_as_plain_python(alone: float) -> None:
-    assert alone < 3.5  # From ln 88 = 4.48.
+def test_it_runs_without_a_launcher(alone: float) -> None:
+    assert alone < 3.5  # The initial loss is about ln 88 = 4.48.
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("gather_scatter", marks=pytest.mark.soak)])
-def test_two_ranks_end_where_one_process_does(alone: float, strategy: str) -> None:
+def test_two_ranks_have_the_final_loss_of_one_process(alone: float, strategy: str) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     assert final_loss(*torchrun, "own_loop.py", strategy) == pytest.approx(alone, abs=1e-4)
 
 
-def test_strategies_are_compared_in_it(tmp_path: Path) -> None:
+def test_compare_runs_it_as_a_script(tmp_path: Path) -> None:
     options = "--script own_loop.py --strategies ddp,single --ranks 2 --steps 8 --repeats 1 --max-repeats 1 --no-proof"
     out = ["--no-doctor", "--json", "--out", str(tmp_path / "out")]
     done = paceline("compare", *options.split(), *out, "--", "--batch", "7", cwd=FOLDER)

@@ -79,6 +79,7 @@ def test_the_reference_is_ddp_else_the_first_that_could_be_picked() -> None:
         (("batch=many",), "not valid", "a whole number"),
         (("seed=1,2",), "cannot vary seed", "own seed"),
         (("strategy=ddp",), "cannot vary strategy", "--strategies"),
+        (("log_every=5,20",), "cannot vary log_every", "length of the timed windows"),
         (("bn=local", "bn=sync"), "names bn twice", "at once"),
     ],
 )

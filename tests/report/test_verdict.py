@@ -28,6 +28,16 @@ def test_a_winner_is_named_with_its_margin(tmp_path: Path) -> None:
     assert "1.51× as fast as allreduce, the next best (95% interval 1.47–1.55, 4 repeats)." in text
 
 
+def test_the_level_of_the_interval_depends_on_the_number_of_interim_analyses(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", step_s=STEP_S, repeats=4)
+    file = path / "experiment.json"
+    content = json.loads(file.read_text())
+    content["design"]["interim_analyses"] = 2
+    file.write_text(json.dumps(content))
+    text = " ".join(sentences(read_comparison(path)))
+    assert re.search(r"the next best \(97\.5% interval 1\.4\d–1\.5\d, 4 repeats\)\.", text)
+
+
 def test_distributing_is_judged_against_one_process(tmp_path: Path) -> None:
     assert "ddp on 2 ranks is 4.0" in verdict(tmp_path)
     slow = STEP_S | {"single": 0.002}
@@ -63,6 +73,15 @@ def test_equals_have_no_winner(tmp_path: Path) -> None:
     text = verdict(tmp_path, step_s=STEP_S | {"allreduce": 0.02})
     assert "Pick" not in text
     assert "equally fast" in text or "No clear winner" in text
+
+
+def test_an_undecided_comparison_names_its_interval(tmp_path: Path) -> None:
+    text = verdict(tmp_path, step_s=STEP_S | {"allreduce": 0.0205}, repeats=2)
+    assert re.search(
+        r"No clear winner: \w+ takes 1\.0\d× the time of \w+, but the interval \(0\.\d\d–1\.\d\d, 2 repeats\) includes "
+        r"equal speed \(differences below 1% count as none\)\. More repeats or longer runs may decide it\.",
+        text,
+    )
 
 
 def test_one_repeat_is_too_few(tmp_path: Path) -> None:

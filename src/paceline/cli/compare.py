@@ -13,7 +13,7 @@ from paceline.cli.options import config_options
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 
 HELP_TEXTS = {
-    "steps": "Steps of each run [default: 40, unless --epochs is given].",
+    "steps": "Steps of each run [default: 40, unless --epochs or --seconds is given].",
     "epochs": "Train each run for this many epochs instead, to compare final losses and accuracies too.",
 }
 

@@ -13,7 +13,7 @@ from paceline.cli.options import config_options
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 
 HELP_TEXTS = {
-    "steps": "Steps of each run [default: 20, unless --epochs is given].",
+    "steps": "Steps of each run [default: 20, unless --epochs or --seconds is given].",
     "epochs": "Train each run for this many epochs instead.",
     "lr": "Learning rate of SGD, the same for every batch size: only times are compared.",
     "threads": "CPU threads per rank [default: usable cores ÷ ranks per host; "

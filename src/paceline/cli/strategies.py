@@ -8,6 +8,12 @@ from typing import Annotated
 
 import typer
 
+SYMBOLS = (
+    "p is the number of ranks and M the bytes of the gradients, unless stated otherwise; α is the latency of a message,"
+    "\nβ the time to send one byte, γ the time to add one byte; lg is log2."
+)
+"""Symbols in the costs of strategies."""
+
 
 def command(
     name: Annotated[str | None, typer.Argument(help="Strategy to explain [default: list all].")] = None,
@@ -30,7 +36,10 @@ def command(
         typer.echo(json.dumps(dataclasses.asdict(lesson(name)), indent=2))
     else:
         explained = lesson(name)
-        typer.echo(f"{explained.name}: {explained.summary}\n\n{explained.text}\n\nOptions")
+        typer.echo(f"{explained.name}: {explained.summary}\n\n{explained.text}\n")
+        if "α" in explained.text:
+            typer.echo(f"{SYMBOLS}\n")
+        typer.echo("Options")
         for option in explained.options:
             typer.echo(f"    {name}:{option.name}={option.default}  ({option.kind})\n        {option.doc}")
         if not explained.options:

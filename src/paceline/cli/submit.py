@@ -75,7 +75,7 @@ def command(
             "--ranks-per-host",
             "--ntasks-per-node",
             min=1,
-            help="Ranks per host [default: as in COMMAND; else one per GPU of --gres or --gpus-per-node, or 2].",
+            help="Ranks per host [default: as in COMMAND; else one per GPU requested, or 2].",
         ),
     ] = None,
     ranks: Annotated[

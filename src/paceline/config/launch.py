@@ -15,7 +15,7 @@ class LaunchConfig:
     """Number of ranks, the hosts they run on, and how the hosts connect."""
 
     ranks: int | None = None
-    """World size: ranks on all hosts together [default: 1 for `single`; else one per GPU, or 2 on a CPU]."""
+    """World size: ranks on all hosts together [default: on each host one per GPU, or 2 on a CPU; 1 for `single`]."""
     ranks_per_host: int | None = None
     """Ranks on each host, in place of --ranks."""
     hosts: int = 1

@@ -43,7 +43,7 @@ class RunConfig:
     accumulate: int = 1
     """Micro-batches per step: their gradients are summed and synchronised once."""
     epochs: int | None = None
-    """Passes over the training data [default: 1, unless --steps is given]."""
+    """Passes over the training data [default: 1, unless --steps or --seconds is given]."""
     steps: int | None = None
     """Stop after this many steps; --epochs is then only used to estimate the time of a full run."""
     seconds: float | None = None
@@ -75,11 +75,12 @@ class RunConfig:
     allow_unused: bool = False
     """Accept parameters that receive no gradient; by default they are named and the run stops."""
     events: bool = True
-    """Record start and end of each phase and each communication operation; costs a few microseconds per step."""
+    """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
+    less of longer ones."""
     trace: bool = False
     """Write each run's timeline to trace.json in its folder; open it at ui.perfetto.dev."""
     log_every: int = 20
-    """Steps between two log lines with the global loss."""
+    """Steps per window: the unit of timing, and of log lines with the global loss."""
     eval_ranks: bool = False
     """Also test each rank's own replica, not only the synchronised weights."""
     evaluate: bool = True

@@ -23,7 +23,7 @@ FIXED = {
     "strategy": "name strategies with --strategies a,b",
     "seed": "each repeat has its own seed, the same for all candidates",
     "batch_per_rank": "vary batch, the global one",
-    "log_every": "it changes nothing that is measured",
+    "log_every": "it sets the length of the timed windows; compare separate experiments instead",
     "tensorboard": "it changes nothing that is measured",
     "profile": "it changes nothing that is measured",
     "timeout": "it changes nothing that is measured",

@@ -1,4 +1,4 @@
-"""Events on a rank other than its steps: evaluations, checkpoints, ends of epochs, garbage collections."""
+"""Events on a rank other than its steps: evaluations, ends of epochs, garbage collections."""
 
 from __future__ import annotations
 

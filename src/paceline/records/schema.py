@@ -129,7 +129,7 @@ class MarkRow(NamedTuple):
     """An interval or instant on one rank other than a step: the columns of its CSV file."""
 
     kind: str
-    """`evaluation`, `checkpoint`, `epoch` (the instant it ended) or `gc` (a garbage collection)."""
+    """`evaluation`, `epoch` (the instant it ended) or `gc` (a garbage collection)."""
     start_s: float
     end_s: float
     """Equal to the start for an instant."""

@@ -175,7 +175,7 @@ DEFINITIONS = {
     ),
     "samples_per_s": Definition(
         "Samples per second",
-        "Samples trained by all ranks together ÷ time, over the same windows as the time per step.",
+        "Mean samples per step over all ranks ÷ the time per step (the median over windows).",
     ),
     "staleness": Definition(
         "Gradient staleness",
@@ -194,12 +194,12 @@ DEFINITIONS = {
     ),
     "test_loss": Definition(
         "Test loss",
-        "Mean loss over the test data, of the agreed weights at the end of the run.",
+        "Mean loss over the test data, of the synchronised weights at the end of the run.",
     ),
     "test_accuracy": Definition(
         "Test accuracy",
-        "Share of the test data that the agreed weights predict correctly at the end of the run. Each repeat has its "
-        "own seed, shared by all strategies. Only differences larger than the spread between seeds count.",
+        "Share of the test data that the synchronised weights predict correctly at the end of the run. Each repeat has "
+        "its own seed, shared by all strategies. Only differences larger than the spread between seeds count.",
     ),
     "peak_bytes": Definition(
         "Peak memory",
@@ -289,7 +289,7 @@ DEFINITIONS = {
     "sampler_share": Definition(
         "Cost of sampling",
         "CPU time of the thread that samples CPU and memory ÷ wall time. It samples every half second, and less often "
-        "where that would take more than 0.5% of a core.",
+        "where that would take more than 0.4% of a core.",
     ),
     "profile_share": Definition(
         "Share of an operator",

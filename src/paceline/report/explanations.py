@@ -144,7 +144,7 @@ def _compute(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
 
 def _cores(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     facts = limit.facts
-    lost = f"{_amount(limit, case)}: the compute thread was descheduled"
+    lost = f"{_amount(limit, case)} is lost because the compute thread was descheduled"
     if facts["cores"] is not None and facts["cores"] < 1 and facts["ranks"] == 1:
         return f"{lost}: its host has {facts['cores']:g} cores.", "more cores."
     if facts["threads_per_core"] is not None and facts["threads_per_core"] > 1:
@@ -159,12 +159,14 @@ def _cores(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
 
 
 def _on_idle_link(limit: Bottleneck) -> str:
-    """Return the time the link alone would take, as the doctor measured it while nothing was computed."""
+    """Return the end of a sentence: the time the link alone would take, as the doctor measured it without compute."""
     latency_s, bandwidth_s = limit.facts["latency_s"], limit.facts["bandwidth_s"]
     if latency_s is None or bandwidth_s is None:
-        return ""
-    idle = f"; the idle link needs {seconds(latency_s)} for latency and {seconds(bandwidth_s)} for the bytes"
-    return f"{idle}, so something else slows it down, such as busy cores" if _exceeds_link_time(limit) else idle
+        return "."
+    needed = f"{seconds(latency_s)} for latency and {seconds(bandwidth_s)} for the bytes"
+    if _exceeds_link_time(limit):
+        return f". The idle link needs only {needed}; probably the cores are busy."
+    return f"; the idle link needs {needed}."
 
 
 def _exceeds_link_time(limit: Bottleneck) -> bool:
@@ -192,9 +194,9 @@ POWER_OF_TWO = "a power of two as the number of ranks, or a ring (allreduce, ddp
 
 
 def _folding(case: ExplainedCandidate) -> str:
-    last = "the last rank folds into a partner"
+    last = "the last rank sends its gradients to a partner, which then has twice the work"
     if case.folded > 1:
-        last = f"the last {case.folded} ranks fold into partners"
+        last = f"the last {case.folded} ranks send theirs to partners, which then have twice the work"
     return f"{case.topology['workers']} ranks are not a power of two, so {last}"
 
 
@@ -202,12 +204,13 @@ def _slow_rank(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     rank, blame = limit.facts["rank"], percent(limit.facts["wait_share"], 0)
     text = f"{_amount(limit, case)} is waiting for other ranks, {blame} of it for rank {rank}"
     if rank < case.folded:
-        return f"{text}, which does the work of two ranks: {_folding(case)}.", f"{POWER_OF_TWO}."
+        partner = "that partner" if case.folded == 1 else "one of them"
+        return f"{text}. {_folding(case)}; rank {rank} is {partner}.", f"{POWER_OF_TWO}."
     if rank == case.central_rank:
         return f"{text}, through which all gradients pass.", "a strategy without a central rank: allreduce or ddp."
     factor = parse_slow_ranks(case.config.get("slow_rank") or "").get(rank, 1.0)
     if factor > 1:
-        remedy = "a strategy in which ranks do not wait for the slowest one."
+        remedy = "a strategy in which ranks do not wait for each other (parameter_server:asynchronous=true)."
         return f"{text}, which was slowed down {factor:g}× on purpose (--slow-rank).", remedy
     return f"{text}.", f"find out what takes longer on rank {rank} than on the others: see the table of ranks."
 
@@ -220,21 +223,23 @@ def _uneven_ranks(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str
 def _latency(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     facts = limit.facts
     each = f"{plural(round(facts['operations']), 'operation')} of {size(facts['bytes_each'])} on average"
+    if _exceeds_link_time(limit):
+        text = f"{_amount(limit, case)} is {_transfer(limit)}: {each}{_on_idle_link(limit)}"
+        return text, ", or ".join([CORES_FOR_COMMUNICATION, *_through_memory(limit)]) + "."
     what = f"{_transfer(limit)}, limited by latency rather than bandwidth"
-    text = f"{_amount(limit, case)} is {what}: {each}{_on_idle_link(limit)}."
+    text = f"{_amount(limit, case)} is {what}: {each}{_on_idle_link(limit)}"
     if case.travel == "singly":
         return text, "fewer, larger messages: ddp packs gradients into buckets."
     ways = ["larger buckets", "fewer ranks"] if case.travel == "overlapped" else ["fewer ranks"]
-    ways = [CORES_FOR_COMMUNICATION] if _exceeds_link_time(limit) else ways
     return text, ", or ".join([*ways, *_through_memory(limit)]) + "."
 
 
 def _bandwidth(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     busiest = f"{size(limit.facts['bytes'])} that the busiest rank sends per step"
-    text = f"{_amount(limit, case)} is {_transfer(limit)} of the {busiest}{_on_idle_link(limit)}."
+    text = f"{_amount(limit, case)} is {_transfer(limit)} of the {busiest}{_on_idle_link(limit)}"
     ways = ["spreading the traffic over all links (allreduce)"] if case.central_rank is not None else []
     if case.folded:
-        text, ways = f"{text[:-1]}; {_folding(case)}.", [POWER_OF_TWO]
+        text, ways = f"{text} {_folding(case)}.", [POWER_OF_TWO]
     if case.travel != "overlapped":
         ways.append("overlapping it with the backward pass (ddp)")
     elif case.name != "priority" and not limit.facts["within_host"]:
@@ -260,7 +265,7 @@ def _memory(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
 
 
 def _exchange(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
-    text = f"{_amount(limit, case)} is exposed communication: transfers, and waiting for a rank that serves others."
+    text = f"{_amount(limit, case)} is exposed communication: transfers, and waiting for a server."
     ways = ["more servers (parameter_server:servers=2)"] if case.name == "parameter_server" else []
     return text, "; or ".join([*ways, "a faster link", "sending less often: a larger --batch"]) + "."
 

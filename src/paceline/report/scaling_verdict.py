@@ -155,8 +155,9 @@ def _peak(scaling: Scaling, peak: ScalingPeak) -> Iterator[str]:
         if _spans_one(peak.before) or peak.before.value < 1:
             yield f"{name} is fastest on {ranks}, with no measurable difference from fewer ranks ({gained})."
         else:
-            end = best is peak.curve.points[-1]
-            most = "the most that were measured" if end else "the most that a speed-up is claimed for"
+            most = "the most that were measured"
+            if any(point.oversubscribed for point in peak.curve.points if point.ranks > best.ranks):
+                most = "the largest world size with enough cores or GPUs for every rank"
             yield f"{name} is fastest on {ranks}, {most} ({gained})."
 
 

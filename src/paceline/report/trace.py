@@ -163,7 +163,7 @@ def _operation_args(kind: RowKind, row: Any) -> TraceEvent:
 
 
 def _marks(rank: int, run: RunRecord) -> Iterator[TraceEvent]:
-    """Yield events other than steps: evaluations, checkpoints, garbage collections, ends of epochs."""
+    """Yield events other than steps: evaluations, garbage collections, ends of epochs."""
     lanes = _Lanes(rank, MARKS_THREAD, "other events")
     for mark in sorted(run.marks.get(rank, []), key=lambda mark: mark.start_s):
         args = {"args": {"what": mark.detail}} if mark.detail else {}

@@ -61,8 +61,9 @@ def _winner(comparison: Comparison) -> Iterator[str]:
         yield f"{decision.first} takes {seconds(first.step_s.value)} per step; there is nothing to compare it with."
         return
     assert decision.ratio is not None
+    assert decision.level is not None
     ratio, repeats = decision.ratio, plural(decision.ratio.repeats, "repeat")
-    interval = _interval_and_repeats(ratio)
+    interval = _interval_and_repeats(ratio, decision.level)
     if decision.outcome == "winner":
         yield (
             f"{pick} {decision.first}: {seconds(first.step_s.value)} per step, {factor(ratio.value)} as fast as "
@@ -85,8 +86,9 @@ def _winner(comparison: Comparison) -> Iterator[str]:
         )
     else:
         yield (
-            f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}{interval}, "
-            "so they may be equally fast (within 1%)."
+            f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}, but the "
+            f"interval ({ratio.low:.2f}–{ratio.high:.2f}, {repeats}) includes equal speed (differences below 1% count "
+            "as none). More repeats or longer runs may decide it."
         )
 
 
@@ -231,11 +233,11 @@ def _format_interval(estimate: Estimate) -> str:
     return f" ({estimate.low:.2f}–{estimate.high:.2f})"
 
 
-def _interval_and_repeats(estimate: Estimate) -> str:
+def _interval_and_repeats(estimate: Estimate, level: float) -> str:
     repeats = plural(estimate.repeats, "repeat")
     if estimate.low is None or estimate.high is None:
         return f" ({repeats})"
-    return f" (95% interval {estimate.low:.2f}–{estimate.high:.2f}, {repeats})"
+    return f" ({100 * level:.3g}% interval {estimate.low:.2f}–{estimate.high:.2f}, {repeats})"
 
 
 def next_command(comparison: Comparison) -> str | None:

@@ -45,8 +45,9 @@ class Ring(Packed):
 
     When to use it
         To read how a ring works and to study the segment size. On one host it takes 1.07 to 1.1 times as long as Gloo's
-        all-reduce, which is the same algorithm (`benchmarks/all_reduces.py`). With large models, where bandwidth
-        matters more than latency.
+        all-reduce, which is the same algorithm (`benchmarks/all_reduces.py`). With small models on CPUs: one all-reduce
+        of all gradients has less overhead than buckets (docs/results.md). With large models, `ddp` hides part of the
+        communication, and `ring` does not.
 
     When not to use it
         With many ranks and few bytes: latency grows with p, but only with 2 lg p in `halving_doubling`. If

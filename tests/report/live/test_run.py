@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +220,17 @@ def test_losses_are_printed_at_log_intervals_and_at_the_end(folder: RunFolder) -
             events.write("log", **LOG | {"step": last, "losses": [float(last)] * count})
         events.close()
     assert [line.split()[1] for line in out.getvalue().splitlines()[1:]] == ["20", "40", "47"]
+
+
+def test_a_loss_that_is_not_finite_is_reported(folder: RunFolder) -> None:
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        events.write("config", **TOPOLOGY)
+        events.write("start", steps=20, dropped=0)
+        events.write("log", **LOG | {"step": 20, "losses": [math.nan] * 20})
+        events.close()
+    assert "loss not finite" in out.getvalue()
 
 
 @pytest.mark.parametrize(

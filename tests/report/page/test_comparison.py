@@ -207,6 +207,14 @@ def test_little_or_odd_data(tmp_path: Path, case: dict[str, Any], said: list[str
     json.loads(page.data)
 
 
+def test_a_loss_curve_names_the_step_of_divergence(tmp_path: Path) -> None:
+    def losses(candidate: Candidate, repeat: int, step: int) -> float:
+        return math.nan if candidate.name == "ddp" and step > 4 else falling(candidate, repeat, step)
+
+    page = Reader(render(comparison_of(tmp_path, losses=losses)))
+    assert "(the loss is not finite from step 5 on)" in page.data
+
+
 def test_without_a_time_per_step_there_are_no_shares_of_it(tmp_path: Path) -> None:
     shown = Reader(render(comparison_of(tmp_path, steps=4, events=True))).text  # Only the first window, of four steps.
     assert "Where the time goes" not in shown

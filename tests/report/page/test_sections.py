@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from paceline.report.plots.split import split
 from paceline.report.plots.timeline import MOST_BARS, timeline
 from paceline.report.plots.timeline_steps import MOST_RANKS
 from paceline.report.tables.columns import comparison_columns
-from paceline.report.tables.steps import bytes_rows, operation_rows, rank_split_rows, split_rows
+from paceline.report.tables.steps import bytes_columns, bytes_rows, operation_rows, rank_split_rows, split_rows
 
 STEP_S = {"single": 0.08, "none": 0.01, "allreduce": 0.05, "ddp": 0.04}
 
@@ -237,14 +238,34 @@ def test_bytes_and_bandwidth(tmp_path: Path) -> None:
     assert labels.isdisjoint(trace["name"] for trace in drawn["data"]), "labels must not cover curves"
 
 
+def test_control_messages_are_shown_where_they_are_sent(tmp_path: Path) -> None:
+    comparison = comparison_of(tmp_path, [Candidate("ddp", "ddp")], repeats=1)
+    assert "control" not in {column.key for column in bytes_columns(bytes_rows(comparison))}
+    for file in (tmp_path / "experiment").rglob("timeline-*.bin"):
+        writer = TimelineWriter(file.parent, int(file.stem.removeprefix("timeline-")))
+        writer.write([(5, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NOT_MEASURED, NOT_MEASURED)])
+        for purpose, size in ((Purpose.GRADIENTS, 4000), (Purpose.CONTROL, 8)):
+            writer.write([(5, RowKind.ALL_REDUCE, purpose, -1, size, 0.1, 0.5, NOT_MEASURED, NOT_MEASURED)])
+        writer.close()
+    comparison = read_comparison(tmp_path / "experiment")
+    rows = bytes_rows(comparison)
+    assert [(row.gradients, row.control, row.total) for row in rows] == [(4000, 8, 4008)]
+    assert {column.key: column.heading for column in bytes_columns(rows)}["control"] == "Control"
+    assert "Ranks send gradients and control messages, and nothing else." in Elements(render(comparison)).shown
+
+
 def test_the_cost_of_measuring_is_shown(tmp_path: Path) -> None:
     write_experiment(tmp_path / "experiment")
     cost = {"workload": "cnn on digits", "strategy": "ddp", "share": 0.012, "low": -0.004, "high": 0.0281}
     found = MeasuringCost(**cost, pairs=20, steps=4, step_cpu_s=0.0182)  # type: ignore[arg-type]
     write_examination(tmp_path / "experiment", examination(measuring_cost=found))
     page = Elements(render(read_comparison(tmp_path / "experiment")))
-    assert "Collecting events costs 1.2% of the CPU time of a step (95% interval -0.4% to 2.8%)" in page.shown
+    share = "1.2% of the CPU time of a step (95% interval -0.4% to 2.8%)"
+    assert f"Collecting events has no measurable cost: {share}, measured" in page.shown
     assert "measured on cnn on digits under ddp: 18.20 ms per step without events." in page.shown
+    write_examination(tmp_path / "experiment", examination(measuring_cost=replace(found, low=0.004)))
+    page = Elements(render(read_comparison(tmp_path / "experiment")))
+    assert "Collecting events costs 1.2% of the CPU time of a step (95% interval 0.4% to 2.8%), measured" in page.shown
 
 
 def test_colours_of_parts_have_enough_contrast() -> None:

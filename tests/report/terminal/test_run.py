@@ -63,7 +63,7 @@ def test_uneven_ranks_are_reported_with_their_cores() -> None:
 
 def test_divergence_is_reported_with_its_first_step() -> None:
     ranks = [{"rank": r, "step_s": 0.01, "diverged_step": step} for r, step in ((0, None), (1, 17))]
-    assert "the loss is not a number since step 17" in said(ranks=ranks)
+    assert "the loss is not finite from step 17 on." in said(ranks=ranks)
 
 
 def test_the_estimate() -> None:

@@ -20,7 +20,7 @@ from paceline.report.live.scaling_table import ScalingLiveTable
 from paceline.report.scaling_verdict import sentences
 from paceline.report.tables.scaling import write_scaling_tables
 from paceline.report.terminal.scaling import print_scaling, to_json
-from scaling_on_disk import ONE_HOST, even, read_scaling, write_scaling
+from scaling_on_disk import ONE_HOST, even, points, read_scaling, write_scaling
 
 pytestmark = pytest.mark.takes(6)
 
@@ -49,6 +49,21 @@ def test_the_answer_in_sentences(found: Scaling) -> None:
     assert (
         "Weak scaling: A step of gather_scatter on 4 ranks takes 2.88× (2.87–2.88) as long as with one process" in text
     )
+
+
+def test_oversubscribed_points_are_not_compared_with_the_fastest(tmp_path: Path) -> None:
+    shapes = [(1, 1), (1, 2), (1, 4)]
+    path = write_scaling(tmp_path / "e", shapes=shapes, modes=["strong"], repeats=3, design=ONE_HOST, cores=2.0)
+    text = "\n".join(sentences(read_scaling(path)))
+    assert "ddp is fastest on 2 ranks, the largest world size with enough cores or GPUs for every rank (1 to 2" in text
+
+
+def test_a_point_that_failed_was_not_measured(tmp_path: Path) -> None:
+    largest = [candidate.name for candidate in points(["ddp"], [(4, 1)], ["strong"], 256, 64)]
+    failures = dict.fromkeys(largest, "it broke")
+    path = write_scaling(tmp_path / "e", modes=["strong"], repeats=3, failures=failures)
+    text = "\n".join(sentences(read_scaling(path)))
+    assert "ddp is fastest on 2 ranks, the most that were measured (1 to 2 ranks: " in text
 
 
 def test_a_slowdown_on_more_ranks_is_reported(tmp_path: Path) -> None:

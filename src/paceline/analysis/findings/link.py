@@ -102,7 +102,8 @@ def _workload(examination: Examination) -> Iterator[Finding]:
     share = exchange_s / needs.step_s
     message = (
         f"{format_workload(needs)} takes {duration(needs.step_s)} per step; an all-reduce of its gradient "
-        f"({size(needs.gradient_bytes)}) takes {duration(exchange_s)}, {100 * share:.0f}% of a step without overlap."
+        f"({size(needs.gradient_bytes)}) takes {duration(exchange_s)}, which is {100 * share:.0f}% of a step if "
+        "nothing overlaps."
     )
     if share > LONG_EXCHANGE:
         message += " Communication may dominate the step."
@@ -115,10 +116,12 @@ def _workload(examination: Examination) -> Iterator[Finding]:
 def _measuring(examination: Examination) -> Iterator[Finding]:
     cost = examination.measuring_cost
     if cost is not None:
-        message = (
-            f"Collecting events adds {100 * cost.share:.1f}% ({100 * cost.low:.1f} to {100 * cost.high:.1f}%) to the "
-            f"CPU time of a step, which is {duration(cost.step_cpu_s)} per rank without events."
-        )
+        share = f"{_signed(cost.share)}% ({_signed(cost.low)} to {_signed(cost.high)}%)"
+        step_cpu = f"{duration(cost.step_cpu_s)} per rank"
+        if cost.low <= 0 <= cost.high:
+            message = f"Collecting events has no measurable cost: {share} of the CPU time of a step ({step_cpu})."
+        else:
+            message = f"Collecting events adds {share} to the CPU time of a step, which is {step_cpu} without events."
         if cost.high - cost.low > 2 * LOOSE_COST:
             message += " The interval is wide because few steps were measured and the machine was busy."
         if cost.low > HIGH_COST:
@@ -126,6 +129,11 @@ def _measuring(examination: Examination) -> Iterator[Finding]:
             yield Finding("note", "measuring", message, fix)
         else:
             yield Finding("ok", "measuring", message)
+
+
+def _signed(share: float) -> str:
+    """Format a share of one as a percentage, with a minus sign instead of a hyphen."""
+    return f"{100 * share:.1f}".replace("-", "−")
 
 
 def all_reduce_s(measured: AllReduceTimes, size: float) -> float:

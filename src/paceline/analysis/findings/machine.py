@@ -186,8 +186,8 @@ def _memory(examination: Examination) -> Iterator[Finding]:
         growth = sum(max(0, peak - rank.resident_bytes) for rank, peak in peaks)
         most = max(peak for _, peak in peaks)
         message = (
-            f"{format_workload(needs)} needs up to {size(most)} per rank, {size(growth)} more over all ranks than "
-            f"before training; {available}."
+            f"{format_workload(needs)} needs up to {size(most)} per rank; training adds {size(growth)} over all ranks, "
+            f"and {available}."
         )
         yield Finding(*_fits(growth, free, "memory"), message, _memory_fix(growth, free))
 

@@ -186,7 +186,7 @@ def configuration_line(topology: dict[str, Any]) -> str:
 
 
 def _figures(loss: float | None, accuracy: float | None, rate: float) -> Iterator[str]:
-    yield "loss not a number" if loss is None else f"loss {number(loss)}"
+    yield "loss not finite" if loss is None else f"loss {number(loss)}"
     if accuracy is not None:
         yield f"accuracy {percent(accuracy)}"
     yield f"{rate:,.0f} samples/s"

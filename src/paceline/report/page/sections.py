@@ -118,7 +118,7 @@ def _reason_section(reason: Reason) -> ReasonSection:
 def _content_sentence(rows: Sequence[BytesRow]) -> str:
     """Return a sentence on the content of the tensors that are sent."""
     kinds = {"gradients": "gradients", "buffers": "BatchNorm buffers", "statistics": "BatchNorm statistics"}
-    kinds |= {"weights": "weights"}
+    kinds |= {"weights": "weights", "control": "control messages"}
     found = [name for kind, name in kinds.items() if any(getattr(row, kind) for row in rows)]
     if not found:
         return ""
@@ -139,9 +139,11 @@ def _measuring_cost(comparison: Comparison) -> list[str]:
     cost = comparison.examination.measuring_cost if comparison.examination is not None else None
     if cost is not None:
         interval = f"{percent(cost.low)} to {percent(cost.high)}"
+        share = f"{percent(cost.share)} of the CPU time of a step (95% interval {interval})"
+        amount = f"has no measurable cost: {share}" if cost.low <= 0 <= cost.high else f"costs {share}"
         found.append(
-            f"Collecting events costs {percent(cost.share)} of the CPU time of a step (95% interval {interval}), "
-            f"measured on {cost.workload} under {cost.strategy}: {seconds(cost.step_cpu_s)} per step without events."
+            f"Collecting events {amount}, measured on {cost.workload} under {cost.strategy}: "
+            f"{seconds(cost.step_cpu_s)} per step without events."
         )
     sampling = sampling_share(comparison)
     if sampling is not None:

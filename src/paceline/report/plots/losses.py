@@ -105,7 +105,7 @@ def _line(curve: _RunCurve, indices: Sequence[int], colour: str, *, visible: boo
         "x": list(indices),
         "y": rounded(curve.losses.losses[i] for i in indices),
         "showlegend": False,
-        "meta": plain(curve.name) + ("" if diverged is None else f" (not a number since step {diverged})"),
+        "meta": plain(curve.name) + ("" if diverged is None else f" (the loss is not finite from step {diverged} on)"),
         "visible": visible,
         "line": {"color": colour, "width": LINE, "simplify": False},
         "hovertemplate": "%{meta}: %{y:.4f}<extra></extra>",

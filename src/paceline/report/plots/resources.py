@@ -35,8 +35,8 @@ LEDE = (
     "were, with all processes counted."
 )
 CAPTION = (
-    "Solid line: the lowest rank. Dotted lines: the other ranks. Dotted vertical lines: ends of epochs. Shaded: "
-    "evaluation (light) and writing of checkpoints (dark). Triangles: garbage collections."
+    "Solid line: the rank with the lowest number. Dotted lines: the other ranks. Dotted vertical lines: ends of "
+    "epochs. Shaded: evaluation. Triangles: garbage collections."
 )
 """Texts of the page above and below the plot."""
 
@@ -81,7 +81,7 @@ class _ResourcePanels:
     """Busy share of each host for which it is known."""
 
     def spans(self) -> list[MarkRow]:
-        """Return evaluations and checkpoints of the first rank."""
+        """Return the shaded events of the first rank."""
         return [mark for rank, mark in self.marks if mark.kind in SHADES and rank == min(self.cpu)]
 
     def epochs(self) -> list[MarkRow]:

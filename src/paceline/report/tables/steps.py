@@ -25,7 +25,7 @@ from paceline.report.tables.columns import (
 
 RATES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
 SPLIT_PARTS = (*PARTS, "data", "descheduled")
-PURPOSES = ("gradients", "buffers", "statistics", "weights")
+PURPOSES = ("gradients", "buffers", "statistics", "weights", "control")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class BytesRow:
     buffers: int | None
     statistics: int | None
     weights: int | None
+    control: int | None
+    """Small values for the training loop, such as whether every rank has another batch."""
     total: int
     lower_bound: int | None
     """Least that the busiest rank must send to all-reduce the gradients."""

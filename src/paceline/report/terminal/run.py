@@ -127,7 +127,7 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         yield f"{plural(estimate['epochs'], 'epoch')} would take about {seconds(estimate['seconds'])}"
     diverged = [rank["diverged_step"] for rank in summary["ranks"] if rank["diverged_step"] is not None]
     if diverged:
-        yield f"the loss is not a number since step {min(diverged)}. hint: use a lower --lr, or --clip-norm 1"
+        yield f"the loss is not finite from step {min(diverged)} on. hint: use a lower --lr, or --clip-norm 1"
     state = "" if record.finished else " (interrupted)"
     yield f"record: {record.path}{state}"
 

@@ -87,9 +87,10 @@ class ParameterServer(Strategy):
         many servers as ranks: if the optimiser state is large, because each server keeps only its own part.
 
     When not to use it
-        On equally fast ranks: an all-reduce sends no more bytes, and its gradients are never stale. Asynchronous with a
-        momentum of 0.9: in 12 seconds, 4 workers trained `cnn` on CIFAR-10 to an accuracy of 25 to 28%, against 50 to
-        53% with `ddp`. With one server for many workers: all traffic uses its link, as in `gather_scatter`.
+        On equally fast ranks with large gradients: all traffic uses the servers' links, while an all-reduce spreads it
+        over all links (`vgg11` at 1 Gbit/s: 2.7 times as long as `ddp`). With small gradients it may be faster than
+        `ddp`; docs/results.md has both. Asynchronous with a momentum of 0.9: in 12 seconds, 4 workers trained `cnn` on
+        CIFAR-10 to an accuracy of 25 to 28%, against 50 to 53% with `ddp`.
 
     Source
         Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; asynchronous: Dean et
