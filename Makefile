@@ -34,7 +34,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/test_imports.py
+	$(BIN)/pytest -q tests/test_imports.py tests/test_conventions.py
 
 $(VENV)/.bench: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
