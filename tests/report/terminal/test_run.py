@@ -53,12 +53,14 @@ def test_ranks_of_a_synchronous_run_take_the_same_time(slower: float, exchanges:
 
 def test_uneven_ranks_are_reported_with_their_cores() -> None:
     ranks = [{"rank": r, "step_s": step_s, "diverged_step": None} for r, step_s in ((0, 0.01), (1, 0.012))]
-    topology = {"exchanges": True, "ranks_per_host": 2, "cores": 2.0}
+    topology = {"exchanges": True, "device": "cpu", "ranks_per_host": 2, "cores": 2.0}
     sentence = (
         "step times differ by 20.0% between ranks, although they step together; "
         "ranks probably share cores with each other or with other programs (2 ranks on 2 cores)"
     )
     assert sentence in said(ranks=ranks, topology=topology)
+    assert "(2 ranks on 1 core)" in said(ranks=ranks, topology=topology | {"cores": 1.0})
+    assert "share cores" not in said(ranks=ranks, topology=topology | {"device": "cuda:0"})
 
 
 def test_divergence_is_reported_with_its_first_step() -> None:

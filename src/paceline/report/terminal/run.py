@@ -113,7 +113,7 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
     together = record.topology.get("exchanges") and record.lockstep
     if together and times and max(times) > (1 + UNEVEN) * min(times):
         apart = percent(max(times) / min(times) - 1)
-        yield f"step times differ by {apart} between ranks, although they step together; {_shared_cores(record)}"
+        yield f"step times differ by {apart} between ranks, although they step together; {_uneven_cause(record)}"
     if summary.get("staleness"):
         yield staleness_sentence(summary["staleness"])
     if "train_s" in summary:
@@ -132,10 +132,12 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
     yield f"record: {record.path}{state}"
 
 
-def _shared_cores(record: RunRecord) -> str:
+def _uneven_cause(record: RunRecord) -> str:
     """Return the probable cause of uneven step times, with the ranks and cores of a host where they are known."""
+    if record.topology.get("device") != "cpu":
+        return "the GPUs or hosts differ in speed, or other programs use them"
     ranks, cores = record.topology.get("ranks_per_host"), record.topology.get("cores")
-    placed = f" ({plural(ranks, 'rank')} on {cores:g} cores)" if ranks and cores else ""
+    placed = f" ({plural(ranks, 'rank')} on {cores:g} core{'' if cores == 1 else 's'})" if ranks and cores else ""
     return f"ranks probably share cores with each other or with other programs{placed}"
 
 
