@@ -241,7 +241,10 @@ def test_ranks_that_cannot_be_placed_evenly_are_reported(tmp_path: Path) -> None
         "5 ranks cannot be placed evenly on 4 hosts, so they are placed on 1 host. "
         "Choose a placement with --ranks-per-host."
     )
-    assert six.startswith("6 ranks cannot be placed evenly on 4 hosts, so they are placed on 3 hosts.")
+    assert six == (
+        "6 ranks cannot be placed evenly on 4 hosts, so they are placed on 3 hosts. "
+        "Choose a placement with --ranks-per-host."
+    )
     requested = HALF_CORES | {"requested_ranks_per_host": [5, 2]}
     path = write_scaling(tmp_path / "requested", shapes=[(1, 1), (1, 5), (3, 2)], design=requested, repeats=1)
     assert not [note for note in read_scaling(path).warnings if "evenly" in note]
