@@ -20,6 +20,7 @@ from commands import paceline, start, wait_until
 from paceline.records import read_run
 from paceline.records.experiment import read_experiment
 from paceline.strategies.registry import SETS
+from tries import eventually
 
 pytestmark = pytest.mark.takes(55)
 
@@ -321,3 +322,35 @@ def test_runs_with_a_time_limit_end_after_equal_time(tmp_path: Path) -> None:
         assert 1.2 < summary["train_s"] < 8, "a busy machine may delay the last steps"
         assert summary["steps"] > 5
         assert summary["test"]["accuracy"] is not None
+
+
+@pytest.mark.timing
+def test_exposed_communication_and_batches_have_the_measured_speeds(tmp_path: Path) -> None:
+    """p2p exposes what its step takes beyond that of `none`; a larger batch trains more samples per second."""
+
+    def check(attempt: int) -> None:
+        out = tmp_path / f"exposed{attempt}"
+        found = rows(compare("--strategies", "none,p2p", *QUICK, "--no-proof", out=out))
+        expected = 1 - found["none"]["step_s"]["value"] / found["p2p"]["step_s"]["value"]
+        assert found["p2p"]["exposed"]["value"] == pytest.approx(expected, abs=0.3)
+        out = tmp_path / f"batches{attempt}"
+        found = rows(compare("user_workloads:plain", "--vary", "batch=8,64", *ONCE, out=out))
+        assert found["batch=64"]["samples_per_s"]["value"] > found["batch=8"]["samples_per_s"]["value"]
+
+    eventually(check)
+
+
+@pytest.mark.timing
+def test_a_time_limit_is_kept_within_two_seconds(tmp_path: Path) -> None:
+    def check(attempt: int) -> None:
+        out = tmp_path / f"out{attempt}"
+        short = ("--batch", "16", "--repeats", "1", "--max-repeats", "1", "--ranks", "2", "--no-doctor", "--no-proof")
+        strategies = "ddp,parameter_server:asynchronous=true"
+        compare(*short, "--seconds", "1.5", "--strategies", strategies, out=out)
+        for measured in read_experiment(out).runs:
+            summary = measured.run.summary
+            assert summary is not None
+            assert 1.2 < summary["train_s"] < 3
+            assert summary["steps"] > 40
+
+    eventually(check)

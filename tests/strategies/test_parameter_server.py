@@ -12,6 +12,7 @@ from commands import paceline
 from paceline.analysis.traffic.payload import payload_of
 from paceline.records.experiment import ExperimentRecord, read_experiment
 from paceline.records.reader import RunRecord
+from tries import eventually
 
 pytestmark = pytest.mark.takes(10)
 
@@ -110,3 +111,17 @@ def test_a_failed_server_is_named(tmp_path: Path) -> None:
     )
     assert "ValueError: the optimiser is out of order" in done.stderr
     assert "rank 2" in done.stderr
+
+
+@pytest.mark.timing
+def test_asynchronous_workers_train_more_samples_than_synchronous_ones_beside_a_slow_rank(tmp_path: Path) -> None:
+    def check(attempt: int) -> None:
+        out = tmp_path / f"out{attempt}"
+        size = ["--ranks", "3", "--batch", str(BATCH), "--steps", str(STEPS), "--repeats", "1", "--max-repeats", "1"]
+        names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:4", "--no-doctor", "--no-evaluate"]
+        paceline("compare", "cnn", *names, *size, "--no-proof", "--out", str(out), "--json")
+        record = read_experiment(out)
+        speeds = {n: (run_of(record, n).summary or {})["samples_per_s"] for n in (SYNCHRONOUS, ASYNCHRONOUS)}
+        assert speeds[ASYNCHRONOUS] > 1.2 * speeds[SYNCHRONOUS]
+
+    eventually(check)
