@@ -22,6 +22,7 @@ from paceline.config import RunConfig
 from paceline.measure.cores import threads_per_rank
 from paceline.records import RunRecord, read_run
 from paceline.records.experiment import read_experiment
+from tries import eventually
 
 pytestmark = pytest.mark.takes(40)
 
@@ -306,6 +307,23 @@ def test_nohup_ignores_sighup_and_ctrl_c_keeps_the_record(tmp_path: Path) -> Non
     record = read_run(out)
     assert not record.finished
     assert len(record.steps[0]) >= 30
+
+
+@pytest.mark.timing
+def test_ranks_end_within_10_s_of_ctrl_c_and_of_the_end_of_their_launcher(tmp_path: Path) -> None:
+    def check(attempt: int) -> None:
+        for number in (signal.SIGINT, signal.SIGKILL):
+            out = tmp_path / f"{number.name}-{attempt}"
+            process = start("user_workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
+            wait_until(lambda out=out: steps_done(out) > 0, "the first step")  # type: ignore[misc]
+            ranks = ranks_of(out)
+            os.kill(process.pid, number)
+            _, alive = psutil.wait_procs(ranks, timeout=10)
+            process.communicate(timeout=60)
+            assert len(ranks) == 2
+            assert not alive
+
+    eventually(check)
 
 
 def test_only_loopback_ports_are_open_and_ranks_end_with_a_killed_launcher(

@@ -27,6 +27,7 @@ from paceline.comm.shared_memory.host_memory import HostMemory, Peer, start_tick
 from paceline.comm.shared_memory.progress_counters import PEER_CHECK_S, READY, REDUCED, ProgressCounters
 from paceline.errors import RankError
 from ranks import Pool
+from tries import eventually
 
 pytestmark = pytest.mark.takes(6)
 
@@ -217,6 +218,21 @@ def test_a_killed_peer_is_noticed_and_named(pair: Callable[..., tuple[ProgressCo
         with pytest.raises(RankError, match="rank 1 ended while rank 0 waited for its gradients"):
             here.wait(here.counters_of_all(REDUCED)[1:], 1)
         assert time.perf_counter() - since_s < 25, "before the time-out"
+
+
+@pytest.mark.timing
+def test_a_killed_peer_is_noticed_within_2_s(pair: Callable[..., tuple[ProgressCounters, ProgressCounters]]) -> None:
+    def check(_: int) -> None:
+        with subprocess.Popen(["sleep", "60"]) as process:
+            here, _ = pair(process.pid)
+            process.kill()
+            process.wait()
+            since_s = time.perf_counter()
+            with pytest.raises(RankError, match="rank 1 ended"):
+                here.wait(here.counters_of_all(REDUCED)[1:], 1)
+            assert time.perf_counter() - since_s < 2
+
+    eventually(check)
 
 
 def test_another_process_with_the_same_pid_is_not_the_peer() -> None:

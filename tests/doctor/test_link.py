@@ -100,6 +100,15 @@ def test_a_budget_of_nothing_still_gives_a_few_sizes(pool: Pool) -> None:
 
 
 @pytest.mark.timing
+def test_all_reduces_keep_to_their_budget(pool: Pool) -> None:
+    def check(_: int) -> None:
+        for budget_s in (0.0, 0.8):
+            assert pool.run(all_reduce, 2, budget_s)[0][1] < 5
+
+    eventually(check)
+
+
+@pytest.mark.timing
 def test_contention(pool: Pool) -> None:
     def check(_: int) -> None:
         one, other = pool.run(contention, 2)
