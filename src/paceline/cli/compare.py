@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import typer
 
 from paceline.cli.experiment_output import run_and_report
 from paceline.cli.messages import message_printer
-from paceline.cli.options import config_options
-from paceline.config import CompareConfig, LaunchConfig, RunConfig
-
-HELP_TEXTS = {
-    "steps": "Steps of each run [default: 40, unless --epochs or --seconds is given].",
-    "epochs": "Train each run for this many epochs instead, to compare final losses and accuracies too.",
-}
+from paceline.cli.requests import LaunchRequest
+from paceline.config import CompareConfig
 
 
-@config_options(
-    CompareConfig,
-    RunConfig,
-    LaunchConfig,
-    without=frozenset({"strategy"}),
-    help_texts=HELP_TEXTS,
-)
-def command(
-    config: CompareConfig,
-    run: RunConfig,
-    launch: LaunchConfig,
-    *,
-    context: typer.Context,
-    out: Annotated[Path | None, typer.Option(help="Folder for the records [default: a new one under runs/].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest(LaunchRequest):
     """Compare strategies side by side and recommend one.
 
     First proves that every strategy computes the same mean gradient. Then measures short runs of all strategies,
@@ -43,19 +25,34 @@ def command(
 
     Ctrl-C stops the measurement and reports the runs measured so far.
     """
-    from rich.console import Console
 
-    from paceline.experiments.compare import compare
-    from paceline.report.live.live_table import LiveTable
+    command: ClassVar[str] = "compare"
+    without: ClassVar[frozenset[str]] = frozenset({"strategy"})
+    help_texts: ClassVar[Mapping[str, str]] = {
+        "steps": "Steps of each run [default: 40, unless --epochs or --seconds is given].",
+        "epochs": "Train each run for this many epochs instead, to compare final losses and accuracies too.",
+    }
 
-    messages = Console(stderr=True, highlight=False)
-    display = LiveTable(messages)
-    return run_and_report(
-        lambda on_folder: compare(
-            run, launch, config, out, display, on_folder, message_printer(messages), context.args
-        ),
-        display,
-        messages,
-        as_json=as_json,
-        trace=run.trace,
-    )
+    compare: CompareConfig
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False
+    script_arguments: tuple[str, ...] = ()
+    """Arguments of the user's script."""
+
+    def carry_out(self) -> int:
+        """Run the comparison and report its results."""
+        from rich.console import Console
+
+        from paceline.experiments.compare import compare
+        from paceline.report.live.live_table import LiveTable
+
+        messages = Console(stderr=True, highlight=False)
+        display, notify = LiveTable(messages), message_printer(messages)
+        return run_and_report(
+            lambda on_folder: compare(
+                self.run, self.launch, self.compare, self.out, display, on_folder, notify, self.script_arguments
+            ),
+            display,
+            messages,
+            as_json=self.as_json,
+            trace=self.run.trace,
+        )

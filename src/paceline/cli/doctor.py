@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from paceline.cli.interrupts import CtrlCHandler
-from paceline.cli.messages import data_console
-from paceline.cli.options import config_options
-from paceline.config import EXAMINED_SETTINGS, LaunchConfig, RunConfig
-from paceline.errors import INTERRUPTED_EXIT_CODE, PROBLEM_EXIT_CODE
+from paceline.cli.messages import data_console, message_console, message_printer
+from paceline.cli.record_output import run_with_display
+from paceline.cli.requests import LaunchRequest
+from paceline.config import EXAMINED_SETTINGS, RunConfig
+from paceline.errors import PROBLEM_EXIT_CODE
 
-UNUSED_SETTINGS = frozenset(field.name for field in fields(RunConfig)) - frozenset(EXAMINED_SETTINGS)
+if TYPE_CHECKING:
+    from paceline.records.examination import Examination
 
 
-@config_options(RunConfig, LaunchConfig, hidden=UNUSED_SETTINGS)
-def command(
-    run: RunConfig,
-    launch: LaunchConfig,
-    *,
-    out: Annotated[Path | None, typer.Option(help="Folder for the record [default: a new one under runs/].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")] = False,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class DoctorRequest(LaunchRequest):
     """Check the machines and the network before a run.
 
     Starts ranks on all hosts, as for a run. Each rank reports its hardware, software and settings. The ranks then
@@ -34,41 +30,41 @@ def command(
 
     The exit code is 9 if a problem was found.
     """
-    from paceline.analysis.findings import findings, problems
-    from paceline.cli.messages import message_console, message_printer
-    from paceline.experiments.doctor import doctor
+
+    command: ClassVar[str] = "doctor"
+    hidden: ClassVar[frozenset[str]] = frozenset(own.name for own in fields(RunConfig)) - frozenset(EXAMINED_SETTINGS)
+
+    out: Annotated[Path | None, typer.Option(help="Folder for the record [default: a new one under runs/].")] = None
+
+    def carry_out(self) -> int:
+        """Examine, then print the findings."""
+        from paceline.analysis.findings import findings, problems
+        from paceline.experiments.doctor import doctor
+        from paceline.report.terminal.doctor import LiveExamination
+
+        messages = message_console()
+        notify = message_printer(messages)
+        with CtrlCHandler() as ctrl_c:
+            examined = run_with_display(
+                lambda follow: doctor(self.run, self.launch, self.out, follow, notify),
+                lambda folder: LiveExamination(folder, messages),
+                ctrl_c,
+                notify,
+            )
+            if examined is not None:
+                _print(*examined, as_json=self.as_json)
+        if ctrl_c.pressed or examined is None:
+            return ctrl_c.exit_code
+        return PROBLEM_EXIT_CODE if problems(findings(examined[0])) else 0
+
+
+def _print(examination: Examination, folder: Path, *, as_json: bool) -> None:
     from paceline.records.schema import DOCTOR_FILE
     from paceline.records.writer import json_safe
-    from paceline.report.terminal.doctor import LiveExamination, print_examination, to_json
+    from paceline.report.terminal.doctor import print_examination, to_json
 
-    messages = message_console()
-    displays: list[LiveExamination] = []
-
-    def watch(folder: Path) -> LiveExamination:
-        displays.append(LiveExamination(folder, messages))
-        return displays[-1]
-
-    with CtrlCHandler() as ctrl_c:
-        try:
-            with ctrl_c.errors_are_interrupts():
-                result = doctor(run, launch, out, watch, message_printer(messages))
-            ctrl_c.defer()
-        except KeyboardInterrupt:
-            if not displays:
-                raise
-            messages.print(f"interrupted; the record so far is in {displays[0].folder}", markup=False)
-            return INTERRUPTED_EXIT_CODE
-        finally:
-            for display in displays:
-                display.close()
-        if result is None:
-            return 0
-        examination, folder = result
-        if as_json:
-            typer.echo(json.dumps(json_safe(to_json(examination, folder)), indent=2, allow_nan=False))
-        else:
-            print_examination(examination, data_console())
-            typer.echo(f"record: {folder / DOCTOR_FILE}")
-    if ctrl_c.pressed:
-        return INTERRUPTED_EXIT_CODE
-    return PROBLEM_EXIT_CODE if problems(findings(examination)) else 0
+    if as_json:
+        typer.echo(json.dumps(json_safe(to_json(examination, folder)), indent=2, allow_nan=False))
+    else:
+        print_examination(examination, data_console())
+        typer.echo(f"record: {folder / DOCTOR_FILE}")

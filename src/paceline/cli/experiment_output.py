@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import data_console, show_error
-from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
+from paceline.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,7 +112,6 @@ def run_and_report(
 
     folders: list[Path] = []
     failure: PacelineError | None = None
-    interrupted = False
     with CtrlCHandler() as ctrl_c:
         try:  # Covers everything up to `defer`, so that no Ctrl-C stays uncaught.
             try:
@@ -127,7 +126,6 @@ def run_and_report(
             ctrl_c.defer()
             if not folders:
                 raise
-            interrupted = True
         if not folders:  # A follower host: only the leader has the records.
             return 0
         display.close()
@@ -137,7 +135,7 @@ def run_and_report(
             failure = failure or trace_error
     if failure is not None:  # Raised last, after the report of the runs before it.
         raise failure
-    return INTERRUPTED_EXIT_CODE if interrupted or ctrl_c.pressed else 0
+    return ctrl_c.exit_code
 
 
 def _report(

@@ -1,6 +1,8 @@
 """Ctrl-C handling for a whole command: it stops the measurement, but never the report of what was measured.
 
-A `CtrlCHandler` handles SIGINT from the start of a command to its end; torch's launcher does not handle it.
+A `CtrlCHandler` handles SIGINT from the start of a command to its end; torch's launcher does not handle it. SIGTERM (from
+`kill` or Slurm) and SIGHUP (a closed terminal) have the same effect. While ranks run, torch's launcher handles those two,
+and `launch/elastic.py` then raises KeyboardInterrupt.
 
     during the measurement        raises KeyboardInterrupt, as Python does
     while that propagates         only recorded, so that ranks are stopped and displays closed completely
@@ -20,15 +22,19 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
+from paceline.errors import INTERRUPTED_EXIT_CODE
+
 REPEAT_WINDOW_S = 1.0
 """Seconds after a KeyboardInterrupt in which further presses of Ctrl-C count as the same one."""
+SIGNALS = {signal.SIGINT: b"Ctrl-C", signal.SIGTERM: b"SIGTERM", signal.SIGHUP: b"SIGHUP"}
+"""Signals that interrupt a command, with their names in messages."""
 
 
 class CtrlCHandler:
-    """SIGINT handler for the duration of a `with` block.
+    """Handler of Ctrl-C, SIGTERM and SIGHUP for the duration of a `with` block.
 
-    Afterwards it installs `handler_after`, or restores the previous handler if that is None. If the process was started
-    with SIGINT ignored, as a shell does for `&` in a script, the signal stays ignored.
+    Afterwards it installs `handler_after`, or restores the previous handlers if that is None. A signal that the process
+    was started to ignore stays ignored: a shell does so with SIGINT for `&` in a script, nohup with SIGHUP.
     """
 
     _raised_s: ClassVar[float] = -math.inf
@@ -36,25 +42,33 @@ class CtrlCHandler:
 
     def __init__(self, handler_after: signal.Handlers | None = None) -> None:
         self.pressed = False
-        """Whether Ctrl-C was pressed, even if it was only recorded."""
-        self._handler_after: Any = handler_after
-        self._installed = False
+        """Whether the command was interrupted, even if that was only recorded."""
+        self._handler_after = handler_after
+        self._previous: dict[signal.Signals, Any] = {}
+        """Handlers that this one replaces."""
         self._deferred = False
         self._notified = False
 
     def __enter__(self) -> Self:
-        previous = signal.getsignal(signal.SIGINT)
-        self._handler_after = previous if self._handler_after is None else self._handler_after
-        self._installed = previous is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
-        if self._installed:
-            signal.signal(signal.SIGINT, self._handle)
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in SIGNALS}
+            self._previous = {
+                number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)
+            }
+        for number in self._previous:
+            signal.signal(number, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, self._handler_after)
+        for number, previous in self._previous.items():
+            signal.signal(number, previous if self._handler_after is None else self._handler_after)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a command that had no error."""
+        return INTERRUPTED_EXIT_CODE if self.pressed else 0
 
     def defer(self) -> None:
         """Only record Ctrl-C from now on, without raising."""
@@ -65,6 +79,9 @@ class CtrlCHandler:
         """Raise KeyboardInterrupt in place of an error that follows Ctrl-C: libraries may replace the former."""
         try:
             yield
+        except KeyboardInterrupt:
+            self.pressed = True  # Also if torch's launcher handled the signal.
+            raise
         except Exception as error:
             if self.pressed:
                 raise KeyboardInterrupt from error
@@ -78,7 +95,7 @@ class CtrlCHandler:
         if not self._notified:
             self._notified = True
             with suppress(OSError):  # `print` is not reentrant, and the signal may have interrupted one.
-                os.write(2, b"Ctrl-C received: finishing, measured data is kept\n")
+                os.write(2, SIGNALS[signal.Signals(number)] + b" received: finishing, measured data is kept\n")
 
 
 def _is_propagating() -> bool:

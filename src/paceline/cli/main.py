@@ -1,4 +1,4 @@
-"""The `paceline` command: parse the command line, call the command, and show errors with a hint and an exit code."""
+"""The `paceline` command: parse the command line into a request, have an executor carry it out, and show errors."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from paceline.cli import compare, doctor, report, scale, strategies, submit, train
-from paceline.cli.emulation import COMMAND_LINE
+from paceline.cli.compare import CompareRequest
+from paceline.cli.doctor import DoctorRequest
+from paceline.cli.emulation import run_on_emulated_hosts
 from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import message_console, show_error
-from paceline.cli.options import PassThroughCommand
+from paceline.cli.options import OtherFields, PassThroughCommand, request_parser
+from paceline.cli.report import ReportRequest
+from paceline.cli.requests import LaunchRequest, Request
+from paceline.cli.scale import ScaleRequest
+from paceline.cli.strategies import StrategiesRequest
+from paceline.cli.submit import SubmitCommand, SubmitRequest, other_sbatch_options, words_to_submit
+from paceline.cli.train import TrainRequest
+from paceline.config.emulation import emulation_info
 from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError, UsageError
 
 
@@ -40,16 +49,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("compare", cls=PassThroughCommand)(compare.command)
-app.command("train")(train.command)
-app.command("scale")(scale.command)
-app.command("doctor")(doctor.command)
-app.command("report")(report.command)
-app.command("strategies")(strategies.command)
-app.command("submit", cls=submit.SubmitCommand, options_metavar="[OPTIONS] -- COMMAND [ARGS]...")(submit.command)
-
+"""Parser of command lines: the function of each command returns a request."""
+REQUEST_TYPES: dict[str, type[Request]] = {}
+"""Type of request of each command."""
 EXIT_DELAY_S = 1.0
 """Wait of a process that leaves the error message to another one: a launcher may stop all processes when one exits."""
+
+
+def _add_command(request_type: type[Request], other_fields: OtherFields = lambda _: {}, **options: Any) -> None:
+    REQUEST_TYPES[request_type.command] = request_type
+    app.command(request_type.command, **options)(request_parser(request_type, other_fields))
+
+
+def _script_arguments(context: typer.Context) -> Mapping[str, Any]:
+    return {"script_arguments": tuple(context.args)}
+
+
+def _submitted_command(context: typer.Context) -> Mapping[str, Any]:
+    submitted = parse(words_to_submit(context.args, REQUEST_TYPES))
+    if submitted is None:
+        raise typer.Exit
+    return {"submitted": submitted, "other_options": other_sbatch_options(context)}
+
+
+_add_command(CompareRequest, _script_arguments, cls=PassThroughCommand)
+_add_command(TrainRequest)
+_add_command(ScaleRequest)
+_add_command(DoctorRequest)
+_add_command(ReportRequest)
+_add_command(StrategiesRequest)
+_add_command(SubmitRequest, _submitted_command, cls=SubmitCommand, options_metavar="[OPTIONS] -- COMMAND [ARGS]...")
 
 
 def _print_version(requested: bool) -> None:
@@ -69,7 +98,52 @@ def _root(
     pass
 
 
-def main(arguments: list[str] | None = None) -> None:
+def parse(arguments: Sequence[str]) -> Request | None:
+    """Return the request that a command line makes, without running it; raise `UsageError` if it is wrong.
+
+    Return None if typer has answered it: `--help`, `--version` or no arguments.
+    """
+    try:
+        request = app(list(arguments) or ["--help"], standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        # An error of typer's parser, for example an unknown option.
+        hint = "see `paceline --help` or `paceline COMMAND --help`"
+        raise UsageError(error.format_message(), hint=hint) from None
+    return replace(request, arguments=tuple(arguments)) if isinstance(request, Request) else None
+
+
+def execute(request: Request) -> int:
+    """Have a request carried out, by emulated hosts if it asks for them, else by this process; return the exit code.
+
+    This process may be one of several that share a launch. `paceline submit` has Slurm carry out another request.
+    """
+    if isinstance(request, LaunchRequest) and request.launch.emulate:
+        this_host = emulation_info(os.environ)
+        if this_host is None:
+            return run_on_emulated_hosts(request)
+        request = request.on_emulated_host(this_host)
+    return request.carry_out()
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; return its exit code. Bugs in Paceline raise, so that their traceback is shown."""
+    try:
+        request = parse(arguments)
+        return 0 if request is None else execute(request)
+    except PacelineError as error:
+        _show_error_once_per_host(error)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        message_console().print("interrupted", style="bold")
+        return INTERRUPTED_EXIT_CODE
+    except BrokenPipeError:  # The reader of the output has ended, for example `head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # For the flush during Python's exit.
+        return 1
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; the exit code is that of the kind of failure (`paceline.errors`)."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # The warnings of its C++ code do not help a user.
     with CtrlCHandler(handler_after=signal.SIG_DFL) as ctrl_c:  # No traceback on Ctrl-C during Python's exit.
@@ -82,28 +156,6 @@ def main(arguments: list[str] | None = None) -> None:
         with suppress(OSError, ValueError):  # Python's exit flushes again and reports the error.
             sys.stdout.flush()
     sys.exit(INTERRUPTED_EXIT_CODE if ctrl_c.pressed and not code else code)
-
-
-def run(arguments: list[str]) -> int:
-    """Run one command; return its exit code. Bugs in Paceline raise, so that their traceback is shown."""
-    COMMAND_LINE.set(arguments)
-    try:
-        result = app(arguments or ["--help"], standalone_mode=False)
-    except PacelineError as error:
-        _show_error_once_per_host(error)
-        return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        message_console().print("interrupted", style="bold")
-        return INTERRUPTED_EXIT_CODE
-    except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        # An error of typer's parser, for example an unknown option.
-        _show_error_once_per_host(
-            UsageError(error.format_message(), hint="see `paceline --help` or `paceline COMMAND --help`")
-        )
-        return UsageError.exit_code
-    return result if isinstance(result, int) else 0
 
 
 def _show_error_once_per_host(error: PacelineError) -> None:

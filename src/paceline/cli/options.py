@@ -1,27 +1,31 @@
-"""Command-line options from the fields of config dataclasses, which define names, types, defaults and help texts."""
+"""Command-line options of a request: one for each setting of its configs, and for each further field.
+
+Config dataclasses define the names, types, defaults and help texts of their settings.
+"""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from paceline.cli.emulation import run_or_emulate
+from paceline.cli.requests import Request
 from paceline.config import ALTERNATIVES
 from paceline.config.fields import TEXTS, field_docs, from_mapping, owners, read_toml
 
+RequestType = TypeVar("RequestType", bound=Request)
+OtherFields = Callable[[typer.Context], Mapping[str, Any]]
+"""Returns the fields of a request that are no options, such as the arguments after `--`."""
 ALTERNATIVE_OF = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
 POSITIONAL = frozenset({"workload"})
+CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 CONFIG_FILE = inspect.Parameter(
     "config_file",
     inspect.Parameter.KEYWORD_ONLY,
@@ -43,88 +47,72 @@ class PassThroughCommand(TyperCommand):
         return args[end + 1 :]
 
 
-@dataclass(frozen=True)
-class Request:
-    """Parsed and checked arguments of a command."""
+def request_parser(
+    request_type: type[RequestType], other_fields: OtherFields = lambda _: {}
+) -> Callable[..., RequestType]:
+    """Return a function that makes a request from the options of a command line; typer calls it with all of them.
 
-    configs: tuple[Any, ...]
-    own_options: Mapping[str, Any]
-    """Options of the command that belong to no config, by parameter name."""
-
-
-_parsed_requests: ContextVar[list[Request] | None] = ContextVar("parsed_requests", default=None)
-
-
-@contextmanager
-def parse_only() -> Iterator[list[Request]]:
-    """Within the `with` block, commands parse and check their arguments but do not run; yield the list of requests."""
-    requests: list[Request] = []
-    token = _parsed_requests.set(requests)
-    try:
-        yield requests
-    finally:
-        _parsed_requests.reset(token)
-
-
-def config_options(
-    *config_types: type,
-    without: frozenset[str] = frozenset(),
-    hidden: frozenset[str] = frozenset(),
-    help_texts: Mapping[str, str] | None = None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command with an option for each field of the config types.
-
-    The command is called with one config of each type, in the given order. If several types have a field of the same
-    name, the option sets it in the first of them; the others keep their default.
-
-    Fields in `without` get no option. Fields in `hidden` get an option that `--help` does not show: the command ignores
-    it, so that it accepts the settings of other commands. `help_texts` replaces the docstring of a field as help text.
+    If several configs have a field of the same name, the option sets it in the first of them, and the configs of the
+    command itself come before those that commands share. The others keep their default.
     """
+    configs, own_options = _config_types(request_type), _own_options(request_type)
+    owner = owners(*configs.values())
+    settings_options = [
+        _setting_option(config_type, field, request_type.help_texts, hidden=field.name in request_type.hidden)
+        for config_type in configs.values()
+        for field in fields(config_type)
+        if field.name not in request_type.without and owner[field.name] is config_type
+    ]
+    parameters = [CONTEXT, *own_options, *settings_options, *([CONFIG_FILE] if configs else [])]
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        owner = owners(*config_types)
-        own_parameters = [
-            p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY
-        ]
-        added = [
-            _option(config_type, field, help_texts or {}, hidden=field.name in hidden)
-            for config_type in config_types
-            for field in fields(config_type)
-            if field.name not in without and owner[field.name] is config_type
-        ]
-        added.append(CONFIG_FILE)
+    def parse_options(*, context: typer.Context, config_file: Path | None = None, **given: Any) -> RequestType:
+        on_command_line = {name: value for name, value in given.items() if value not in (None, [])}
+        file = read_toml(config_file, *configs.values(), without=request_type.without) if config_file else {}
+        settings = {name: value for name, value in file.items() if ALTERNATIVE_OF.get(name) not in on_command_line}
+        settings |= on_command_line
+        own = {parameter.name: given[parameter.name] for parameter in own_options}
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+        for name, config_type in configs.items():
+            own_settings = {key: value for key, value in settings.items() if owner.get(key) is config_type}
+            values[name] = from_mapping(config_type, own_settings)
+        return request_type(**values, **other_fields(context))
 
-        @functools.wraps(command)
-        def run(**given: Any) -> Any:
-            file = given.pop(CONFIG_FILE.name)
-            on_command_line = {name: value for name, value in given.items() if value not in (None, [])}
-            settings = read_toml(file, *config_types, without=without) if file else {}
-            settings = {
-                name: value for name, value in settings.items() if ALTERNATIVE_OF.get(name) not in on_command_line
-            } | on_command_line
-            own_options = {parameter.name: given[parameter.name] for parameter in own_parameters}
-            configs: list[Any] = [
-                from_mapping(
-                    config_type, {name: value for name, value in settings.items() if owner.get(name) is config_type}
+    parse_options.__doc__ = request_type.__doc__
+    parse_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    parse_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return parse_options
+
+
+def _config_types(request_type: type[Request]) -> dict[str, type]:
+    """Return the config types of a request by field name; those of the command itself come first."""
+    hints, own = typing.get_type_hints(request_type), inspect.get_annotations(request_type)
+    names = sorted((field.name for field in fields(request_type)), key=lambda name: name not in own)
+    return {name: hints[name] for name in names if is_dataclass(hints[name]) and not issubclass(hints[name], Request)}
+
+
+def _own_options(request_type: type[Request]) -> list[inspect.Parameter]:
+    """Return the options that are fields of the request itself: those annotated with an option of typer."""
+    hints = typing.get_type_hints(request_type, include_extras=True)
+    found = []
+    for field in fields(request_type):
+        if typing.get_origin(hints[field.name]) is Annotated:
+            kind, option = typing.get_args(hints[field.name])
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            found.append(
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=default,
+                    annotation=Annotated[_repeatable(kind), option],
                 )
-                for config_type in config_types
-            ]
-            requests = _parsed_requests.get()
-            if requests is not None:
-                requests.append(Request(tuple(configs), own_options))
-                return None
-            return run_or_emulate(configs, lambda *final_configs: command(*final_configs, **own_options))
-
-        run.__signature__ = inspect.Signature([*own_parameters, *added])  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own_parameters, *added)}
-        run.config_types = config_types  # type: ignore[attr-defined]
-        return run
-
-    return decorate
+            )
+    return found
 
 
-def _option(config_type: type, field: Field[Any], help_texts: Mapping[str, str], *, hidden: bool) -> inspect.Parameter:
-    """Return the option of one field. Its default is None: then the value of the TOML file or of the config applies."""
+def _setting_option(
+    config_type: type, field: Field[Any], help_texts: Mapping[str, str], *, hidden: bool
+) -> inspect.Parameter:
+    """Return the option of a setting. Its default is None: then the value of the TOML file or of the config applies."""
     help_text = help_texts.get(field.name) or field_docs(config_type)[field.name]
     default_is_empty = field.default in (None, "", ()) or field.default is False or field.default is MISSING
     if not default_is_empty and "[default" not in help_text:
@@ -144,3 +132,8 @@ def _option_type(kind: Any) -> Any:
     if isinstance(kind, types.UnionType):
         (kind,) = [member for member in kind.__args__ if member is not type(None)]
     return str if typing.get_origin(kind) is typing.Literal else kind
+
+
+def _repeatable(kind: Any) -> Any:
+    """Return the type that typer parses for a field of the request: a list in place of a tuple of any length."""
+    return list[typing.get_args(kind)[0]] if typing.get_origin(kind) is tuple else kind  # type: ignore[misc]

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.cli.experiment_output import run_and_report
 from paceline.cli.messages import message_printer
-from paceline.cli.options import config_options
-from paceline.config import LaunchConfig, RunConfig, ScaleConfig
-
-HELP_TEXTS = {
-    "steps": "Steps of each run [default: 20, unless --epochs or --seconds is given].",
-    "epochs": "Train each run for this many epochs instead.",
-    "lr": "Learning rate of SGD, the same for every batch size: only times are compared.",
-    "threads": "CPU threads per rank [default: usable cores ÷ ranks per host; "
-    "on one machine, the same for every world size].",
-}
-OMITTED_SETTINGS = frozenset({"strategy", "evaluate", "eval_ranks"})
+from paceline.cli.requests import LaunchRequest, RequestedRanks
+from paceline.config import ScaleConfig
+from paceline.launch.launcher_process import LauncherProcess, Shape
 
 
-@config_options(ScaleConfig, RunConfig, LaunchConfig, without=OMITTED_SETTINGS, help_texts=HELP_TEXTS)
-def command(
-    config: ScaleConfig,
-    run: RunConfig,
-    launch: LaunchConfig,
-    *,
-    out: Annotated[Path | None, typer.Option(help="Folder for the records [default: a new one under runs/].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")] = False,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ScaleRequest(LaunchRequest):
     """Measure how strategies scale with the number of ranks.
 
     Reports time per step, speed-up and efficiency, relative to one process without communication and to the same
@@ -38,17 +22,43 @@ def command(
 
     Ctrl-C stops the measurement and reports the runs measured so far.
     """
-    from rich.console import Console
 
-    from paceline.experiments.scale import scale
-    from paceline.report.live.scaling_table import ScalingLiveTable
+    command: ClassVar[str] = "scale"
+    without: ClassVar[frozenset[str]] = frozenset({"strategy", "evaluate", "eval_ranks"})
+    help_texts: ClassVar[Mapping[str, str]] = {
+        "steps": "Steps of each run [default: 20, unless --epochs or --seconds is given].",
+        "epochs": "Train each run for this many epochs instead.",
+        "lr": "Learning rate of SGD, the same for every batch size: only times are compared.",
+        "threads": "CPU threads per rank [default: usable cores ÷ ranks per host; "
+        "on one machine, the same for every world size].",
+    }
 
-    messages = Console(stderr=True, highlight=False)
-    display = ScalingLiveTable(messages)
-    return run_and_report(
-        lambda on_folder: scale(run, launch, config, out, display, on_folder, message_printer(messages)),
-        display,
-        messages,
-        as_json=as_json,
-        trace=run.trace,
-    )
+    scale: ScaleConfig
+
+    def carry_out(self) -> int:
+        """Run the scaling experiment and report its results."""
+        from rich.console import Console
+
+        from paceline.experiments.scale import scale
+        from paceline.report.live.scaling_table import ScalingLiveTable
+
+        messages = Console(stderr=True, highlight=False)
+        display, notify = ScalingLiveTable(messages), message_printer(messages)
+        return run_and_report(
+            lambda on_folder: scale(self.run, self.launch, self.scale, self.out, display, on_folder, notify),
+            display,
+            messages,
+            as_json=self.as_json,
+            trace=self.run.trace,
+        )
+
+    def requested_ranks(self) -> RequestedRanks:
+        """Return the largest of the world sizes, and of the ranks per host, that the command line sets."""
+        return RequestedRanks(max(self.scale.rank_counts, default=0), max(self.scale.per_host, default=0), exact=False)
+
+    def check_job_shape(self, shape: Shape) -> None:
+        """Raise if the world sizes cannot be spread evenly over the hosts of the job."""
+        from paceline.experiments.scaling.shapes import choose_shapes
+
+        launcher = LauncherProcess(launchers=shape.ranks, ranks=1, local_size=shape.ranks_per_host, started_by="slurm")
+        choose_shapes(self.scale, launcher, on_one_host=shape.ranks_per_host)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
+
+from paceline.cli.requests import Request
+
+if TYPE_CHECKING:
+    from paceline.strategies.registry import Lesson
 
 SYMBOLS = (
     "p is the number of ranks and M the bytes of the gradients, unless stated otherwise; α is the latency of a message,"
@@ -15,32 +21,42 @@ SYMBOLS = (
 """Symbols in the costs of strategies."""
 
 
-def command(
-    name: Annotated[str | None, typer.Argument(help="Strategy to explain [default: list all].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class StrategiesRequest(Request):
     """List the strategies, or explain one.
 
     The explanation covers the idea, who sends what to whom, the cost, the options, and when not to use the strategy.
     """
-    from paceline.strategies.registry import ENTRIES, lesson
 
-    if name is None and as_json:
-        typer.echo(json.dumps([{"name": e.name, "summary": e.summary} for e in ENTRIES.values()], indent=2))
-    elif name is None:
-        width = max(map(len, ENTRIES))
-        for entry in ENTRIES.values():
-            typer.echo(f"{entry.name:<{width}}  {entry.summary}")
-        typer.echo("\n`paceline strategies NAME` explains a strategy; options are written NAME:key=value,key=value")
-    elif as_json:
-        typer.echo(json.dumps(dataclasses.asdict(lesson(name)), indent=2))
-    else:
-        explained = lesson(name)
-        typer.echo(f"{explained.name}: {explained.summary}\n\n{explained.text}\n")
-        if "α" in explained.text:
-            typer.echo(f"{SYMBOLS}\n")
-        typer.echo("Options")
-        for option in explained.options:
-            typer.echo(f"    {name}:{option.name}={option.default}  ({option.kind})\n        {option.doc}")
-        if not explained.options:
-            typer.echo("    none")
+    command: ClassVar[str] = "strategies"
+
+    name: Annotated[str | None, typer.Argument(help="Strategy to explain [default: list all].")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+
+    def carry_out(self) -> int:
+        """Print the list or the explanation."""
+        from paceline.strategies.registry import ENTRIES, lesson
+
+        if self.name is None and self.as_json:
+            typer.echo(json.dumps([{"name": e.name, "summary": e.summary} for e in ENTRIES.values()], indent=2))
+        elif self.name is None:
+            width = max(map(len, ENTRIES))
+            for entry in ENTRIES.values():
+                typer.echo(f"{entry.name:<{width}}  {entry.summary}")
+            typer.echo("\n`paceline strategies NAME` explains a strategy; options are written NAME:key=value,key=value")
+        elif self.as_json:
+            typer.echo(json.dumps(dataclasses.asdict(lesson(self.name)), indent=2))
+        else:
+            _print(lesson(self.name))
+        return 0
+
+
+def _print(explained: Lesson) -> None:
+    typer.echo(f"{explained.name}: {explained.summary}\n\n{explained.text}\n")
+    if "α" in explained.text:
+        typer.echo(f"{SYMBOLS}\n")
+    typer.echo("Options")
+    for option in explained.options:
+        typer.echo(f"    {explained.name}:{option.name}={option.default}  ({option.kind})\n        {option.doc}")
+    if not explained.options:
+        typer.echo("    none")

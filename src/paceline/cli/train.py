@@ -3,82 +3,93 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import data_console, message_printer
-from paceline.cli.options import config_options
-from paceline.config import LaunchConfig, RunConfig
-from paceline.errors import INTERRUPTED_EXIT_CODE, PacelineError
+from paceline.cli.record_output import run_with_display
+from paceline.cli.requests import LaunchRequest
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.records import RunRecord
 
 
-@config_options(RunConfig, LaunchConfig)
-def command(
-    run: RunConfig,
-    launch: LaunchConfig,
-    *,
-    out: Annotated[Path | None, typer.Option(help="Folder for the record [default: a new one under runs/].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest(LaunchRequest):
     """Train a workload under one strategy and write a record.
 
     Prints a summary at the end. Ctrl-C stops the run and keeps the record so far.
     """
-    from rich.console import Console
 
-    from paceline.analysis.caveats import unplanned_bytes, untracked_traffic
-    from paceline.analysis.summary import summarise
-    from paceline.analysis.traffic.payload import payload_of
-    from paceline.experiments.train import train
-    from paceline.report.live.run import LiveRun
-    from paceline.report.tables.resources import run_json
+    command: ClassVar[str] = "train"
+
+    out: Annotated[Path | None, typer.Option(help="Folder for the record [default: a new one under runs/].")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False
+
+    def carry_out(self) -> int:
+        """Train, then print the summary."""
+        from rich.console import Console
+
+        from paceline.analysis.caveats import unplanned_bytes, untracked_traffic
+        from paceline.experiments.train import train
+        from paceline.report.live.run import LiveRun
+
+        messages = Console(stderr=True)
+        notify = message_printer(messages)
+        failure: PacelineError | None = None
+        with CtrlCHandler() as ctrl_c:
+            record = run_with_display(
+                lambda follow: train(self.run, self.launch, self.out, follow, notify),
+                lambda folder: LiveRun(folder, messages),
+                ctrl_c,
+                notify,
+            )
+            if record is not None:
+                strategy = self.run.strategy
+                for warning in (untracked_traffic(strategy, record.summary), unplanned_bytes(strategy, record)):
+                    if warning is not None:
+                        notify(f"warning: {warning}")
+                failure = _print_summary(record, as_json=self.as_json, trace=self.run.trace)
+        if failure is not None:  # Raised last: the summary does not need the trace.
+            raise failure
+        return ctrl_c.exit_code
+
+
+def _print_summary(record: RunRecord, *, as_json: bool, trace: bool) -> PacelineError | None:
+    """Write the trace and print the summary; return the error of the trace, if there is one."""
     from paceline.report.terminal.run import print_run
     from paceline.report.trace import format_trace_paths, write_traces
 
-    messages = Console(stderr=True)
-    print_message = message_printer(messages)
-    displays: list[LiveRun] = []
+    traces: list[Path] = []
+    failure: PacelineError | None = None
+    try:
+        traces = write_traces([record]) if trace else []
+    except PacelineError as error:
+        failure = error
+    if as_json:
+        typer.echo(json.dumps(_to_json(record, traces), indent=2))
+        return failure
+    print_run(record, data_console())
+    if traces:
+        typer.echo(format_trace_paths(traces))
+    return failure
 
-    def watch(folder: Path) -> LiveRun:
-        displays.append(LiveRun(folder, messages))
-        return displays[-1]
 
-    with CtrlCHandler() as ctrl_c:
-        try:
-            with ctrl_c.errors_are_interrupts():
-                record = train(run, launch, out, watch, print_message)
-            ctrl_c.defer()
-        except KeyboardInterrupt:
-            if not displays:
-                raise
-            print_message(f"interrupted; the record so far is in {displays[0].folder}")
-            return INTERRUPTED_EXIT_CODE
-        finally:
-            for display in displays:
-                display.close()
-        if record is None:
-            return 0
-        for warning in (untracked_traffic(run.strategy, record.summary), unplanned_bytes(run.strategy, record)):
-            if warning is not None:
-                print_message(f"warning: {warning}")
-        traces: list[Path] = []
-        failure: PacelineError | None = None
-        try:
-            traces = write_traces([record]) if run.trace else []
-        except PacelineError as error:
-            failure = error
-        if as_json:
-            files = {"record": str(record.path), "trace": str(traces[0]) if traces else None}
-            payload = payload_of(record)
-            payload_json = {"payload": None if payload is None else payload.to_dict()}
-            typer.echo(json.dumps({**files, **summarise(record), **run_json(record), **payload_json}, indent=2))
-        else:
-            print_run(record, data_console())
-            if traces:
-                typer.echo(format_trace_paths(traces))
-    if failure is not None:  # Raised last: the summary does not need the trace.
-        raise failure
-    return INTERRUPTED_EXIT_CODE if ctrl_c.pressed else 0
+def _to_json(record: RunRecord, traces: list[Path]) -> dict[str, object]:
+    from paceline.analysis.summary import summarise
+    from paceline.analysis.traffic.payload import payload_of
+    from paceline.report.tables.resources import run_json
+
+    payload = payload_of(record)
+    return {
+        "record": str(record.path),
+        "trace": str(traces[0]) if traces else None,
+        **summarise(record),
+        **run_json(record),
+        "payload": None if payload is None else payload.to_dict(),
+    }
