@@ -20,7 +20,7 @@ from typer.main import get_command
 import paceline
 from experiments_on_disk import PROVENANCE, write_run
 from paceline.cli import main
-from paceline.cli.interrupts import CtrlCHandler
+from paceline.cli.interrupts import SIGNALS, CtrlCHandler
 from paceline.cli.main import app
 from paceline.errors import RankError
 from paceline.launch.job import Job
@@ -108,11 +108,12 @@ def _work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(CtrlCHandler, "_raised_s", -math.inf)
     # A busy machine may be slow between two presses.
     monkeypatch.setattr("paceline.cli.interrupts.REPEAT_WINDOW_S", 1e9)
-    handler, trace = signal.getsignal(signal.SIGINT), sys.gettrace()
+    handlers, trace = {number: signal.getsignal(number) for number in SIGNALS}, sys.gettrace()
     yield
     sys.setprofile(None)
     sys.settrace(trace)
-    signal.signal(signal.SIGINT, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def write_runs(job: Job, part: RankRange) -> None:
@@ -209,7 +210,13 @@ def test_ctrl_c_at_any_line_reports_the_runs_so_far(
 def test_ctrl_c_before_the_first_measurement_prints_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    files = ("cli/options.py", "cli/experiment_output.py", "experiments/compare.py", "experiments/engine.py")
+    files = (
+        "cli/options.py",
+        "cli/compare.py",
+        "cli/experiment_output.py",
+        "experiments/compare.py",
+        "experiments/engine.py",
+    )
     watched = frozenset(str(SOURCES / name) for name in files)
     for _ in range(2):  # The first call also imports modules.
         keyboard = Keyboard(watched)
@@ -233,7 +240,8 @@ def test_ctrl_c_after_a_run_prints_its_summary_or_its_folder(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("train", "--steps", "8", "--ranks", "2", "--strategy", "ddp", "--out", "out")
-    watched = frozenset([str(SOURCES / "cli/train.py"), str(SOURCES / "experiments/train.py")])
+    files = ("cli/train.py", "cli/record_output.py", "experiments/train.py")
+    watched = frozenset(str(SOURCES / name) for name in files)
     monkeypatch.setattr("paceline.experiments.train.prepare_data", lambda _: None)
     monkeypatch.setattr("paceline.report.terminal.run.print_run", lambda _, console: console.print("summary"))
     for at, line in lines_to_press_at(arguments, watched, monkeypatch).items():
@@ -293,20 +301,54 @@ def test_ctrl_c_several_times_in_a_row_counts_once() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_deferred_ctrl_c_prints_one_message(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
+)
+def test_a_deferred_signal_prints_one_message(
+    number: signal.Signals, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    signal.signal(number, signal.SIG_DFL)
     with CtrlCHandler() as ctrl_c:
         ctrl_c.defer()
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-    assert capfd.readouterr().err == "Ctrl-C received: finishing, measured data is kept\n"
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+    assert capfd.readouterr().err == f"{name} received: finishing, measured data is kept\n"
+    assert ctrl_c.exit_code == 130
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.default_int_handler], ids=["ignored", "not"])
-def test_a_command_that_was_started_with_sigint_ignored_ignores_it(before: Any) -> None:
-    signal.signal(signal.SIGINT, before)
+def test_a_command_that_was_started_with_a_signal_ignored_ignores_it(number: signal.Signals, before: Any) -> None:
+    signal.signal(number, before)
     with CtrlCHandler():
-        assert (signal.getsignal(signal.SIGINT) is signal.SIG_IGN) == (before is signal.SIG_IGN)
-    assert signal.getsignal(signal.SIGINT) is before
+        assert (signal.getsignal(number) is signal.SIG_IGN) == (before is signal.SIG_IGN)
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_sighup_between_jobs_report_the_runs_so_far(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """While ranks run, torch's launcher handles these signals; between jobs the command does."""
+    signal.signal(number, signal.SIG_DFL)
+    jobs: list[Job] = []
+
+    def start_ranks(job: Job, part: RankRange, *_: Any, **__: Any) -> dict[int, int]:
+        if jobs:
+            signal.raise_signal(number)
+        jobs.append(job)
+        write_runs(job, part)
+        return {}
+
+    monkeypatch.setattr("paceline.launch.leader.start_ranks", start_ranks)
+    with pytest.raises(SystemExit) as exited:
+        main(list(COMPARE))
+    printed = capfd.readouterr()
+    assert (exited.value.code, len(jobs)) == (130, 1)
+    assert "report: out/report.html" in printed.out
+    assert "Traceback" not in printed.err
+    assert len([measured for measured in read_experiment(Path("out")).runs if measured.run.finished]) == 2
 
 
 def test_an_error_that_a_library_raises_on_ctrl_c_is_an_interrupt(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -354,6 +355,17 @@ def paceline(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.Complet
     return subprocess.run(
         [sys.executable, *flags, "-m", "paceline", *arguments], capture_output=True, text=True, check=False
     )
+
+
+def test_output_that_nobody_reads_ends_a_command_without_a_traceback() -> None:
+    """`paceline strategies | head -1` closes the pipe."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "strategies"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(

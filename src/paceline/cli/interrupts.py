@@ -1,8 +1,8 @@
 """Ctrl-C handling for a whole command: it stops the measurement, but never the report of what was measured.
 
-A `CtrlCHandler` handles SIGINT from the start of a command to its end; torch's launcher does not handle it. SIGTERM (from
-`kill` or Slurm) and SIGHUP (a closed terminal) have the same effect. While ranks run, torch's launcher handles those two,
-and `launch/elastic.py` then raises KeyboardInterrupt.
+A `CtrlCHandler` handles SIGINT from the start of a command to its end; torch's launcher does not handle it. SIGTERM, as
+sent by `kill` and Slurm, and SIGHUP, sent when a terminal is closed, have the same effect. While ranks run, torch's
+launcher handles these two, and `launch/elastic.py` raises KeyboardInterrupt.
 
     during the measurement        raises KeyboardInterrupt, as Python does
     while that propagates         only recorded, so that ranks are stopped and displays closed completely
