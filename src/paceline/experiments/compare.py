@@ -35,7 +35,7 @@ class CompareExperiment(Experiment):
         comparison = compare_records(collect_records([read_experiment(self.folder.path)]))
         if self.first_error is not None and all(row.step_s is None for row in comparison.rows):
             raise self.first_error
-        self.display.look(comparison, repeats)
+        self.display.refresh(comparison, repeats)
         return repeats >= self.config.repeats and comparison.decision.outcome != "undecided"
 
 

@@ -77,7 +77,7 @@ class ProgressDisplay(Protocol):
     def failed(self, name: str, error: PacelineError) -> None:
         """Show that a candidate failed and is left out from now on."""
 
-    def look(self, comparison: Comparison, repeats: int) -> None:
+    def refresh(self, comparison: Comparison, repeats: int) -> None:
         """Show the results after a repeat."""
 
 

@@ -68,7 +68,7 @@ class ScaleExperiment(Experiment):
         found = scaling(collect_records([read_experiment(self.folder.path)]))
         if self.first_error is not None and all(row.step_s is None for row in found.comparison.rows):
             raise self.first_error
-        self.display.look(found.comparison, repeats)
+        self.display.refresh(found.comparison, repeats)
         return repeats >= self.config.repeats
 
 

@@ -71,8 +71,8 @@ def test_without_a_terminal_there_is_a_line_per_repeat_with_the_remaining_time(t
     with shown.launch("repeat 1", [], 40):
         pass
     comparison = read_comparison(write_experiment(tmp_path / "e"))
-    shown.look(comparison, 1)
-    shown.look(comparison, 3)
+    shown.refresh(comparison, 1)
+    shown.refresh(comparison, 3)
     shown.failed("ddp", RankError("rank 1 failed", hint="look there", detail="Traceback"))
     output = stream.getvalue()
     assert "after 1 repeat, about 5 s to go: " in output
@@ -83,7 +83,7 @@ def test_without_a_terminal_there_is_a_line_per_repeat_with_the_remaining_time(t
 def test_a_terminal_shows_the_current_run_and_the_results_so_far(tmp_path: Path) -> None:
     shown, stream = display(terminal=True)
     shown.plan(DESIGN, RunConfig(steps=40))
-    shown.look(read_comparison(write_experiment(tmp_path / "e")), 1)
+    shown.refresh(read_comparison(write_experiment(tmp_path / "e")), 1)
     schedule = [FakeRun(name, tmp_path / name) for name in ("first [one]", "second")]
     with shown.launch("repeat 2", schedule, None):
         for scheduled in schedule:

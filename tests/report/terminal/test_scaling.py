@@ -195,7 +195,7 @@ def test_the_live_display_prints_the_plan_with_its_batches(found: Scaling) -> No
     design |= {"batch": 256, "batch_per_rank": 64, "repeats": 3, "estimate_s": 63.0, "shapes": shapes, "gpus": 0}
     design |= {"machines": [0, 0, 0, 0], "machine_cores": 2.0, "host_cpus": None, "hosts": 4}
     display.plan(design, RunConfig(steps=20))
-    display.look(found.comparison, 3)
+    display.refresh(found.comparison, 3)
     assert file.getvalue().splitlines() == [
         "cnn on digits: single, ddp · strong (global batch 256) and weak (batch 64 per rank) scaling · "
         "1, 2 and 4 ranks × 1 thread · 20 steps × 3 repeats · about 65 s",

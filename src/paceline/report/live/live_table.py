@@ -93,7 +93,7 @@ class LiveTable:
         if error.hint:
             self._print(f"hint: {error.hint}")
 
-    def look(self, comparison: Comparison, repeats: int) -> None:
+    def refresh(self, comparison: Comparison, repeats: int) -> None:
         """Show the results after a repeat."""
         self._comparison = comparison
         self._left = self._remaining_time(repeats)

@@ -35,7 +35,7 @@ class ScalingLiveTable(LiveTable):
             available = format_cores(cores)
             self._print(f"no speed-up will be claimed for more ranks than cores: {which} has {available}")
 
-    def look(self, comparison: Comparison, repeats: int) -> None:
+    def refresh(self, comparison: Comparison, repeats: int) -> None:
         """Show the results after a repeat; without a terminal, only the number of points measured."""
         self._comparison = comparison
         self._left = self._remaining_time(repeats)
