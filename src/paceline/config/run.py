@@ -27,11 +27,10 @@ class RunConfig:
     workload: str = "cnn"
     """Workload to train: cnn, vgg11, resnet18, or your own as my_module:make_workload (imported from this folder)."""
     data: str = "digits"
-    """Data set of the built-in models: digits, synthetic, cifar10 or svhn; options as in synthetic:size=5000."""
+    """Data set of the built-in models: digits, synthetic, cifar10 or svhn; options as in synthetic:size=5000
+    or svhn:extra=true, which adds the 531,131 images of SVHN's extra set."""
     data_dir: str = ""
     """Folder for downloaded data sets [default: the user's cache folder]."""
-    svhn_extra: bool = False
-    """Add the 531,131 images of SVHN's "extra" set to the training set."""
     augment: bool = True
     """Augment with random crops and flips, if the data set defines them."""
     strategy: str = "ddp"
@@ -163,7 +162,6 @@ EXAMINED_SETTINGS = (
     "workload",
     "data",
     "data_dir",
-    "svhn_extra",
     "augment",
     "strategy",
     "batch",
