@@ -14,9 +14,10 @@ from paceline.analysis.ranks import RankRow
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.traffic.payload import Payload, RankBytes
 from paceline.config import RunConfig
+from paceline.config.setting import select
 from paceline.report.formatting import factor, join_names, percent, plural, seconds, size
 
-OMITTED_SETTINGS = frozenset({"workload", "trace", "profile", "tensorboard"})
+OMITTED_SETTINGS = frozenset(select(RunConfig, lambda metadata: metadata.positional or not metadata.in_next_command))
 """Settings left out of a suggested command: it names the workload elsewhere, and the others were for one run only."""
 NOTABLE_IMBALANCE = 1.5
 """Ratio of a rank's bytes to those of the next busiest rank from which the imbalance gets a sentence."""
