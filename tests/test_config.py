@@ -121,6 +121,12 @@ def test_global_batch_refuses_to_leave_a_micro_batch_empty() -> None:
         RunConfig(batch_per_rank=1, accumulate=2).global_batch(2)
 
 
+@pytest.mark.parametrize("settings", [{"steps": 3}, {"epochs": 1}, {"seconds": 0.5}])
+def test_settings_that_give_a_run_its_length(settings: dict[str, Any]) -> None:
+    assert RunConfig(**settings).has_length
+    assert not RunConfig(batch=64).has_length
+
+
 @pytest.mark.parametrize(
     ("settings", "default", "ranks"),
     [
