@@ -10,7 +10,7 @@ import typer
 from paceline.cli.experiment_output import run_and_report
 from paceline.cli.messages import message_printer
 from paceline.cli.options import config_options
-from paceline.config import CompareConfig, LaunchConfig, RunConfig
+from paceline.config import CompareConfig, LaunchConfig, RunConfig, settings_unused_by
 
 HELP_TEXTS = {
     "steps": "Steps of each run [default: 40, unless --epochs or --seconds is given].",
@@ -22,7 +22,7 @@ HELP_TEXTS = {
     CompareConfig,
     RunConfig,
     LaunchConfig,
-    without=frozenset({"strategy"}),
+    without=settings_unused_by("compare"),
     help_texts=HELP_TEXTS,
 )
 def command(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +11,11 @@ import typer
 from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import data_console
 from paceline.cli.options import config_options
-from paceline.config import EXAMINED_SETTINGS, LaunchConfig, RunConfig
+from paceline.config import LaunchConfig, RunConfig, settings_unused_by
 from paceline.errors import INTERRUPTED_EXIT_CODE, PROBLEM_EXIT_CODE
 
-UNUSED_SETTINGS = frozenset(field.name for field in fields(RunConfig)) - frozenset(EXAMINED_SETTINGS)
 
-
-@config_options(RunConfig, LaunchConfig, hidden=UNUSED_SETTINGS)
+@config_options(RunConfig, LaunchConfig, hidden=settings_unused_by("doctor"))
 def command(
     run: RunConfig,
     launch: LaunchConfig,

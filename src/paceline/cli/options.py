@@ -19,9 +19,9 @@ from typer.core import TyperCommand
 from paceline.cli.emulation import run_or_emulate
 from paceline.config import ALTERNATIVES
 from paceline.config.fields import TEXTS, field_docs, from_mapping, owners, read_toml
+from paceline.config.setting import metadata_of
 
 ALTERNATIVE_OF = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
-POSITIONAL = frozenset({"workload"})
 CONFIG_FILE = inspect.Parameter(
     "config_file",
     inspect.Parameter.KEYWORD_ONLY,
@@ -130,7 +130,7 @@ def _option(config_type: type, field: Field[Any], help_texts: Mapping[str, str],
     if not default_is_empty and "[default" not in help_text:
         shown = "on" if field.default is True else field.default
         help_text += f" [default: {shown}]"
-    make = typer.Argument if field.name in POSITIONAL else typer.Option
+    make = typer.Argument if metadata_of(config_type)[field.name].positional else typer.Option
     option = make(help=help_text, show_default=False, hidden=hidden)
     option_type: Any = _option_type(typing.get_type_hints(config_type)[field.name])
     annotation = Annotated[option_type | None, option]

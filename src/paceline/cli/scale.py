@@ -10,7 +10,7 @@ import typer
 from paceline.cli.experiment_output import run_and_report
 from paceline.cli.messages import message_printer
 from paceline.cli.options import config_options
-from paceline.config import LaunchConfig, RunConfig, ScaleConfig
+from paceline.config import LaunchConfig, RunConfig, ScaleConfig, settings_unused_by
 
 HELP_TEXTS = {
     "steps": "Steps of each run [default: 20, unless --epochs or --seconds is given].",
@@ -19,10 +19,9 @@ HELP_TEXTS = {
     "threads": "CPU threads per rank [default: usable cores ÷ ranks per host; "
     "on one machine, the same for every world size].",
 }
-OMITTED_SETTINGS = frozenset({"strategy", "evaluate", "eval_ranks"})
 
 
-@config_options(ScaleConfig, RunConfig, LaunchConfig, without=OMITTED_SETTINGS, help_texts=HELP_TEXTS)
+@config_options(ScaleConfig, RunConfig, LaunchConfig, without=settings_unused_by("scale"), help_texts=HELP_TEXTS)
 def command(
     config: ScaleConfig,
     run: RunConfig,
