@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config import LaunchConfig, RunConfig, ScaleConfig
+from paceline.config import CompareConfig, LaunchConfig, RunConfig, ScaleConfig
 from paceline.config.fields import field_docs, from_mapping, read_toml
 from paceline.errors import UsageError
 
@@ -22,7 +22,7 @@ def test_the_defaults_are_the_classic_experiment() -> None:
     assert (config.accumulate, config.precision, config.bn, config.reshuffle) == (1, "fp32", "broadcast", True)
 
 
-@pytest.mark.parametrize("kind", [RunConfig, LaunchConfig, ScaleConfig])
+@pytest.mark.parametrize("kind", [RunConfig, LaunchConfig, CompareConfig, ScaleConfig])
 def test_every_field_is_explained(kind: type) -> None:
     docs = field_docs(kind)
     assert docs.keys() == {field.name for field in fields(kind)}
@@ -119,6 +119,12 @@ def test_global_batch_refuses_to_leave_a_micro_batch_empty() -> None:
     assert "--batch 6 or more" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="leaves some"):
         RunConfig(batch_per_rank=1, accumulate=2).global_batch(2)
+
+
+@pytest.mark.parametrize("settings", [{"steps": 3}, {"epochs": 1}, {"seconds": 0.5}])
+def test_settings_that_give_a_run_its_length(settings: dict[str, Any]) -> None:
+    assert RunConfig(**settings).has_length
+    assert not RunConfig(batch=64).has_length
 
 
 @pytest.mark.parametrize(

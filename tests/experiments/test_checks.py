@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline.config import LaunchConfig, RunConfig
+from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import PacelineError, UsageError
-from paceline.experiments.checks import check_strategy, choose_shape
+from paceline.experiments.checks import check_strategy, choose_shape, settings_of
 from paceline.experiments.names import check_names
 from paceline.experiments.training_targets import SCRIPT_RULES
 from paceline.launch.launcher_process import LauncherProcess
@@ -96,3 +96,12 @@ def test_a_module_that_is_not_there() -> None:
         check_names(RunConfig(workload="nowhere_to_be_found:make"))
     with pytest.raises(UsageError, match="there is no module 'nowhere_to_be_found'"):
         check_names(RunConfig(strategy="nowhere_to_be_found:Mine"))
+
+
+def test_hosts_agree_on_settings_except_those_of_a_host() -> None:
+    own = LaunchConfig(hosts=2, node_rank=1, master="198.18.0.1:1", iface="eth1", threads=3)
+    settings = settings_of("compare", own, RunConfig(data_dir="/data"), CompareConfig(vary=("lr=0.1,0.2",)))
+    other = LaunchConfig(hosts=2, node_rank=0, master="127.0.0.1:1")
+    assert settings == settings_of("compare", other, RunConfig(), CompareConfig(vary=("lr=0.1,0.2",)))
+    assert (settings["hosts"], settings["workload"], settings["vary"]) == (2, "cnn", ["lr=0.1,0.2"])
+    assert not settings.keys() & {"node_rank", "master", "iface", "threads", "data_dir"}

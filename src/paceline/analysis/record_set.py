@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.config import RunConfig
+from paceline.config.setting import select
 from paceline.records import RunRecord
 from paceline.records.examination import Examination
 from paceline.records.experiment import Candidate, CandidateRole, ExperimentRecord
 from paceline.records.reader import check_comparable
 
-NOT_A_SETTING = frozenset({"seed", "strategy", "data_dir", "trace", "log_every", "tensorboard", "profile", "timeout"})
+NOT_A_SETTING = frozenset(select(RunConfig, lambda metadata: not metadata.compared))
 """Config keys in which two runs of one candidate may differ."""
 
 

@@ -11,7 +11,7 @@ import typer
 from paceline.cli.experiment_output import run_and_report
 from paceline.cli.messages import message_printer
 from paceline.cli.requests import LaunchRequest
-from paceline.config import CompareConfig
+from paceline.config import CompareConfig, settings_unused_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class CompareRequest(LaunchRequest):
     """
 
     command: ClassVar[str] = "compare"
-    without: ClassVar[frozenset[str]] = frozenset({"strategy"})
+    without: ClassVar[frozenset[str]] = settings_unused_by("compare")
     help_texts: ClassVar[Mapping[str, str]] = {
         "steps": "Steps of each run [default: 40, unless --epochs or --seconds is given].",
         "epochs": "Train each run for this many epochs instead, to compare final losses and accuracies too.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -13,7 +13,7 @@ from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import data_console, message_console, message_printer
 from paceline.cli.record_output import run_with_display
 from paceline.cli.requests import LaunchRequest
-from paceline.config import EXAMINED_SETTINGS, RunConfig
+from paceline.config import settings_unused_by
 from paceline.errors import PROBLEM_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class DoctorRequest(LaunchRequest):
     """
 
     command: ClassVar[str] = "doctor"
-    hidden: ClassVar[frozenset[str]] = frozenset(own.name for own in fields(RunConfig)) - frozenset(EXAMINED_SETTINGS)
+    hidden: ClassVar[frozenset[str]] = settings_unused_by("doctor")
 
     out: Annotated[Path | None, typer.Option(help="Folder for the record [default: a new one under runs/].")] = None
 

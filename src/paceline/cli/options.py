@@ -20,12 +20,12 @@ from typer.core import TyperCommand
 from paceline.cli.requests import Request
 from paceline.config import ALTERNATIVES
 from paceline.config.fields import TEXTS, field_docs, from_mapping, owners, read_toml
+from paceline.config.setting import metadata_of
 
 RequestType = TypeVar("RequestType", bound=Request)
 OtherFields = Callable[[typer.Context], Mapping[str, Any]]
 """Returns the fields of a request that are no options, such as the arguments after `--`."""
 ALTERNATIVE_OF = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
-POSITIONAL = frozenset({"workload"})
 CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 CONFIG_FILE = inspect.Parameter(
     "config_file",
@@ -119,7 +119,7 @@ def _setting_option(
     if not default_is_empty and "[default" not in help_text:
         shown = "on" if field.default is True else field.default
         help_text += f" [default: {shown}]"
-    make = typer.Argument if field.name in POSITIONAL else typer.Option
+    make = typer.Argument if metadata_of(config_type)[field.name].positional else typer.Option
     option = make(help=help_text, show_default=False, hidden=hidden)
     option_type: Any = _option_type(_type_hints(config_type)[field.name])
     annotation = Annotated[option_type | None, option]

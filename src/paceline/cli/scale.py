@@ -9,7 +9,7 @@ from typing import ClassVar
 from paceline.cli.experiment_output import run_and_report
 from paceline.cli.messages import message_printer
 from paceline.cli.requests import LaunchRequest, RequestedRanks
-from paceline.config import ScaleConfig
+from paceline.config import ScaleConfig, settings_unused_by
 from paceline.launch.launcher_process import LauncherProcess, Shape
 
 
@@ -24,7 +24,7 @@ class ScaleRequest(LaunchRequest):
     """
 
     command: ClassVar[str] = "scale"
-    without: ClassVar[frozenset[str]] = frozenset({"strategy", "evaluate", "eval_ranks"})
+    without: ClassVar[frozenset[str]] = settings_unused_by("scale")
     help_texts: ClassVar[Mapping[str, str]] = {
         "steps": "Steps of each run [default: 20, unless --epochs or --seconds is given].",
         "epochs": "Train each run for this many epochs instead.",

@@ -1,7 +1,8 @@
 """Configuration: what is trained and how, on which hosts, and what is measured. Free of torch.
 
 The command line, a TOML file and the Python API build the same dataclasses. A field's docstring is its help text on the
-command line, its name (with dashes) the option, and its name (with underscores) the key in a TOML file.
+command line, its name (with dashes) the option, and its name (with underscores) the key in a TOML file. Its metadata
+(`setting.Setting`) say how the rest of Paceline treats it.
 """
 
 from paceline.config.compare import CompareConfig
@@ -9,23 +10,28 @@ from paceline.config.launch import LaunchConfig, launched
 from paceline.config.run import (
     ENDLESS,
     EXAMINED_SETTINGS,
+    LENGTH_SETTINGS,
     Backend,
     BatchNormMode,
     Device,
     Precision,
     RunConfig,
+    settings_unused_by,
     step_range,
 )
 from paceline.config.scale import SCALING_MODES, ScaleConfig
-from paceline.config.script import ATTACH_SETTINGS, SCRIPT_SETTINGS, Script
+from paceline.config.script import ATTACH_SETTINGS, SCRIPT_SETTINGS, VARIED_IN_SCRIPTS, Script
+from paceline.config.setting import metadata_of
 
 __all__ = [
     "ALTERNATIVES",
     "ATTACH_SETTINGS",
     "ENDLESS",
     "EXAMINED_SETTINGS",
+    "LENGTH_SETTINGS",
     "SCALING_MODES",
     "SCRIPT_SETTINGS",
+    "VARIED_IN_SCRIPTS",
     "Backend",
     "BatchNormMode",
     "CompareConfig",
@@ -36,8 +42,14 @@ __all__ = [
     "ScaleConfig",
     "Script",
     "launched",
+    "settings_unused_by",
     "step_range",
 ]
 
-ALTERNATIVES = (("batch", "batch_per_rank"), ("ranks", "ranks_per_host"))
+ALTERNATIVES = tuple(
+    (metadata.in_place_of, name)
+    for kind in (RunConfig, LaunchConfig)
+    for name, metadata in metadata_of(kind).items()
+    if metadata.in_place_of
+)
 """Pairs of options that set the same value; giving one clears the other."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.config.fields import check_bounds
+from paceline.config.setting import POSITIVE, check_values, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,9 +16,9 @@ class CompareConfig:
     classic, fast, or all [default: usual; with --vary: ddp]."""
     vary: tuple[str, ...] = ()
     """Compare the values of a setting: KEY=A,B, where KEY is an option of `paceline train`; may be repeated."""
-    repeats: int = 3
+    repeats: int = setting(3, bound=POSITIVE)
     """Repeats of each candidate, interleaved; each repeat has its own seed."""
-    max_repeats: int = 10
+    max_repeats: int = setting(10, bound=POSITIVE)
     """Most repeats: used while the two fastest show no clear difference."""
     proof: bool = True
     """First prove that every strategy computes the same mean gradient."""
@@ -28,7 +28,7 @@ class CompareConfig:
     """Train with your own script, which calls paceline.attach; its arguments follow `--`."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, ("repeats", "max_repeats"), lambda value: value > 0, "more than 0")
+        check_values(self)
 
     @property
     def interim_analyses(self) -> int:

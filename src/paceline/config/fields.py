@@ -1,4 +1,4 @@
-"""Fields of config dataclasses: checks of bounds and choices, docstrings of fields, reading from TOML."""
+"""Fields of config dataclasses: their docstrings, and reading them from TOML."""
 
 from __future__ import annotations
 
@@ -14,27 +14,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from paceline.errors import UsageError, unknown_name, wrong_choice
+from paceline.config.setting import metadata_of
+from paceline.errors import UsageError, unknown_name
 
 ConfigT = TypeVar("ConfigT")
-NUMBERS: Mapping[str, Any] = {"numbers": True}
-"""Metadata of a field whose text is a list of numbers, as in 1,2,4; a TOML file may also hold a list."""
-
-
-def check_choices(config: object) -> None:
-    """Raise for a value that is not in a field's `Literal`; the error suggests the nearest one."""
-    for name, kind in typing.get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
-            raise wrong_choice(f"--{name.replace('_', '-')}", str(value), typing.get_args(kind))
-
-
-def check_bounds(config: object, names: tuple[str, ...], holds: typing.Callable[[Any], bool], bound: str) -> None:
-    """Raise for a number out of bounds, naming its option."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not holds(value):
-            raise UsageError(f"--{name.replace('_', '-')} is {value}.", hint=f"it must be {bound}")
 
 
 @functools.cache
@@ -86,13 +69,13 @@ def read_toml(path: Path, *kinds: type, without: frozenset[str] = frozenset()) -
 def _setting(kind: type, key: str, value: Any, path: Path) -> Any:
     """Convert a value from a TOML file to the type of its field."""
     expected = typing.get_type_hints(kind)[key]
-    (declared,) = [own for own in fields(kind) if own.name == key]
-    if declared.metadata == NUMBERS:
+    takes_numbers = metadata_of(kind)[key].numbers
+    if takes_numbers:
         numbers = value if isinstance(value, list) else [value]
         if all(type(number) is int for number in numbers):
             return ",".join(map(str, numbers))
     if not _fits(value, expected):
-        more = ", a whole number or a list of them" if declared.metadata == NUMBERS else ""
+        more = ", a whole number or a list of them" if takes_numbers else ""
         raise UsageError(f"{key} in {path} is {value!r}.", hint=f"it takes {_format_type(expected)}{more}")
     return value
 

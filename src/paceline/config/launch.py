@@ -6,35 +6,37 @@ import os
 from dataclasses import dataclass, replace
 
 from paceline.config.emulation import EmulationInfo, parse_hosts
-from paceline.config.fields import check_bounds
+from paceline.config.setting import POSITIVE, Bound, check_values, option_name, setting
 from paceline.errors import UsageError
+
+CORES = Bound("from 0.01 to 1024 cores", lambda value: 0.01 <= value <= 1024)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchConfig:
     """Number of ranks, the hosts they run on, and how the hosts connect."""
 
-    ranks: int | None = None
+    ranks: int | None = setting(None, bound=POSITIVE)
     """World size: ranks on all hosts together [default: on each host one per GPU, or 2 on a CPU; 1 for `single`]."""
-    ranks_per_host: int | None = None
+    ranks_per_host: int | None = setting(None, bound=POSITIVE, in_place_of="ranks")
     """Ranks on each host, in place of --ranks."""
-    hosts: int = 1
+    hosts: int = setting(1, bound=POSITIVE)
     """Number of hosts; start the same command on each, with its own --node-rank."""
-    node_rank: int = 0
+    node_rank: int = setting(0, per_host=True)
     """Number of this host, from 0; host 0 is the one that --master names."""
-    master: str | None = None
+    master: str | None = setting(None, per_host=True)
     """ADDRESS:PORT of host 0, to which all hosts connect [default: a free port on the loopback address]."""
-    iface: str | None = None
+    iface: str | None = setting(None, per_host=True)
     """Network interface to use on this host [default: the one on the route to the master]."""
-    threads: int | None = None
+    threads: int | None = setting(None, bound=POSITIVE, per_host=True)
     """CPU threads per rank [default: usable cores ÷ ranks on the host]."""
     emulate: str = ""
     """Emulate hosts on this machine: 4, 4@200mbit, 4@200mbit+5ms or 2@1gbit,2@100mbit; needs root."""
-    host_cpus: float | None = None
+    host_cpus: float | None = setting(None, bound=CORES)
     """Cores that the ranks of each emulated host share, for example 0.5 [default: no limit]."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, ("ranks", "ranks_per_host", "hosts", "threads"), lambda value: value > 0, "more than 0")
+        check_values(self)
         self._check_emulation()
         if not 0 <= self.node_rank < self.hosts:
             raise UsageError(
@@ -54,7 +56,6 @@ class LaunchConfig:
             )
 
     def _check_emulation(self) -> None:
-        check_bounds(self, ("host_cpus",), lambda value: 0.01 <= value <= 1024, "from 0.01 to 1024 cores")
         if self.host_cpus is not None and not self.emulate:
             raise UsageError(
                 f"--host-cpus {self.host_cpus:g} was given without --emulate.",
@@ -66,7 +67,7 @@ class LaunchConfig:
         other = {"hosts": self.hosts != 1, "node_rank": self.node_rank != 0, "master": self.master, "iface": self.iface}
         given = [name for name, value in other.items() if value]
         if given:
-            option = f"--{given[0].replace('_', '-')}"
+            option = option_name(LaunchConfig, given[0])
             raise UsageError(
                 f"--emulate and {option} were both given.",
                 hint=f"leave {option} out: --emulate starts all hosts on this machine and gives them addresses",

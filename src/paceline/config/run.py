@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.config.fields import check_bounds, check_choices
+from paceline.config.setting import NOT_NEGATIVE, POSITIVE, Bound, CommandName, check_values, select, setting
 from paceline.config.slow_ranks import parse_slow_ranks
 from paceline.errors import UsageError
 
@@ -18,49 +17,59 @@ ENDLESS = 10**9
 """Number of epochs of a run that ends by time: more than any run trains."""
 MOST_PROFILED_STEPS = 50
 """Most steps to profile: each produces thousands of events, which stay in memory until they are aggregated."""
+SEEDS = Bound("from 0 to 2^40", lambda value: 0 <= value < 2**40)
+CHANGES_NOTHING = "it changes nothing that is measured"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """One training of one workload under one strategy."""
 
-    workload: str = "cnn"
+    workload: str = setting("cnn", positional=True)
     """Workload to train: cnn, vgg11, resnet18, or your own as my_module:make_workload (imported from this folder)."""
     data: str = "digits"
-    """Data set of the built-in models: digits, synthetic, cifar10 or svhn; options as in synthetic:size=5000."""
-    data_dir: str = ""
+    """Data set of the built-in models: digits, synthetic, cifar10 or svhn; options as in synthetic:size=5000
+    or svhn:extra=true, which adds the 531,131 images of SVHN's extra set."""
+    data_dir: str = setting("", compared=False, per_host=True)
     """Folder for downloaded data sets [default: the user's cache folder]."""
-    svhn_extra: bool = False
-    """Add the 531,131 images of SVHN's "extra" set to the training set."""
     augment: bool = True
     """Augment with random crops and flips, if the data set defines them."""
-    strategy: str = "ddp"
+    strategy: str = setting(
+        "ddp", fixed="name strategies with --strategies a,b", compared=False, unused_by=("compare", "scale")
+    )
     """Way of synchronising gradients; options as in ddp:bucket_mb=1. `paceline strategies` lists all."""
-    batch: int | None = None
+    batch: int | None = setting(None, bound=POSITIVE)
     """Global batch: samples per step over all ranks [default: 256]."""
-    batch_per_rank: int | None = None
+    batch_per_rank: int | None = setting(None, bound=POSITIVE, in_place_of="batch", fixed="vary batch, the global one")
     """Samples per step on each rank, in place of --batch."""
-    accumulate: int = 1
+    accumulate: int = setting(1, bound=POSITIVE)
     """Micro-batches per step: their gradients are summed and synchronised once."""
-    epochs: int | None = None
+    epochs: int | None = setting(None, bound=POSITIVE, ends_run=True, unused_by=("doctor",))
     """Passes over the training data [default: 1, unless --steps or --seconds is given]."""
-    steps: int | None = None
+    steps: int | None = setting(None, bound=POSITIVE, ends_run=True, script="same", unused_by=("doctor",))
     """Stop after this many steps; --epochs is then only used to estimate the time of a full run."""
-    seconds: float | None = None
+    seconds: float | None = setting(None, bound=POSITIVE, ends_run=True, unused_by=("doctor",))
     """Stop after this many seconds of training on the slowest rank, or earlier if --steps or --epochs is reached."""
-    lr: float = 0.1
+    lr: float = setting(0.1, bound=NOT_NEGATIVE, unused_by=("doctor",))
     """Learning rate of SGD; not scaled with the number of ranks. Ignored if the workload defines its optimiser."""
-    momentum: float = 0.9
+    momentum: float = setting(0.9, bound=NOT_NEGATIVE)
     """Momentum of SGD."""
-    weight_decay: float = 1e-4
+    weight_decay: float = setting(1e-4, bound=NOT_NEGATIVE, unused_by=("doctor",))
     """Weight decay of SGD."""
-    clip_norm: float | None = None
+    clip_norm: float | None = setting(None, bound=POSITIVE, unused_by=("doctor",))
     """Clip the synchronised gradient to this norm."""
-    seed: int = 0
+    seed: int = setting(
+        0,
+        bound=SEEDS,
+        fixed="each repeat has its own seed, the same for all candidates",
+        compared=False,
+        script="same",
+        unused_by=("doctor",),
+    )
     """Seed of the initial weights, the sample order and the augmentation."""
-    reshuffle: bool = True
+    reshuffle: bool = setting(True, unused_by=("doctor",))
     """Shuffle the samples anew each epoch; --no-reshuffle shows the effect of a forgotten set_epoch."""
-    bn: BatchNormMode = "broadcast"
+    bn: BatchNormMode = setting("broadcast", script="attach")
     """BatchNorm: broadcast rank 0's buffers before each step, keep buffers local, or sync statistics over all ranks."""
     precision: Precision = "fp32"
     """Number format: fp32, bf16 (autocast; weights and gradients stay float32), or fp64 (for parity proofs)."""
@@ -72,30 +81,46 @@ class RunConfig:
     """Communication back end; auto takes nccl if every rank has its own GPU, else gloo."""
     deterministic: bool = False
     """Use deterministic kernels: the same losses for any world size, up to rounding (with BatchNorm, add --bn sync)."""
-    allow_unused: bool = False
+    allow_unused: bool = setting(False, script="attach")
     """Accept parameters that receive no gradient; by default they are named and the run stops."""
-    events: bool = True
+    events: bool = setting(True, script="same", unused_by=("doctor",))
     """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
     less of longer ones."""
-    trace: bool = False
+    trace: bool = setting(False, compared=False, in_next_command=False, script="same", unused_by=("doctor",))
     """Write each run's timeline to trace.json in its folder; open it at ui.perfetto.dev."""
-    log_every: int = 20
+    log_every: int = setting(
+        20,
+        bound=POSITIVE,
+        fixed="it sets the length of the timed windows; compare separate experiments instead",
+        compared=False,
+        script="same",
+        unused_by=("doctor",),
+    )
     """Steps per window: the unit of timing, and of log lines with the global loss."""
-    eval_ranks: bool = False
+    eval_ranks: bool = setting(False, unused_by=("scale", "doctor"))
     """Also test each rank's own replica, not only the synchronised weights."""
-    evaluate: bool = True
+    evaluate: bool = setting(True, unused_by=("scale", "doctor"))
     """Test the synchronised weights at the end of the run."""
-    tensorboard: bool = False
+    tensorboard: bool = setting(
+        False,
+        fixed=CHANGES_NOTHING,
+        compared=False,
+        in_next_command=False,
+        script="same",
+        unused_by=("doctor",),
+    )
     """Also write loss, accuracy, throughput, time split, CPU and memory for TensorBoard while training."""
-    profile: str = ""
+    profile: str = setting(
+        "", fixed=CHANGES_NOTHING, compared=False, in_next_command=False, script="same", unused_by=("doctor",)
+    )
     """Steps to profile with torch's profiler, counted from 0, as in 20-22; they are left out of step times."""
-    slow_rank: str = ""
+    slow_rank: str = setting("", script="varied", unused_by=("doctor",))
     """Slow ranks down: 1:3 makes rank 1 compute three times as long; 1:3,2:1.5 slows two ranks."""
-    timeout: float = 120.0
+    timeout: float = setting(120.0, bound=POSITIVE, fixed=CHANGES_NOTHING, compared=False, script="same")
     """Seconds a rank waits for other ranks before it fails."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_values(self)
         if self.batch is not None and self.batch_per_rank is not None:
             raise UsageError(
                 "--batch and --batch-per-rank were both given.",
@@ -106,18 +131,13 @@ class RunConfig:
                 "--trace was given with --no-events.",
                 hint="leave --no-events out: a trace consists of the recorded events",
             )
-        counts = ("batch", "batch_per_rank", "accumulate", "epochs", "steps", "log_every")
-        check_bounds(self, (*counts, "seconds", "timeout", "clip_norm"), lambda value: value > 0, "more than 0")
-        check_bounds(self, ("lr", "momentum", "weight_decay"), lambda value: value >= 0, "0 or more")
-        check_bounds(self, ("seed",), lambda value: 0 <= value < 2**40, "from 0 to 2^40")
-        check_bounds(
-            self,
-            ("lr", "momentum", "weight_decay", "clip_norm", "timeout", "seconds"),
-            math.isfinite,
-            "a finite number",
-        )
         self._check_profile()
         _ = self.slowed
+
+    @property
+    def has_length(self) -> bool:
+        """Whether a setting gives the length of the run."""
+        return any(getattr(self, name) is not None for name in LENGTH_SETTINGS)
 
     @property
     def most_epochs(self) -> int:
@@ -159,27 +179,15 @@ class RunConfig:
         return batch
 
 
-EXAMINED_SETTINGS = (
-    "workload",
-    "data",
-    "data_dir",
-    "svhn_extra",
-    "augment",
-    "strategy",
-    "batch",
-    "batch_per_rank",
-    "accumulate",
-    "momentum",
-    "bn",
-    "precision",
-    "channels_last",
-    "device",
-    "backend",
-    "deterministic",
-    "allow_unused",
-    "timeout",
-)
-"""Settings that `paceline doctor` takes: those that change what a run needs of machines and links."""
+LENGTH_SETTINGS = select(RunConfig, lambda metadata: metadata.ends_run)
+"""Settings that set the length of a run."""
+EXAMINED_SETTINGS = select(RunConfig, lambda metadata: "doctor" not in metadata.unused_by)
+"""Settings that `paceline doctor` uses: those that change what a run needs of machines and links."""
+
+
+def settings_unused_by(command: CommandName) -> frozenset[str]:
+    """Return the settings of a run that a command has no use for."""
+    return frozenset(select(RunConfig, lambda metadata: command in metadata.unused_by))
 
 
 def step_range(text: str, option: str) -> range:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from paceline.config.fields import NUMBERS, check_bounds
+from paceline.config.setting import POSITIVE, check_values, setting
 from paceline.errors import UsageError, wrong_choice
 
 SCALING_MODES = ("strong", "weak")
@@ -17,17 +17,17 @@ class ScaleConfig:
     strategies: str = ""
     """Strategies to scale, as in ddp,p2p; `single` is always measured too, `none` (the bound) if named [default:
     gather_scatter,p2p,allreduce,ddp]."""
-    ranks: str = field(default="", metadata=NUMBERS)
+    ranks: str = setting("", numbers=True)
     """World sizes, as in 1,2,4; 1 is always measured [default: powers of two up to the cores or GPUs available]."""
-    ranks_per_host: str = field(default="", metadata=NUMBERS)
+    ranks_per_host: str = setting("", numbers=True)
     """Ranks per host; 1,2 measures each world size on more and on fewer hosts [default: as few as possible]."""
     mode: str = "strong"
     """Kind of scaling: strong (fixed global batch), weak (fixed batch per rank), or strong,weak for both."""
-    batch: int | None = None
+    batch: int | None = setting(None, bound=POSITIVE)
     """Global batch of strong scaling [default: 256; with --batch-per-rank: that × the largest world size]."""
-    batch_per_rank: int | None = None
+    batch_per_rank: int | None = setting(None, bound=POSITIVE)
     """Batch per rank of weak scaling [default: --batch ÷ the largest world size]."""
-    repeats: int = 3
+    repeats: int = setting(3, bound=POSITIVE)
     """Repeats of each point, interleaved; each repeat has its own seed."""
     proof: bool = True
     """First prove that every strategy computes the same mean gradient, at the largest world size."""
@@ -35,7 +35,7 @@ class ScaleConfig:
     """First examine the machine and the link, as `paceline doctor` does, at the largest world size."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, ("repeats", "batch", "batch_per_rank"), lambda value: value > 0, "more than 0")
+        check_values(self)
         for mode in self.modes:
             if mode not in SCALING_MODES:
                 raise wrong_choice("--mode", mode, SCALING_MODES)

@@ -7,22 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.run import RunConfig
+from paceline.config.setting import select
 
-ATTACH_SETTINGS = ("bn", "allow_unused")
+ATTACH_SETTINGS = select(RunConfig, lambda metadata: metadata.script == "attach")
 """Settings that are arguments of `attach`."""
-SCRIPT_SETTINGS = (
-    *ATTACH_SETTINGS,
-    "steps",
-    "seed",
-    "events",
-    "trace",
-    "log_every",
-    "tensorboard",
-    "profile",
-    "slow_rank",
-    "timeout",
-)
+SCRIPT_SETTINGS = select(RunConfig, lambda metadata: metadata.script != "own")
 """Settings that apply to a script."""
+VARIED_IN_SCRIPTS = select(RunConfig, lambda metadata: metadata.script in ("varied", "attach"))
+"""Settings that `--vary` accepts with a script."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

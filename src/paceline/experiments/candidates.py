@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from paceline.config import CompareConfig, RunConfig
+from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import NO_RANK, check_slow_ranks
 from paceline.config.specs import convert, split_list
 from paceline.errors import UsageError, unknown_name
@@ -18,17 +19,6 @@ from paceline.launch.launcher_process import Shape
 from paceline.records.experiment import Candidate, CandidateRole
 from paceline.strategies.base.strategy import Strategy
 from paceline.strategies.registry import create, parse_list, selected_by_set
-
-FIXED = {
-    "strategy": "name strategies with --strategies a,b",
-    "seed": "each repeat has its own seed, the same for all candidates",
-    "batch_per_rank": "vary batch, the global one",
-    "log_every": "it sets the length of the timed windows; compare separate experiments instead",
-    "tensorboard": "it changes nothing that is measured",
-    "profile": "it changes nothing that is measured",
-    "timeout": "it changes nothing that is measured",
-}
-"""Settings that cannot be varied, and the hint to show."""
 
 
 class CandidateRules(Protocol):
@@ -48,7 +38,9 @@ class CandidateRules(Protocol):
 class WorkloadRules:
     """Rules for workloads, which our own loop trains."""
 
-    fixed: Mapping[str, str] = FIXED
+    fixed: Mapping[str, str] = {
+        name: metadata.fixed for name, metadata in metadata_of(RunConfig).items() if metadata.fixed
+    }
 
     def check_names(self, config: RunConfig) -> None:
         check_names(config)

@@ -12,6 +12,7 @@ import torch
 
 from paceline.config import LaunchConfig, RunConfig
 from paceline.config.emulation import emulation_info
+from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import check_slow_ranks
 from paceline.config.specs import Spec
 from paceline.errors import UsageError
@@ -25,8 +26,6 @@ from paceline.workloads.names import is_user_workload
 
 RANKS_ON_A_CPU = 2
 """Ranks on a host without a GPU, unless the user gives a number: enough to measure synchronisation."""
-PER_HOST_SETTINGS = frozenset({"node_rank", "master", "iface", "threads", "data_dir"})
-"""Settings that may differ between the hosts of a launch."""
 
 
 def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProcess) -> Shape:
@@ -59,7 +58,7 @@ def settings_of(command: str, launch: LaunchConfig, *configs: object) -> dict[st
         settings |= {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in dataclasses.asdict(config).items()  # type: ignore[call-overload]
-            if name not in PER_HOST_SETTINGS
+            if not metadata_of(type(config))[name].per_host
         }
     return settings | {"user_code": _user_code(settings)}
 

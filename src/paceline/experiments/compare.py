@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.analysis.comparison import compare as compare_records
 from paceline.analysis.record_set import collect_records
-from paceline.config import CompareConfig, LaunchConfig, RunConfig
+from paceline.config import LENGTH_SETTINGS, CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import UsageError
 from paceline.experiments.candidates import make_candidates, reference_of, varied_keys
 from paceline.experiments.checks import choose_shape, place_settings, settings_of
@@ -55,8 +55,7 @@ def compare(
     """
     launcher = find_launcher_process(launch, os.environ)
     target, base = choose_target(base, config, script_args)
-    length = ("steps", "epochs", "seconds")
-    if all(getattr(base, name) is None for name in length) and not varied_keys(config) & set(length):
+    if not base.has_length and not varied_keys(config) & set(LENGTH_SETTINGS):
         base = replace(base, steps=DEFAULT_STEPS)
     shape = choose_shape(base, launch, launcher)
     candidate_configs = make_candidates(base, config, shape, target.rules)

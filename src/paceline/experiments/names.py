@@ -31,7 +31,7 @@ def check_names(config: RunConfig) -> None:
 def prepare_data(config: RunConfig) -> None:
     """Make sure that the data set exists and is intact: once, in one process, before any rank starts."""
     if not is_user_workload(config.workload):
-        data.prepare(config.data, data_dir=data.data_dir(config.data_dir), svhn_extra=config.svhn_extra)
+        data.prepare(config.data, data_dir=data.data_dir(config.data_dir))
 
 
 def check_all_names(configs: Sequence[object]) -> None:
@@ -44,7 +44,7 @@ def check_all_names(configs: Sequence[object]) -> None:
     if run is None:
         return
     if not is_user_workload(run.workload):
-        data.check(run.data, svhn_extra=run.svhn_extra)
+        data.check(run.data)
     texts = [text for config in configs if (text := getattr(config, "strategies", ""))]
     for strategy in registry.parse_list(",".join(texts)) if texts else [run.strategy]:
         check_names(replace(run, strategy=strategy))

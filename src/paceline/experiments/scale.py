@@ -86,7 +86,7 @@ def scale(
     Calls `on_folder` with the folder as soon as it exists; only on the leader.
     """
     launcher = find_launcher_process(launch, os.environ)
-    if base.steps is None and base.epochs is None and base.seconds is None:
+    if not base.has_length:
         base = replace(base, steps=DEFAULT_STEPS)
     if base.steps is not None and base.steps <= WARM_UP_STEPS:
         raise UsageError(

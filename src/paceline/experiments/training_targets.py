@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.config import ATTACH_SETTINGS, SCRIPT_SETTINGS, CompareConfig, RunConfig, Script
+from paceline.config import ATTACH_SETTINGS, SCRIPT_SETTINGS, VARIED_IN_SCRIPTS, CompareConfig, RunConfig, Script
+from paceline.config.setting import option_name
 from paceline.errors import UsageError
 from paceline.experiments.candidates import WORKLOAD_RULES, CandidateConfig, CandidateRules, shared_settings
 from paceline.experiments.estimate import estimate_s
@@ -30,7 +31,6 @@ from paceline.training.parity.proof import Parity
 from paceline.workloads.names import is_user_workload
 
 GRADIENTS_FILE = "gradients.pt"
-VARIED_IN_SCRIPTS = (*ATTACH_SETTINGS, "slow_rank")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class ScriptRules:
         field.name: f"set it in the script's arguments, after `--`; scripts can vary {' or '.join(VARIED_IN_SCRIPTS)}"
         for field in dataclasses.fields(RunConfig)
         if field.name not in VARIED_IN_SCRIPTS
-    } | {"strategy": "name strategies with --strategies a,b"}
+    } | {"strategy": WORKLOAD_RULES.fixed["strategy"]}
 
     def check_names(self, config: RunConfig) -> None:
         """Do nothing: names of strategies are checked when they are created."""
@@ -260,10 +260,9 @@ def _script_target(base: RunConfig, path: str, args: Sequence[str]) -> ScriptTar
     changed = [field.name for field in dataclasses.fields(base) if getattr(base, field.name) != field.default]
     for setting in changed:
         if setting not in SCRIPT_SETTINGS:
-            option = "WORKLOAD" if setting == "workload" else f"--{setting.replace('_', '-')}"
             own = f"{name} sets it itself; put its arguments after `--`"
             hint = "give --steps in its place" if setting == "epochs" else own
-            raise UsageError(f"{option} was given together with --script.", hint=hint)
+            raise UsageError(f"{option_name(RunConfig, setting)} was given together with --script.", hint=hint)
     return ScriptTarget(Script(path=path, args=tuple(args), settings=tuple(s for s in ATTACH_SETTINGS if s in changed)))
 
 

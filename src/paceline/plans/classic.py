@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.plans import operations
 from paceline.plans.buckets import all_reduce_of, buckets_of
-from paceline.plans.plan import Gradient, Operation, Plan
+from paceline.plans.plan import Gradient, Operation, Plan, backward_end
 
 DEFAULT_BUCKET_MB = 25.0
 """DDP's default bucket size. Only with this size does DDP limit the first bucket to 1 MiB."""
@@ -45,11 +45,6 @@ def ddp_buckets(gradients: Sequence[Gradient], bucket_mb: float) -> list[list[Gr
     """Return DDP's buckets after its first step, when it has rebuilt them in the order of backward."""
     first_mb = 1.0 if bucket_mb == DEFAULT_BUCKET_MB else bucket_mb
     return buckets_of(gradients, first_mb, bucket_mb)
-
-
-def backward_end(gradients: Sequence[Gradient]) -> float:
-    """Return the time at which the last gradient is ready, in seconds since backward began."""
-    return max((g.ready_s for g in gradients), default=0.0)
 
 
 def _through_rank_0(gradients: Sequence[Gradient], ranks: int, to_root: str, from_root: str) -> Plan:

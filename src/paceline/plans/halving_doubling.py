@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
-from paceline.plans.classic import backward_end
-from paceline.plans.cuts import SEGMENT_KB, ItemRange, chunks, segment_items, segments
-from paceline.plans.plan import Gradient, Operation, Plan
-from paceline.plans.ring import pack
-from paceline.plans.schedule import Incoming, Outgoing, Schedule, operation_of
-
-
-def plan(gradients: Sequence[Gradient], ranks: int, *, segment_kb: float = SEGMENT_KB, **_: Any) -> Plan:
-    """Return one all-reduce per item size over all gradients of that size, after backward."""
-    end = backward_end(gradients)
-    packed = pack(gradients) if ranks > 1 else {}
-    return Plan(tuple(all_reduce(items, each, ranks, segment_kb, end) for each, items in packed.items()))
-
-
-def all_reduce(
-    items: int, item_bytes: int, ranks: int, segment_kb: float = SEGMENT_KB, earliest_s: float = 0.0
-) -> Operation:
-    """Return one all-reduce by recursive halving and doubling."""
-    schedules = [schedule(items, item_bytes, rank, ranks, segment_kb) for rank in range(ranks)]
-    return operation_of("halving_doubling", items, item_bytes, schedules, earliest_s)
+from paceline.plans.cuts import ItemRange, chunks, segment_items, segments
+from paceline.plans.schedule import AllReduceAlgorithm, Incoming, Outgoing, Schedule
 
 
 @lru_cache(maxsize=1024)
@@ -62,6 +43,10 @@ def schedule(items: int, item_bytes: int, position: int, count: int, segment_kb:
     if position + power < count:
         rank.send(position + power, blocks.gathered(0, power, position))
     return Schedule(tuple(rank.incoming), tuple(rank.outgoing))
+
+
+ALGORITHM = AllReduceAlgorithm("halving_doubling", schedule)
+plan = ALGORITHM.plan
 
 
 def folded(count: int) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.plans.classic import backward_end
-from paceline.plans.plan import Gradient, Operation, Plan, Transfer
+from paceline.plans.plan import Gradient, Operation, Plan, Transfer, backward_end
 
 REQUEST_BYTES = 32
 """Size of the request that worker 0 sends to a server on a separate rank before each step: four 8-byte numbers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.plans.framing import TO_RECEIVE_BYTES, TO_SEND_BYTES
@@ -93,6 +94,11 @@ class Plan:
 
     def __add__(self, other: Plan) -> Plan:
         return Plan(self.operations + other.operations)
+
+
+def backward_end(gradients: Sequence[Gradient]) -> float:
+    """Return the time at which the last gradient is ready, in seconds since backward began."""
+    return max((g.ready_s for g in gradients), default=0.0)
 
 
 def all_reduce_lower_bound(items: int, item_bytes: int, ranks: int) -> int:

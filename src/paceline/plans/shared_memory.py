@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.plans.buckets import buckets_of
 from paceline.plans.plan import Gradient, Operation, Plan
-from paceline.plans.ring import all_reduce
+from paceline.plans.ring import ALGORITHM as RING
 
 
 def plan(
@@ -31,6 +31,6 @@ def plan(
 
 def _all_reduce(bucket: Sequence[Gradient], leaders: Sequence[int]) -> Operation:
     items, ready_s = sum(gradient.items for gradient in bucket), max(gradient.ready_s for gradient in bucket)
-    ring = all_reduce(items, bucket[0].item_bytes, len(leaders), earliest_s=ready_s)
+    ring = RING.all_reduce(items, bucket[0].item_bytes, len(leaders), earliest_s=ready_s)
     moved = (replace(t, source=leaders[t.source], target=leaders[t.target]) for t in ring.transfers)
     return replace(ring, algorithm="memory" if len(leaders) == 1 else "memory, ring", transfers=tuple(moved))

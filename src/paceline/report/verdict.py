@@ -13,10 +13,11 @@ from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import RankRow
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.traffic.payload import Payload, RankBytes
-from paceline.config import RunConfig
+from paceline.config import LENGTH_SETTINGS, RunConfig
+from paceline.config.setting import select
 from paceline.report.formatting import factor, join_names, percent, plural, seconds, size
 
-OMITTED_SETTINGS = frozenset({"workload", "trace", "profile", "tensorboard"})
+OMITTED_SETTINGS = frozenset(select(RunConfig, lambda metadata: metadata.positional or not metadata.in_next_command))
 """Settings left out of a suggested command: it names the workload elsewhere, and the others were for one run only."""
 NOTABLE_IMBALANCE = 1.5
 """Ratio of a rank's bytes to those of the next busiest rank from which the imbalance gets a sentence."""
@@ -265,7 +266,7 @@ def next_command(comparison: Comparison) -> str | None:
         start = ["python"] if alone else ["torchrun", "--nproc-per-node", str(ranks)]
         command = shlex.join([*start, record_set.config["script"], *record_set.config["args"]])
         return f'{command}  # with paceline.attach(model, make_optimizer, "{winner.strategy}")'
-    config = dict(record_set.config) | winner.settings | {"steps": None, "seconds": None}
+    config = dict(record_set.config) | winner.settings | dict.fromkeys(LENGTH_SETTINGS)
     config["epochs"] = max(3, record_set.config.get("epochs") or 0)
     return _command("train", config, {"strategy": winner.strategy, **launch})
 

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from paceline.comm.all_reduce.ring import ring_all_reduce
+from paceline.comm.all_reduce import all_reduce
 from paceline.config.specs import check_positive
+from paceline.plans.ring import ALGORITHM
 from paceline.strategies.base.packed import Packed
 
 
@@ -62,4 +63,4 @@ class Ring(Packed):
     Options: ClassVar[type] = RingOptions
 
     def all_reduce(self, tensor: Tensor) -> None:
-        ring_all_reduce(tensor, self.comm, segment_kb=self.options.segment_kb, scratch=self.scratch)
+        all_reduce(tensor, self.comm, ALGORITHM, segment_kb=self.options.segment_kb, scratch=self.scratch)

@@ -29,7 +29,7 @@ def load_workload(config: RunConfig) -> Workload:
 def _load_built_in(config: RunConfig) -> Workload:
     if config.workload not in MODELS:
         raise unknown_name("workload", config.workload, MODEL_NAMES)
-    train, test = data.load(config.data, data_dir=data.data_dir(config.data_dir), svhn_extra=config.svhn_extra)
+    train, test = data.load(config.data, data_dir=data.data_dir(config.data_dir))
     if not config.augment:
         train = replace(train, crop_padding=0, flip=False)
     channels, height, width = train.images.shape[1:]

@@ -54,10 +54,9 @@ def test_images_are_upright_and_ten_means_zero(tmp_path: Path, server: Server) -
 
 
 @pytest.mark.usefixtures("small_svhn")
-@pytest.mark.parametrize(("spec", "flag"), [("svhn", True), ("svhn:extra=true", False)])
-def test_extra_comes_after_train(tmp_path: Path, spec: str, flag: bool) -> None:
-    data.prepare(spec, data_dir=tmp_path, svhn_extra=flag, progress=False)
-    train, test = data.load(spec, data_dir=tmp_path, svhn_extra=flag)
+def test_extra_comes_after_train(tmp_path: Path) -> None:
+    data.prepare("svhn:extra=true", data_dir=tmp_path, progress=False)
+    train, test = data.load("svhn:extra=true", data_dir=tmp_path)
     assert (len(train), len(test)) == (19, 5)
     assert np.array_equal(train.images[12:].numpy(), pixels_of(7).transpose(3, 2, 0, 1))
     assert train.labels[12:].tolist() == [1, 2, 3, 4, 5, 6, 7]

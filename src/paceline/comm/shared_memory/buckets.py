@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.comm.all_reduce.ring import Scratch, ring_all_reduce
+from paceline.comm.all_reduce import Scratch, all_reduce
 from paceline.comm.group import Comm
 from paceline.comm.shared_memory.host_memory import TOKEN_BYTES, share_memory
 from paceline.comm.shared_memory.progress_counters import (
@@ -45,6 +45,7 @@ from paceline.comm.shared_memory.progress_counters import (
     ProgressThread,
 )
 from paceline.measure.operations import ActiveOperation
+from paceline.plans.ring import ALGORITHM as RING
 from paceline.records.timeline import NO_PEER, RowKind
 
 CHUNK_BYTES = 512 * 1024
@@ -173,7 +174,7 @@ class SharedBuckets:
         leaders, scratch, summed = [host[0] for host in self._comm.hosts], Scratch(), 0
         while True:
             self._progress.wait(self._all_reduced, summed + 1, thread)
-            ring_all_reduce(self.means[summed % self._count], self._comm, leaders, scratch=scratch)
+            all_reduce(self.means[summed % self._count], self._comm, RING, leaders, scratch=scratch)
             summed += 1
             self._progress.increment(SUMMED)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config import RunConfig, ScaleConfig
+from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import check_slow_ranks
 from paceline.errors import UsageError
 from paceline.experiments.candidates import CandidateConfig, role_of
@@ -100,4 +101,5 @@ def _format_shape(shape: Shape) -> str:
 
 def shared_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of one candidate that all share, for the record."""
-    return {key: value for key, value in settings.items() if key not in ("strategy", "batch", "batch_per_rank")}
+    point_settings = {"strategy", *metadata_of(ScaleConfig)}  # Each point has its own batch, for example.
+    return {key: value for key, value in settings.items() if key not in point_settings}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.comm.all_reduce.exchange import Scratch
+from paceline.comm.all_reduce import Scratch
 from paceline.strategies.base.strategy import AfterBackward
 
 

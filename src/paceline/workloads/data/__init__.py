@@ -47,19 +47,19 @@ REGISTRY: dict[str, type[DataSet]] = {
 """Data sets by name; the first line of a docstring is the description for users."""
 
 
-def check(spec: str, *, svhn_extra: bool = False) -> None:
+def check(spec: str) -> None:
     """Raise if the name or an option of a data set is unknown; files are not read."""
-    _parse(spec, svhn_extra)
+    _parse(spec)
 
 
-def prepare(spec: str, *, data_dir: Path, svhn_extra: bool = False, progress: bool = True) -> None:
+def prepare(spec: str, *, data_dir: Path, progress: bool = True) -> None:
     """Check the files of `spec` in `data_dir` by their md5, and download missing ones."""
-    _parse(spec, svhn_extra).prepare(data_dir, progress=progress)
+    _parse(spec).prepare(data_dir, progress=progress)
 
 
-def load(spec: str, *, data_dir: Path, svhn_extra: bool = False) -> tuple[ImageSet, ImageSet]:
+def load(spec: str, *, data_dir: Path) -> tuple[ImageSet, ImageSet]:
     """Return the train and test parts of `spec`; `prepare` has run before, so only sizes are checked."""
-    return _parse(spec, svhn_extra).load(data_dir)
+    return _parse(spec).load(data_dir)
 
 
 def data_dir(written: str) -> Path:
@@ -73,9 +73,8 @@ def default_data_dir() -> Path:
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "paceline"
 
 
-def _parse(text: str, svhn_extra: bool) -> DataSet:
+def _parse(text: str) -> DataSet:
     spec = specs.Spec.parse(text)
     if spec.name not in REGISTRY:
         raise unknown_name("data set", spec.name, REGISTRY)
-    options = spec.options | ({"extra": "true"} if svhn_extra else {})
-    return specs.build(REGISTRY[spec.name], options, spec.name)
+    return specs.build(REGISTRY[spec.name], spec.options, spec.name)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comm.all_reduce.all_reduces import DTYPES, SEGMENTS_KB, SIZES, among_some, check, count_bytes, memory
+from comm.all_reduces import DTYPES, SEGMENTS_KB, SIZES, among_some, check, count_bytes, memory
 from comm.test_payload import planned
-from paceline.comm.all_reduce.exchange import RECEIVES_AHEAD
-from paceline.plans import halving_doubling, ring
+from paceline.comm.all_reduce import RECEIVES_AHEAD
+from plans.algorithms import ALGORITHMS
 from ranks import Pool
 
 pytestmark = pytest.mark.takes(5)
 
-PLANS = {"ring": ring.all_reduce, "halving_doubling": halving_doubling.all_reduce}
 BYTES = [
     (1, torch.float32, 2048.0),
     (3, torch.float64, 2048.0),
@@ -23,7 +22,7 @@ BYTES = [
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 class TestSums:
     """Sums over the ranks."""
 
@@ -39,7 +38,7 @@ class TestSums:
         check(pool, name, ranks, [(size, torch.float32, 0.25) for size in SIZES], backend="nccl")
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("members", [[2], [3, 0], [1, 3, 2]])
 def test_some_ranks_in_any_order(pool: Pool, name: str, members: list[int]) -> None:
     total = sum(10.0**rank for rank in members)
@@ -47,7 +46,7 @@ def test_some_ranks_in_any_order(pool: Pool, name: str, members: list[int]) -> N
         assert tensor.unique().tolist() == [total if rank in members else 10.0**rank]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_memory_is_kept_and_bounded(pool: Pool, name: str) -> None:
     for first, size, *later in pool.run(memory, 4, name):
         assert later == [first, size] * 2
@@ -55,8 +54,8 @@ def test_memory_is_kept_and_bounded(pool: Pool, name: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_kernel_counts_what_the_plan_says(pool: Pool, name: str, ranks: int) -> None:
     everywhere = pool.run(count_bytes, ranks, name, BYTES)
     for number, (size, dtype, segment_kb) in enumerate(BYTES):
-        assert everywhere[0][number] == planned(PLANS[name](size, dtype.itemsize, ranks, segment_kb))
+        assert everywhere[0][number] == planned(ALGORITHMS[name].all_reduce(size, dtype.itemsize, ranks, segment_kb))

@@ -1,4 +1,4 @@
-"""Run an all-reduce that is given as a schedule of messages; add received parts while later messages are in transit."""
+"""Paceline's own all-reduces: run the schedule of an algorithm; add received parts while later ones are in transit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from paceline.comm.group import Comm
 from paceline.comm.messages import Message, irecv, isend
-from paceline.plans.schedule import Incoming, Outgoing, Schedule
+from paceline.plans.cuts import SEGMENT_KB
+from paceline.plans.schedule import AllReduceAlgorithm, Incoming, Outgoing, Schedule
 
 RECEIVES_AHEAD = 4
 """Receives of messages to be added that a rank posts before it needs them."""
@@ -29,7 +30,28 @@ class Scratch:
         return list(self._memory[key].unbind())
 
 
-def run_schedule(schedule: Schedule, tensor: Tensor, comm: Comm, members: Sequence[int], scratch: Scratch) -> None:
+def all_reduce(
+    tensor: Tensor,
+    comm: Comm,
+    algorithm: AllReduceAlgorithm,
+    ranks: Sequence[int] | None = None,
+    *,
+    segment_kb: float = SEGMENT_KB,
+    scratch: Scratch | None = None,
+) -> None:
+    """Replace a one-dimensional contiguous tensor by its sum over the ranks, in place, bit-identical on all ranks.
+
+    `ranks` are the participating ranks of `comm.group`; their order gives them their positions in the algorithm. Each
+    of them must call this with a tensor of the same size; other ranks must not call it. Pass the same `scratch` to
+    repeated calls to avoid allocating memory; each thread needs its own.
+    """
+    members = range(comm.world_size) if ranks is None else ranks
+    position = members.index(comm.rank)
+    schedule = algorithm.schedule(tensor.numel(), tensor.element_size(), position, len(members), segment_kb)
+    _run_schedule(schedule, tensor, comm, members, scratch or Scratch())
+
+
+def _run_schedule(schedule: Schedule, tensor: Tensor, comm: Comm, members: Sequence[int], scratch: Scratch) -> None:
     """Send and receive parts of a one-dimensional tensor; `members[i]` is the rank at position i of the schedule."""
     parts = [message.end - message.start for message in schedule.incoming if message.adds]
     slots = scratch.slots(tensor, max(parts, default=0))

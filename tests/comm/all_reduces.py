@@ -1,9 +1,8 @@
-"""Checks for every all-reduce in `paceline.comm.all_reduce`, run on the ranks of the pool."""
+"""Checks for every algorithm of `paceline.comm.all_reduce`, run on the ranks of the pool."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,11 +10,9 @@ from torch import Tensor
 
 from comm.test_payload import Matrix, counted, matrix_of
 from paceline.comm import Comm
-from paceline.comm.all_reduce.exchange import Scratch
-from paceline.comm.all_reduce.halving_doubling import halving_doubling_all_reduce
-from paceline.comm.all_reduce.ring import ring_all_reduce
+from paceline.comm.all_reduce import Scratch, all_reduce
+from plans.algorithms import ALGORITHMS
 
-ALL_REDUCES: dict[str, Callable[..., None]] = {"ring": ring_all_reduce, "halving_doubling": halving_doubling_all_reduce}
 SIZES = [0, 1, 2, 3, 5, 17, 100, 4099]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64]
 SEGMENTS_KB = [0.001, 0.1, 2048.0]
@@ -34,7 +31,7 @@ def reduced(comm: Comm, name: str, cases: list[tuple[int, torch.dtype, float]], 
     for size, dtype, segment_kb in cases:
         tensor = values(size, comm.rank, dtype)
         as_if = dataclasses.replace(comm, backend=backend)
-        ALL_REDUCES[name](tensor, as_if, segment_kb=segment_kb, scratch=scratch)
+        all_reduce(tensor, as_if, ALGORITHMS[name], segment_kb=segment_kb, scratch=scratch)
         results.append(tensor.view(torch.uint8) if dtype == torch.bfloat16 else tensor)
     return results
 
@@ -61,7 +58,7 @@ def among_some(comm: Comm, name: str, ranks: list[int]) -> Tensor:
     """Return the sum over the members; other ranks do not call the all-reduce."""
     tensor = torch.full((101,), 10.0**comm.rank)
     if comm.rank in ranks:
-        ALL_REDUCES[name](tensor, comm, ranks, segment_kb=0.05)
+        all_reduce(tensor, comm, ALGORITHMS[name], ranks, segment_kb=0.05)
     return tensor
 
 
@@ -69,7 +66,7 @@ def memory(comm: Comm, name: str) -> list[int]:
     """Return the address and the size of the scratch memory after each of three calls."""
     scratch, found = Scratch(), []
     for _ in range(3):
-        ALL_REDUCES[name](torch.ones(100_000), comm, segment_kb=4, scratch=scratch)
+        all_reduce(torch.ones(100_000), comm, ALGORITHMS[name], segment_kb=4, scratch=scratch)
         slots = scratch.slots(torch.ones(1), 1)
         found += [slots[0].data_ptr(), sum(slot.nbytes for slot in slots)]
     return found
@@ -80,6 +77,6 @@ def count_bytes(comm: Comm, name: str, cases: list[tuple[int, torch.dtype, float
 
     def matrix(size: int, dtype: torch.dtype, segment_kb: float) -> Matrix:
         tensor = torch.ones(size, dtype=dtype)
-        return matrix_of(counted(comm, lambda: ALL_REDUCES[name](tensor, comm, segment_kb=segment_kb)))
+        return matrix_of(counted(comm, lambda: all_reduce(tensor, comm, ALGORITHMS[name], segment_kb=segment_kb)))
 
     return [matrix(*case) for case in cases]
