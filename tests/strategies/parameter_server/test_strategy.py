@@ -38,8 +38,8 @@ OTHER_SETTINGS = {"lr": 0.01, "momentum": 0.5}
         ("servers=0", "servers is 0"),
         ("asynchronous=true,max_staleness=-1", "max_staleness is -1"),
         ("max_staleness=3", "synchronous gradients are never stale"),
-        ("late=drop", "synchronous gradients are never stale"),
-        ("asynchronous=true,late=forget", "late cannot be 'forget'"),
+        ("over_limit=drop", "synchronous gradients are never stale"),
+        ("asynchronous=true,over_limit=forget", "over_limit cannot be 'forget'"),
     ],
 )
 def test_invalid_options_are_refused(options: str, found: str) -> None:
@@ -126,7 +126,7 @@ def train_asynchronously(comm: Comm, options: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("options", ["", ",servers=2,max_staleness=2,late=drop"])
+@pytest.mark.parametrize("options", ["", ",servers=2,max_staleness=2,over_limit=drop"])
 def test_no_worker_waits_for_another(pool: Pool, options: str) -> None:
     """A slow worker trains fewer shares, the others more, and every share is trained once."""
     ranks = pool.run(train_asynchronously, 3, options)
