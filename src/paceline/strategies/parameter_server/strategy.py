@@ -127,6 +127,7 @@ class ParameterServer(Strategy):
         return [Role.WORKER] * (world_size - servers) + [Role.SERVER] * servers
 
     def check_ranks(self, world_size: int) -> None:
+        """Raise a UsageError if there are too many servers for the ranks."""
         servers, extra = self.options.servers, self.options.extra
         if servers >= world_size + (not extra):
             problem = "leaves no rank to train" if extra else "is more than one server per rank"
@@ -168,6 +169,7 @@ class ParameterServer(Strategy):
         return module
 
     def serve(self) -> None:
+        """Serve the workers until they close."""
         assert self._server is not None
         self._server.serve()
 
@@ -178,10 +180,11 @@ class ParameterServer(Strategy):
     def finish(self) -> None:
         self._training_worker.finish()
 
-    @property
-    def ticket(self) -> int:
+    def next_ticket(self) -> int:
+        """Return the share of the data that this rank trains next, if asynchronous."""
         ticket = self._training_worker.ticket
-        return super().ticket if ticket is None else ticket
+        assert ticket is not None, "all ranks step together"
+        return ticket
 
     def state(self) -> State:
         return State(super().state().model, self._training_worker.state())
@@ -192,6 +195,7 @@ class ParameterServer(Strategy):
         return unused
 
     def metrics(self) -> dict[str, Any]:
+        """Return the staleness of gradients, if asynchronous."""
         return self._training_worker.metrics()
 
     def abandon(self) -> None:
