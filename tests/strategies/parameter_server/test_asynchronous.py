@@ -32,7 +32,16 @@ def updates(comm: Comm, limit: StalenessLimit, versions: list[int]) -> tuple[lis
     """
     named = [("w", nn.Parameter(torch.zeros(1)))]
     shard = ServerShard(comm.rank, named, comm.device)
-    setup = ServerSetup([shard], named, sgd(named), sgd, comm, comm.group, lambda: None, limit)
+    setup = ServerSetup(
+        shards=[shard],
+        parameters=named,
+        optimizer=sgd(named),
+        make_optimizer=sgd,
+        comm=comm,
+        group=comm.group,
+        update=lambda: None,
+        limit=limit,
+    )
     server = AsyncServer.beside_worker(shard, setup)
     settings = OptimizerSettings(torch.optim.SGD(named, lr=1.0)).read()
     weights, tickets = [], []

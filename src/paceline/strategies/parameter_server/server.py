@@ -31,7 +31,7 @@ from paceline.strategies.parameter_server.server_shard import ServerShard, optim
 from paceline.strategies.parameter_server.staleness import StalenessLimit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ServerSetup:
     """Everything that workers and servers are created with."""
 

@@ -142,28 +142,27 @@ class ParameterServer(Strategy):
         module = super().attach(model, make_optimizer, comm)
         kept = shards([parameter.nbytes for _, parameter in self.parameters], options.servers)
         first = comm.world_size if options.extra else 0
+        all_shards = [
+            ServerShard(first + server, [self.parameters[number] for number in numbers], comm.device)
+            for server, numbers in enumerate(kept)
+        ]
         group = comm.full_group
         if not comm.servers and comm.backend != "gloo":
             # NCCL supports neither main memory nor messages from several threads.
             group = comm.subgroup(range(comm.world_size), backend="gloo")
         setup = ServerSetup(
-            [
-                ServerShard(first + server, [self.parameters[number] for number in numbers], comm.device)
-                for server, numbers in enumerate(kept)
-            ],
-            self.parameters,
-            self.optimizer,
-            make_optimizer,
-            comm,
-            group,
-            self._update,
-            options.staleness_limit(comm.world_size),
+            shards=all_shards,
+            parameters=self.parameters,
+            optimizer=self.optimizer,
+            make_optimizer=make_optimizer,
+            comm=comm,
+            group=group,
+            update=self._update,
+            limit=options.staleness_limit(comm.world_size),
         )
-        own = setup.own_shard
         if comm.is_server:
-            assert own is not None
             server: type[Server] = AsyncServer if options.asynchronous else SyncServer
-            self._server = server.on_separate_rank(own, setup)
+            self._server = server.on_separate_rank(all_shards[comm.rank - first], setup)
         else:
             self._worker = AsyncWorker(setup) if options.asynchronous else SyncWorker(setup)
         return module
