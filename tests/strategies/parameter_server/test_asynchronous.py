@@ -70,6 +70,25 @@ def test_one_update_per_worker_equals_one_step(pool: Pool, workers: int) -> None
     assert pool.run(step_once, workers) == pytest.approx([-1.0] * workers, rel=1e-6)
 
 
+def step_with_own_settings(comm: Comm) -> float:
+    """Make three steps with gradients of 1, on ranks other than 0 without a learning rate; return the new weight."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    strategy = create("parameter_server:asynchronous=true,max_staleness=0")
+    with Sync(model, lambda named: torch.optim.SGD(named, lr=1.0), strategy, comm, "local") as sync:
+        sync.optimizer.param_groups[0]["lr"] = 1.0 if comm.rank == 0 else 0.0
+        for _ in range(3):
+            sync.model(torch.ones(1, 1)).sum().backward()
+            sync.step()
+        strategy.finish()
+        return float(model.weight.detach())
+
+
+def test_a_server_keeps_the_settings_of_each_worker(pool: Pool) -> None:
+    """A worker sends its settings only when they have changed, so the server must remember them."""
+    assert pool.run(step_with_own_settings, 3) == pytest.approx([-1.0] * 3, rel=1e-6)
+
+
 def test_stale_gradients_are_damped_and_counted(pool: Pool) -> None:
     ((weights, tickets, staleness),) = pool.run(updates, 1, StalenessLimit(2, drops=False), [0] * 5)
     assert weights == pytest.approx([-1, -2, -3, -3 - 2 / 3, -3 - 2 / 3 - 2 / 4])
