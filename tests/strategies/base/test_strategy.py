@@ -346,7 +346,7 @@ def test_none_does_not_exchange_buffers_either(pool: Pool) -> None:
 
 
 INTERFACE = {
-    *("name", "lossless", "lockstep", "exchanges", "travel", "supports", "period", "Options"),
+    *("name", "lossless", "lockstep", "exchanges", "sends", "supports", "period", "Options"),
     *("roles", "attach", "wrap", "microbatch", "step", "finish", "agreed", "state", "load", "close", "abandon"),
 }
 FOR_SUBCLASSES = {"model", "comm", "parameters", "optimizer", "gradients", "update"}

@@ -62,7 +62,7 @@ class Strategy(ABC):
     ability `GivesTickets`."""
     exchanges: ClassVar[bool] = True
     """Whether ranks exchange data during training."""
-    travel: ClassVar[Literal["singly", "packed", "overlapped"]] = "singly"
+    sends: ClassVar[Literal["singly", "packed", "overlapped"]] = "singly"
     """Way of sending gradients: each on its own, packed into few large messages, or packed and during backward."""
     supports: frozenset[str] = frozenset({"clip", "accumulate"})
     """Supported features, out of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""

@@ -108,7 +108,7 @@ class ParameterServer(Strategy):
     """
 
     name: ClassVar[str] = "parameter_server"
-    travel = "packed"
+    sends = "packed"
     Options: ClassVar[type] = ParameterServerOptions
 
     _worker: Worker | None = None
