@@ -14,6 +14,7 @@ from paceline.experiments.names import check_names
 from paceline.experiments.training_targets import SCRIPT_RULES
 from paceline.launch.launcher_process import LauncherProcess
 from paceline.strategies.allreduce import AllReduce
+from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
 
 
@@ -66,6 +67,25 @@ def test_what_a_strategy_does_not_support(setting: str, option: str) -> None:
     with pytest.raises(UsageError, match=f"allreduce does not support {option}"):
         check_strategy(RunConfig(**{setting: 2}), Rigid(), ranks=2)
     check_strategy(RunConfig(**{setting: 2}), AllReduce(), ranks=2)
+
+
+class Impatient(AllReduce):
+    """Ranks do not wait for each other, but nothing says what each trains next."""
+
+    lockstep = False
+
+
+class Serverless(AllReduce):
+    """The last rank is a server that cannot serve."""
+
+    def roles(self, world_size: int) -> list[Role]:
+        return [Role.WORKER] * (world_size - 1) + [Role.SERVER]
+
+
+@pytest.mark.parametrize(("strategy", "method"), [(Impatient, "next_ticket"), (Serverless, "serve")])
+def test_a_strategy_without_a_method_that_it_needs(strategy: type[AllReduce], method: str) -> None:
+    with pytest.raises(UsageError, match=f"no method `{method}`"):
+        check_strategy(RunConfig(), strategy(), ranks=2)
 
 
 def test_a_rank_that_only_serves_cannot_be_slowed() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.plans import Gradient
-from paceline.plans.parameter_server import REQUEST_BYTES, plan, shards
+from paceline.plans.parameter_server import REPLY_BYTES, REQUEST_BYTES, plan, shards
 
 GRADIENTS = [Gradient("a", 1000), Gradient("b", 7), Gradient("c", 501, 8), Gradient("d", 300)]
 BYTES = 4000 + 28 + 4008 + 1200
@@ -28,12 +28,10 @@ def test_every_tensor_has_one_server_and_none_has_much_more_than_another(sizes: 
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_workers_send_all_gradients_and_get_all_weights(ranks: int, servers: int) -> None:
     whole = plan(GRADIENTS, ranks, servers=servers, extra=True)
-    request_bytes = REQUEST_BYTES * servers
-    assert [whole.sent_bytes(rank) for rank in range(ranks)] == [
-        BYTES + (request_bytes if rank == 0 else 0) for rank in range(ranks)
-    ]
-    assert [whole.received_bytes(rank) for rank in range(ranks)] == [BYTES] * ranks
-    assert sum(whole.sent_bytes(ranks + server) for server in range(servers)) == ranks * BYTES
+    leads = [rank == 0 for rank in range(ranks)]
+    assert [whole.sent_bytes(rank) for rank in range(ranks)] == [BYTES + servers * REQUEST_BYTES * n for n in leads]
+    assert [whole.received_bytes(rank) for rank in range(ranks)] == [BYTES + servers * REPLY_BYTES * n for n in leads]
+    assert sum(whole.sent_bytes(ranks + server) for server in range(servers)) == ranks * BYTES + servers * REPLY_BYTES
     assert all(
         ranks <= max(link.source, link.target) and min(link.source, link.target) < ranks for link in whole.links()
     )
@@ -51,3 +49,19 @@ def test_with_a_server_on_each_rank_all_send_about_the_same() -> None:
     whole = plan(even, 4, servers=4)
     assert {whole.sent_bytes(rank) for rank in range(4)} == {2 * 3 * 800}
     assert whole.busiest_rank_bytes(4) == 2 * 3 * 800
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_every_asynchronous_worker_sends_requests(extra: bool) -> None:
+    together, alone = (plan(GRADIENTS, 3, servers=2, extra=extra, asynchronous=value) for value in (False, True))
+    more = [alone.sent_bytes(rank) - together.sent_bytes(rank) for rank in range(3)]
+    if extra:
+        assert more == [0, 2 * REQUEST_BYTES, 2 * REQUEST_BYTES]
+    else:
+        assert more == [REQUEST_BYTES + 2 * REPLY_BYTES] * 2 + [2 * REQUEST_BYTES], "the servers are on ranks 0 and 1"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_server_without_tensors_gets_no_requests(asynchronous: bool) -> None:
+    whole = plan([Gradient("only", 10)], 2, servers=2, extra=True, asynchronous=asynchronous)
+    assert {link.target for link in whole.links()} == {0, 1, 2}

@@ -106,9 +106,9 @@ def test_a_faster_link_is_suggested_only_where_the_link_is_the_bottleneck(tmp_pa
     assert "free cores for the communication threads" in busy_cores
 
 
-@pytest.mark.parametrize("travel", ["singly", "packed", "overlapped"])
-def test_many_small_operations_that_exceed_the_link_time_are_not_blamed_on_latency(travel: str, tmp_path: Path) -> None:
-    text, remedy = words("latency", case(tmp_path, "ring", travel=travel), latency_s=0.002, bandwidth_s=0.001)
+@pytest.mark.parametrize("sends", ["singly", "packed", "overlapped"])
+def test_many_small_operations_that_exceed_the_link_time_are_not_blamed_on_latency(sends: str, tmp_path: Path) -> None:
+    text, remedy = words("latency", case(tmp_path, "ring", sends=sends), latency_s=0.002, bandwidth_s=0.001)
     assert "(20.00 ms) is exposed transfer: " in text
     assert "on average. The idle link needs only 2.00 ms for latency and 1.00 ms for the bytes; probably" in text
     assert "limited by latency" not in text
@@ -130,19 +130,19 @@ def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("travel", "latency", "bandwidth"),
+    ("sends", "latency", "bandwidth"),
     [
         ("singly", "ddp packs gradients into buckets", "overlapping it with the backward pass (ddp)"),
         ("packed", "fewer ranks", "overlapping it with the backward pass (ddp)"),
         ("overlapped", "larger buckets", "overlapping it with the forward pass too (priority)"),
     ],
 )
-def test_what_helps_depends_on_how_gradients_travel(travel: str, latency: str, bandwidth: str, tmp_path: Path) -> None:
-    about = replace(case(tmp_path, "ring"), topology={"travel": travel})
+def test_what_helps_depends_on_how_gradients_travel(sends: str, latency: str, bandwidth: str, tmp_path: Path) -> None:
+    about = replace(case(tmp_path, "ring"), topology={"sends": sends})
     assert latency in words("latency", about)[1]
     assert bandwidth in words("bandwidth", about)[1]
-    assert ("ddp" in words("latency", about)[1]) == (travel == "singly")
-    assert ("ddp" in words("bandwidth", about)[1]) == (travel != "overlapped")
+    assert ("ddp" in words("latency", about)[1]) == (sends == "singly")
+    assert ("ddp" in words("bandwidth", about)[1]) == (sends != "overlapped")
 
 
 def test_ranks_of_one_host_may_share_memory(tmp_path: Path) -> None:

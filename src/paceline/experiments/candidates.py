@@ -17,7 +17,7 @@ from paceline.experiments.checks import check_strategy
 from paceline.experiments.names import check_names
 from paceline.launch.launcher_process import Shape
 from paceline.records.experiment import Candidate, CandidateRole
-from paceline.strategies.base.strategy import Strategy
+from paceline.strategies.base.strategy import Strategy, uses_one_rank
 from paceline.strategies.registry import create, parse_list, selected_by_set
 
 
@@ -146,7 +146,7 @@ def role_of(strategy: Strategy, ranks: int) -> CandidateRole:
     """Return the role of a strategy in an experiment."""
     if not strategy.exchanges:
         return "bound"
-    return "baseline" if strategy.uses_one_rank(ranks) else "candidate"
+    return "baseline" if uses_one_rank(strategy, ranks) else "candidate"
 
 
 def _format_value(value: Any) -> str:

@@ -17,7 +17,8 @@ from paceline.config.slow_ranks import check_slow_ranks
 from paceline.config.specs import Spec
 from paceline.errors import UsageError
 from paceline.launch.launcher_process import LauncherProcess, Shape
-from paceline.strategies.base.strategy import Role, Strategy
+from paceline.strategies.base.abilities import GivesTickets, LimitsRanks, ServesParameters
+from paceline.strategies.base.strategy import Role, Strategy, uses_one_rank
 from paceline.strategies.registry import create
 from paceline.training.sync import sync_batchnorm_unsupported
 from paceline.training.tensorboard import check_tensorboard
@@ -34,7 +35,7 @@ def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProc
         check_tensorboard()
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     gpus = gpus_to_use(config)
-    alone = strategy.uses_one_rank(RANKS_ON_A_CPU)
+    alone = uses_one_rank(strategy, RANKS_ON_A_CPU)
     local_ranks = (
         launch.local_ranks(default=1 if alone else gpus or RANKS_ON_A_CPU)
         if launcher.ranks is None
@@ -79,8 +80,10 @@ def place_settings() -> dict[str, Any]:
 
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
     """Raise for settings that the strategy does not support, and for a batch too small for its workers."""
-    strategy.check_ranks(ranks)
+    if isinstance(strategy, LimitsRanks):
+        strategy.check_ranks(ranks)
     roles = strategy.roles(ranks)
+    _check_abilities(strategy, roles)
     config.global_batch(roles.count(Role.WORKER))
     for rank in config.slowed:
         if rank < ranks and roles[rank] is Role.SERVER:
@@ -95,6 +98,20 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
             raise UsageError(
                 f"{strategy.name} does not support {option}{where}.", hint="leave it out, or use another strategy"
             )
+
+
+def _check_abilities(strategy: Strategy, roles: Sequence[Role]) -> None:
+    """Raise for a strategy that lacks a method which its own attributes require."""
+    if Role.SERVER in roles and not isinstance(strategy, ServesParameters):
+        raise UsageError(
+            f"{strategy.name} makes some ranks servers, but has no method `serve`.",
+            hint="write it: it serves the workers until they close",
+        )
+    if not strategy.lockstep and not isinstance(strategy, GivesTickets):
+        raise UsageError(
+            f"{strategy.name} has lockstep = False, but no method `next_ticket`.",
+            hint="write it: it returns the share of the data that the rank trains next",
+        )
 
 
 def check_slowed(config: RunConfig, strategy: Strategy, ranks: int) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 from paceline.plans.plan import Gradient, Operation, Plan, Transfer, backward_end
 
 REQUEST_BYTES = 32
-"""Size of the request that worker 0 sends to a server on a separate rank before each step: four 8-byte numbers."""
+"""Size of a request to a server, usually: four 8-byte numbers. Changed settings of the optimiser are sent after it."""
+REPLY_BYTES = 24
+"""Size of a server's reply, which it sends with the weights: three 8-byte numbers."""
 
 
 def shards(sizes: Sequence[int], servers: int) -> list[list[int]]:
@@ -22,22 +24,35 @@ def shards(sizes: Sequence[int], servers: int) -> list[list[int]]:
     return [sorted(numbers) for numbers in kept]
 
 
-def plan(gradients: Sequence[Gradient], ranks: int, *, servers: int = 1, extra: bool = False, **_: Any) -> Plan:
+def plan(
+    gradients: Sequence[Gradient],
+    ranks: int,
+    *,
+    servers: int = 1,
+    extra: bool = False,
+    asynchronous: bool = False,
+    **_: Any,
+) -> Plan:
     """Return the messages of a step: each worker sends each server its gradients, and receives the weights.
 
-    `ranks` is the number of workers. Servers on separate ranks (`extra`) are numbered after them. Under `asynchronous`,
-    workers send the same on average, but not each worker in each step.
+    `ranks` is the number of workers. Servers on separate ranks (`extra`) are numbered after them. Worker 0 sends them a
+    request before each step and receives a reply; under `asynchronous`, every worker does so with every server. Workers
+    then send the same on average, but not each worker in each step.
     """
-    end, operations = backward_end(gradients), list[Operation]()
+    operations = list[Operation]()
     for server, numbers in enumerate(shards([g.bytes for g in gradients], servers)):
         size = sum(gradients[number].bytes for number in numbers)
         home = ranks + server if extra else server
-        others = [rank for rank in range(ranks) if rank != home]
-        if extra:
-            operations.append(Operation("send", "direct", REQUEST_BYTES, (Transfer(0, home, REQUEST_BYTES),), end))
-        if size and others:
-            pushed = tuple(Transfer(rank, home, size) for rank in others)
-            pulled = tuple(Transfer(home, rank, size) for rank in others)
-            operations.append(Operation("send", "direct", size * len(others), pushed, end))
-            operations.append(Operation("send", "direct", size * len(others), pulled, end))
+        workers = [rank for rank in range(ranks) if rank != home] if size else []
+        leads = workers if asynchronous else workers[:1] if extra else []
+        for senders, count in ((leads, REQUEST_BYTES), (workers, size)):
+            operations += _send([Transfer(rank, home, count) for rank in senders], backward_end(gradients))
+        for receivers, count in ((leads, REPLY_BYTES), (workers, size)):
+            operations += _send([Transfer(home, rank, count) for rank in receivers], backward_end(gradients))
     return Plan(tuple(operations))
+
+
+def _send(transfers: Sequence[Transfer], earliest_s: float) -> list[Operation]:
+    """Return the operation of some messages; none if there are no messages."""
+    size = sum(transfer.bytes for transfer in transfers)
+    return [Operation("send", "direct", size, tuple(transfers), earliest_s)] if transfers else []

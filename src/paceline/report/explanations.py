@@ -87,9 +87,9 @@ class ExplainedCandidate:
         return self.row.candidate.strategy.partition(":")[0]
 
     @property
-    def travel(self) -> str:
+    def sends(self) -> str:
         """Way its gradients are sent: `singly`, `packed` into few messages, or `overlapped` with backward."""
-        return str(self.topology.get("travel") or ("overlapped" if self.name == "ddp" else "singly"))
+        return str(self.topology.get("sends") or ("overlapped" if self.name == "ddp" else "singly"))
 
 
 def anchor(comparison: Comparison, candidate: str, part: str) -> str:
@@ -228,9 +228,9 @@ def _latency(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
         return text, ", or ".join([CORES_FOR_COMMUNICATION, *_through_memory(limit)]) + "."
     what = f"{_transfer(limit)}, limited by latency rather than bandwidth"
     text = f"{_amount(limit, case)} is {what}: {each}{_on_idle_link(limit)}"
-    if case.travel == "singly":
+    if case.sends == "singly":
         return text, "fewer, larger messages: ddp packs gradients into buckets."
-    ways = ["larger buckets", "fewer ranks"] if case.travel == "overlapped" else ["fewer ranks"]
+    ways = ["larger buckets", "fewer ranks"] if case.sends == "overlapped" else ["fewer ranks"]
     return text, ", or ".join([*ways, *_through_memory(limit)]) + "."
 
 
@@ -240,7 +240,7 @@ def _bandwidth(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     ways = ["spreading the traffic over all links (allreduce)"] if case.central_rank is not None else []
     if case.folded:
         text, ways = f"{text} {_folding(case)}.", [POWER_OF_TWO]
-    if case.travel != "overlapped":
+    if case.sends != "overlapped":
         ways.append("overlapping it with the backward pass (ddp)")
     elif case.name != "priority" and not limit.facts["within_host"]:
         ways.append("overlapping it with the forward pass too (priority)")

@@ -68,7 +68,7 @@ class Ddp(Strategy):
     """
 
     name: ClassVar[str] = "ddp"
-    travel = "overlapped"
+    sends = "overlapped"
     Options: ClassVar[type] = DdpOptions
 
     _module: DistributedDataParallel | None = None

@@ -72,7 +72,7 @@ class TrainingLoop:
             if total is not None and total - end < (end - step) / 2:  # In a short last window ranks would mostly wait.
                 end = total
             self.windows.open()
-            while (ticket := self.sync.strategy.ticket) < end * workers:
+            while (ticket := self.sync.ticket) < end * workers:
                 self.stopwatch.begin()
                 found = tickets.find(ticket)
                 if found is None:
@@ -90,7 +90,7 @@ class TrainingLoop:
 
     def _ended_on_all_ranks(self, tickets: Tickets) -> bool:
         """Whether every rank has trained all its data."""
-        return self.sync.comm.smallest(int(tickets.find(self.sync.strategy.ticket) is None)) == 1
+        return self.sync.comm.smallest(int(tickets.find(self.sync.ticket) is None)) == 1
 
     def _train_steps(self, epoch: int, steps: Iterator[list[MicroBatch]], count: int) -> int:
         """Train `count` steps, or fewer if the data ends; return the number of steps trained."""

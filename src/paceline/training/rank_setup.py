@@ -11,6 +11,7 @@ from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
 from paceline.measure.slow_rank import stopwatch_for
 from paceline.measure.steps import Stopwatch
+from paceline.strategies.base.abilities import ServesParameters
 from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.placement import Placement
@@ -46,6 +47,7 @@ class RankSetup:
     def serve(self, make_optimizer: MakeOptimizer) -> None:
         """Run a server: it keeps parameters until the workers have finished."""
         self.strategy.attach(self.model, make_optimizer, self.comm)
+        assert isinstance(self.strategy, ServesParameters)
         self.strategy.serve()
         self.strategy.close()
 

@@ -18,6 +18,7 @@ from paceline.records.reader import read_steps
 from paceline.records.resources import read_resources
 from paceline.records.schema import resources_file, steps_file
 from paceline.records.timeline import read_timeline, timeline_file
+from paceline.strategies.base.abilities import ReportsMetrics
 from paceline.training.batchnorm import relative_divergence
 from paceline.training.clock_sync import measure_drift
 from paceline.training.evaluate import evaluate
@@ -100,7 +101,7 @@ def summarise(
         "clock": measure_drift(sync.comm),
         "buffer_divergence": sync.buffers.divergence(),
         "weight_divergence": relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
-        **sync.strategy.metrics(),
+        **(sync.strategy.metrics() if isinstance(sync.strategy, ReportsMetrics) else {}),
     }
 
 

@@ -14,6 +14,7 @@ from paceline.comm.payload import PayloadCount
 from paceline.comm.untracked_traffic import UntrackedTraffic
 from paceline.config import BatchNormMode
 from paceline.errors import UsageError
+from paceline.strategies.base.abilities import GivesTickets
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
 
@@ -66,6 +67,20 @@ class Sync:
     def ranks(self) -> int:
         """Number of workers."""
         return self.comm.world_size
+
+    @property
+    def ticket(self) -> int:
+        """Share of the data that this rank trains next, as step × ranks + share, where ranks do not step together.
+
+        Each number is given to exactly one rank, in increasing order.
+        """
+        if self.strategy.lockstep or not isinstance(self.strategy, GivesTickets):
+            reason = "all ranks step together" if self.strategy.lockstep else "it has no method `next_ticket`"
+            raise UsageError(
+                f"{self.strategy.name} has no tickets: {reason}.",
+                hint="train this rank's own share of every step",
+            )
+        return self.strategy.next_ticket()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -18,7 +18,7 @@ def describe_strategy(text: str, strategy: Strategy) -> dict[str, Any]:
         "lossless": strategy.lossless,
         "exchanges": strategy.exchanges,
         "lockstep": strategy.lockstep,
-        "travel": strategy.travel,
+        "sends": strategy.sends,
     }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.comm import Comm, close_comm, open_comm
 from paceline.comm.shared_memory.host_memory import MEMFD_NAME
 from paceline.errors import WorkloadError
-from paceline.strategies.base.strategy import Role
+from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import ENTRIES, create
 from paceline.training.sync import Sync
 from ranks import Pool, RankFailed
@@ -343,3 +343,17 @@ def test_none_does_not_exchange_buffers_either(pool: Pool) -> None:
     (alone,) = pool.run(buffers_of_none, 1)
     assert torch.equal(together[0], alone)
     assert not torch.equal(together[1], alone)
+
+
+INTERFACE = {
+    *("name", "lossless", "lockstep", "exchanges", "sends", "supports", "period", "Options"),
+    *("roles", "attach", "wrap", "microbatch", "step", "finish", "agreed", "state", "load", "close", "abandon"),
+}
+FOR_SUBCLASSES = {"model", "comm", "parameters", "optimizer", "gradients", "update"}
+
+
+def test_the_interface_stays_small() -> None:
+    """An ability that few strategies have belongs into abilities.py."""
+    names = {name for name in {*vars(Strategy), *Strategy.__annotations__} if not name.startswith("_")}
+    assert names == INTERFACE | FOR_SUBCLASSES
+    assert {name for name in vars(create("allreduce")) if not name.startswith("_")} == {"options", "allow_unused"}

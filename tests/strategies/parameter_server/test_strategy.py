@@ -18,7 +18,8 @@ from paceline.comm import Comm, close_comm, open_comm
 from paceline.config import RunConfig
 from paceline.errors import RankError, UsageError
 from paceline.experiments.checks import check_strategy
-from paceline.strategies.base.strategy import NamedParameters, Role, Strategy
+from paceline.strategies.base.abilities import LimitsRanks, ReportsMetrics, ServesParameters
+from paceline.strategies.base.strategy import NamedParameters, Role, Strategy, uses_one_rank
 from paceline.strategies.registry import create
 from paceline.training.parity.proof import prove, serve_proof
 from paceline.training.sync import Sync
@@ -38,8 +39,8 @@ OTHER_SETTINGS = {"lr": 0.01, "momentum": 0.5}
         ("servers=0", "servers is 0"),
         ("asynchronous=true,max_staleness=-1", "max_staleness is -1"),
         ("max_staleness=3", "synchronous gradients are never stale"),
-        ("late=drop", "synchronous gradients are never stale"),
-        ("asynchronous=true,late=forget", "late cannot be 'forget'"),
+        ("over_limit=drop", "synchronous gradients are never stale"),
+        ("asynchronous=true,over_limit=forget", "over_limit cannot be 'forget'"),
     ],
 )
 def test_invalid_options_are_refused(options: str, found: str) -> None:
@@ -51,8 +52,10 @@ def test_roles_and_ranks() -> None:
     beside, extra = create("parameter_server:servers=2"), create("parameter_server:servers=2,extra=true")
     assert beside.roles(3) == [Role.WORKER] * 3
     assert extra.roles(3) == [Role.WORKER, Role.SERVER, Role.SERVER]
-    assert not extra.uses_one_rank(3)
-    assert create("single").uses_one_rank(3)
+    assert not uses_one_rank(extra, 3)
+    assert uses_one_rank(create("single"), 3)
+    assert isinstance(beside, LimitsRanks)
+    assert isinstance(extra, LimitsRanks)
     beside.check_ranks(2)
     with pytest.raises(UsageError, match="servers=2 with 1 ranks is more than one server per rank"):
         beside.check_ranks(1)
@@ -92,7 +95,7 @@ def weights(model: nn.Module) -> Tensor:
 def train_by_tickets(sync: Sync, total: int, slow_rank: int, pause_s: float) -> list[int]:
     """Train the shares of this rank's tickets, with a pause in each step on the slow rank; return the tickets."""
     tickets = []
-    while (ticket := sync.strategy.ticket) < total:
+    while (ticket := sync.ticket) < total:
         torch.manual_seed(ticket)
         sync.model(torch.randn(4, 6)).square().mean().backward()
         if sync.rank == slow_rank:
@@ -105,6 +108,11 @@ def train_by_tickets(sync: Sync, total: int, slow_rank: int, pause_s: float) -> 
 PAUSE_S = 0.5
 
 
+def metrics_of(sync: Sync) -> dict[str, Any]:
+    assert isinstance(sync.strategy, ReportsMetrics)
+    return sync.strategy.metrics()
+
+
 def train_asynchronously(comm: Comm, options: str) -> dict[str, Any]:
     """Train with one slow rank; return the tickets, weights, optimiser state and staleness of this rank."""
     model = make_model()
@@ -113,7 +121,7 @@ def train_asynchronously(comm: Comm, options: str) -> dict[str, Any]:
     tickets = train_by_tickets(sync, 60, slow_rank=1, pause_s=PAUSE_S)
     took_s = time.perf_counter() - before_s
     sync.strategy.finish()
-    found = {"tickets": tickets, "weights": weights(model), "took_s": took_s, **sync.strategy.metrics()}
+    found = {"tickets": tickets, "weights": weights(model), "took_s": took_s, **metrics_of(sync)}
     state = sync.strategy.state()
     found["kept"] = sorted(name for name, values in state.optimizer.items() if "momentum_buffer" in values)
     for parameter in model.parameters():
@@ -126,7 +134,7 @@ def train_asynchronously(comm: Comm, options: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("options", ["", ",servers=2,max_staleness=2,late=drop"])
+@pytest.mark.parametrize("options", ["", ",servers=2,max_staleness=2,over_limit=drop"])
 def test_no_worker_waits_for_another(pool: Pool, options: str) -> None:
     """A slow worker trains fewer shares, the others more, and every share is trained once."""
     ranks = pool.run(train_asynchronously, 3, options)
@@ -194,6 +202,7 @@ def _train(comm: Comm, strategy: Any) -> Any:
     model = make_model()
     if comm.is_server:
         strategy.attach(model, sgd, comm)
+        assert isinstance(strategy, ServesParameters)
         strategy.serve()
         strategy.close()
         return None
@@ -352,6 +361,7 @@ def _two_tensors(comm: Comm, strategy: Strategy, max_norm: float | None) -> Tens
     strategy.allow_unused = True
     if comm.is_server:
         strategy.attach(model, sgd, comm)
+        assert isinstance(strategy, ServesParameters)
         strategy.serve()
         strategy.close()
         return torch.empty(0)
@@ -469,7 +479,7 @@ def ticket_of(comm: Comm, text: str) -> int | str:
     """Return the first ticket of a rank, or the error message."""
     with Sync(nn.Linear(3, 2), lambda p: torch.optim.SGD(p, lr=0.1), create(text), comm, "local") as sync:
         try:
-            return sync.strategy.ticket
+            return sync.ticket
         except UsageError as error:
             return error.message
 

@@ -37,7 +37,7 @@ class Overlapped(Strategy):
     backward fills them, as recorded on rank 0 in the first step.
     """
 
-    travel = "overlapped"
+    sends = "overlapped"
     bucket_bytes: int = 25 * MIB
     first_bucket_bytes: int = MIB
     """Size of the first bucket. It is small, so that communication starts early."""

@@ -20,7 +20,7 @@ class Packed(AfterBackward):
     back and divided by the number of ranks. The memory is kept between steps.
     """
 
-    travel = "packed"
+    sends = "packed"
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)

@@ -51,18 +51,18 @@ class Strategy(ABC):
     The training loop calls `attach` once. In each step it runs forward and backward of the returned module inside
     `microbatch(last)`, once for each micro-batch, then calls `step`. It evaluates inside `agreed`, and calls `close`
     at the end. Code outside `microbatch` counts as the last micro-batch, so a loop without gradient accumulation does
-    not need it.
+    not need it. Abilities that few strategies have are in `abilities.py`.
     """
 
     name: ClassVar[str]
     lossless: bool = True
     """Whether the gradient equals that of one process on the same batch, up to rounding."""
     lockstep: bool = True
-    """Whether all ranks make each step together. If not, ranks do not wait for each other, and `ticket` is the share of
-    the data that a rank trains next."""
+    """Whether all ranks make each step together. If not, ranks do not wait for each other, and the strategy needs the
+    ability `GivesTickets`."""
     exchanges: ClassVar[bool] = True
     """Whether ranks exchange data during training."""
-    travel: ClassVar[Literal["singly", "packed", "overlapped"]] = "singly"
+    sends: ClassVar[Literal["singly", "packed", "overlapped"]] = "singly"
     """Way of sending gradients: each on its own, packed into few large messages, or packed and during backward."""
     supports: frozenset[str] = frozenset({"clip", "accumulate"})
     """Supported features, out of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""
@@ -71,14 +71,11 @@ class Strategy(ABC):
 
     period: int = 1
     """Number of steps after which the traffic repeats."""
-    allow_unused: bool = False
-    """Whether a step may leave parameters without a gradient."""
-    partial_update_step: int | None = None
-    """Number of the step that the current call of the optimiser belongs to, where a step updates the parameters in
-    several calls. None where each call of the optimiser is a whole step."""
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()
+        self.allow_unused = False
+        """Setting of the run, made before `attach`: whether a step may leave parameters without a gradient."""
         self._attached: _Attachment | None = None
 
     # Methods that the training loop calls, in the order of the calls.
@@ -86,13 +83,6 @@ class Strategy(ABC):
     def roles(self, world_size: int) -> list[Role]:
         """Return the role of each rank: first workers, then servers, then idle ranks."""
         return [Role.WORKER] * world_size
-
-    def check_ranks(self, world_size: int) -> None:  # noqa: B027  (most accept any number)
-        """Raise a UsageError if the strategy cannot run with this number of ranks."""
-
-    def uses_one_rank(self, world_size: int) -> bool:
-        """Return whether only one rank trains and all others are idle, for any world size."""
-        return self.roles(max(2, world_size)).count(Role.IDLE) == max(2, world_size) - 1
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:
         """Copy rank 0's weights to every rank and prepare the model; return the module to call instead of it."""
@@ -109,9 +99,6 @@ class Strategy(ABC):
         """Return the module to call instead of the model: the model itself, unless the strategy wraps it."""
         return model
 
-    def serve(self) -> None:  # noqa: B027  (most have no servers)
-        """Serve the workers until they close; called on server ranks."""
-
     def microbatch(self, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
         """Return the context for forward and backward of one micro-batch; only the last of a step synchronises."""
         return nullcontext()
@@ -122,21 +109,6 @@ class Strategy(ABC):
 
         Communication may still be in progress when it returns; `finish` waits for it.
         """
-
-    @property
-    def ticket(self) -> int:
-        """Share of the data that this rank trains next, as step × ranks + share, where ranks do not step together.
-
-        Each number is given to exactly one rank, in increasing order.
-        """
-        raise UsageError(
-            f"{self.name} has no tickets: all ranks step together.",
-            hint="train this rank's own share of every step",
-        )
-
-    def metrics(self) -> dict[str, Any]:
-        """Return the strategy's own entries for the summary of the run's record; called on every rank."""
-        return {}
 
     def finish(self) -> None:  # noqa: B027  (most finish within `step`)
         """Wait for communication that `step` left in progress; called before the clock of a timed window stops."""
@@ -230,6 +202,12 @@ class Strategy(ABC):
                 f"{self.name} was used before attach() or after close().", hint="call attach() first, and close() last"
             )
         return self._attached
+
+
+def uses_one_rank(strategy: Strategy, world_size: int) -> bool:
+    """Return whether only one rank trains and all others are idle, for any world size."""
+    roles = strategy.roles(max(2, world_size))
+    return roles.count(Role.IDLE) == len(roles) - 1
 
 
 def clone_tensors(values: Mapping[str, Any]) -> dict[str, Any]:

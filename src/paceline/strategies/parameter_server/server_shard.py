@@ -1,4 +1,4 @@
-"""A server's shard of the parameters, its messages between worker and server, and the optimiser state of a shard."""
+"""A server's shard of the parameters, with buffers for its messages, and the optimiser state of a shard."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.comm.group import Comm
-from paceline.comm.json_messages import send_json_message
 from paceline.comm.packed_tensors import PackedTensors, PackedTransfer
 from paceline.strategies.base.strategy import clone_tensors
-
-GRADIENTS, WEIGHTS, STATES, NORMS, REQUESTS, REPLIES = range(6)
-"""Message tags. Two ranks that are both worker and server send each other gradients and weights."""
+from paceline.strategies.parameter_server.protocol import GRADIENTS, WEIGHTS
 
 
 class ServerShard:
@@ -39,9 +35,15 @@ class ServerShard:
         """Whether each parameter has a gradient."""
         return [parameter.grad is not None for parameter in self.parameters]
 
+    def pack_gradients(self) -> None:
+        """Move the gradients of the last backward pass into their buffer: the worker's optimiser must not use them."""
+        self.gradients.pack([parameter.grad for parameter in self.parameters])
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def send_gradients(self, group: dist.ProcessGroup) -> PackedTransfer:
         """Start to send the gradients of the last backward pass to the server."""
-        self.gradients.pack([parameter.grad for parameter in self.parameters])
+        self.pack_gradients()
         (message,) = self.gradients.send([self.server_rank], group, GRADIENTS)
         return message
 
@@ -63,17 +65,6 @@ class ServerShard:
             return
         self.weights.receive(rank, group, WEIGHTS).wait()
         self.unpack_weights()
-
-
-def send_optimizer_state(
-    shard: ServerShard, optimizer: torch.optim.Optimizer, comm: Comm, group: dist.ProcessGroup
-) -> dict[str, dict[str, Any]]:
-    """Send the optimiser state of a server's shard to every other worker, and return it."""
-    state = optimizer_state_of(shard.names, shard.parameters, optimizer)
-    for rank in range(comm.world_size):
-        if rank != shard.server_rank:
-            send_json_message(state, rank, group, STATES)
-    return state
 
 
 def optimizer_state_of(

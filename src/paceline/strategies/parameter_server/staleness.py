@@ -1,4 +1,4 @@
-"""Staleness of gradients: statistics, and the bound above which a gradient is damped or dropped."""
+"""Staleness of gradients: statistics, and the limit above which a gradient is damped or dropped."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ class Staleness:
 
 
 @dataclass(frozen=True)
-class StalenessBound:
-    """Bound on the staleness of gradients, and the treatment of those above it."""
+class StalenessLimit:
+    """Limit on the staleness of gradients, and the treatment of those above it."""
 
     max_staleness: int
-    """Largest staleness without damping, in updates; 0 for no bound."""
+    """Largest staleness without damping, in updates; 0 for no limit."""
     drops: bool
-    """Whether a gradient above the bound is dropped, not damped."""
+    """Whether a gradient above the limit is dropped, not damped."""
 
     def factor(self, staleness: int) -> float:
-        """Return the factor for a gradient of this staleness: 1 within the bound, above it smaller, or 0 if dropped."""
+        """Return the factor for a gradient of this staleness: 1 within the limit, above it smaller, or 0 if dropped."""
         if not self.max_staleness or staleness <= self.max_staleness:
             return 1.0
         return 0.0 if self.drops else self.max_staleness / staleness

@@ -11,12 +11,12 @@ from paceline.comm.group import Comm
 from paceline.errors import UsageError
 from paceline.plans.parameter_server import shards
 from paceline.strategies.base.strategy import MakeOptimizer, Role, State, Strategy
-from paceline.strategies.parameter_server.async_server import AsyncServer, start_dedicated_server
-from paceline.strategies.parameter_server.async_worker import AsyncWorker
+from paceline.strategies.parameter_server.asynchronous import AsyncServer, AsyncWorker
+from paceline.strategies.parameter_server.server import Server, ServerSetup
 from paceline.strategies.parameter_server.server_shard import ServerShard
-from paceline.strategies.parameter_server.staleness import StalenessBound
-from paceline.strategies.parameter_server.sync_server import SyncServer
-from paceline.strategies.parameter_server.sync_worker import SyncWorker
+from paceline.strategies.parameter_server.staleness import StalenessLimit
+from paceline.strategies.parameter_server.synchronous import SyncServer, SyncWorker
+from paceline.strategies.parameter_server.worker import Worker
 
 DEFAULT_STALENESS_PER_WORKER = 4
 """Default of max_staleness per worker. With p equally fast workers, the staleness is about p−1."""
@@ -33,8 +33,8 @@ class ParameterServerOptions:
     asynchronous: bool = False
     """Let no worker wait for another: a server steps with each gradient when it arrives, and replies at once."""
     max_staleness: int | None = None
-    """Largest staleness of a gradient, in updates, if asynchronous: 0 for no bound, by default 4 × workers."""
-    late: Literal["damp", "drop"] = "damp"
+    """Largest staleness of a gradient, in updates, if asynchronous: 0 for no limit, by default 4 × workers."""
+    over_limit: Literal["damp", "drop"] = "damp"
     """Treatment of a gradient above max_staleness: drop it, or damp it by the factor max_staleness ÷ staleness."""
 
     def __post_init__(self) -> None:
@@ -43,14 +43,21 @@ class ParameterServerOptions:
         if self.max_staleness is not None and self.max_staleness < 0:
             raise UsageError(
                 f"parameter_server:max_staleness is {self.max_staleness}.",
-                hint="set it to 1 or more, or to 0 for no bound",
+                hint="set it to 1 or more, or to 0 for no limit",
             )
-        if not self.asynchronous and (self.max_staleness is not None or self.late != "damp"):
+        if not self.asynchronous and (self.max_staleness is not None or self.over_limit != "damp"):
             raise UsageError(
-                "parameter_server:max_staleness and late have no effect without asynchronous=true: "
+                "parameter_server:max_staleness and over_limit have no effect without asynchronous=true: "
                 "synchronous gradients are never stale.",
                 hint="add asynchronous=true, or leave them out",
             )
+
+    def staleness_limit(self, workers: int) -> StalenessLimit:
+        """Return the limit on the staleness of gradients."""
+        default = DEFAULT_STALENESS_PER_WORKER * workers
+        return StalenessLimit(
+            default if self.max_staleness is None else self.max_staleness, drops=self.over_limit == "drop"
+        )
 
 
 class ParameterServer(Strategy):
@@ -101,12 +108,12 @@ class ParameterServer(Strategy):
     """
 
     name: ClassVar[str] = "parameter_server"
-    travel = "packed"
+    sends = "packed"
     Options: ClassVar[type] = ParameterServerOptions
 
-    _worker: SyncWorker | AsyncWorker | None = None
+    _worker: Worker | None = None
     """Worker of this rank; None on ranks that do not train."""
-    _server: SyncServer | AsyncServer | None = None
+    _server: Server | None = None
     """Server of this rank; None on ranks that train."""
 
     def __init__(self, options: ParameterServerOptions | None = None) -> None:
@@ -120,6 +127,7 @@ class ParameterServer(Strategy):
         return [Role.WORKER] * (world_size - servers) + [Role.SERVER] * servers
 
     def check_ranks(self, world_size: int) -> None:
+        """Raise a UsageError if there are too many servers for the ranks."""
         servers, extra = self.options.servers, self.options.extra
         if servers >= world_size + (not extra):
             problem = "leaves no rank to train" if extra else "is more than one server per rank"
@@ -138,27 +146,29 @@ class ParameterServer(Strategy):
             ServerShard(first + server, [self.parameters[number] for number in numbers], comm.device)
             for server, numbers in enumerate(kept)
         ]
-        max_staleness = (
-            DEFAULT_STALENESS_PER_WORKER * comm.world_size if options.max_staleness is None else options.max_staleness
-        )
-        bound = StalenessBound(max_staleness, drops=options.late == "drop")
-        if comm.is_server:
-            own = all_shards[comm.rank - first]
-            serving = start_dedicated_server(own, self.optimizer, comm, bound) if options.asynchronous else None
-            self._server = serving or SyncServer(own, self.optimizer, comm, self._update)
-            return module
         group = comm.full_group
-        if (
-            not comm.servers and comm.backend != "gloo"
-        ):  # NCCL supports neither main memory nor messages from several threads.
+        if not comm.servers and comm.backend != "gloo":
+            # NCCL supports neither main memory nor messages from several threads.
             group = comm.subgroup(range(comm.world_size), backend="gloo")
-        if options.asynchronous:
-            self._worker = AsyncWorker(all_shards, self.parameters, self.optimizer, make_optimizer, comm, group, bound)
+        setup = ServerSetup(
+            shards=all_shards,
+            parameters=self.parameters,
+            optimizer=self.optimizer,
+            make_optimizer=make_optimizer,
+            comm=comm,
+            group=group,
+            update=self._update,
+            limit=options.staleness_limit(comm.world_size),
+        )
+        if comm.is_server:
+            server: type[Server] = AsyncServer if options.asynchronous else SyncServer
+            self._server = server.on_separate_rank(all_shards[comm.rank - first], setup)
         else:
-            self._worker = SyncWorker(all_shards, self.optimizer, comm, group, self._update)
+            self._worker = AsyncWorker(setup) if options.asynchronous else SyncWorker(setup)
         return module
 
     def serve(self) -> None:
+        """Serve the workers until they close."""
         assert self._server is not None
         self._server.serve()
 
@@ -169,10 +179,11 @@ class ParameterServer(Strategy):
     def finish(self) -> None:
         self._training_worker.finish()
 
-    @property
-    def ticket(self) -> int:
-        worker = self._training_worker
-        return worker.ticket if isinstance(worker, AsyncWorker) else super().ticket
+    def next_ticket(self) -> int:
+        """Return the share of the data that this rank trains next, if asynchronous."""
+        ticket = self._training_worker.ticket
+        assert ticket is not None, "all ranks step together"
+        return ticket
 
     def state(self) -> State:
         return State(super().state().model, self._training_worker.state())
@@ -183,6 +194,7 @@ class ParameterServer(Strategy):
         return unused
 
     def metrics(self) -> dict[str, Any]:
+        """Return the staleness of gradients, if asynchronous."""
         return self._training_worker.metrics()
 
     def abandon(self) -> None:
@@ -202,7 +214,7 @@ class ParameterServer(Strategy):
         super().close()
 
     @property
-    def _training_worker(self) -> SyncWorker | AsyncWorker:
+    def _training_worker(self) -> Worker:
         assert self._worker is not None, "this rank does not train"
         return self._worker
 

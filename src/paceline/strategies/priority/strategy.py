@@ -86,6 +86,7 @@ class Priority(Overlapped):
     Options: ClassVar[type] = PriorityOptions
 
     _sender: Sender | None = None
+    _partial_update_step: int | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._block_slices: list[list[Slice]] = []
@@ -143,6 +144,10 @@ class Priority(Overlapped):
 
     def finish(self) -> None:
         self._update_blocks(self._pending)
+
+    def partial_update_step(self) -> int | None:
+        """Return the number of the step while the optimiser updates some of its blocks."""
+        return self._partial_update_step
 
     def load(self, state: State) -> list[str]:
         self.finish()
@@ -258,14 +263,14 @@ class Priority(Overlapped):
         if not groups:
             return
         all_groups, self.optimizer.param_groups = self.optimizer.param_groups, groups
-        before, self.partial_update_step = self.partial_update_step, self._steps
+        before, self._partial_update_step = self._partial_update_step, self._steps
         try:
             # Forward may run in half precision, or in inference mode.
             with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
                 self.optimizer.step()
         finally:
             self.optimizer.param_groups = all_groups
-            self.partial_update_step = before
+            self._partial_update_step = before
             for slot in taken:
                 slot.parameter.grad = None
 

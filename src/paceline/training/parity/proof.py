@@ -20,6 +20,7 @@ from paceline.comm.group import Comm
 from paceline.comm.json_messages import receive_json_message, send_json_message
 from paceline.config import RunConfig
 from paceline.errors import ParityError
+from paceline.strategies.base.abilities import ServesParameters, UpdatesInParts
 from paceline.strategies.base.strategy import NamedParameters, Strategy
 from paceline.training.parity.oracle import (
     TOLERANCE,
@@ -107,7 +108,7 @@ class CapturedGradients:
 
     def add(self, gradients: Gradients) -> None:
         """Add the gradients that the optimiser has just received."""
-        step = self._strategy.partial_update_step
+        step = self._strategy.partial_update_step() if isinstance(self._strategy, UpdatesInParts) else None
         if step is None or step != self._last:
             self.steps.append({})
         self.steps[-1] |= gradients
@@ -147,6 +148,7 @@ def prove(
 
 def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
     """Serve during `prove`, on a server, and send the captured gradients to rank 0."""
+    assert isinstance(strategy, ServesParameters)
     strategy.attach(copy.deepcopy(workload.model), lambda parameters: ProbeOptimizer(parameters, strategy), comm)
     strategy.serve()
     assert isinstance(strategy.optimizer, ProbeOptimizer)

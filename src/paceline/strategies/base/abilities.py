@@ -1,0 +1,51 @@
+"""Abilities that few strategies have: protocols of one method. A strategy has an ability if it has the method.
+
+Callers ask with `isinstance(strategy, GivesTickets)`, never for a strategy's class or name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class LimitsRanks(Protocol):
+    """Ability to run only with some numbers of ranks."""
+
+    def check_ranks(self, world_size: int) -> None:
+        """Raise a UsageError if the strategy cannot run with this number of ranks."""
+
+
+@runtime_checkable
+class ServesParameters(Protocol):
+    """Ability to use servers: ranks that keep parameters and do not train. Needed if `roles` names servers."""
+
+    def serve(self) -> None:
+        """Serve the workers until they close; called on servers after `attach`."""
+
+
+@runtime_checkable
+class GivesTickets(Protocol):
+    """Ability to say which share of the data a rank trains next. Needed if ranks do not step together."""
+
+    def next_ticket(self) -> int:
+        """Return the share of the data that this rank trains next, as step × ranks + share.
+
+        Each number is given to exactly one rank, in increasing order.
+        """
+
+
+@runtime_checkable
+class UpdatesInParts(Protocol):
+    """Ability to update the parameters of one step in several calls of the optimiser."""
+
+    def partial_update_step(self) -> int | None:
+        """Return the number of the step that the optimiser's current call is a part of; None for a whole step."""
+
+
+@runtime_checkable
+class ReportsMetrics(Protocol):
+    """Ability to add figures to the summary of a run's record."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the strategy's own entries for the summary, the same on every rank; called on every rank."""
