@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.analysis.statistics import overhead_share
+from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.comm import Comm, World
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
@@ -41,8 +42,6 @@ from paceline.workloads.tickets import ONE_SHOT_HINT
 BUDGET_S = 5.0
 BLOCK_S = 0.05
 """Length of a block: long enough for the clock, and short enough for equal conditions with and without events."""
-WARM_UP_STEPS = 4
-"""In the first steps reducers build their buckets, and allocators and caches fill."""
 MIN_PAIRS = 6
 MAX_BUDGETS = 4
 """Workloads whose steps are so long that `MIN_PAIRS` would take more than this many budgets are not measured: the cost

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 
 import torch
 
+from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.analysis.steps.timing import WindowTime
 from paceline.measure.profiler import StepProfiler
 from paceline.training.run_recorder import WriteEvent
 from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 
-WARM_UP_STEPS = 5
-"""Length of the first window, which is never timed: reducers build their buckets, allocators and caches fill."""
 WINDOW_S = 0.5
 """Target length of a window: ranks exchange losses once per window, and doing so more often would slow short steps."""
 MAX_LOGS_PER_WINDOW = 50
