@@ -123,7 +123,7 @@ class TimedTraining:
     def train(self, steps: int) -> TimedSteps:
         """Train and record the given number of steps; the ranks start together."""
         self._stopwatch.next_step = 0  # A long run records fewer steps, which would hide the cost.
-        self.comm.smallest(0)
+        self.comm.control.barrier()
         before_s, cpu_before_s = time.perf_counter(), time.process_time()
         for _ in range(steps):
             self._train_step()
@@ -164,11 +164,11 @@ class TimedSteps:
 def _compare(with_events: TimedTraining, without_events: TimedTraining, budget_s: float) -> MeasuringCost | None:
     """Train with and without events in turn; None if the data or the budget does not allow it."""
     comm = with_events.comm
-    if not comm.smallest(with_events.can_start_again):
+    if not comm.control.smallest(with_events.can_start_again):
         return None
     for side in (with_events, without_events):
         side.train(WARM_UP_STEPS)
-    step_s = comm.largest(without_events.train(WARM_UP_STEPS).wall_s / WARM_UP_STEPS)
+    step_s = comm.control.largest(without_events.train(WARM_UP_STEPS).wall_s / WARM_UP_STEPS)
     steps = max(1, round(BLOCK_S / step_s))
     pair_s = 2 * steps * step_s
     if MIN_PAIRS * pair_s > MAX_BUDGETS * budget_s:
@@ -200,5 +200,5 @@ def _cpu_of_pairs(
     for pair in range(pairs):
         for turn in (0, 1) if pair % 2 == 0 else (1, 0):
             blocks[pair, turn] = sides[turn].train(steps).cpu_s
-    on, off = comm.sum(blocks).unbind(1)
+    on, off = comm.control.sum(blocks).unbind(1)
     return on.tolist(), off.tolist()

@@ -90,7 +90,7 @@ class TrainingLoop:
 
     def _ended_on_all_ranks(self, tickets: Tickets) -> bool:
         """Whether every rank has trained all its data."""
-        return self.sync.comm.smallest(int(tickets.find(self.sync.strategy.ticket) is None)) == 1
+        return self.sync.comm.control.smallest(int(tickets.find(self.sync.strategy.ticket) is None)) == 1
 
     def _train_steps(self, epoch: int, steps: Iterator[list[MicroBatch]], count: int) -> int:
         """Train `count` steps, or fewer if the data ends; return the number of steps trained."""
@@ -141,14 +141,14 @@ class TrainingLoop:
         if self.config.most_epochs == ENDLESS:
             return None
         per_epoch = self.source.steps_per_epoch()
-        return None if per_epoch is None else self.sync.comm.smallest(per_epoch) * self.config.most_epochs
+        return None if per_epoch is None else self.sync.comm.control.smallest(per_epoch) * self.config.most_epochs
 
     def _epoch_end(self, step: int, total: int | None) -> int | None:
         """Return the step at which the epoch or the run ends, the same on all ranks; None if the length is unknown."""
         per_epoch = self.source.steps_per_epoch()
         if per_epoch is None:
             return total
-        end = step + self.sync.comm.smallest(per_epoch)
+        end = step + self.sync.comm.control.smallest(per_epoch)
         return end if total is None else min(end, total)
 
     def _ended(self, micro_batches: list[MicroBatch] | None) -> bool:
@@ -156,6 +156,6 @@ class TrainingLoop:
         if self.source.steps_per_epoch() is not None:
             return micro_batches is None
         self.stopwatch.lap(DATA)  # The wait for a rank with slow data is not counted as loading this rank's data.
-        ended = self.sync.comm.smallest(int(micro_batches is not None)) == 0
+        ended = self.sync.comm.control.smallest(int(micro_batches is not None)) == 0
         self.stopwatch.lap(AGREE)
         return ended

@@ -60,7 +60,7 @@ def run_evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: 
     if config.eval_ranks:
         own = evaluate(sync.strategy.model, workload, sources.whole, config, comm=None)
         accuracy = float("nan") if own.accuracy is None else own.accuracy
-        replicas = sync.comm.gather(torch.tensor([own.loss, accuracy], dtype=torch.float64))
+        replicas = sync.comm.control.gather(torch.tensor([own.loss, accuracy], dtype=torch.float64))
         tests["test_by_rank"] = [_from_floats(["loss", "accuracy"], replica.tolist()) for replica in replicas]
     return tests
 
@@ -79,7 +79,7 @@ def summarise(
     own |= {f"{SPLIT}{name}": value for name, value in _own_split(folder, sync.rank, windows).items()}
     names = list(own)
     values = [float("nan") if own[name] is None else float(own[name]) for name in names]
-    gathered = sync.comm.gather(torch.tensor(values, dtype=torch.float64))
+    gathered = sync.comm.control.gather(torch.tensor(values, dtype=torch.float64))
     ranks = [_nested(_from_floats(names, everyone.tolist())) for everyone in gathered]
     step_s = step_time(windows)
     trained = sum(window.steps for window in windows)  # Global steps: a single rank may have trained more shares.

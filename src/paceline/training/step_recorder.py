@@ -118,7 +118,7 @@ class StepRecorder:
         if rows:  # A rank may have trained none of these steps, or several shares of one.
             shares = torch.tensor([_step_share(row) for _, row in rows], dtype=torch.float64)
             own.index_add_(0, torch.tensor([at - start for at, _ in rows]), shares)
-        totals = comm.sum(own)
+        totals = comm.control.sum(own)
         filled = totals[:, StepShare._fields.index("samples")].nonzero()
         totals = totals[: int(filled.max()) + 1 if len(filled) else 0]
         losses, known, samples, correct, uncounted, epochs, trained = totals.unbind(1)
@@ -127,7 +127,7 @@ class StepRecorder:
             epochs=(epochs / trained).int().tolist(),
             samples=int(samples.sum()),
             correct=None if uncounted.any() else int(correct.sum()),
-            wall_s=comm.largest(wall_s),
+            wall_s=comm.control.largest(wall_s),
         )
 
     def _row(self, number: int, step: _PendingStep) -> StepRow:

@@ -136,20 +136,19 @@ class AsyncWorker:
             local.push(settings)
         replies = self._wait()
         self.ticket = next(reply.ticket for rank, reply in replies if rank == self._shards[0].server_rank)
-        self._comm.mark_agreed()
         for _, parameter in self._parameters:
             parameter.grad = None
         self._optimizer.step()  # It steps nothing, but learning-rate schedulers check that it is called.
 
     def finish(self) -> None:
         """Wait for all workers, and give each the same weights: the result of all gradients sent so far."""
-        self._comm.smallest(0)
+        self._comm.control.barrier()
         for client in self._remote:
             client.pull()
         for local in self._local:
             local.pull()
         self._wait()
-        self._comm.smallest(0)  # A barrier: no worker continues before all have the weights.
+        self._comm.control.barrier()  # No worker continues before all have the weights.
 
     def _wait(self) -> list[tuple[int, ServerReply]]:
         """Wait for the replies of all servers; raise if one has failed. Return them with the servers' ranks."""
@@ -182,7 +181,7 @@ class AsyncWorker:
     def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Make the servers continue from the model's weights and an optimiser state."""
         self._optimizer.state.clear()  # The worker's optimiser steps nothing.
-        self._comm.smallest(0)
+        self._comm.control.barrier()
         for local in self._local:
             weights = [parameter.detach() for parameter in local.shard.parameters]
             local.server.weights.load(weights, state_to_device(state, self._comm.device))

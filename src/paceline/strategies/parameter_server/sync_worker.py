@@ -161,6 +161,6 @@ class SyncWorker:
     def _clip(self, max_norm: float) -> None:
         """Clip by the norm over all servers; each server has only the norm of its shard."""
         own = torch.zeros(1, dtype=torch.float64) if self._reducer is None else self._reducer.squared_norm()
-        total = own if len(self._shards) == 1 else self._comm.sum(own)
+        total = own if len(self._shards) == 1 else self._comm.control.sum(own)
         if self._reducer is not None:
             self._reducer.scale(clip_factor(max_norm, total))
