@@ -612,7 +612,7 @@ def wait_without_peer(all_ranks: Comm, name: str) -> list[str]:
     comm, failed = open_timed(2, timeout_s=30 if name == "short" else 0.2), list[str]()
     if comm is not None and comm.rank == 0:
         failed = errors_of(comm, WITHOUT_PEER[name])
-    dist.barrier(all_ranks.control)
+    all_ranks.control.barrier()
     if comm is not None:
         close_comm(comm)
     return failed

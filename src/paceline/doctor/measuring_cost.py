@@ -24,18 +24,15 @@ from paceline.config import RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.capacity import available_memory_bytes, memory_limits
 from paceline.measure.memory import peak_bytes
-from paceline.records import RunFolder, StepWriter
+from paceline.records import RunFolder
 from paceline.records.examination import MeasuringCost
-from paceline.records.timeline import TimelineWriter
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
 from paceline.training.loop import TrainingLoop
 from paceline.training.rank_setup import RankSetup, set_up_rank
+from paceline.training.recording import Recording
 from paceline.training.run import optimizer_factory
-from paceline.training.run_recorder import discard_event
-from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
-from paceline.training.windows import Windows
 from paceline.workloads.batches import MicroBatch
 from paceline.workloads.tickets import ONE_SHOT_HINT
 
@@ -95,34 +92,23 @@ class TimedTraining:
     """Training of the workload on one rank, with or without events, a few steps at a time."""
 
     def __init__(self, setup: RankSetup, folder: Path) -> None:
-        config, self.comm, self._stopwatch = setup.config, setup.comm, setup.stopwatch
-        self.name = setup.workload.name
+        config, workload, self.comm = setup.config, setup.workload, setup.comm
+        self.name = workload.name
         self.strategy = config.strategy
         self._source = setup.source()
         self.can_start_again = self._source.peek(1) is not None
         """False for data that can be iterated only once: two trainings cannot share it."""
-        self._sync = Sync(setup.model, optimizer_factory(config, setup.workload), setup.strategy, self.comm, config.bn)
-        run_folder = RunFolder.create(folder)
-        self._steps = StepWriter(run_folder, self.comm.rank)
-        self._timeline = TimelineWriter(run_folder.path, self.comm.rank) if config.events else None
-        self._step_recorder = StepRecorder(self._stopwatch, self._steps, self._timeline)
-        windows = Windows(self._sync, self._step_recorder, config.log_every, discard_event)
-        self._loop = TrainingLoop(
-            config,
-            setup.workload,
-            self._sync,
-            self._source,
-            self._stopwatch,
-            self._step_recorder,
-            windows,
-            discard_event,
-        )
+        self._recording = Recording(config, self.comm, RunFolder.create(folder))
+        self._sync = Sync(setup.model, optimizer_factory(config, workload), setup.strategy, self.comm, config.bn)
+        self._recording.start(self._sync, steps_only=True)
+        self._loop = TrainingLoop(config, workload, self._sync, self._source, self._recording)
         self._epoch = -1
         self._batches: Iterator[list[MicroBatch]] = iter(())
 
     def train(self, steps: int) -> TimedSteps:
         """Train and record the given number of steps; the ranks start together."""
-        self._stopwatch.next_step = 0  # A long run records fewer steps, which would hide the cost.
+        stopwatch = self._recording.stopwatch
+        stopwatch.next_step = 0  # A long run records fewer steps, which would hide the cost.
         self.comm.control.barrier()
         before_s, cpu_before_s = time.perf_counter(), time.process_time()
         for _ in range(steps):
@@ -130,8 +116,8 @@ class TimedTraining:
         self._sync.strategy.finish()
         if self.comm.device.type == "cuda":
             torch.cuda.synchronize(self.comm.device)
-            self._stopwatch.clock.anchor()
-        self._step_recorder.flush()
+            stopwatch.clock.anchor()
+        self._recording.step_recorder.flush()
         return TimedSteps(time.process_time() - cpu_before_s, time.perf_counter() - before_s)
 
     def _train_step(self) -> None:
@@ -146,9 +132,7 @@ class TimedTraining:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._steps.close()
-        if self._timeline is not None:
-            self._timeline.close()
+        self._recording.close()
         if error[0] is None:
             self._sync.close()
 

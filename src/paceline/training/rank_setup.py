@@ -10,7 +10,6 @@ from torch import nn
 from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
 from paceline.measure.slow_rank import stopwatch_for
-from paceline.measure.steps import Stopwatch
 from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.placement import Placement
@@ -36,12 +35,6 @@ class RankSetup:
     def model(self) -> nn.Module:
         """Model on its device, in training mode."""
         return self.workload.model
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        """Stopwatch that times this rank's steps."""
-        assert self.comm.stopwatch is not None, "set_up_rank was called without timed=True"
-        return self.comm.stopwatch
 
     def serve(self, make_optimizer: MakeOptimizer) -> None:
         """Run a server: it keeps parameters until the workers have finished."""
