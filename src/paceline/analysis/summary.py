@@ -81,18 +81,23 @@ class RankTotals:
         """Add the next steps. The times of profiled ones do not count."""
         if len(steps) == 0:
             return
-        index = self._steps + np.arange(len(steps))
-        timed = (index > 0) & ~np.broadcast_to(profiled, len(steps))
-        self._warm_up.add(steps, timed & (index < WARM_UP_STEPS))
-        self._later.add(steps, timed & (index >= WARM_UP_STEPS))
-        if self._first_step_s is None:
-            self.start_s, self._first_step_s = float(steps["start_s"][0]), float(steps.total_s[0])
-        self.end_s = float(steps["start_s"][-1] + steps.total_s[-1])
+        times = np.column_stack([steps.total_s, *[steps[phase] for phase in PHASES]])
+        self._add_times(times, ~np.broadcast_to(profiled, len(steps)))
+        if self._steps == 0:
+            self.start_s, self._first_step_s = float(steps["start_s"][0]), float(times[0, 0])
+        self.end_s = float(steps["start_s"][-1] + times[-1, 0])
         self._add_losses(steps)
-        self._has_correct &= bool((steps["correct"] >= 0).all())
+        self._has_correct &= bool(steps["correct"].min() >= 0)
         self._correct += int(steps["correct"].sum())
         self._samples += int(steps["samples"].sum())
         self._steps += len(steps)
+
+    def _add_times(self, times: npt.NDArray[np.float64], timed: BoolColumn) -> None:
+        warm_up_left = max(0, WARM_UP_STEPS - self._steps)
+        if warm_up_left:
+            warm_up = slice(0 if self._steps else 1, warm_up_left)
+            self._warm_up.add(times[warm_up][timed[warm_up]])
+        self._later.add(times[warm_up_left:][timed[warm_up_left:]])
 
     def _add_losses(self, steps: Steps) -> None:
         self._has_loss &= steps.has_loss
@@ -133,12 +138,11 @@ class _TimeTotals:
         self.median = RunningMedian()
         self._sums = np.zeros(1 + len(PHASES))
 
-    def add(self, steps: Steps, mask: BoolColumn) -> None:
-        """Add the steps in the mask."""
-        self.count += int(mask.sum())
-        total_s = steps.total_s[mask]
-        self.median.add(total_s)
-        self._sums += [total_s.sum(), *[steps[phase][mask].sum() for phase in PHASES]]
+    def add(self, times: npt.NDArray[np.float64]) -> None:
+        """Add steps, one row each: its duration, then those of its phases."""
+        self.count += len(times)
+        self.median.add(times[:, 0])
+        self._sums += times.sum(axis=0)
 
     def means(self) -> list[float] | list[None]:
         """Return the mean duration of a step, then of its phases; each None without steps."""
