@@ -69,7 +69,7 @@ def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: 
         return None
     config.global_batch(comm.world_size)  # Raises before anything is loaded if a worker would have no samples.
     workload = load_workload(config)
-    torch.manual_seed(config.seed * 1_000_003 + comm.rank + 1)  # Random numbers from here on differ between ranks.
+    torch.manual_seed(rank_seed(config.seed, comm.rank))  # Random numbers from here on differ between ranks.
     dtype = storage_dtype(config.precision)
     layout = torch.channels_last if config.channels_last else torch.preserve_format
     model = workload.model.to(placement.device, dtype, memory_format=layout)  # type: ignore[call-overload]
@@ -78,3 +78,8 @@ def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: 
     trains_as = 0 if comm.is_server else comm.rank  # A server trains nothing; any valid rank will do.
     share = Share(trains_as, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
     return RankSetup(config, world, strategy, placement, comm, workload, share)
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """Return the seed of a rank's random numbers: different on each rank, the same under every strategy."""
+    return seed * 1_000_003 + rank + 1

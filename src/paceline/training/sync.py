@@ -155,7 +155,7 @@ class Sync:
     def _with_step_mark(self, make_optimizer: MakeOptimizer) -> MakeOptimizer:
         """Mark the start of the optimiser's step on the stopwatch, by a hook: strategies need not know of timing."""
 
-        stopwatch = self.comm.stopwatch
+        stopwatch = self.comm.stopwatch if self.comm.is_timed else None
 
         def make(parameters: NamedParameters) -> torch.optim.Optimizer:
             optimizer = make_optimizer(parameters)
