@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -51,3 +53,12 @@ def test_the_same_values_have_the_same_median() -> None:
     values = np.random.default_rng(2).normal(size=5000)
     assert median_of(values, capacity=100, parts=50) == median_of(values, capacity=100, parts=50)
     assert median_of(values, capacity=100, parts=50) == median_of(values, capacity=100, parts=3)
+
+
+def test_memory_does_not_grow_beyond_the_capacity() -> None:
+    median, sizes = RunningMedian(1000), []
+    for _ in range(3):
+        median.add(np.arange(2000.0))
+        sizes.append(len(pickle.dumps(median)))
+    assert max(sizes) - min(sizes) < 100
+    assert max(sizes) < 2 * 8 * 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,16 @@ def test_steps_added_window_by_window_have_the_same_summary(count: int, length: 
     assert totals.summary(3).step_s == (pytest.approx(np.mean(counted)) if counted else None)
     assert totals.summary(3).median_step_s == (pytest.approx(np.median(counted)) if counted else None)
     assert (totals.start_s, totals.end_s) == (0, pytest.approx(rows[-1].start_s + rows[-1].total_s))
+
+
+def test_totals_of_a_long_run_need_no_more_memory_than_those_of_a_shorter_one() -> None:
+    window, totals, sizes = Steps.of(rows_of(1000)), RankTotals(), []
+    for _ in range(3):
+        for _ in range(70):
+            totals.add(window)
+        sizes.append(len(pickle.dumps(totals)))
+    assert totals.summary(0).steps == 210_000
+    assert max(sizes) - min(sizes) < 100
 
 
 def test_totals_of_a_loss_that_diverges_or_is_not_reported() -> None:
