@@ -12,12 +12,13 @@ import torch.distributed as dist
 
 from paceline.analysis.steps.timing import step_time, windows_of
 from paceline.analysis.summary import summarise_rank
-from paceline.comm import Comm, World, open_comm
+from paceline.comm import Comm, World, close_comm, open_comm
 from paceline.config import RunConfig
 from paceline.measure.steps import make_stopwatch
 from paceline.records import RunFolder, RunRecord, read_run
 from paceline.records.resources import read_resources
 from paceline.training import windows
+from paceline.training.recording import Recording
 from paceline.training.run import run
 from ranks import SIZE, Pool
 
@@ -96,3 +97,25 @@ def test_ranks_do_not_read_their_steps_back(pool: Pool, tmp_path: Path) -> None:
     for rank in (0, 1):
         resident = read_resources(record.path / f"resources-{rank}.csv")["resident_bytes"]
         assert resident.min() <= record.summary["ranks"][rank]["resident_bytes"] <= resident.max()
+
+
+def describe(_: Comm, folders: list[str]) -> None:
+    """Describe a run on two hosts of one rank each, which write to the given folders."""
+    stopwatch = make_stopwatch(CPU, events=False)
+    comm = open_comm(range(2), device=CPU, backend="gloo", timeout_s=30, stopwatch=stopwatch)
+    if comm is None:
+        return
+    with Recording(RunConfig(), comm, RunFolder(Path(folders[comm.rank])), first_on_host=True) as recording:
+        recording.describe({}, {}, command=f"as typed on host {comm.rank}")
+    close_comm(comm)
+
+
+@pytest.mark.parametrize("share_a_disk", [True, False])
+def test_every_disk_gets_one_description(pool: Pool, tmp_path: Path, share_a_disk: bool) -> None:
+    folders = [tmp_path / name for name in (("here", "here") if share_a_disk else ("here", "there"))]
+    for folder in folders:
+        RunFolder.create(folder)
+    pool.run(describe, SIZE, [str(folder) for folder in folders])
+    authors = [read_run(folder).provenance["command"] for folder in folders]
+    assert authors == [f"as typed on host {rank}" for rank in ((0, 0) if share_a_disk else (0, 1))]
+    assert [file.name for folder in folders for file in folder.glob("*.csv")] == [], "there were no steps"

@@ -61,9 +61,14 @@ class Recording:
         self._monitor: RunMonitor | None = None
 
     def describe(self, settings: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
-        """Write the information known before the first step, on the ranks that have to write it."""
-        # Rank 0 has to; so has the first rank of a host that does not share rank 0's disk.
-        if self._comm.rank == 0 or (self._first_on_host and not self._folder.has_run_file):
+        """Write the information known before the first step; called on every rank.
+
+        Rank 0 writes it, and so does the first rank of a host that does not share rank 0's disk.
+        """
+        if self._comm.rank == 0:
+            self._recorder.write_description(settings, topology, command)
+        self._comm.control.barrier()  # On a shared disk the others find rank 0's file.
+        if self._comm.rank != 0 and self._first_on_host and not self._folder.has_run_file:
             self._recorder.write_description(settings, topology, command)
 
     def start(self, sync: Sync, *, steps_only: bool = False) -> None:
