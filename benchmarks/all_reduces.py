@@ -92,7 +92,7 @@ def run_all(rank: int, plan: Plan, port: int, results: Path) -> None:
     for number in range(len(times)):
         first = number % len(calls)
         for turn in [*range(first, len(calls)), *range(first)]:
-            comm.smallest(0)
+            comm.control.barrier()
             began = time.perf_counter()
             calls[turn](tensor)
             times[number, turn] = time.perf_counter() - began

@@ -35,10 +35,11 @@ from paired import Ratio, ratio
 from rich.console import Console
 from rich.table import Table
 
+from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.comm.network import LOOPBACK, free_port
 from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
-from paceline.doctor.measuring_cost import WARM_UP_STEPS, TimedTraining
+from paceline.doctor.measuring_cost import TimedTraining
 from paceline.records import provenance
 from paceline.training.rank_setup import set_up_rank
 

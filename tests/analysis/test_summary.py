@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline.analysis.summary import summarise, summarise_rank
+from paceline.analysis.steps.timing import WindowTime, counted_steps
+from paceline.analysis.summary import RankTotals, summarise, summarise_rank
 from paceline.errors import RecordError
 from paceline.records import RunRecord, StepRow, Steps
 
@@ -21,18 +23,13 @@ ROWS = [
 ]
 
 
-def steps_of(rows: list[StepRow]) -> Steps:
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(StepRow._fields))
-    return Steps({name: table[:, index] for index, name in enumerate(StepRow._fields)})
-
-
 def record_of(ranks: dict[int, list[StepRow]], summary: dict[str, Any] | None = None) -> RunRecord:
-    steps = {rank: steps_of(rows) for rank, rows in ranks.items()}
+    steps = {rank: Steps.of(rows) for rank, rows in ranks.items()}
     return RunRecord(Path("run"), {}, {}, {}, steps, [], summary, finished=summary is not None)
 
 
 def test_known_results() -> None:
-    summary = summarise_rank(7, steps_of(ROWS))
+    summary = summarise_rank(7, Steps.of(ROWS))
     assert (summary.rank, summary.steps, summary.samples) == (7, 4, 60)
     assert summary.average_loss == pytest.approx((40 + 60 + 10 + 30) / 60), "weighted by samples, not the mean of steps"
     assert summary.accuracy == pytest.approx(30 / 60)
@@ -47,29 +44,29 @@ def test_known_results() -> None:
 
 def test_the_median_is_not_the_mean() -> None:
     slow = ROWS[3]._replace(update_s=100.0)
-    assert summarise_rank(0, steps_of([*ROWS[:3], slow])).median_step_s == pytest.approx(2.0)
+    assert summarise_rank(0, Steps.of([*ROWS[:3], slow])).median_step_s == pytest.approx(2.0)
 
 
 def test_a_workload_without_predictions_has_no_accuracy() -> None:
     rows = [row._replace(correct=-1) for row in ROWS]
-    assert summarise_rank(0, steps_of(rows)).accuracy is None
-    assert summarise_rank(0, steps_of([*ROWS[:3], rows[3]])).accuracy is None
+    assert summarise_rank(0, Steps.of(rows)).accuracy is None
+    assert summarise_rank(0, Steps.of([*ROWS[:3], rows[3]])).accuracy is None
 
 
 def test_no_correct_prediction_is_an_accuracy_of_zero() -> None:
-    assert summarise_rank(0, steps_of([row._replace(correct=0) for row in ROWS])).accuracy == 0.0
+    assert summarise_rank(0, Steps.of([row._replace(correct=0) for row in ROWS])).accuracy == 0.0
 
 
 def test_a_diverged_run_has_no_average_loss_but_the_step_of_divergence() -> None:
-    assert summarise_rank(0, steps_of(ROWS)).diverged_step is None
+    assert summarise_rank(0, Steps.of(ROWS)).diverged_step is None
     lost = [ROWS[3]._replace(step=step, loss=loss) for step, loss in ((4, math.inf), (5, math.nan), (6, 1.0))]
-    summary = summarise_rank(0, steps_of([*ROWS, *lost]))
+    summary = summarise_rank(0, Steps.of([*ROWS, *lost]))
     assert summary.average_loss is None
     assert summary.diverged_step == 4
 
 
 def test_a_run_of_one_step_has_only_the_time_of_the_first() -> None:
-    summary = summarise_rank(0, steps_of(ROWS[:1]))
+    summary = summarise_rank(0, Steps.of(ROWS[:1]))
     assert (summary.steps, summary.samples, summary.average_loss, summary.accuracy) == (1, 10, 4.0, 0.1)
     assert summary.first_step_s == pytest.approx(10.0)
     assert (summary.step_s, summary.median_step_s) == (None, None)
@@ -77,17 +74,60 @@ def test_a_run_of_one_step_has_only_the_time_of_the_first() -> None:
 
 
 def test_a_run_without_steps_has_no_values() -> None:
-    summary = summarise_rank(2, steps_of([])).to_dict()
+    summary = summarise_rank(2, Steps.of([])).to_dict()
     assert (summary.pop("rank"), summary.pop("steps"), summary.pop("samples")) == (2, 0, 0)
     assert len(summary) == 10
     assert set(summary.values()) == {None}
+
+
+def rows_of(count: int) -> list[StepRow]:
+    random = np.random.default_rng(3)
+    return [StepRow(step, 0, 8, step, *random.exponential(size=4), random.normal(), step % 8) for step in range(count)]
+
+
+@pytest.mark.parametrize("count", [3, 40])
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_steps_added_window_by_window_have_the_same_summary(count: int, length: int) -> None:
+    """The times of the second and of the fifth window do not count."""
+    rows = rows_of(count)
+    spans = [rows[start : start + length] for start in range(0, count, length)]
+    profiled, totals = [number in (1, 4) for number in range(len(spans))], RankTotals()
+    for span, is_profiled in zip(spans, profiled, strict=True):
+        totals.add(Steps.of(span), profiled=is_profiled)
+    windows = [WindowTime(len(span), 1.0, is_profiled) for span, is_profiled in zip(spans, profiled, strict=True)]
+    for name, value in summarise_rank(3, Steps.of(rows), windows).to_dict().items():
+        assert getattr(totals.summary(3), name) == (value if value is None else pytest.approx(value)), name
+    counted = [row.total_s for row, counts in zip(rows, counted_steps(windows, count), strict=True) if counts]
+    assert totals.summary(3).step_s == (pytest.approx(np.mean(counted)) if counted else None)
+    assert totals.summary(3).median_step_s == (pytest.approx(np.median(counted)) if counted else None)
+    assert (totals.start_s, totals.end_s) == (0, pytest.approx(rows[-1].start_s + rows[-1].total_s))
+
+
+def test_totals_of_a_long_run_need_no_more_memory_than_those_of_a_shorter_one() -> None:
+    window, totals, sizes = Steps.of(rows_of(1000)), RankTotals(), []
+    for _ in range(3):
+        for _ in range(70):
+            totals.add(window)
+        sizes.append(len(pickle.dumps(totals)))
+    assert totals.summary(0).steps == 210_000
+    assert max(sizes) - min(sizes) < 100
+
+
+def test_totals_of_a_loss_that_diverges_or_is_not_reported() -> None:
+    totals = RankTotals()
+    for loss in (1.0, math.inf, -math.inf, math.nan):
+        totals.add(Steps.of([ROWS[0]._replace(loss=loss)]))
+    totals.add(Steps.of([]))
+    assert (totals.summary(0).average_loss, totals.summary(0).diverged_step) == (None, 0)
+    totals.add(Steps.of([ROWS[1]._replace(loss=None)]))
+    assert (totals.summary(0).average_loss, totals.summary(0).diverged_step) == (None, None)
 
 
 def test_the_written_summary_is_used() -> None:
     assert summarise(record_of({0: ROWS}, {"steps": 99, "ranks": []})) == {"steps": 99, "ranks": []}
 
 
-RANK = summarise_rank(0, steps_of(ROWS)).to_dict()
+RANK = summarise_rank(0, Steps.of(ROWS)).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +153,7 @@ def test_a_damaged_summary_is_an_error(summary: dict[str, Any], message: str) ->
 def test_an_interrupted_run_is_summarised_from_its_steps() -> None:
     summary = summarise(record_of({10: ROWS[:2], 2: ROWS, 0: ROWS[:3]}))
     assert [rank["rank"] for rank in summary["ranks"]] == [0, 2, 10]
-    assert summary["ranks"][1] == summarise_rank(2, steps_of(ROWS)).to_dict()
+    assert summary["ranks"][1] == summarise_rank(2, Steps.of(ROWS)).to_dict()
     assert summary["steps"] == 2, "the steps that all ranks have done"
 
 

@@ -57,10 +57,10 @@ def operations(comm: Comm, items: int, root: int) -> dict[str, Callable[[], Any]
 def counted(comm: Comm, action: Callable[[], Any], *, also: Callable[[], Any] = lambda: None) -> dict[str, Any] | None:
     """Return the count of one window that contains an action."""
     payload = PayloadCount(comm)
-    comm.sum(torch.zeros(1))
+    comm.control.barrier()
     payload.close_window(1, counts=False)
     action()
-    comm.sum(torch.zeros(1))
+    comm.control.barrier()
     also()
     payload.close_window(1, counts=True)
     return payload.result()
@@ -128,7 +128,7 @@ def count_other_traffic(comm: Comm) -> dict[str, Any]:
             dist.all_reduce(half, group=subgroup)
 
     return {
-        "control": matrix_of(counted(comm, lambda: comm.sum(torch.ones(1000)))),
+        "control": matrix_of(counted(comm, lambda: comm.control.sum(torch.ones(1000)))),
         "subgroup": matrix_of(counted(comm, in_subgroup)),
         "discarded": counted_discarded(comm),
     }

@@ -271,7 +271,7 @@ def do_all(_: Comm) -> dict[str, Any] | None:
         def do(group: Group, operation: Any = operation, results: list[Any] = results) -> None:
             results.append(operation(group, torch.arange(ITEMS, dtype=torch.float32) * 10 ** (comm.rank + 1)))
 
-        do(comm.control)
+        do(comm.control.group)
         before_s = comm.stopwatch.clock.now()
         rows = rows_of(comm, lambda do=do: do(comm.group))
         found[operation.__name__] = results, rows, before_s, comm.stopwatch.clock.now()
@@ -320,7 +320,7 @@ def wait_in_every_way(_: Comm) -> Waits | None:
     waited_from: list[float] = []
 
     def be_late() -> None:
-        dist.barrier(comm.control)
+        dist.barrier(comm.control.group)
         time.sleep(LATE_S * comm.rank)
 
     def at_once() -> None:
@@ -383,8 +383,8 @@ def between_steps(_: Comm) -> list[Any] | None:
     rows = rows_of(comm, work)
     dist.all_reduce(tensor, group=comm.group)
     after = log.take_rows()
-    with carrying(comm.control, Purpose.WEIGHTS):  # Operations on a plain group are not recorded.
-        dist.all_reduce(tensor, group=comm.control)
+    with carrying(comm.control.group, Purpose.WEIGHTS):  # Operations on a plain group are not recorded.
+        dist.all_reduce(tensor, group=comm.control.group)
     close_comm(comm)
     return [before, [row[2] for row in rows], after]
 
@@ -392,31 +392,6 @@ def between_steps(_: Comm) -> list[Any] | None:
 def test_purposes_are_recorded_and_nothing_between_steps(pool: Pool) -> None:
     purposes = [Purpose.STATISTICS, Purpose.BUFFERS, Purpose.STATISTICS, Purpose.GRADIENTS]
     assert pool.run(between_steps, SIZE)[:2] == [[[], purposes, []]] * 2
-
-
-def agree_in_a_step(_: Comm) -> list[Any] | None:
-    comm = open_timed(2)
-    if comm is None:
-        return None
-
-    def agree() -> None:
-        assert comm.sum(torch.ones(3, dtype=torch.float64)).tolist() == [2, 2, 2]
-        assert comm.smallest(comm.rank) == 0
-        assert comm.largest(comm.rank) == 1
-        assert comm.any_of(torch.tensor([comm.rank == 1, False], dtype=torch.uint8)).tolist() == [1, 0]
-        assert comm.gather(torch.tensor(comm.rank)) == [torch.tensor(0), torch.tensor(1)]
-
-    agree()
-    rows = rows_of(comm, agree)
-    close_comm(comm)
-    return [(RowKind(row[1]), Purpose(row[2]), row[4]) for row in rows if row[7] == row[5]]
-
-
-def test_agreement_in_a_step_is_recorded(pool: Pool) -> None:
-    sizes = [3 * 8, 8, 8, 2]
-    expected = [(RowKind.ALL_REDUCE, Purpose.CONTROL, size) for size in sizes]
-    expected.append((RowKind.ALL_GATHER, Purpose.CONTROL, 2 * 8))
-    assert pool.run(agree_in_a_step, SIZE)[:2] == [expected] * 2
 
 
 def use_subgroups(_: Comm) -> dict[str, Any]:
@@ -497,7 +472,7 @@ def train_under_ddp(_: Comm) -> dict[str, Any] | None:
     if comm is None:
         return None
     found: dict[str, Any] = {"rows": []}
-    for name, group in (("timed", comm.group), ("plain", comm.control)):
+    for name, group in (("timed", comm.group), ("plain", comm.control.group)):
         torch.manual_seed(0)
         model = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(4)])
         size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -605,7 +580,7 @@ def fail_by_mistake(_: Comm) -> dict[str, list[str]] | None:
 def errors_of(comm: Comm, attempt: Callable[[Group], Any]) -> list[str]:
     """Return the errors of an attempt on a plain and on a timed group."""
     failed = []
-    for group in (comm.control, comm.group):
+    for group in (comm.control.group, comm.group):
         log = comm.stopwatch.operations
         log.begin_step(0)
         try:
@@ -637,7 +612,7 @@ def wait_without_peer(all_ranks: Comm, name: str) -> list[str]:
     comm, failed = open_timed(2, timeout_s=30 if name == "short" else 0.2), list[str]()
     if comm is not None and comm.rank == 0:
         failed = errors_of(comm, WITHOUT_PEER[name])
-    dist.barrier(all_ranks.control)
+    all_ranks.control.barrier()
     if comm is not None:
         close_comm(comm)
     return failed

@@ -42,7 +42,7 @@ def contention(comm: Comm) -> Contention:
 
 
 def told(comm: Comm) -> list[object]:
-    return gather_json({"rank": comm.rank, "long": "ü" * 100 * comm.rank, "none": None}, comm)
+    return gather_json({"rank": comm.rank, "long": "ü" * 100 * comm.rank, "none": None}, comm.control)
 
 
 def test_ranks_tell_each_other_values_of_any_length(pool: Pool) -> None:

@@ -100,6 +100,19 @@ def test_expensive_samples_are_taken_less_often(tmp_path: Path, monkeypatch: pyt
     assert sampler.cost_s >= 0.003 * len(samples)
 
 
+@pytest.mark.parametrize("with_host", [False, True])
+def test_samples_in_memory_are_those_on_disk(tmp_path: Path, with_host: bool) -> None:
+    writer = ResourceWriter(RunFolder(tmp_path), 0)
+    sampler = ResourceSampler(ProcessProbe(CPU, with_host=with_host), writer, time.perf_counter)
+    sampler.start()
+    sampler.sample()
+    sampler.close()
+    on_disk, in_memory = read_resources(tmp_path / "resources-0.csv"), sampler.samples()
+    assert len(on_disk) == 3
+    for name, values in on_disk.columns.items():
+        np.testing.assert_allclose(in_memory[name], values, atol=1e-4, err_msg=name)
+
+
 def test_the_period() -> None:
     assert next_wait_s(10, 0.001) == PERIOD_S
     assert next_wait_s(10, 0.2) == pytest.approx(40)

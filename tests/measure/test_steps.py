@@ -266,6 +266,17 @@ def test_the_optimiser_starts_once_and_after_backward(simulated: SimulatedTime) 
     ]
 
 
+def test_a_step_whose_optimiser_is_deferred_has_no_time_of_an_optimiser(simulated: SimulatedTime) -> None:
+    watch = with_events()
+    watch.begin()
+    for phase, seconds in ((FORWARD, 1), (BACKWARD, 2), (OPTIMISER, 4)):
+        simulated.spend(seconds)
+        watch.lap(phase)
+    times, rows = watch.read(watch.end())
+    assert times == (0, 0, 1, 2, 4), "the time belongs to the update"
+    assert [row[1] for row in rows] == [RowKind.STEP, RowKind.FORWARD, RowKind.BACKWARD]
+
+
 def test_operations_of_a_cancelled_step_are_discarded(simulated: SimulatedTime) -> None:
     watch = with_events()
     log = watch.operations

@@ -100,7 +100,7 @@ def synced_layer(comm: Comm, kind: str, shape: tuple[int, ...], momentum: float 
     (out * target[own.start : own.stop]).sum().backward()
     found = {"out": out.detach(), "x": mine.grad, **{name: getattr(layer, name) for name in BUFFERS}}
     if layer.weight is not None:
-        found |= {"weight": comm.sum(layer.weight.grad), "bias": comm.sum(layer.bias.grad)}
+        found |= {"weight": comm.control.sum(layer.weight.grad), "bias": comm.control.sum(layer.bias.grad)}
     return found
 
 

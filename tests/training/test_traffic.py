@@ -83,7 +83,7 @@ def _count(comm: Comm, strategy: str, model: nn.Module) -> tuple[Links, Links]:
             F.cross_entropy(sync.model(x), torch.zeros(2, dtype=torch.int64)).backward()
             sync.step()
         sync.strategy.finish()
-        comm.sum(torch.zeros(1))
+        comm.control.barrier()
         payload.close_window(steps, counts=counts)
     counted, planned = payload.result(), planned_traffic(strategy, sync)
     sync.detach()

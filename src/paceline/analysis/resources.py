@@ -78,8 +78,14 @@ def host_usage(run: RunRecord) -> list[HostUsage]:
 def rank_usage(
     rank: int, samples: Resources, steps: Steps | None, marks: Sequence[MarkRow] = (), *, host: int = 0
 ) -> RankUsage:
-    """Return one rank's resource use from its samples."""
-    first_s, last_s = training_time(samples, steps)
+    """Return one rank's resource use from its samples, while it trained these steps."""
+    return usage_between(rank, samples, *training_time(samples, steps), marks, host=host)
+
+
+def usage_between(
+    rank: int, samples: Resources, first_s: float, last_s: float, marks: Sequence[MarkRow] = (), *, host: int = 0
+) -> RankUsage:
+    """Return one rank's resource use from its samples, between two times."""
     during = _during(samples, first_s, last_s)
     collections = [mark for mark in marks if mark.kind == "gc" and first_s <= mark.start_s <= last_s]
     return RankUsage(

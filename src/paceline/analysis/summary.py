@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.analysis.resources import usage
-from paceline.analysis.steps.timing import WindowTime, counted_steps, windows_of
+from paceline.analysis.running_median import RunningMedian
+from paceline.analysis.steps.split import WARM_UP_STEPS
+from paceline.analysis.steps.timing import WindowTime, profiled_steps, windows_of
 from paceline.errors import RecordError
 from paceline.records.reader import RunRecord, Steps
 from paceline.records.schema import SUMMARY_FILE
+
+PHASES = ("data_s", "forward_s", "backward_s", "update_s")
+BoolColumn = npt.NDArray[np.bool_]
 
 RANK_NUMBERS = frozenset(
     {"samples", "average_loss", "accuracy", "first_step_s", "step_s", "forward_s", "backward_s", "update_s"}
@@ -54,34 +61,99 @@ class RankSummary:
         return asdict(self)
 
 
-def summarise_rank(rank: int, steps: Steps, windows: Sequence[WindowTime] = ()) -> RankSummary:
+class RankTotals:
+    """Sums over one rank's steps, added as they are trained, from which its summary follows.
+
+    Memory is constant: it holds sums, and of the step times what `RunningMedian` keeps.
+    """
+
+    def __init__(self) -> None:
+        self.start_s = self.end_s = 0.0
+        """Start of the first step and end of the last."""
+        self._steps = self._samples = self._correct = 0
+        self._loss = 0.0
+        self._diverged_step: int | None = None
+        self._has_loss = self._has_correct = True
+        self._first_step_s: float | None = None
+        self._warm_up, self._later = _TimeTotals(), _TimeTotals()
+
+    def add(self, steps: Steps, *, profiled: bool | BoolColumn = False) -> None:
+        """Add the next steps. The times of profiled ones do not count."""
+        if len(steps) == 0:
+            return
+        times = np.column_stack([steps.total_s, *[steps[phase] for phase in PHASES]])
+        self._add_times(times, ~np.broadcast_to(profiled, len(steps)))
+        if self._steps == 0:
+            self.start_s, self._first_step_s = float(steps["start_s"][0]), float(times[0, 0])
+        self.end_s = float(steps["start_s"][-1] + times[-1, 0])
+        self._add_losses(steps)
+        self._has_correct &= bool(steps["correct"].min() >= 0)
+        self._correct += int(steps["correct"].sum())
+        self._samples += int(steps["samples"].sum())
+        self._steps += len(steps)
+
+    def _add_times(self, times: npt.NDArray[np.float64], timed: BoolColumn) -> None:
+        warm_up_left = max(0, WARM_UP_STEPS - self._steps)
+        if warm_up_left:
+            warm_up = slice(0 if self._steps else 1, warm_up_left)
+            self._warm_up.add(times[warm_up][timed[warm_up]])
+        self._later.add(times[warm_up_left:][timed[warm_up_left:]])
+
+    def _add_losses(self, steps: Steps) -> None:
+        self._has_loss &= steps.has_loss
+        diverged = np.flatnonzero(~np.isfinite(steps["loss"]))
+        if self._diverged_step is None and len(diverged):
+            self._diverged_step = int(steps["step"][diverged[0]])
+        with np.errstate(invalid="ignore", over="ignore"):  # Losses that diverged.
+            self._loss += float((steps["loss"] * steps["samples"]).sum())
+
+    def summary(self, rank: int) -> RankSummary:
+        """Return the rank's results. Without steps after the warm-up, times are of all steps but the first."""
+        times = self._later if self._later.count else self._warm_up
+        step_s, data_s, forward_s, backward_s, update_s = times.means()
+        average = self._loss / self._samples if self._samples else math.nan
+        counts_correct = self._has_correct and self._samples > 0
+        return RankSummary(
+            rank=rank,
+            steps=self._steps,
+            samples=self._samples,
+            average_loss=average if math.isfinite(average) else None,
+            diverged_step=self._diverged_step if self._has_loss else None,
+            accuracy=self._correct / self._samples if counts_correct else None,
+            first_step_s=self._first_step_s,
+            step_s=step_s,
+            median_step_s=times.median.value,
+            data_s=data_s,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            update_s=update_s,
+        )
+
+
+class _TimeTotals:
+    """Number of steps, sums of their times, and median of their durations."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.median = RunningMedian()
+        self._sums = np.zeros(1 + len(PHASES))
+
+    def add(self, times: npt.NDArray[np.float64]) -> None:
+        """Add steps, one row each: its duration, then those of its phases."""
+        self.count += len(times)
+        self.median.add(times[:, 0])
+        self._sums += times.sum(axis=0)
+
+    def means(self) -> list[float] | list[None]:
+        """Return the mean duration of a step, then of its phases; each None without steps."""
+        return (self._sums / self.count).tolist() if self.count else [None] * len(self._sums)
+
+
+def summarise_rank(rank: int, steps: Steps, windows: Iterable[WindowTime] = ()) -> RankSummary:
     """Return one rank's results from its steps; times exclude steps in profiled windows."""
-    if len(steps) == 0:
-        return RankSummary(rank, 0, 0, *[None] * 10)
-    samples, correct = steps["samples"], steps["correct"]
-    total_s = steps.total_s
-    diverged = np.flatnonzero(~np.isfinite(steps["loss"]) & steps.has_loss)
-    average = float((steps["loss"] * samples).sum() / samples.sum())
-    counted = counted_steps(windows, len(steps))
-
-    def mean(column: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
-        return float(column[counted].mean()) if counted.any() else None
-
-    return RankSummary(
-        rank=rank,
-        steps=len(steps),
-        samples=int(samples.sum()),
-        average_loss=average if np.isfinite(average) else None,
-        diverged_step=int(steps["step"][diverged[0]]) if len(diverged) else None,
-        accuracy=float(correct.sum() / samples.sum()) if (correct >= 0).all() else None,
-        first_step_s=float(total_s[0]),
-        step_s=mean(total_s),
-        median_step_s=float(np.median(total_s[counted])) if counted.any() else None,
-        data_s=mean(steps["data_s"]),
-        forward_s=mean(steps["forward_s"]),
-        backward_s=mean(steps["backward_s"]),
-        update_s=mean(steps["update_s"]),
-    )
+    totals = RankTotals()
+    totals.add(steps, profiled=np.isin(np.arange(len(steps)), list(profiled_steps(windows))))
+    return totals.summary(rank)
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:

@@ -50,14 +50,14 @@ def measure_offsets(comm: Comm, now: ReadClock = time.perf_counter, *, clock: st
         elif comm.rank == rank:
             _send_clock(comm, now)
     found = torch.tensor([offsets[name] for name in clocks], dtype=torch.float64)
-    dist.broadcast(found, group_src=0, group=comm.control)
+    dist.broadcast(found, group_src=0, group=comm.control.group)
     return [ClockOffset(*pair) for pair in found.tolist()]
 
 
 def _clock_digests(comm: Comm, clock: str) -> list[bytes]:
     """Return a digest of the name of every rank's clock. Digests have the same size on all ranks."""
     digest = torch.frombuffer(bytearray(hashlib.sha256(clock.encode()).digest()), dtype=torch.uint8)
-    return [bytes(name.tolist()) for name in comm.gather(digest)]
+    return [bytes(name.tolist()) for name in comm.control.gather(digest)]
 
 
 def _measure_offset(comm: Comm, rank: int, now: ReadClock) -> ClockOffset:
@@ -66,8 +66,8 @@ def _measure_offset(comm: Comm, rank: int, now: ReadClock) -> ClockOffset:
     remote_s = torch.zeros((), dtype=torch.float64)
     for _ in range(EXCHANGES):
         sent_s = now()
-        dist.send(remote_s, group_dst=rank, group=comm.control)
-        dist.recv(remote_s, group_src=rank, group=comm.control)
+        dist.send(remote_s, group_dst=rank, group=comm.control.group)
+        dist.recv(remote_s, group_src=rank, group=comm.control.group)
         received_s = now()
         found.append(ClockOffset(float(remote_s) - (sent_s + received_s) / 2, (received_s - sent_s) / 2))
     return min(found, key=lambda offset: offset.error_s)
@@ -77,5 +77,5 @@ def _send_clock(comm: Comm, now: ReadClock) -> None:
     """Reply to each request of rank 0 with this rank's time."""
     request = torch.zeros((), dtype=torch.float64)
     for _ in range(EXCHANGES):
-        dist.recv(request, group_src=0, group=comm.control)
-        dist.send(torch.tensor(now(), dtype=torch.float64), group_dst=0, group=comm.control)
+        dist.recv(request, group_src=0, group=comm.control.group)
+        dist.send(torch.tensor(now(), dtype=torch.float64), group_dst=0, group=comm.control.group)

@@ -5,60 +5,57 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.comm.control import ControlChannel
 from paceline.comm.json_messages import receive_json_message, send_json_message
 from paceline.comm.local_group import NewGroup, local_group_factory
-from paceline.comm.timed_group import TimedGroup, carrying, destroy_group, timed_group
+from paceline.comm.owned_groups import OwnedGroups
+from paceline.comm.timed_group import carrying, timed_group
 from paceline.measure.host import memory_id
 from paceline.measure.operations import OperationLog
 from paceline.measure.sockets import SocketName, connections, open_sockets
 from paceline.measure.steps import Stopwatch
-from paceline.records.timeline import NO_PEER, Purpose, RowKind
+from paceline.records.timeline import Purpose
 
 
 @dataclass(frozen=True)
 class Comm:
-    """Process groups of a run and this rank's number in it: the ranks of a run are numbered from 0."""
+    """Process groups of a run and this rank's number in it, for strategies: the ranks of a run are numbered from 0."""
 
     rank: int
     world_size: int
     device: torch.device
     group: dist.ProcessGroup
     """Group for the strategy's traffic. With a stopwatch every operation on it is timed."""
-    control: dist.ProcessGroup
-    """Group for the training loop's losses, counts and agreement between steps; Gloo, CPU tensors only."""
+    control: ControlChannel
+    """Channel for small values between steps, such as losses and counts."""
     backend: str = "gloo"
     """Backend of `group`: gloo or nccl."""
     stopwatch: Stopwatch | None = None
     """Stopwatch of this rank's steps; None if steps are not timed."""
     timeout_s: float = 120.0
-    subgroups: list[dist.ProcessGroup] = field(default_factory=list)
-    """Groups created by `subgroup` that contain this rank."""
-    _subgroup_numbers: Iterator[int] = field(default_factory=itertools.count)
-    """Numbers for the names of subgroups, the same on all ranks."""
-    sockets: set[SocketName] = field(default_factory=set)
-    """Sockets that Gloo opened for `group` and the subgroups; only the strategy's traffic uses them."""
     servers: int = 0
     """Number of server ranks, which keep parameters and do not train. They are numbered after the workers."""
-    group_with_servers: dist.ProcessGroup | None = None
-    """Gloo group of workers and servers, timed like `group`; None if there are no servers."""
-    server_connections: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """On workers: the server rank that owns each connection, by its local and remote address."""
     hosts: tuple[tuple[int, ...], ...] = ()
-    """Ranks of each host, ordered by their first rank. An emulated host counts as a host. `open_comm` fills this in."""
+    """Ranks of each host, ordered by their first rank. An emulated host counts as a host. Empty on servers."""
+    owned: OwnedGroups = field(default_factory=OwnedGroups)
+    """All groups of the run and their sockets, for counting traffic."""
+    _group_with_servers: dist.ProcessGroup | None = None
+    _subgroup_numbers: Iterator[int] = field(default_factory=itertools.count)
+    """Numbers for the names of subgroups, the same on all ranks."""
 
     @property
     def full_group(self) -> dist.ProcessGroup:
-        """Group of all workers, followed by all servers; the same as `group` if there are no servers."""
-        return self.group if self.group_with_servers is None else self.group_with_servers
+        """Group of all workers, followed by all servers, timed like `group`, which it is if there are no servers."""
+        return self.group if self._group_with_servers is None else self._group_with_servers
 
     @property
     def is_server(self) -> bool:
@@ -79,8 +76,7 @@ class Comm:
         before = open_sockets()
         group = _make_group(in_world, backend or self.backend, self.timeout_s, self._log, members, make)
         if self.rank in members:
-            self.subgroups.append(group)
-            self.sockets.update(_sockets_since(before, backend or self.backend))
+            self.owned.add(group, _sockets_since(before, backend or self.backend))
         return group
 
     @property
@@ -96,43 +92,9 @@ class Comm:
         """Record that the compute thread is idle inside the `with` block, waiting for operations of another thread."""
         return nullcontext() if self._log is None else self._log.idle()
 
-    def mark_agreed(self) -> None:
-        """Record that the gradients are synchronised and the optimiser starts; called by the strategy."""
-        if self.stopwatch is not None:
-            self.stopwatch.mark_agreed()
-
     def carrying(self, purpose: Purpose) -> AbstractContextManager[None]:
         """Record what operations inside the `with` block carry, if not gradients."""
         return carrying(self.group, purpose)
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum a small CPU tensor over the ranks, in place, and return it."""
-        return self._all_reduce(values, dist.ReduceOp.SUM)
-
-    def smallest(self, value: int) -> int:
-        """Return the smallest of the ranks' values."""
-        return int(self._all_reduce(torch.tensor(value), dist.ReduceOp.MIN))
-
-    def largest(self, value: float) -> float:
-        """Return the largest of the ranks' values."""
-        return float(self._all_reduce(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.MAX))
-
-    def any_of(self, flags: Tensor) -> Tensor:
-        """Combine small CPU tensors of 0 and 1: an element is 1 if it is 1 on any rank."""
-        return self._all_reduce(flags, dist.ReduceOp.MAX)
-
-    def gather(self, values: Tensor) -> list[Tensor]:
-        """Return every rank's small CPU tensor, on every rank."""
-        gathered = [torch.empty_like(values) for _ in range(self.world_size)]
-        with self._recorded(RowKind.ALL_GATHER, values.nbytes * self.world_size):
-            dist.all_gather(gathered, values, group=self.control)
-        return gathered
-
-    @property
-    def own_groups(self) -> set[dist.ProcessGroup]:
-        """All groups of the run, including the inner groups of timed groups."""
-        groups = {self.group, self.control, self.full_group, *self.subgroups}
-        return groups | {group.inner for group in groups if isinstance(group, TimedGroup)}
 
     @property
     def is_timed(self) -> bool:
@@ -142,24 +104,6 @@ class Comm:
     @property
     def _log(self) -> OperationLog | None:
         return None if self.stopwatch is None else self.stopwatch.operations
-
-    def _all_reduce(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
-        with self._recorded(RowKind.ALL_REDUCE, values.nbytes):
-            dist.all_reduce(values, how, group=self.control)
-        return values
-
-    @contextmanager
-    def _recorded(self, kind: RowKind, size: int) -> Iterator[None]:
-        """Record an operation on `control` that runs during a step: ranks wait for each other in it, too."""
-        log = self._log
-        if log is None:
-            yield
-            return
-        with log.carrying(Purpose.CONTROL):
-            operation = log.start(kind, size, NO_PEER, blocking=True)
-        yield
-        if operation is not None:
-            log.end(operation)
 
 
 def open_comm(
@@ -176,32 +120,40 @@ def open_comm(
     If the stopwatch has an operation log, the strategy's operations are recorded there. `servers` are further ranks,
     which do not train; they are not members of `group` and `control`, and have no stopwatch.
     """
-    before = open_sockets()
     log = None if stopwatch is None else stopwatch.operations
+    before = open_sockets()
     group = _make_group(ranks, backend, timeout_s, log)
     sockets = _sockets_since(before, backend)
     control = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=timeout_s))
     before = open_sockets()
     with_servers = _make_group([*ranks, *servers], "gloo", timeout_s, log) if servers else None
-    to_servers = _sockets_since(before, "gloo") if servers else set()
-    if dist.get_rank() not in (*ranks, *servers):
+    sockets_to_servers = _sockets_since(before, "gloo") if servers else frozenset()
+    rank, is_worker = dist.get_rank(), dist.get_rank() in ranks
+    if rank not in (*ranks, *servers):
         return None
+    owned, channel = OwnedGroups(), ControlChannel(control, log)
+    if is_worker:
+        owned.add(control)
+        owned.add(group, sockets)
+    if with_servers is not None:
+        owned.add(with_servers, sockets_to_servers)
     comm = Comm(
-        rank=[*ranks, *servers].index(dist.get_rank()),
+        rank=[*ranks, *servers].index(rank),
         world_size=len(ranks),
         device=device,
         group=group,
-        control=control,
+        control=channel,
         backend=backend,
-        stopwatch=stopwatch if dist.get_rank() in ranks else None,
+        stopwatch=stopwatch if is_worker else None,
         timeout_s=timeout_s,
-        sockets=sockets | to_servers,
         servers=len(servers),
-        group_with_servers=with_servers,
+        hosts=group_by_host(channel.gather(host_digest())) if is_worker else (),
+        owned=owned,
+        _group_with_servers=with_servers,
     )
     if servers:
-        comm = replace(comm, server_connections=_server_connections(comm))
-    return comm if comm.is_server else replace(comm, hosts=group_by_host(comm.gather(host_digest())))
+        owned.server_connections.update(_server_connections(comm))
+    return comm
 
 
 def host_digest() -> Tensor:
@@ -221,7 +173,7 @@ def _server_connections(comm: Comm) -> dict[tuple[str, str], int]:
     """Send the connections of all servers to the workers, which count bytes for both; empty on servers."""
     group, found = comm.full_group, dict[tuple[str, str], int]()
     if comm.is_server:
-        own = [[connection.local, connection.remote] for connection in connections(comm.sockets)]
+        own = [[connection.local, connection.remote] for connection in connections(comm.owned.sockets)]
         for rank in range(comm.world_size):
             send_json_message({"ends": {"as_json": json.dumps(own)}}, rank, group)
         return found
@@ -231,9 +183,9 @@ def _server_connections(comm: Comm) -> dict[tuple[str, str], int]:
     return found
 
 
-def _sockets_since(before: frozenset[SocketName], backend: str) -> set[SocketName]:
+def _sockets_since(before: frozenset[SocketName], backend: str) -> frozenset[SocketName]:
     """Return the sockets of a new group. Only for Gloo: NCCL connects ranks later, at its first operation."""
-    return set(open_sockets() - before) if backend == "gloo" else set()
+    return open_sockets() - before if backend == "gloo" else frozenset()
 
 
 def _make_group(
@@ -253,13 +205,7 @@ def _make_group(
 
 def close_comm(comm: Comm) -> None:
     """Destroy the run's groups and their threads."""
-    while comm.subgroups:
-        destroy_group(comm.subgroups.pop())
-    if comm.group_with_servers is not None:
-        destroy_group(comm.group_with_servers)
-    if not comm.is_server:
-        destroy_group(comm.group)
-        dist.destroy_process_group(comm.control)
+    comm.owned.destroy()
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> None:

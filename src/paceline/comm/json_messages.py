@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.comm.control import ControlChannel
 from paceline.errors import WorkloadError
-
-if TYPE_CHECKING:
-    from paceline.comm.group import Comm  # It imports this module.
 
 JsonMessage = Mapping[str, Mapping[str, Any]]
 """Values by two keys, as in an optimiser's state: the parameter, then the name of the value."""
 
 
-def gather_json(value: Any, comm: Comm) -> list[Any]:
+def gather_json(value: Any, control: ControlChannel) -> list[Any]:
     """Return every rank's value, on every rank."""
     text = json.dumps(value, allow_nan=False).encode()
-    lengths = [int(length) for length in comm.gather(torch.tensor(len(text)))]
+    lengths = [int(length) for length in control.gather(torch.tensor(len(text)))]
     padded = text.ljust(max(lengths))
-    received = comm.gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
+    received = control.gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
     return [json.loads(bytes(tensor.numpy())[:length]) for tensor, length in zip(received, lengths, strict=True)]
 
 

@@ -53,7 +53,7 @@ class PayloadCount:
     def close_window(self, steps: int, *, counts: bool) -> None:
         """End a window of `steps` steps. Ranks must have synchronised over the control group just before."""
         reading = self._read()
-        discarded = self._comm.largest(float(self._is_discarded)) > 0  # No rank continues before all have read.
+        discarded = self._comm.control.largest(float(self._is_discarded)) > 0  # No rank continues before all have read.
         if counts and not discarded and self._last is not None:
             self._steps += steps
             self._add(self._last, reading)
@@ -68,8 +68,8 @@ class PayloadCount:
             "connections": [[*end, self._sent[end], self._received[end], self._resent[end]] for end in ends],
             "on_interface": dict(self._on_interface) or None,
         }
-        ranks = gather_json(own, self._comm)
-        links = match_connections([rank["connections"] for rank in ranks], self._comm.server_connections)
+        ranks = gather_json(own, self._comm.control)
+        links = match_connections([rank["connections"] for rank in ranks], self._comm.owned.server_connections)
         all_pairs = self._comm.world_size * (self._comm.world_size - 1)
         if not self._steps or len(links) < all_pairs:
             return None
@@ -78,7 +78,7 @@ class PayloadCount:
         return {"steps": self._steps, "links": used, "interfaces": _interfaces(ranks)}
 
     def _read(self) -> SocketReading:
-        found = connections(self._comm.sockets)
+        found = connections(self._comm.owned.sockets)
         return SocketReading(
             sent={(one.local, one.remote): one.sent_bytes for one in found},
             received={(one.local, one.remote): one.received_bytes for one in found},

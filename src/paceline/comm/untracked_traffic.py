@@ -22,10 +22,12 @@ class UntrackedTraffic:
 
         Groups are counted over all ranks; operations are those of the rank with most. Every rank calls this.
         """
-        own = {_names()[group] for group in comm.own_groups}
+        own = {_names()[group] for group in comm.owned.with_inner_groups()}
         others = {name: count for name, count in _operations().items() if name not in own}
         counts = [count - self._before.get(name, 0) for name, count in others.items()]
-        ranks = gather_json({"created": sorted(others.keys() - self._before.keys()), "operations": sum(counts)}, comm)
+        ranks = gather_json(
+            {"created": sorted(others.keys() - self._before.keys()), "operations": sum(counts)}, comm.control
+        )
         created = {name for rank in ranks for name in rank["created"]}
         return {"groups": len(created), "operations": max(rank["operations"] for rank in ranks)}
 

@@ -89,14 +89,14 @@ def _round(comm: Comm, product: Product, buffer: Tensor, repeats: int, part_s: f
 
     In this order: product alone, all-reduce alone, product beside all-reduces, all-reduce beside products.
     """
-    comm.smallest(0)
+    comm.control.barrier()
     matmul_alone_s = product.time_products(comm, part_s)
-    comm.smallest(0)
+    comm.control.barrier()
     all_reduce_alone_s = _time_all_reduces(comm, buffer, repeats)
-    comm.smallest(0)
+    comm.control.barrier()
     together = _together(comm, product, buffer, repeats)
     times = torch.tensor([matmul_alone_s, all_reduce_alone_s, *together], dtype=torch.float64)
-    slowest: list[float] = torch.stack(comm.gather(times)).amax(dim=0).tolist()
+    slowest: list[float] = torch.stack(comm.control.gather(times)).amax(dim=0).tolist()
     return slowest
 
 

@@ -117,7 +117,7 @@ def _examine_machines(
     )
     if world.rank == 0:
         write_examination(folder, examination)
-    comm.smallest(0)  # A barrier: no rank may continue, and perhaps fail, before the result is on disk.
+    comm.control.barrier()  # No rank may continue, and perhaps fail, before the result is on disk.
     close_comm(comm)
     return examination
 
@@ -134,7 +134,7 @@ def _measure_link(
     )
     measured = []
     for ranks in subgroups_to_measure(hosts):
-        comm.smallest(0)  # A barrier: one subgroup is measured at a time.
+        comm.control.barrier()  # One subgroup is measured at a time.
         subgroup = open_groups(ranks)
         if subgroup is None:
             continue
@@ -142,7 +142,7 @@ def _measure_link(
         close_comm(subgroup)
         if subgroup.rank == 0:
             measured.append(AllReduceTimes(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
-    gathered = gather_json([asdict(times) for times in measured], comm)
+    gathered = gather_json([asdict(times) for times in measured], comm.control)
     parts = [build(AllReduceTimes, part) for rank in gathered for part in rank]
     return MeasuredLinks(pairs, [over_all_ranks, *sorted(parts, key=lambda part: not part.within_host)])
 

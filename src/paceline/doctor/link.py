@@ -52,12 +52,12 @@ def measure_pairs(comm: Comm, hosts: Sequence[int], pair_s: float = PAIR_S) -> l
     """
     measured: list[PairLink] = []
     for one, other in pairs_to_measure(hosts):
-        comm.smallest(0)  # A barrier: links may share a wire, so one pair is measured at a time.
+        comm.control.barrier()  # Links may share a wire, so one pair is measured at a time.
         if comm.rank == one:
             measured.append(_measure_pair(comm, other, hosts, pair_s))
         elif comm.rank == other:
             _echo_messages(comm, one)
-    gathered = gather_json([asdict(pair) for pair in measured], comm)
+    gathered = gather_json([asdict(pair) for pair in measured], comm.control)
     pairs = [build(PairLink, pair) for rank in gathered for pair in rank]
     return sorted(pairs, key=lambda pair: not pair.within_host)
 
@@ -100,7 +100,7 @@ def time_all_reduces(comm: Comm, buffer: Tensor, repeats: int) -> list[float]:
         dist.all_reduce(buffer, group=comm.group)
         wait_for_gpu(comm)
         times.append(time.perf_counter() - began)
-    all_times = torch.stack(comm.gather(torch.tensor(times, dtype=torch.float64)))
+    all_times = torch.stack(comm.control.gather(torch.tensor(times, dtype=torch.float64)))
     slowest: list[float] = all_times.amax(dim=0).tolist()
     return slowest
 
@@ -177,7 +177,7 @@ def _round_trips(comm: Comm, peer: int, size: int, repeats: int) -> list[float]:
 
 def _request_echoes(comm: Comm, peer: int, size: int, repeats: int) -> None:
     """Ask `peer` to echo `repeats` messages of `size` bytes; 0 repeats end the measurement."""
-    dist.send(torch.tensor([size, repeats]), group_dst=peer, group=comm.control)
+    dist.send(torch.tensor([size, repeats]), group_dst=peer, group=comm.control.group)
 
 
 def _echo_messages(comm: Comm, peer: int) -> None:
@@ -185,7 +185,7 @@ def _echo_messages(comm: Comm, peer: int) -> None:
     buffer = torch.zeros(0, device=comm.device)
     request = torch.zeros(2, dtype=torch.int64)
     while True:
-        dist.recv(request, group_src=peer, group=comm.control)
+        dist.recv(request, group_src=peer, group=comm.control.group)
         size, repeats = request.tolist()
         if repeats == 0:
             return

@@ -18,31 +18,27 @@ import torch
 import torch.distributed as dist
 
 from paceline.analysis.statistics import overhead_share
+from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.comm import Comm, World
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.capacity import available_memory_bytes, memory_limits
 from paceline.measure.memory import peak_bytes
-from paceline.records import RunFolder, StepWriter
+from paceline.records import RunFolder
 from paceline.records.examination import MeasuringCost
-from paceline.records.timeline import TimelineWriter
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
 from paceline.training.loop import TrainingLoop
 from paceline.training.rank_setup import RankSetup, set_up_rank
+from paceline.training.recording import Recording
 from paceline.training.run import optimizer_factory
-from paceline.training.run_recorder import discard_event
-from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
-from paceline.training.windows import Windows
 from paceline.workloads.batches import MicroBatch
 from paceline.workloads.tickets import ONE_SHOT_HINT
 
 BUDGET_S = 5.0
 BLOCK_S = 0.05
 """Length of a block: long enough for the clock, and short enough for equal conditions with and without events."""
-WARM_UP_STEPS = 4
-"""In the first steps reducers build their buckets, and allocators and caches fill."""
 MIN_PAIRS = 6
 MAX_BUDGETS = 4
 """Workloads whose steps are so long that `MIN_PAIRS` would take more than this many budgets are not measured: the cost
@@ -96,43 +92,32 @@ class TimedTraining:
     """Training of the workload on one rank, with or without events, a few steps at a time."""
 
     def __init__(self, setup: RankSetup, folder: Path) -> None:
-        config, self.comm, self._stopwatch = setup.config, setup.comm, setup.stopwatch
-        self.name = setup.workload.name
+        config, workload, self.comm = setup.config, setup.workload, setup.comm
+        self.name = workload.name
         self.strategy = config.strategy
         self._source = setup.source()
         self.can_start_again = self._source.peek(1) is not None
         """False for data that can be iterated only once: two trainings cannot share it."""
-        self._sync = Sync(setup.model, optimizer_factory(config, setup.workload), setup.strategy, self.comm, config.bn)
-        run_folder = RunFolder.create(folder)
-        self._steps = StepWriter(run_folder, self.comm.rank)
-        self._timeline = TimelineWriter(run_folder.path, self.comm.rank) if config.events else None
-        self._step_recorder = StepRecorder(self._stopwatch, self._steps, self._timeline)
-        windows = Windows(self._sync, self._step_recorder, config.log_every, discard_event)
-        self._loop = TrainingLoop(
-            config,
-            setup.workload,
-            self._sync,
-            self._source,
-            self._stopwatch,
-            self._step_recorder,
-            windows,
-            discard_event,
-        )
+        self._recording = Recording(config, self.comm, RunFolder.create(folder))
+        self._sync = Sync(setup.model, optimizer_factory(config, workload), setup.strategy, self.comm, config.bn)
+        self._recording.start(self._sync, steps_only=True)
+        self._loop = TrainingLoop(config, workload, self._sync, self._source, self._recording)
         self._epoch = -1
         self._batches: Iterator[list[MicroBatch]] = iter(())
 
     def train(self, steps: int) -> TimedSteps:
         """Train and record the given number of steps; the ranks start together."""
-        self._stopwatch.next_step = 0  # A long run records fewer steps, which would hide the cost.
-        self.comm.smallest(0)
+        stopwatch = self._recording.stopwatch
+        stopwatch.next_step = 0  # A long run records fewer steps, which would hide the cost.
+        self.comm.control.barrier()
         before_s, cpu_before_s = time.perf_counter(), time.process_time()
         for _ in range(steps):
             self._train_step()
         self._sync.strategy.finish()
         if self.comm.device.type == "cuda":
             torch.cuda.synchronize(self.comm.device)
-            self._stopwatch.clock.anchor()
-        self._step_recorder.flush()
+            stopwatch.clock.anchor()
+        self._recording.step_recorder.flush()
         return TimedSteps(time.process_time() - cpu_before_s, time.perf_counter() - before_s)
 
     def _train_step(self) -> None:
@@ -147,9 +132,7 @@ class TimedTraining:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._steps.close()
-        if self._timeline is not None:
-            self._timeline.close()
+        self._recording.close()
         if error[0] is None:
             self._sync.close()
 
@@ -165,11 +148,11 @@ class TimedSteps:
 def _compare(with_events: TimedTraining, without_events: TimedTraining, budget_s: float) -> MeasuringCost | None:
     """Train with and without events in turn; None if the data or the budget does not allow it."""
     comm = with_events.comm
-    if not comm.smallest(with_events.can_start_again):
+    if not comm.control.smallest(with_events.can_start_again):
         return None
     for side in (with_events, without_events):
         side.train(WARM_UP_STEPS)
-    step_s = comm.largest(without_events.train(WARM_UP_STEPS).wall_s / WARM_UP_STEPS)
+    step_s = comm.control.largest(without_events.train(WARM_UP_STEPS).wall_s / WARM_UP_STEPS)
     steps = max(1, round(BLOCK_S / step_s))
     pair_s = 2 * steps * step_s
     if MIN_PAIRS * pair_s > MAX_BUDGETS * budget_s:
@@ -201,5 +184,5 @@ def _cpu_of_pairs(
     for pair in range(pairs):
         for turn in (0, 1) if pair % 2 == 0 else (1, 0):
             blocks[pair, turn] = sides[turn].train(steps).cpu_s
-    on, off = comm.sum(blocks).unbind(1)
+    on, off = comm.control.sum(blocks).unbind(1)
     return on.tolist(), off.tolist()

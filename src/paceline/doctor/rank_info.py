@@ -32,8 +32,8 @@ def gather_rank_info(
 ) -> list[RankInfo]:
     """Return the information of every rank, with its clock offset; the same on every rank."""
     own = {"network": network_id(), **own_rank_info(world, placement, folder)}
-    comm.smallest(0)  # A barrier: all ranks are idle while each measures the load of other programs.
-    all_info = gather_json(own | {"busy_cores": busy_cores()}, comm)
+    comm.control.barrier()  # All ranks are idle while each measures the load of other programs.
+    all_info = gather_json(own | {"busy_cores": busy_cores()}, comm.control)
     offsets = measure_offsets(comm, now)
     networks = list(dict.fromkeys(rank_info["network"] for rank_info in all_info))
     found = []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.analysis.comparison import compare as compare_records
 from paceline.analysis.record_set import collect_records
+from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.config import LENGTH_SETTINGS, CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import UsageError
 from paceline.experiments.candidates import make_candidates, reference_of, varied_keys
@@ -22,7 +23,6 @@ from paceline.launch.rank_assignment import find_launcher_process
 from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
 from paceline.records.experiment import ExperimentFolder, read_experiment
-from paceline.training.windows import WARM_UP_STEPS
 
 DEFAULT_STEPS = 40
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.scaling.curves import KIND, scaling
+from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
 from paceline.experiments.candidates import CandidateConfig
@@ -36,7 +37,6 @@ from paceline.launch.rank_assignment import find_launcher_process
 from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
 from paceline.records.experiment import ExperimentFolder, read_experiment
-from paceline.training.windows import WARM_UP_STEPS
 from paceline.workloads.names import is_user_workload
 
 DEFAULT_STEPS = 20

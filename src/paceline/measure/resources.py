@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import psutil
 import torch
 
+from paceline.records.resources import Resources
 from paceline.records.schema import ResourceRow
 from paceline.records.writer import ResourceWriter
 
@@ -96,6 +100,7 @@ class ResourceSampler:
     ) -> None:
         self._probe = probe
         self._writer = writer
+        self._values = array("d")
         self._now = now
         self._after_sample = after_sample
         """Called after each sample, for other writers that need a regular call."""
@@ -121,6 +126,12 @@ class ResourceSampler:
         self._take()
         self._callers_s += time.thread_time() - before_s
 
+    def samples(self) -> Resources:
+        """Return the samples taken so far. They stay in memory: 80 bytes each, 0.9 MB after a day."""
+        with self._writing:
+            table = np.array(self._values).reshape(-1, len(ResourceRow._fields))
+        return Resources({name: table[:, index] for index, name in enumerate(ResourceRow._fields)})
+
     def close(self) -> None:
         """Take the last sample, and stop."""
         self._stop.set()
@@ -139,7 +150,9 @@ class ResourceSampler:
 
     def _take(self) -> None:
         with self._writing:
-            self._writer.write([self._probe.read(self._now(), self.cost_s)])
+            row = self._probe.read(self._now(), self.cost_s)
+            self._writer.write([row])
+            self._values.extend(math.nan if value is None else value for value in row)
             self._after_sample()
 
 

@@ -80,6 +80,8 @@ class Stopwatch:
             if last_gradient is not None:
                 self._laps.ends.append((BACKWARD, *last_gradient))
                 phase = AFTER_BACKWARD
+        elif phase == OPTIMISER and self._waits_for_optimiser:
+            phase = AGREE  # The strategy defers the optimiser, or another rank runs it.
         self._laps.ends.append((phase, *self._now()))
 
     def watch_gradients(self, parameters: Iterable[Tensor]) -> Callable[[], None]:
@@ -102,9 +104,7 @@ class Stopwatch:
         Only the first call after a step's last backward pass has an effect, and only on the compute thread: another
         thread may run an optimiser for other ranks.
         """
-        if threading.get_ident() != self._thread:
-            return
-        if self.operations is not None and self._laps.ends and self._laps.ends[-1][0] in (BACKWARD, AFTER_BACKWARD):
+        if threading.get_ident() == self._thread and self._waits_for_optimiser:
             self.lap(AGREE)
 
     def end(self) -> Laps:
@@ -135,6 +135,13 @@ class Stopwatch:
         if self.operations is None or not is_recorded(laps.step):
             return times, []
         return times, [_row(laps.step, RowKind.STEP, start_s, before_s, NOT_MEASURED), *rows]
+
+    @property
+    def _waits_for_optimiser(self) -> bool:
+        """Whether the step's last backward pass has ended and the optimiser has not started since."""
+        if self.operations is None or not self._laps.ends:
+            return False
+        return self._laps.ends[-1][0] in (BACKWARD, AFTER_BACKWARD)
 
     def _last_gradient(self, log: OperationLog) -> CpuMark | None:
         """Return when the last gradient of a backward pass was ready; None if that was the end of the pass.

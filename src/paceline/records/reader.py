@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +41,13 @@ class Steps:
     columns: dict[str, npt.NDArray[np.float64]]
     has_loss: bool = True
     """False if a user's script does not report the loss of every step; unreported losses are NaN."""
+
+    @classmethod
+    def of(cls, rows: Sequence[schema.StepRow]) -> Steps:
+        """Return rows as columns."""
+        table = np.array(rows, dtype=np.float64).reshape(len(rows), len(schema.StepRow._fields))
+        columns = {name: table[:, index] for index, name in enumerate(schema.StepRow._fields)}
+        return cls(columns, has_loss=all(row.loss is not None for row in rows))
 
     def __len__(self) -> int:
         return len(self.columns["step"])

@@ -93,7 +93,7 @@ class UpdatedBuffers:
         if not candidates:
             return
         changed = torch.tensor([not torch.equal(slot.tensor, slot.before) for slot in candidates], dtype=torch.int32)
-        for slot, ranks_changed in zip(candidates, self._comm.sum(changed).tolist(), strict=True):
+        for slot, ranks_changed in zip(candidates, self._comm.control.sum(changed).tolist(), strict=True):
             if ranks_changed:
                 slot.before = None
 
@@ -118,8 +118,8 @@ def relative_divergence(tensors: Sequence[Tensor], comm: Comm) -> float:
     """Return the largest distance of any rank's tensors from rank 0's, relative to their norm; 0 only if identical."""
     own = torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
     first = own.clone()
-    dist.broadcast(first, group_src=0, group=comm.control)
-    distances = comm.gather((own - first).norm().reshape(1))
+    dist.broadcast(first, group_src=0, group=comm.control.group)
+    distances = comm.control.gather((own - first).norm().reshape(1))
     return max(float(distance) for distance in distances) / (float(first.norm()) or 1.0)
 
 

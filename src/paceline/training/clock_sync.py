@@ -15,7 +15,7 @@ def start_clocks(comm: Comm) -> None:
     """Set time 0 of every rank's stopwatch to the same time on rank 0's clock."""
     assert comm.stopwatch is not None
     offset_s = clock_offsets(comm, time.perf_counter)[comm.rank]
-    moment_s = float(comm.gather(torch.tensor([time.perf_counter()], dtype=torch.float64))[0])
+    moment_s = float(comm.control.gather(torch.tensor([time.perf_counter()], dtype=torch.float64))[0])
     comm.stopwatch.clock.set_origin(moment_s + offset_s)
 
 

@@ -46,7 +46,7 @@ def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunCo
     for module, training in modes:  # Restore each module: a fine-tuned model may keep some in evaluation mode.
         module.training = training
     totals = torch.tensor([loss, samples, correct], dtype=torch.float64)
-    loss, samples, correct = (comm.sum(totals) if comm else totals).tolist()
+    loss, samples, correct = (comm.control.sum(totals) if comm else totals).tolist()
     if samples == 0:
         return Evaluation(loss=float("nan"), accuracy=None, samples=0)
     return Evaluation(loss=loss / samples, accuracy=correct / samples if counted else None, samples=int(samples))

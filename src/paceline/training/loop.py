@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
-from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
+from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.training.precision import autocast
-from paceline.training.run_recorder import WriteEvent
-from paceline.training.step_recorder import StepRecorder
+from paceline.training.recording import Recording
 from paceline.training.sync import Sync
-from paceline.training.windows import Windows
 from paceline.workloads.batches import MicroBatch, Source
 from paceline.workloads.tickets import ONE_SHOT_HINT, Tickets
 from paceline.workloads.workload import Workload
@@ -27,15 +25,17 @@ class TrainingLoop:
     workload: Workload
     sync: Sync
     source: Source
-    stopwatch: Stopwatch
-    step_recorder: StepRecorder
-    windows: Windows
-    write_event: WriteEvent
+    recording: Recording
+
+    def __post_init__(self) -> None:
+        self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
 
     def train(self) -> None:
         """Train for the configured epochs, steps or seconds."""
         total = self.total_steps()
-        self.write_event("start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped)
+        self.recording.write_event(
+            "start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped
+        )
         if self.sync.strategy.lockstep:
             self._train_in_lockstep(total)
         else:
@@ -86,11 +86,11 @@ class TrainingLoop:
         self._report_epoch(epoch, step)
 
     def _report_epoch(self, epoch: int, step: int) -> None:
-        self.write_event("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
+        self.recording.write_event("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
 
     def _ended_on_all_ranks(self, tickets: Tickets) -> bool:
         """Whether every rank has trained all its data."""
-        return self.sync.comm.smallest(int(tickets.find(self.sync.ticket) is None)) == 1
+        return self.sync.comm.control.smallest(int(tickets.find(self.sync.ticket) is None)) == 1
 
     def _train_steps(self, epoch: int, steps: Iterator[list[MicroBatch]], count: int) -> int:
         """Train `count` steps, or fewer if the data ends; return the number of steps trained."""
@@ -116,15 +116,14 @@ class TrainingLoop:
     def _train_micro_batches(self, epoch: int, micro_batches: list[MicroBatch], global_step: int | None = None) -> None:
         """Train a step that the stopwatch has begun; `global_step` is its number if ranks do not step together."""
         stopwatch, source, model = self.stopwatch, self.source, self.sync.model
+        step_recorder = self.recording.step_recorder
         for number, micro_batch in enumerate(micro_batches, start=1):
             batch = source.fetch(micro_batch)
             stopwatch.lap(DATA)
             with self.sync.microbatch(last=number == len(micro_batches)):
                 with autocast(self.config.precision, source.share.device):
                     outcome = self.workload.forward(model, batch)
-                self.step_recorder.add_micro_batch(
-                    micro_batch.samples, outcome.loss, self.workload.count_correct(outcome)
-                )
+                step_recorder.add_micro_batch(micro_batch.samples, outcome.loss, self.workload.count_correct(outcome))
                 stopwatch.lap(FORWARD)
                 loss = outcome.loss if micro_batch.weight == 1 else outcome.loss * micro_batch.weight
                 stopwatch.watch_backward(loss)
@@ -132,7 +131,7 @@ class TrainingLoop:
                 stopwatch.lap(BACKWARD)
         self.sync.step(self.config.clip_norm)
         stopwatch.lap(OPTIMISER)
-        self.step_recorder.end_step(epoch, stopwatch.end(), global_step)
+        step_recorder.end_step(epoch, stopwatch.end(), global_step)
 
     def total_steps(self) -> int | None:
         """Return the steps of the whole run; None if the length of the data is unknown."""
@@ -141,14 +140,14 @@ class TrainingLoop:
         if self.config.most_epochs == ENDLESS:
             return None
         per_epoch = self.source.steps_per_epoch()
-        return None if per_epoch is None else self.sync.comm.smallest(per_epoch) * self.config.most_epochs
+        return None if per_epoch is None else self.sync.comm.control.smallest(per_epoch) * self.config.most_epochs
 
     def _epoch_end(self, step: int, total: int | None) -> int | None:
         """Return the step at which the epoch or the run ends, the same on all ranks; None if the length is unknown."""
         per_epoch = self.source.steps_per_epoch()
         if per_epoch is None:
             return total
-        end = step + self.sync.comm.smallest(per_epoch)
+        end = step + self.sync.comm.control.smallest(per_epoch)
         return end if total is None else min(end, total)
 
     def _ended(self, micro_batches: list[MicroBatch] | None) -> bool:
@@ -156,6 +155,6 @@ class TrainingLoop:
         if self.source.steps_per_epoch() is not None:
             return micro_batches is None
         self.stopwatch.lap(DATA)  # The wait for a rank with slow data is not counted as loading this rank's data.
-        ended = self.sync.comm.smallest(int(micro_batches is not None)) == 0
+        ended = self.sync.comm.control.smallest(int(micro_batches is not None)) == 0
         self.stopwatch.lap(AGREE)
         return ended

@@ -10,7 +10,6 @@ from torch import nn
 from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
 from paceline.measure.slow_rank import stopwatch_for
-from paceline.measure.steps import Stopwatch
 from paceline.strategies.base.abilities import ServesParameters
 from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
 from paceline.strategies.registry import create
@@ -37,12 +36,6 @@ class RankSetup:
     def model(self) -> nn.Module:
         """Model on its device, in training mode."""
         return self.workload.model
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        """Stopwatch that times this rank's steps."""
-        assert self.comm.stopwatch is not None, "set_up_rank was called without timed=True"
-        return self.comm.stopwatch
 
     def serve(self, make_optimizer: MakeOptimizer) -> None:
         """Run a server: it keeps parameters until the workers have finished."""
@@ -78,7 +71,7 @@ def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: 
         return None
     config.global_batch(comm.world_size)  # Raises before anything is loaded if a worker would have no samples.
     workload = load_workload(config)
-    torch.manual_seed(config.seed * 1_000_003 + comm.rank + 1)  # Random numbers from here on differ between ranks.
+    torch.manual_seed(rank_seed(config.seed, comm.rank))  # Random numbers from here on differ between ranks.
     dtype = storage_dtype(config.precision)
     layout = torch.channels_last if config.channels_last else torch.preserve_format
     model = workload.model.to(placement.device, dtype, memory_format=layout)  # type: ignore[call-overload]
@@ -87,3 +80,8 @@ def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: 
     trains_as = 0 if comm.is_server else comm.rank  # A server trains nothing; any valid rank will do.
     share = Share(trains_as, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
     return RankSetup(config, world, strategy, placement, comm, workload, share)
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """Return the seed of a rank's random numbers: different on each rank, the same under every strategy."""
+    return seed * 1_000_003 + rank + 1

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from paceline.analysis.resources import rank_usage
-from paceline.analysis.steps.split import split_of
-from paceline.analysis.steps.timing import WindowTime, profiled_steps, step_time
-from paceline.analysis.summary import summarise_rank
+from paceline.analysis.steps.timing import WindowTotals
+from paceline.comm.control import ControlChannel
 from paceline.config import RunConfig
-from paceline.records import RunFolder
-from paceline.records.reader import read_steps
-from paceline.records.resources import read_resources
-from paceline.records.schema import resources_file, steps_file
-from paceline.records.timeline import read_timeline, timeline_file
 from paceline.strategies.base.abilities import ReportsMetrics
 from paceline.training.batchnorm import relative_divergence
 from paceline.training.clock_sync import measure_drift
@@ -61,34 +55,20 @@ def run_evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: 
     if config.eval_ranks:
         own = evaluate(sync.strategy.model, workload, sources.whole, config, comm=None)
         accuracy = float("nan") if own.accuracy is None else own.accuracy
-        replicas = sync.comm.gather(torch.tensor([own.loss, accuracy], dtype=torch.float64))
+        replicas = sync.comm.control.gather(torch.tensor([own.loss, accuracy], dtype=torch.float64))
         tests["test_by_rank"] = [_from_floats(["loss", "accuracy"], replica.tolist()) for replica in replicas]
     return tests
 
 
-def summarise(
-    strategy: str, sync: Sync, folder: RunFolder, windows: list[WindowTime], peak: int | None
-) -> dict[str, Any]:
-    """Return the figures of the run, the same on every rank. Each rank reads its own steps, perhaps on another host."""
-    steps = read_steps(folder.path / steps_file(sync.rank))
-    used = rank_usage(sync.rank, read_resources(folder.path / resources_file(sync.rank)), steps)
-    own = summarise_rank(sync.rank, steps, windows).to_dict() | {
-        "peak_bytes": peak,
-        "cpu_share": used.cpu_share,
-        "resident_bytes": used.resident_bytes,
-    }
-    own |= {f"{SPLIT}{name}": value for name, value in _own_split(folder, sync.rank, windows).items()}
-    names = list(own)
-    values = [float("nan") if own[name] is None else float(own[name]) for name in names]
-    gathered = sync.comm.gather(torch.tensor(values, dtype=torch.float64))
-    ranks = [_nested(_from_floats(names, everyone.tolist())) for everyone in gathered]
-    step_s = step_time(windows)
-    trained = sum(window.steps for window in windows)  # Global steps: a single rank may have trained more shares.
-    samples = sum(rank["samples"] for rank in ranks) / (trained or 1)
+def summarise(strategy: str, sync: Sync, own: Mapping[str, Any], windows: WindowTotals) -> dict[str, Any]:
+    """Return the figures of the run from each rank's own, the same on every rank; called on every rank."""
+    ranks = _gather(own, sync.comm.control)
+    samples = sum(rank["samples"] for rank in ranks) / (windows.steps or 1)
+    step_s = windows.step_s
     return {
         "strategy": strategy,
-        "steps": trained,
-        "train_s": sum(window.wall_s for window in windows),
+        "steps": windows.steps,  # Global steps: a single rank may have trained more shares.
+        "train_s": windows.wall_s,
         "step_s": step_s,
         "samples_per_s": samples / step_s if step_s else None,
         "average_loss": _weighted([(rank["average_loss"], rank["samples"]) for rank in ranks]),
@@ -105,11 +85,13 @@ def summarise(
     }
 
 
-def _own_split(folder: RunFolder, rank: int, windows: list[WindowTime]) -> dict[str, Any]:
-    """Return this rank's time split; empty if events were not collected."""
-    file = folder.path / timeline_file(rank)
-    split = split_of(read_timeline(file), profiled_steps(windows)) if file.is_file() else None
-    return {} if split is None else dataclasses.asdict(split)
+def _gather(own: Mapping[str, Any], control: ControlChannel) -> list[dict[str, Any]]:
+    """Return the figures of every rank, on every rank; the names of the time split have a prefix on the way."""
+    split = own["split"] or {}
+    flat = {name: own[name] for name in own if name != "split"} | {f"{SPLIT}{name}": split[name] for name in split}
+    values = [float("nan") if value is None else float(value) for value in flat.values()]
+    gathered = control.gather(torch.tensor(values, dtype=torch.float64))
+    return [_nested(_from_floats(list(flat), everyone.tolist())) for everyone in gathered]
 
 
 def _nested(rank: dict[str, Any]) -> dict[str, Any]:

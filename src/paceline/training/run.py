@@ -11,22 +11,16 @@ import torch
 from paceline.comm import World, close_comm
 from paceline.config import RunConfig
 from paceline.config.emulation import emulation_of
-from paceline.measure.memory import peak_bytes, reset_peak
-from paceline.measure.profiler import StepProfiler
-from paceline.measure.run_monitor import RunMonitor
 from paceline.records import RunFolder
 from paceline.strategies.base.strategy import MakeOptimizer
 from paceline.training import results
-from paceline.training.clock_sync import start_clocks
 from paceline.training.loop import TrainingLoop
 from paceline.training.model_check import check_gradients
 from paceline.training.rank_setup import RankSetup, set_up_rank
-from paceline.training.run_recorder import RunRecorder, WriteEvent, discard_event
-from paceline.training.step_recorder import StepRecorder
+from paceline.training.recording import Recording
+from paceline.training.run_recorder import WriteEvent, discard_event
 from paceline.training.sync import Sync
-from paceline.training.tensorboard import TensorBoardWriter
 from paceline.training.topology import describe_model, describe_placement, describe_strategy
-from paceline.training.windows import Windows
 from paceline.workloads.workload import Workload
 
 
@@ -60,42 +54,23 @@ def run(
 
 def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, command: str | None) -> None:
     config, workload, comm, model = setup.config, setup.workload, setup.comm, setup.model
-    peak_is_ours = reset_peak(setup.placement.device)
     source = setup.source()
     check_gradients(model, workload, source, config, comm.rank)
     held_out = results.make_held_out(config, workload, setup.share)
-
-    stopwatch = setup.stopwatch
-    start_clocks(comm)
-    recorder = RunRecorder(folder, comm.rank, stopwatch.clock.now, on_event)
-    # Rank 0 writes the description; so does the first rank of a host that does not share rank 0's disk.
-    if comm.rank == 0 or (setup.world.local_rank == 0 and not folder.has_run_file):
-        recorder.write_description(dataclasses.asdict(config), _topology(setup, source.batch), command)
-    sync = Sync(model, optimizer_factory(config, workload), setup.strategy, comm, config.bn)
-    step_recorder = StepRecorder(stopwatch, recorder.steps, recorder.timeline if config.events else None)
-    profiler = StepProfiler(config.profiled_steps, folder, comm.rank, comm.device) if config.profile else None
-    windows = Windows(sync, step_recorder, config.log_every, recorder.write_event, profiler, config.seconds)
-    loop = TrainingLoop(config, workload, sync, source, stopwatch, step_recorder, windows, recorder.write_event)
-    monitor = RunMonitor(folder, comm.rank, stopwatch.clock.now, comm.device, first_on_host=setup.world.local_rank == 0)
-    recorder.add_listener(monitor)
-    if config.tensorboard:
-        recorder.add_listener(TensorBoardWriter(folder, comm.rank, stopwatch.clock, comm.device))
-    try:
-        loop.train()
-        windows.finish()
-        monitor.sampler.sample()
-        peak = peak_bytes(setup.placement.device) if peak_is_ours else None  # Before evaluation, so of training alone.
-        summary = results.summarise(config.strategy, sync, folder, windows.times, peak)
+    with Recording(config, comm, folder, first_on_host=setup.world.local_rank == 0, on_event=on_event) as recording:
+        recording.describe(dataclasses.asdict(config), _topology(setup, source.batch), command)
+        sync = Sync(model, optimizer_factory(config, workload), setup.strategy, comm, config.bn)
+        recording.start(sync)
+        TrainingLoop(config, workload, sync, source, recording).train()
+        summary = recording.summarise()
         summary |= results.estimate_epochs(config, source, summary["step_s"])
-        recorder.write_summary(summary)  # Before evaluation, so that its failure does not lose the training's figures.
+        recording.write_summary(summary)  # Before evaluation, so that its failure does not lose the training's figures.
         if held_out is not None:
-            with monitor.marks.span("evaluation"):
+            with recording.span("evaluation"):
                 tests = results.run_evaluations(config, workload, sync, held_out)
-            recorder.write_event("evaluation", **tests)
+            recording.write_event("evaluation", **tests)
             summary |= tests
-        recorder.finish(summary)
-    finally:
-        recorder.close()
+        recording.finish(summary)
     sync.close()
 
 

@@ -82,8 +82,8 @@ class RunRecorder:
         """Close the files and all listeners."""
         for listener in self._listeners:
             listener.close()
-        self.steps.close()
-        if "timeline" in self.__dict__:  # The file exists only if it was used.
-            self.timeline.close()
+        for name in ("steps", "timeline"):
+            if name in self.__dict__:  # The file exists only if it was used.
+                getattr(self, name).close()
         if self._events is not None:
             self._events.close()

@@ -1,7 +1,8 @@
 """Record each step of a run on one rank: times, loss, correct predictions; never blocks the step.
 
 Losses and counts stay on the device until `flush`, which runs between steps, every half second and at the end of a
-window, and writes them to the record.
+window, and writes them to the record. At the end of a window its steps are added to the totals of the run, so the
+memory in use does not grow with the number of steps.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.comm.group import Comm
+from paceline.analysis.summary import RankTotals
+from paceline.comm.control import ControlChannel
 from paceline.measure.steps import Laps, Stopwatch, TimelineRow
-from paceline.records import StepRow, StepWriter
+from paceline.records import StepRow, Steps, StepWriter
 from paceline.records.timeline import TimelineWriter
 
 FLUSH_EVERY_S = 0.5
@@ -67,6 +69,8 @@ class StepRecorder:
         self._flushed_s = time.perf_counter()
         self.step = 0
         """Number of the next step."""
+        self.totals = RankTotals()
+        """Sums over the steps of this rank in closed windows."""
 
     def add_micro_batch(self, samples: int, loss: Tensor, correct: Tensor | None) -> None:
         """Record one micro-batch."""
@@ -107,18 +111,21 @@ class StepRecorder:
         self._pending = []
         self._flushed_s = time.perf_counter()
 
-    def close_window(self, wall_s: float, comm: Comm, start: int, end: int) -> WindowFigures:
+    def close_window(
+        self, wall_s: float, control: ControlChannel, start: int, end: int, *, profiled: bool = False
+    ) -> WindowFigures:
         """Sum the steps from `start` to `end` over the ranks; every rank calls it after training its share.
 
-        If the data has ended before `end`, the window ends there.
+        If the data has ended before `end`, the window ends there. The times of a profiled window do not count.
         """
         self.flush()
         rows, self._window = self._window, []
+        self.totals.add(Steps.of([row for _, row in rows]), profiled=profiled)
         own = torch.zeros(end - start, len(StepShare._fields), dtype=torch.float64)
         if rows:  # A rank may have trained none of these steps, or several shares of one.
             shares = torch.tensor([_step_share(row) for _, row in rows], dtype=torch.float64)
             own.index_add_(0, torch.tensor([at - start for at, _ in rows]), shares)
-        totals = comm.sum(own)
+        totals = control.sum(own)
         filled = totals[:, StepShare._fields.index("samples")].nonzero()
         totals = totals[: int(filled.max()) + 1 if len(filled) else 0]
         losses, known, samples, correct, uncounted, epochs, trained = totals.unbind(1)
@@ -127,7 +134,7 @@ class StepRecorder:
             epochs=(epochs / trained).int().tolist(),
             samples=int(samples.sum()),
             correct=None if uncounted.any() else int(correct.sum()),
-            wall_s=comm.largest(wall_s),
+            wall_s=control.largest(wall_s),
         )
 
     def _row(self, number: int, step: _PendingStep) -> StepRow:

@@ -130,7 +130,7 @@ class Sync:
 
     def mean(self, value: float, samples: int = 1) -> float:
         """Return the mean of a value over the ranks, weighted by their samples; called on every rank."""
-        total, count = self.comm.sum(torch.tensor([value * samples, samples], dtype=torch.float64)).tolist()
+        total, count = self.comm.control.sum(torch.tensor([value * samples, samples], dtype=torch.float64)).tolist()
         return float(total / count)
 
     @contextmanager
@@ -168,12 +168,14 @@ class Sync:
             self.strategy.abandon()
 
     def _with_step_mark(self, make_optimizer: MakeOptimizer) -> MakeOptimizer:
-        """Mark the start of the optimiser's step on the stopwatch, by a hook: a strategy's `step` need not do it."""
+        """Mark the start of the optimiser's step on the stopwatch, by a hook: strategies need not know of timing."""
+
+        stopwatch = self.comm.stopwatch if self.comm.is_timed else None
 
         def make(parameters: NamedParameters) -> torch.optim.Optimizer:
             optimizer = make_optimizer(parameters)
-            if self.comm.is_timed and isinstance(optimizer, torch.optim.Optimizer):
-                hook = optimizer.register_step_pre_hook(lambda *_: self.comm.mark_agreed())
+            if stopwatch is not None and isinstance(optimizer, torch.optim.Optimizer):
+                hook = optimizer.register_step_pre_hook(lambda *_: stopwatch.mark_agreed())
                 self._undo.callback(hook.remove)
             return optimizer
 

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.analysis.steps.timing import WindowTime
+from paceline.analysis.steps.split import WARM_UP_STEPS
+from paceline.analysis.steps.timing import WindowTime, WindowTotals
 from paceline.measure.profiler import StepProfiler
 from paceline.training.run_recorder import WriteEvent
 from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 
-WARM_UP_STEPS = 5
-"""Length of the first window, which is never timed: reducers build their buckets, allocators and caches fill."""
 WINDOW_S = 0.5
 """Target length of a window: ranks exchange losses once per window, and doing so more often would slow short steps."""
 MAX_LOGS_PER_WINDOW = 50
@@ -37,8 +36,8 @@ class Windows:
         profiler: StepProfiler | None = None,
         seconds: float | None = None,
     ) -> None:
-        self.times: list[WindowTime] = []
-        """Times of the closed windows."""
+        self.totals = WindowTotals()
+        """Sums over the closed windows."""
         self.epoch_ends: list[int] = []
         """Steps at which epochs have ended, known once a step of the next epoch is in a window."""
         self._sync = sync
@@ -60,29 +59,26 @@ class Windows:
     @property
     def time_is_up(self) -> bool:
         """Whether the run's time is up, to the nearest step; the same on all ranks."""
-        return bool(self.times) and self._left_s < self._last_step_s / 2
+        return self.totals.last is not None and self._left_s < self.totals.last.step_s / 2
 
     @property
     def _left_s(self) -> float:
-        return math.inf if self._seconds is None else self._seconds - sum(window.wall_s for window in self.times)
-
-    @property
-    def _last_step_s(self) -> float:
-        return self.times[-1].wall_s / self.times[-1].steps
+        return math.inf if self._seconds is None else self._seconds - self.totals.wall_s
 
     def _end_by_time(self, step: int) -> int:
         """Return the step at which the run's time is up, estimated from the last window."""
-        if not self.times or self._seconds is None:
+        if self.totals.last is None or self._seconds is None:
             return sys.maxsize
         period = self._sync.strategy.period
-        return step + max(1, round(self._left_s / self._last_step_s / period)) * period
+        return step + max(1, round(self._left_s / self.totals.last.step_s / period)) * period
 
     def _end_by_periods(self, step: int) -> int:
         period = self._sync.strategy.period
-        if step == 0 or (self._profiler is not None and step < self._warm_up):
+        last = self.totals.last
+        if last is None or (self._profiler is not None and step < self._warm_up):
             return self._warm_up
         if not self._sync.strategy.lockstep:
-            return step + max(MIN_STEPS, math.ceil(LONG_WINDOW_S / self.times[-1].wall_s * self.times[-1].steps))
+            return step + max(MIN_STEPS, math.ceil(LONG_WINDOW_S / last.wall_s * last.steps))
         size = -(-self._log_every * self._logs_per_window // period) * period
         return step + size - step % size
 
@@ -112,12 +108,12 @@ class Windows:
             self._sync.comm.stopwatch.clock.anchor()
         start = self._step
         profiled = self._close_profile(step)
-        window = self._step_recorder.close_window(wall_s, self._sync.comm, start, step)
+        window = self._step_recorder.close_window(wall_s, self._sync.comm.control, start, step, profiled=profiled)
         step = self._step = start + len(window.losses)
         self._track_epoch_ends(start, window.epochs)
         if self._sync.payload is not None:
             self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up)
-        self.times.append(WindowTime(len(window.losses), window.wall_s, profiled))
+        self.totals.add(WindowTime(len(window.losses), window.wall_s, profiled))
         if not profiled:
             log_s = window.wall_s * self._log_every / len(window.losses)
             self._logs_per_window = max(1, min(MAX_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from paceline.analysis.steps.timing import WindowTime, counted_steps, profiled_steps, step_time, windows_of
+from paceline.analysis.steps.timing import (
+    WindowTime,
+    WindowTotals,
+    counted_steps,
+    profiled_steps,
+    step_time,
+    windows_of,
+)
 from paceline.errors import RecordError
 from paceline.records import EventWriter, RunFolder, read_run
 
@@ -18,6 +25,15 @@ def test_the_first_window_and_profiled_ones_do_not_count() -> None:
     assert step_time(WINDOWS) == 1.5
     assert step_time(WINDOWS[:1]) is None
     assert step_time([WINDOWS[0], WINDOWS[2]]) is None
+
+
+def test_totals_of_windows() -> None:
+    totals = WindowTotals()
+    assert (totals.steps, totals.wall_s, totals.step_s, totals.last) == (0, 0.0, None, None)
+    for window in WINDOWS:
+        totals.add(window)
+    assert (totals.steps, totals.wall_s, totals.step_s, totals.last) == (7, 22.0, 1.5, WINDOWS[-1])
+    assert totals.profiled_steps == {4}
 
 
 def test_steps_of_profiled_windows_and_of_the_warm_up_do_not_count() -> None:

@@ -167,7 +167,7 @@ def seen_before_step(
         x = batch(comm.rank, step, dtype)
         (own,) = torch.autograd.grad(sync.model(x).sum(), weight)
         sync.model(x).sum().backward()
-        comm.sum(torch.zeros(1))  # A barrier, after which ranks may have started to sum buckets.
+        comm.control.barrier()  # After it ranks may have started to sum buckets.
         assert weight.grad is not None
         found.append((weight.grad.clone(), own))
         sync.step()

@@ -26,6 +26,7 @@ from paceline.strategies.registry import create
 from paceline.training.scripts.script_task import ScriptFinished
 from paceline.training.scripts.script_timing import TimedSync, TimingTask, leading_dimension
 from ranks import Pool
+from training.test_recording import check_summary
 
 STEPS = 9
 
@@ -80,6 +81,7 @@ def test_samples_losses_and_windows(pool: Pool, tmp_path: Path) -> None:
     payload = payload_of(record)
     assert payload is not None
     assert (payload.steps, payload.deviation) == (4, 1.0), "without accumulate() both micro-batches synchronise"
+    check_summary(record)
 
 
 def counted(comm: Comm, folder: str, ask_at: int) -> None:

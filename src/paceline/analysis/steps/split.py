@@ -19,7 +19,7 @@ from paceline.records.timeline import RowKind, Timeline
 
 COMPUTE = (RowKind.FORWARD, RowKind.BACKWARD, RowKind.OPTIMISER)
 WARM_UP_STEPS = 5
-"""First steps that are excluded, as in the step time: reducers build buckets, allocators and caches fill."""
+"""First steps of a run, which no time includes: reducers build buckets, allocators and caches fill."""
 
 
 @dataclass(frozen=True)

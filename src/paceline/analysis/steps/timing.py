@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.analysis.running_median import RunningMedian
 from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.errors import RecordError
 from paceline.records.reader import RunRecord
@@ -25,11 +25,58 @@ class WindowTime(NamedTuple):
     profiled: bool = False
     """Whether torch's profiler was active, which makes the time invalid."""
 
+    @property
+    def step_s(self) -> float:
+        """Mean time of a step."""
+        return self.wall_s / self.steps
 
-def step_time(windows: Sequence[WindowTime]) -> float | None:
+
+class WindowTotals:
+    """Sums over the windows of a run, added as they close; in constant memory, except that profiled windows are kept.
+
+    Those are few: one range of steps is profiled.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.wall_s = 0.0
+        self.last: WindowTime | None = None
+        """Latest window; None before the first."""
+        self._profiled: list[range] = []
+        self._step_times = RunningMedian()
+
+    @classmethod
+    def of(cls, windows: Iterable[WindowTime]) -> WindowTotals:
+        """Return the totals of some windows."""
+        totals = cls()
+        for window in windows:
+            totals.add(window)
+        return totals
+
+    def add(self, window: WindowTime) -> None:
+        """Add the next window."""
+        if window.profiled:
+            self._profiled.append(range(self.steps, self.steps + window.steps))
+        elif self.last is not None:
+            self._step_times.add(window.step_s)
+        self.steps += window.steps
+        self.wall_s += window.wall_s
+        self.last = window
+
+    @property
+    def step_s(self) -> float | None:
+        """Median of wall time ÷ steps over windows, without the first and profiled ones; None if none remain."""
+        return self._step_times.value
+
+    @property
+    def profiled_steps(self) -> frozenset[int]:
+        """Steps in profiled windows, whose times are invalid."""
+        return frozenset(itertools.chain.from_iterable(self._profiled))
+
+
+def step_time(windows: Iterable[WindowTime]) -> float | None:
     """Return the median of wall time ÷ steps over windows, without the first and profiled ones; None if none remain."""
-    times = [window.wall_s / window.steps for window in windows[1:] if not window.profiled]
-    return statistics.median(times) if times else None
+    return WindowTotals.of(windows).step_s
 
 
 def windows_of(record: RunRecord) -> list[WindowTime]:
@@ -43,11 +90,9 @@ def windows_of(record: RunRecord) -> list[WindowTime]:
         raise RecordError(f"{record.path / EVENTS_FILE} is damaged: a window has no losses or no time.") from None
 
 
-def profiled_steps(windows: Sequence[WindowTime]) -> frozenset[int]:
+def profiled_steps(windows: Iterable[WindowTime]) -> frozenset[int]:
     """Return the steps in profiled windows, whose times are invalid."""
-    ends = itertools.accumulate(window.steps for window in windows)
-    spans = [range(end - window.steps, end) for window, end in zip(windows, ends, strict=True) if window.profiled]
-    return frozenset(itertools.chain.from_iterable(spans))
+    return WindowTotals.of(windows).profiled_steps
 
 
 def counted_steps(windows: Sequence[WindowTime], steps: int) -> npt.NDArray[np.bool_]:

@@ -73,14 +73,14 @@ def share_memory(size: int, comm: Comm) -> HostMemory:
     except (OSError, AttributeError) as error:
         problem = _reason(error)
     pid = os.getpid()
-    ranks = gather_json({**created, "pid": pid, "start_ticks": start_ticks_of(pid), "problem": problem}, comm)
+    ranks = gather_json({**created, "pid": pid, "start_ticks": start_ticks_of(pid), "problem": problem}, comm.control)
     try:
         _raise_first([rank["problem"] for rank in ranks])
         try:
             memory = _map(ranks[members[0]], file)
         except OSError as error:
             problem = _reason(error)
-        _raise_first([rank["problem"] for rank in gather_json({"problem": problem}, comm)])
+        _raise_first([rank["problem"] for rank in gather_json({"problem": problem}, comm.control)])
     finally:
         if file >= 0:
             os.close(file)  # All ranks have mapped it by now, or none will.

@@ -142,7 +142,7 @@ class Overlapped(Strategy):
             if slot.gradient is None:
                 slot.view.zero_()
                 self._count_gradient(slot.bucket)
-        return [bool(flag) for flag in self.comm.any_of(torch.tensor(filled, dtype=torch.uint8)).tolist()]
+        return [bool(flag) for flag in self.comm.control.any_of(torch.tensor(filled, dtype=torch.uint8)).tolist()]
 
     def _check_unchanged(self) -> None:
         """Raise if a gradient was changed after it was sent: the change would be lost silently."""
@@ -192,7 +192,7 @@ class Overlapped(Strategy):
         """Rebuild the buckets in the order of rank 0's first backward pass; parameters it did not reach come last."""
         rest = [position for position in range(len(self.parameters) - 1, -1, -1) if position not in seen]
         order = torch.tensor([*seen, *rest])
-        dist.broadcast(order, group_src=0, group=self.comm.control)
+        dist.broadcast(order, group_src=0, group=self.comm.control.group)
         self._build_buckets(order.tolist())
 
     def _build_buckets(self, order: Sequence[int]) -> None:

@@ -181,14 +181,15 @@ class Strategy(ABC):
 
         A parameter without a gradient on all ranks stays without: otherwise momentum would change its weight.
         """
-        used = self.comm.any_of(torch.tensor([p.grad is not None for _, p in self.parameters], dtype=torch.uint8))
+        used = self.comm.control.any_of(
+            torch.tensor([p.grad is not None for _, p in self.parameters], dtype=torch.uint8)
+        )
         for (_, parameter), anywhere in zip(self.parameters, used.tolist(), strict=True):
             if anywhere and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
     def update(self, max_norm: float | None) -> None:
         """Clip the synchronised gradients, step the optimiser and clear the gradients."""
-        self.comm.mark_agreed()
         if max_norm is not None:
             nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
         self.optimizer.step()

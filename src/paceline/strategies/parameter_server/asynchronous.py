@@ -232,14 +232,14 @@ class AsyncWorker(Worker):
 
     def finish(self) -> None:
         """Wait for all workers, and give each the same weights: the result of all gradients sent so far."""
-        self._comm.smallest(0)
+        self._comm.control.barrier()
         for client in self._clients:
             client.pull()
         self.wait()
-        self._comm.smallest(0)  # A barrier: no worker continues before all have the weights.
+        self._comm.control.barrier()  # No worker continues before all have the weights.
 
     def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        self._comm.smallest(0)
+        self._comm.control.barrier()
         super().load(state)
         self._optimizer.state.clear()  # The worker's optimiser steps nothing.
         self.finish()

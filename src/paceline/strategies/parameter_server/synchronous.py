@@ -87,7 +87,7 @@ class SyncWorker(Worker):
 
     def _sum_norms(self, own: Tensor) -> Tensor:
         """Return the sum over the servers beside workers; every worker takes part."""
-        return own if self._server_count == 1 else self._comm.sum(own)
+        return own if self._server_count == 1 else self._comm.control.sum(own)
 
 
 def _exchange_norms(own: Tensor, setup: ServerSetup) -> Tensor:

@@ -134,7 +134,6 @@ class Priority(Overlapped):
             self._receive_gradients(self._pending)
             self.update(max_norm)
         else:
-            self.comm.mark_agreed()
             self._settings = [_settings(group) for group in self.optimizer.param_groups]
             for block, apply_update in zip(self.buckets, self._updaters, strict=True):
                 for slot in block.slots:
@@ -316,7 +315,7 @@ class Priority(Overlapped):
 
     def _agree_on_order(self) -> None:
         """Set the order of slices, the same on all ranks: of those ready on all, the one that forward needs first."""
-        everyone = self.comm.gather(torch.tensor([*self._timings, *self._needed], dtype=torch.float64))
+        everyone = self.comm.control.gather(torch.tensor([*self._timings, *self._needed], dtype=torch.float64))
         count = len(self.buckets)
         ready_s = torch.stack(everyone)[:, :count].amax(0).tolist()
         busy_s = min(float(own[count]) for own in everyone)

@@ -58,7 +58,7 @@ def draw_shards(source: Source, comm: Comm, steps: int) -> Shards:
         )
     own = list(itertools.islice(itertools.cycle(drawn), steps))
     gathered: list[Any] | None = [None] * comm.world_size if comm.rank == 0 else None
-    dist.gather_object(drawn, gathered, group_dst=0, group=comm.control)
+    dist.gather_object(drawn, gathered, group_dst=0, group=comm.control.group)
     all_ranks = [list(step) for step in zip(*(gathered or []), strict=True)]
     return Shards(own, list(itertools.islice(itertools.cycle(all_ranks), steps)))
 
@@ -69,7 +69,7 @@ def _batches(source: Source, comm: Comm) -> Iterator[list[MicroBatch]]:
     for epoch in itertools.count():
         trained = False
         steps = source.epoch(epoch)
-        while comm.smallest(int((micro_batches := next(steps, None)) is not None)):
+        while comm.control.smallest(int((micro_batches := next(steps, None)) is not None)):
             assert micro_batches is not None
             trained = True
             # Copied, since a slice would send the whole global batch with it.

@@ -142,7 +142,7 @@ def prove(
     if parity.holds or not strategy.lossless:
         return parity
     reason = [inconclusive_reason(workload, shards.all_ranks, share, config, right) if comm.rank == 0 else ""]
-    dist.broadcast_object_list(reason, group_src=0, group=comm.control)
+    dist.broadcast_object_list(reason, group_src=0, group=comm.control.group)
     return replace(parity, unproven=reason[0])
 
 
@@ -201,7 +201,7 @@ def compare_gradients(found: Gradients, expected: Gradients, model: nn.Module, c
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     own = torch.tensor([name in found for name, _ in parameters])
     right = flatten(expected, parameters)
-    dist.broadcast(right, group_src=0, group=comm.control)
+    dist.broadcast(right, group_src=0, group=comm.control.group)
     mask = torch.cat([kept.expand(p.numel()) for kept, (_, p) in zip(own, parameters, strict=True)])
     off = (flatten(found, parameters) - right)[mask]
     share = right[mask]
@@ -209,10 +209,10 @@ def compare_gradients(found: Gradients, expected: Gradients, model: nn.Module, c
     factor = 1 + float(off @ share / (share @ share))
     if not math.isfinite(factor):  # This rank steps nothing, or its part is zero, or the gradient is not finite.
         factor = 1.0
-    stepped = comm.sum(own.int())
+    stepped = comm.control.sum(own.int())
     if comm.rank == 0 and any(name in expected and not n for (name, _), n in zip(parameters, stepped, strict=True)):
         error = math.inf
-    everyone = comm.gather(torch.tensor([error, factor], dtype=torch.float64))
+    everyone = comm.control.gather(torch.tensor([error, factor], dtype=torch.float64))
     return worst((float(rank[0]), float(rank[1])) for rank in everyone)
 
 

@@ -15,6 +15,7 @@ import torch
 from paceline.comm.network import LOOPBACK, choose_interface
 from paceline.errors import WorkloadError
 from paceline.training.parity.task import exact_kernels
+from paceline.training.rank_setup import rank_seed
 from paceline.training.scripts.script_parity import OracleCheckTask, OracleTask, ParityTask
 from paceline.training.scripts.script_task import ScriptFinished, ScriptTask, set_script_task
 from paceline.training.scripts.script_timing import TimingTask
@@ -60,7 +61,7 @@ def _choose_interface(iface: str | None) -> None:
 
 def _seed(seed: int, rank: int) -> None:
     """Seed the random number generators: the same under every strategy, different on each rank and repeat."""
-    own = seed * 1_000_003 + rank + 1
+    own = rank_seed(seed, rank)
     torch.manual_seed(own)
     random.seed(own)
     np.random.seed(own % 2**32)

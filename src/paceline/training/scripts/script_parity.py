@@ -35,7 +35,7 @@ class ExactMean(AfterBackward):
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
         for gradient in gradients:
-            gradient.copy_(self.comm.sum(gradient.double().cpu()) / self.comm.world_size)
+            gradient.copy_(self.comm.control.sum(gradient.double().cpu()) / self.comm.world_size)
 
 
 class ProbeSync(TaskSync):

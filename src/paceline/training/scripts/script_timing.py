@@ -15,21 +15,13 @@ from paceline.comm import Comm
 from paceline.config import BatchNormMode
 from paceline.errors import WorkloadError
 from paceline.measure.cores import core_share
-from paceline.measure.memory import peak_bytes, reset_peak
-from paceline.measure.profiler import StepProfiler
-from paceline.measure.run_monitor import RunMonitor
 from paceline.measure.slow_rank import stopwatch_for
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
 from paceline.strategies.base.strategy import MakeOptimizer, Strategy
-from paceline.training import results
-from paceline.training.clock_sync import start_clocks
 from paceline.training.placement import Placement
-from paceline.training.run_recorder import RunRecorder
+from paceline.training.recording import Recording
 from paceline.training.scripts.script_task import ScriptTask, TaskSync
-from paceline.training.step_recorder import StepRecorder
-from paceline.training.tensorboard import TensorBoardWriter
 from paceline.training.topology import describe_model, describe_placement, describe_strategy
-from paceline.training.windows import Windows
 
 EPOCH = 0
 """Epoch of all steps: the epochs of a script are not known."""
@@ -80,36 +72,21 @@ class TimedSync(TaskSync):
         comm: Comm,
         bn: BatchNormMode,
     ) -> None:
-        self._peak_is_ours = reset_peak(comm.device)
-        super().__init__(task.steps, model, make_optimizer, strategy, comm, bn)
-        self._strategy_text = task.config.strategy
-        assert comm.stopwatch is not None
-        self._stopwatch = comm.stopwatch
-        start_clocks(comm)
-        self._recorder = RunRecorder(task.folder, comm.rank, self._stopwatch.clock.now)
-        self._undo.callback(self._recorder.close)
-        if comm.rank == 0:
-            config = replace(task.config, bn=bn, allow_unused=strategy.allow_unused)
-            settings = task.script.settings_to_keep(config)
-            topology = _topology(task, model, strategy, comm)
-            self._recorder.write_description(settings, topology, task.command)
-        timeline = self._recorder.timeline if task.config.events else None
-        self._step_recorder = StepRecorder(self._stopwatch, self._recorder.steps, timeline)
-        profiled = task.config.profiled_steps
-        profiler = StepProfiler(profiled, task.folder, comm.rank, comm.device) if profiled else None
-        self._windows = Windows(self, self._step_recorder, task.config.log_every, self._recorder.write_event, profiler)
         first_on_host = int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
-        self._monitor = RunMonitor(
-            task.folder, comm.rank, self._stopwatch.clock.now, comm.device, first_on_host=first_on_host
-        )
-        self._recorder.add_listener(self._monitor)
-        if task.config.tensorboard:
-            self._recorder.add_listener(TensorBoardWriter(task.folder, comm.rank, self._stopwatch.clock, comm.device))
+        self._recording = Recording(task.config, comm, task.folder, first_on_host=first_on_host)
+        config = replace(task.config, bn=bn, allow_unused=strategy.allow_unused)
+        topology = _topology(task, model, strategy, comm)
+        self._recording.describe(task.script.settings_to_keep(config), topology, task.command)
+        super().__init__(task.steps, model, make_optimizer, strategy, comm, bn)
+        self._undo.callback(self._recording.close)
+        self._recording.start(self)
+        self._stopwatch, self._windows = self._recording.stopwatch, self._recording.windows
+        self._step_recorder = self._recording.step_recorder
         before = self.model.register_forward_pre_hook(self._forward_starts, prepend=True, with_kwargs=True)
         after = self.model.register_forward_hook(self._forward_ends)
         self._undo.callback(before.remove)
         self._undo.callback(after.remove)
-        self._recorder.write_event("start", steps=task.steps, steps_per_epoch=None, dropped=0)
+        self._recording.write_event("start", steps=task.steps, steps_per_epoch=None, dropped=0)
         self._window_end = self._windows.next_end(0)
         self._begin_step()
 
@@ -145,11 +122,8 @@ class TimedSync(TaskSync):
         self._begin_step()
 
     def write_result(self) -> None:
-        peak = peak_bytes(self.comm.device) if self._peak_is_ours else None
-        self._monitor.sampler.sample()
-        folder, windows = self._recorder.folder, self._windows.times
-        self._recorder.finish(results.summarise(self._strategy_text, self, folder, windows, peak))
-        self._recorder.close()  # A script may end without closing anything.
+        self._recording.finish(self._recording.summarise())
+        self._recording.close()  # A script may end without closing anything.
 
     def _begin_step(self) -> None:
         self._samples = 0

@@ -1,0 +1,33 @@
+"""Process groups that a run has created, and their sockets: for counting traffic, and for closing."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from paceline.comm.timed_group import TimedGroup, destroy_group
+from paceline.measure.sockets import SocketName
+
+
+class OwnedGroups:
+    """Process groups of a run that contain this rank."""
+
+    def __init__(self) -> None:
+        self._groups: list[dist.ProcessGroup] = []
+        self.sockets: set[SocketName] = set()
+        """Sockets of the groups that carry the strategy's traffic, and nothing else."""
+        self.server_connections: dict[tuple[str, str], int] = {}
+        """On workers: the server rank that owns each connection, by its local and remote address."""
+
+    def add(self, group: dist.ProcessGroup, sockets: frozenset[SocketName] = frozenset()) -> None:
+        """Add a group that contains this rank, with the sockets that Gloo opened for it if it carries the traffic."""
+        self._groups.append(group)
+        self.sockets |= sockets
+
+    def with_inner_groups(self) -> set[dist.ProcessGroup]:
+        """Return all groups, including the inner groups of timed groups."""
+        return {*self._groups, *[group.inner for group in self._groups if isinstance(group, TimedGroup)]}
+
+    def destroy(self) -> None:
+        """Destroy all groups and their threads, the last one first."""
+        while self._groups:
+            destroy_group(self._groups.pop())

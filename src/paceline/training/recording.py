@@ -1,0 +1,148 @@
+"""Recording of a run on one rank: wires the stopwatch, the writers of the record and the windows of the run.
+
+Paceline's loop, a user's script and the measurement of the cost of recording all train through it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Self
+
+from paceline.analysis.resources import usage_between
+from paceline.analysis.steps.split import split_of
+from paceline.comm import Comm
+from paceline.config import RunConfig
+from paceline.measure.memory import peak_bytes, reset_peak
+from paceline.measure.profiler import StepProfiler
+from paceline.measure.run_monitor import RunMonitor
+from paceline.records import RunFolder
+from paceline.records.timeline import read_timeline, timeline_file
+from paceline.training import results
+from paceline.training.clock_sync import start_clocks
+from paceline.training.run_recorder import RunRecorder, WriteEvent, discard_event
+from paceline.training.step_recorder import StepRecorder
+from paceline.training.sync import Sync
+from paceline.training.tensorboard import TensorBoardWriter
+from paceline.training.windows import Windows
+
+
+class Recording:
+    """Recording of a run on one rank.
+
+    Call `describe` before the strategy is attached and `start` after it. Training goes through `stopwatch`,
+    `step_recorder` and `windows`. `summarise` and `finish` follow it, `close` ends the recording in any case.
+
+    `first_on_host` is whether this rank is the first on its host; `on_event` is called with each event of the run.
+    """
+
+    step_recorder: StepRecorder
+    windows: Windows
+
+    def __init__(
+        self,
+        config: RunConfig,
+        comm: Comm,
+        folder: RunFolder,
+        *,
+        first_on_host: bool = False,
+        on_event: WriteEvent = discard_event,
+    ) -> None:
+        assert comm.stopwatch is not None, "only a comm with a stopwatch can be recorded"
+        self.stopwatch = comm.stopwatch
+        self._config = config
+        self._comm = comm
+        self._folder = folder
+        self._first_on_host = first_on_host
+        self._peak_is_ours = reset_peak(comm.device)
+        start_clocks(comm)
+        self._recorder = RunRecorder(folder, comm.rank, self.stopwatch.clock.now, on_event)
+        self._monitor: RunMonitor | None = None
+
+    def describe(self, settings: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
+        """Write the information known before the first step; called on every rank.
+
+        Rank 0 writes it, and so does the first rank of a host that does not share rank 0's disk.
+        """
+        if self._comm.rank == 0:
+            self._recorder.write_description(settings, topology, command)
+        self._comm.control.barrier()  # On a shared disk the others find rank 0's file.
+        if self._comm.rank != 0 and self._first_on_host and not self._folder.has_run_file:
+            self._recorder.write_description(settings, topology, command)
+
+    def start(self, sync: Sync, *, steps_only: bool = False) -> None:
+        """Prepare for the first step. With `steps_only` there is no profile, and resources are not monitored."""
+        config, recorder = self._config, self._recorder
+        self._sync = sync
+        self.step_recorder = StepRecorder(self.stopwatch, recorder.steps, recorder.timeline if config.events else None)
+        profiler = None if steps_only else self._make_profiler()
+        self.windows = Windows(
+            sync, self.step_recorder, config.log_every, recorder.write_event, profiler, config.seconds
+        )
+        if not steps_only:
+            self._start_monitoring()
+
+    def _make_profiler(self) -> StepProfiler | None:
+        steps = self._config.profiled_steps
+        return StepProfiler(steps, self._folder, self._comm.rank, self._comm.device) if steps else None
+
+    def _start_monitoring(self) -> None:
+        rank, clock, device = self._comm.rank, self.stopwatch.clock, self._comm.device
+        self._monitor = RunMonitor(self._folder, rank, clock.now, device, first_on_host=self._first_on_host)
+        self._recorder.add_listener(self._monitor)
+        if self._config.tensorboard:
+            self._recorder.add_listener(TensorBoardWriter(self._folder, rank, clock, device))
+
+    def write_event(self, event: str, **values: Any) -> None:
+        """Write an event to the record."""
+        self._recorder.write_event(event, **values)
+
+    def span(self, kind: str) -> AbstractContextManager[None]:
+        """Record the `with` block as an event on this rank, such as an evaluation."""
+        assert self._monitor is not None
+        return self._monitor.marks.span(kind)
+
+    def summarise(self) -> dict[str, Any]:
+        """End training and return its figures, the same on every rank; called on every rank before evaluation."""
+        self.windows.finish()
+        own = self._own_figures()
+        return results.summarise(self._config.strategy, self._sync, own, self.windows.totals)
+
+    def _own_figures(self) -> dict[str, Any]:
+        """Return the figures of this rank.
+
+        They were summed while it trained. Only the time split is computed now, from the timeline on disk, which has
+        all of the first 1,000 steps and a decreasing share of the others.
+        """
+        assert self._monitor is not None
+        rank, totals = self._comm.rank, self.step_recorder.totals
+        self._monitor.sampler.sample()
+        used = usage_between(rank, self._monitor.sampler.samples(), totals.start_s, totals.end_s)
+        timeline = self._folder.path / timeline_file(rank)
+        without = self.windows.totals.profiled_steps
+        split = split_of(read_timeline(timeline), without) if timeline.is_file() else None
+        return totals.summary(rank).to_dict() | {
+            "peak_bytes": peak_bytes(self._comm.device) if self._peak_is_ours else None,
+            "cpu_share": used.cpu_share,
+            "resident_bytes": used.resident_bytes,
+            "split": None if split is None else dataclasses.asdict(split),
+        }
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the figures of the whole run, which may not be complete yet."""
+        self._recorder.write_summary(summary)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the figures and mark the run as finished."""
+        self._recorder.finish(summary)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._recorder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
