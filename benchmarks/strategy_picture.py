@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from paceline.report.plots.palette import FAVOURITES, NEUTRAL_FAVOURITES, NEUTRALS
+from paceline.report.plots.palette import NEUTRALS, colours_of_strategies
+from paceline.strategies.registry import ENTRIES
 
 if TYPE_CHECKING:
     from strategy_results import Figures, Line
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 WIDTH, NAMES, FIGURES, ROW, HEAD, FOOT, GAP = 615, 240, 112, 22, 46, 30, 24
 """Pixels of a panel: its width, the width of names and of figures, the heights of row, head and foot, and the gap."""
 TICKS = (0.25, 0.33, 0.5, 0.67, 1, 1.5, 2, 3, 5, 10, 20, 50)
+COLOURS = colours_of_strategies(ENTRIES.values())
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 .title { font-weight: 600; font-size: 14px } .tick { fill: #656d76; font-size: 11px } .figure { font-size: 12px }
@@ -69,8 +71,9 @@ def _panel(figures: Figures) -> Iterator[str]:
 def _mark(line: Line, y: float, place: _Scale) -> Iterator[str]:
     ratio = line.to_reference
     assert ratio is not None
-    colour = (FAVOURITES | NEUTRAL_FAVOURITES).get(line.strategy.partition(":")[0], NEUTRALS[2])
-    kind = ' class="bound"' if line.strategy in NEUTRAL_FAVOURITES else ""
+    name = line.strategy.partition(":")[0]
+    colour = COLOURS.get(name, NEUTRALS[2])
+    kind = ' class="bound"' if name in ENTRIES and ENTRIES[name].role != "candidate" else ""
     yield f'<text{kind} x="{NAMES - 10}" y="{y + 4:.1f}" text-anchor="end">{escape(_name(line.strategy))}</text>'
     if ratio.low is not None and ratio.high is not None:
         yield _line(place(ratio.low), y, place(ratio.high), y, colour, 'stroke-width="3" opacity=".45"')

@@ -254,8 +254,10 @@ def _ranks_of_command(request: Request, launch: LaunchConfig) -> tuple[int, int,
 
 def _default_ranks(request: Request, hosts: int, options: SbatchOptions) -> int:
     """Return the default ranks per host: 1 for `single`, else one per requested GPU, else `DEFAULT_CPU_RANKS`."""
+    from paceline.strategies.registry import trains_in_one_process
+
     run = _find_config(request, RunConfig)
-    if run is not None and run.strategy.partition(":")[0] == "single":
+    if run is not None and trains_in_one_process(run.strategy):
         return 1
     gpus = gpus_per_host(options, hosts)
     return max(1, gpus // (count_gpus(option_value(options, "--gpus-per-task")) or 1)) if gpus else DEFAULT_CPU_RANKS
