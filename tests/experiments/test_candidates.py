@@ -9,6 +9,7 @@ from paceline.config import CompareConfig, RunConfig
 from paceline.errors import UsageError
 from paceline.experiments.candidates import make_candidates
 from paceline.launch.launcher_process import Shape
+from paceline.strategies.registry import SETS
 
 
 def names(run: RunConfig | None = None, ranks: int = 2, **compare: object) -> list[str]:
@@ -17,7 +18,8 @@ def names(run: RunConfig | None = None, ranks: int = 2, **compare: object) -> li
 
 
 def test_the_default_is_the_classic_set_and_what_may_beat_it() -> None:
-    assert names() == ["single", "none", "gather_scatter", "p2p", "allreduce", "ddp", "shared_memory", "priority"]
+    assert names() == list(SETS["usual"])
+    assert set(names()) > set(SETS["classic"])
 
 
 def test_the_same_twice_gets_two_names() -> None:

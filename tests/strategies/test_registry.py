@@ -164,6 +164,7 @@ def test_sets_have_the_strategies_that_declare_them() -> None:
     for name, entry in ENTRIES.items():
         assert {text for text, members in SETS.items() if name in members} == {*entry.sets, "all"}
     assert not SETS.keys() & ENTRIES.keys()
+    assert set(SETS["classic"]) < set(SETS["usual"])
     assert {"single", "none", "ddp"} <= set.intersection(*map(set, SETS.values())), "needed to judge any other"
 
 
