@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from strategy_results import Figures, Line
 
     from paceline.analysis.statistics import Estimate
+    from paceline.records.experiment import CandidateRole
 
 WIDTH, NAMES, FIGURES, ROW, HEAD, FOOT, GAP = 615, 240, 112, 22, 46, 30, 24
 """Pixels of a panel: its width, the width of names and of figures, the heights of row, head and foot, and the gap."""
@@ -60,7 +61,7 @@ def _panel(figures: Figures) -> Iterator[str]:
         x, colour = place(tick), "#57606a" if tick == 1 else "#d8dee4"
         yield _line(x, HEAD, x, bottom, colour)
         yield f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>'
-    bound = next((line for line in lines if line.strategy == "none"), None)
+    bound = next((line for line in lines if _role(line.strategy) == "bound"), None)
     if bound is not None and bound.to_reference is not None:
         x = place(bound.to_reference.value)
         yield _line(x, HEAD, x, bottom, NEUTRALS[0], 'stroke-dasharray="4 3"')
@@ -68,12 +69,16 @@ def _panel(figures: Figures) -> Iterator[str]:
         yield from _mark(line, HEAD + ROW * number + ROW / 2, place)
 
 
+def _role(strategy: str) -> CandidateRole:
+    entry = ENTRIES.get(strategy.partition(":")[0])
+    return "candidate" if entry is None else entry.role
+
+
 def _mark(line: Line, y: float, place: _Scale) -> Iterator[str]:
     ratio = line.to_reference
     assert ratio is not None
-    name = line.strategy.partition(":")[0]
-    colour = COLOURS.get(name, NEUTRALS[2])
-    kind = ' class="bound"' if name in ENTRIES and ENTRIES[name].role != "candidate" else ""
+    colour = COLOURS.get(line.strategy.partition(":")[0], NEUTRALS[2])
+    kind = "" if _role(line.strategy) == "candidate" else ' class="bound"'
     yield f'<text{kind} x="{NAMES - 10}" y="{y + 4:.1f}" text-anchor="end">{escape(_name(line.strategy))}</text>'
     if ratio.low is not None and ratio.high is not None:
         yield _line(place(ratio.low), y, place(ratio.high), y, colour, 'stroke-width="3" opacity=".45"')

@@ -12,6 +12,8 @@ from paceline.plans.plan import Gradient, Operation, Plan
 from paceline.plans.ring import pack
 from paceline.plans.schedule import Incoming, Outgoing, Schedule, operation_of
 
+ALGORITHM = "halving_doubling"
+
 
 def plan(gradients: Sequence[Gradient], ranks: int, *, segment_kb: float = SEGMENT_KB, **_: Any) -> Plan:
     """Return one all-reduce per item size over all gradients of that size, after backward."""
@@ -25,7 +27,7 @@ def all_reduce(
 ) -> Operation:
     """Return one all-reduce by recursive halving and doubling."""
     schedules = [schedule(items, item_bytes, rank, ranks, segment_kb) for rank in range(ranks)]
-    return operation_of("halving_doubling", items, item_bytes, schedules, earliest_s)
+    return operation_of(ALGORITHM, items, item_bytes, schedules, earliest_s)
 
 
 @lru_cache(maxsize=1024)

@@ -192,10 +192,15 @@ def create(text: str, *, allow_unused: bool = False) -> Strategy:
 def check_options(text: str) -> None:
     """Raise a UsageError for an option that a registered strategy does not have, without importing the strategy."""
     spec = Spec.parse(text)
-    known = {option.name for option in lesson(spec.name).options} if spec.name in ENTRIES else set(spec.options)
+    known = option_names(spec.name) if spec.name in ENTRIES else set(spec.options)
     for key in spec.options:
         if key not in known:
             raise unknown_name(f"{spec.name} option", key, known)
+
+
+def option_names(name: str) -> set[str]:
+    """Return the options of a registered strategy, without importing it; none for other names."""
+    return {option.name for option in lesson(name).options} if name in ENTRIES else set()
 
 
 def parse_list(text: str) -> list[str]:
