@@ -36,11 +36,10 @@ from rich.table import Table
 from torch import Tensor
 
 from paceline.comm import Comm, close_comm, open_comm
-from paceline.comm.all_reduce.exchange import Scratch
-from paceline.comm.all_reduce.halving_doubling import halving_doubling_all_reduce
-from paceline.comm.all_reduce.ring import ring_all_reduce
+from paceline.comm.all_reduce.exchange import Scratch, scheduled_all_reduce
 from paceline.comm.network import LOOPBACK, free_port
 from paceline.comm.world import join_world, leave_world
+from paceline.plans import halving_doubling, ring
 from paceline.plans.cuts import SEGMENT_KB
 from paceline.records import provenance
 
@@ -73,8 +72,8 @@ def candidates(comm: Comm, segment_kb: float) -> dict[str, Callable[[Tensor], ob
     own = {"segment_kb": segment_kb, "scratch": Scratch()}
     return {
         GLOO: partial(dist.all_reduce, group=comm.group),
-        "ring": partial(ring_all_reduce, comm=comm, **own),
-        "halving_doubling": partial(halving_doubling_all_reduce, comm=comm, **own),
+        "ring": partial(scheduled_all_reduce, ring.schedule, comm=comm, **own),
+        "halving_doubling": partial(scheduled_all_reduce, halving_doubling.schedule, comm=comm, **own),
     }
 
 

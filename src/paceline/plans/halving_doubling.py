@@ -6,28 +6,16 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from paceline.plans.classic import backward_end
 from paceline.plans.cuts import SEGMENT_KB, ItemRange, chunks, segment_items, segments
-from paceline.plans.plan import Gradient, Operation, Plan
-from paceline.plans.ring import pack
-from paceline.plans.schedule import Incoming, Outgoing, Schedule, operation_of
+from paceline.plans.plan import Gradient, Plan
+from paceline.plans.schedule import Incoming, Outgoing, Schedule, packed_plan
 
 ALGORITHM = "halving_doubling"
 
 
 def plan(gradients: Sequence[Gradient], ranks: int, *, segment_kb: float = SEGMENT_KB, **_: Any) -> Plan:
     """Return one all-reduce per item size over all gradients of that size, after backward."""
-    end = backward_end(gradients)
-    packed = pack(gradients) if ranks > 1 else {}
-    return Plan(tuple(all_reduce(items, each, ranks, segment_kb, end) for each, items in packed.items()))
-
-
-def all_reduce(
-    items: int, item_bytes: int, ranks: int, segment_kb: float = SEGMENT_KB, earliest_s: float = 0.0
-) -> Operation:
-    """Return one all-reduce by recursive halving and doubling."""
-    schedules = [schedule(items, item_bytes, rank, ranks, segment_kb) for rank in range(ranks)]
-    return operation_of(ALGORITHM, items, item_bytes, schedules, earliest_s)
+    return packed_plan(ALGORITHM, schedule, gradients, ranks, segment_kb)
 
 
 @lru_cache(maxsize=1024)

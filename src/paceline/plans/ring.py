@@ -6,33 +6,21 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from paceline.plans.classic import backward_end
 from paceline.plans.cuts import SEGMENT_KB, ItemRange, chunks, segments
 from paceline.plans.plan import Gradient, Operation, Plan
-from paceline.plans.schedule import Incoming, Outgoing, Schedule, operation_of
+from paceline.plans.schedule import Incoming, Outgoing, Schedule, all_reduce_operation, packed_plan
 
 
 def plan(gradients: Sequence[Gradient], ranks: int, *, segment_kb: float = SEGMENT_KB, **_: Any) -> Plan:
     """Return one all-reduce per item size over all gradients of that size, after backward."""
-    end = backward_end(gradients)
-    packed = pack(gradients) if ranks > 1 else {}
-    return Plan(tuple(all_reduce(items, each, ranks, segment_kb, end) for each, items in packed.items()))
-
-
-def pack(gradients: Sequence[Gradient]) -> dict[int, int]:
-    """Return the number of items that are sent together, by item size in bytes."""
-    packed: dict[int, int] = {}
-    for gradient in gradients:
-        packed[gradient.item_bytes] = packed.get(gradient.item_bytes, 0) + gradient.items
-    return packed
+    return packed_plan("ring", schedule, gradients, ranks, segment_kb)
 
 
 def all_reduce(
     items: int, item_bytes: int, ranks: int, segment_kb: float = SEGMENT_KB, earliest_s: float = 0.0
 ) -> Operation:
     """Return one ring all-reduce."""
-    schedules = [schedule(items, item_bytes, rank, ranks, segment_kb) for rank in range(ranks)]
-    return operation_of("ring", items, item_bytes, schedules, earliest_s)
+    return all_reduce_operation("ring", schedule, items, item_bytes, ranks, segment_kb, earliest_s)
 
 
 @lru_cache(maxsize=1024)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from paceline.plans.plan import Operation, Transfer
+from paceline.plans.classic import backward_end
+from paceline.plans.plan import Gradient, Operation, Plan, Transfer
 
 
 class Incoming(NamedTuple):
@@ -41,13 +42,37 @@ class Schedule(NamedTuple):
     outgoing: tuple[Outgoing, ...]
 
 
-def operation_of(
-    algorithm: str, items: int, item_bytes: int, schedules: Sequence[Schedule], earliest_s: float
+MakeSchedule = Callable[[int, int, int, int, float], Schedule]
+"""Schedule of one rank from the items, the bytes of an item, its position, the number of ranks and the KiB of a
+message."""
+
+
+def packed_plan(
+    algorithm: str, schedule: MakeSchedule, gradients: Sequence[Gradient], ranks: int, segment_kb: float
+) -> Plan:
+    """Return one all-reduce per item size over all gradients of that size, after backward."""
+    items = Counter[int]()
+    for gradient in gradients if ranks > 1 else ():
+        items[gradient.item_bytes] += gradient.items
+    end = backward_end(gradients)
+    return Plan(
+        tuple(all_reduce_operation(algorithm, schedule, items[each], each, ranks, segment_kb, end) for each in items)
+    )
+
+
+def all_reduce_operation(
+    algorithm: str,
+    schedule: MakeSchedule,
+    items: int,
+    item_bytes: int,
+    ranks: int,
+    segment_kb: float,
+    earliest_s: float = 0.0,
 ) -> Operation:
-    """Return the operation that consists of the messages of all ranks' schedules."""
+    """Return the all-reduce that consists of the messages of all ranks' schedules."""
     size, messages = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-    for rank, schedule in enumerate(schedules):
-        for message in schedule.outgoing:
+    for rank in range(ranks):
+        for message in schedule(items, item_bytes, rank, ranks, segment_kb).outgoing:
             size[rank, message.peer] += (message.end - message.start) * item_bytes
             messages[rank, message.peer] += 1
     transfers = tuple(Transfer(*pair, size[pair], messages[pair]) for pair in size)

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from paceline.comm.all_reduce.halving_doubling import halving_doubling_all_reduce
+from paceline.comm.all_reduce.exchange import scheduled_all_reduce
 from paceline.config.specs import check_positive
+from paceline.plans.halving_doubling import schedule
 from paceline.strategies.base.packed import Packed
 
 
@@ -59,4 +60,4 @@ class HalvingDoubling(Packed):
     Options: ClassVar[type] = HalvingDoublingOptions
 
     def all_reduce(self, tensor: Tensor) -> None:
-        halving_doubling_all_reduce(tensor, self.comm, segment_kb=self.options.segment_kb, scratch=self.scratch)
+        scheduled_all_reduce(schedule, tensor, self.comm, segment_kb=self.options.segment_kb, scratch=self.scratch)

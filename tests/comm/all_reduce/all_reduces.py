@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,14 @@ from torch import Tensor
 
 from comm.test_payload import Matrix, counted, matrix_of
 from paceline.comm import Comm
-from paceline.comm.all_reduce.exchange import Scratch
-from paceline.comm.all_reduce.halving_doubling import halving_doubling_all_reduce
+from paceline.comm.all_reduce.exchange import Scratch, scheduled_all_reduce
 from paceline.comm.all_reduce.ring import ring_all_reduce
+from registered import SCHEDULES
 
-ALL_REDUCES: dict[str, Callable[..., None]] = {"ring": ring_all_reduce, "halving_doubling": halving_doubling_all_reduce}
+ALL_REDUCES: dict[str, Callable[..., None]] = {
+    **{name: functools.partial(scheduled_all_reduce, schedule) for name, schedule in SCHEDULES.items()},
+    "ring": ring_all_reduce,
+}
 SIZES = [0, 1, 2, 3, 5, 17, 100, 4099]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64]
 SEGMENTS_KB = [0.001, 0.1, 2048.0]

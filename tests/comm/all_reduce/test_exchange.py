@@ -8,12 +8,12 @@ import torch
 from comm.all_reduce.all_reduces import DTYPES, SEGMENTS_KB, SIZES, among_some, check, count_bytes, memory
 from comm.test_payload import planned
 from paceline.comm.all_reduce.exchange import RECEIVES_AHEAD
-from paceline.plans import halving_doubling, ring
+from paceline.plans.schedule import all_reduce_operation
 from ranks import Pool
+from registered import SCHEDULES
 
 pytestmark = pytest.mark.takes(5)
 
-PLANS = {"ring": ring.all_reduce, "halving_doubling": halving_doubling.all_reduce}
 BYTES = [
     (1, torch.float32, 2048.0),
     (3, torch.float64, 2048.0),
@@ -23,7 +23,7 @@ BYTES = [
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SCHEDULES)
 class TestSums:
     """Sums over the ranks."""
 
@@ -39,7 +39,7 @@ class TestSums:
         check(pool, name, ranks, [(size, torch.float32, 0.25) for size in SIZES], backend="nccl")
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("members", [[2], [3, 0], [1, 3, 2]])
 def test_some_ranks_in_any_order(pool: Pool, name: str, members: list[int]) -> None:
     total = sum(10.0**rank for rank in members)
@@ -47,7 +47,7 @@ def test_some_ranks_in_any_order(pool: Pool, name: str, members: list[int]) -> N
         assert tensor.unique().tolist() == [total if rank in members else 10.0**rank]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_memory_is_kept_and_bounded(pool: Pool, name: str) -> None:
     for first, size, *later in pool.run(memory, 4, name):
         assert later == [first, size] * 2
@@ -55,8 +55,9 @@ def test_memory_is_kept_and_bounded(pool: Pool, name: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_the_kernel_counts_what_the_plan_says(pool: Pool, name: str, ranks: int) -> None:
     everywhere = pool.run(count_bytes, ranks, name, BYTES)
     for number, (size, dtype, segment_kb) in enumerate(BYTES):
-        assert everywhere[0][number] == planned(PLANS[name](size, dtype.itemsize, ranks, segment_kb))
+        operation = all_reduce_operation(name, SCHEDULES[name], size, dtype.itemsize, ranks, segment_kb)
+        assert everywhere[0][number] == planned(operation)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from paceline.comm.group import Comm
 from paceline.comm.messages import Message, irecv, isend
-from paceline.plans.schedule import Incoming, Outgoing, Schedule
+from paceline.plans.cuts import SEGMENT_KB
+from paceline.plans.schedule import Incoming, MakeSchedule, Outgoing, Schedule
 
 RECEIVES_AHEAD = 4
 """Receives of messages to be added that a rank posts before it needs them."""
@@ -27,6 +28,26 @@ class Scratch:
         if key not in self._memory or self._memory[key].shape[1] < items:
             self._memory[key] = like.new_empty((RECEIVES_AHEAD, items))
         return list(self._memory[key].unbind())
+
+
+def scheduled_all_reduce(
+    schedule: MakeSchedule,
+    tensor: Tensor,
+    comm: Comm,
+    ranks: Sequence[int] | None = None,
+    *,
+    segment_kb: float = SEGMENT_KB,
+    scratch: Scratch | None = None,
+) -> None:
+    """Replace a one-dimensional contiguous tensor by its sum over the ranks, in place, bit-identical on all ranks.
+
+    `ranks` are the participating ranks of `comm.group`, in the order of the schedule's positions. Each of them must
+    call this with a tensor of the same size; other ranks must not call it. Pass the same `scratch` to repeated calls to
+    avoid allocating memory; each thread needs its own.
+    """
+    members = range(comm.world_size) if ranks is None else ranks
+    messages = schedule(tensor.numel(), tensor.element_size(), members.index(comm.rank), len(members), segment_kb)
+    run_schedule(messages, tensor, comm, members, scratch or Scratch())
 
 
 def run_schedule(schedule: Schedule, tensor: Tensor, comm: Comm, members: Sequence[int], scratch: Scratch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.comm.all_reduce.exchange import Scratch, run_schedule
+from paceline.comm.all_reduce.exchange import Scratch, scheduled_all_reduce
 from paceline.comm.group import Comm
 from paceline.plans.cuts import SEGMENT_KB
 from paceline.plans.ring import schedule
@@ -22,12 +22,5 @@ def ring_all_reduce(
     segment_kb: float = SEGMENT_KB,
     scratch: Scratch | None = None,
 ) -> None:
-    """Replace a one-dimensional contiguous tensor by its sum over the ranks, in place, bit-identical on all ranks.
-
-    `ranks` are the participating ranks of `comm.group`, in ring order. Each of them must call this with a tensor of the
-    same size; other ranks must not call it. Pass the same `scratch` to repeated calls to avoid allocating memory; each
-    thread needs its own.
-    """
-    members = range(comm.world_size) if ranks is None else ranks
-    messages = schedule(tensor.numel(), tensor.element_size(), members.index(comm.rank), len(members), segment_kb)
-    run_schedule(messages, tensor, comm, members, scratch or Scratch())
+    """Sum a tensor over the ranks, which are in ring order; the arguments are those of `scheduled_all_reduce`."""
+    scheduled_all_reduce(schedule, tensor, comm, ranks, segment_kb=segment_kb, scratch=scratch)
