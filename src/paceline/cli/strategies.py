@@ -19,11 +19,11 @@ def command(
     name: Annotated[str | None, typer.Argument(help="Strategy to explain [default: list all].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """List the strategies, or explain one.
+    """List the strategies and their sets, or explain one.
 
     The explanation covers the idea, who sends what to whom, the cost, the options, and when not to use the strategy.
     """
-    from paceline.strategies.registry import ENTRIES, lesson
+    from paceline.strategies.registry import ENTRIES, SETS, lesson
 
     if name is None and as_json:
         typer.echo(json.dumps([{"name": e.name, "summary": e.summary} for e in ENTRIES.values()], indent=2))
@@ -31,6 +31,9 @@ def command(
         width = max(map(len, ENTRIES))
         for entry in ENTRIES.values():
             typer.echo(f"{entry.name:<{width}}  {entry.summary}")
+        typer.echo("\nSets, for --strategies")
+        for set_name, members in SETS.items():
+            typer.echo(f"{set_name:<{width}}  {', '.join(members)}")
         typer.echo("\n`paceline strategies NAME` explains a strategy; options are written NAME:key=value,key=value")
     elif as_json:
         typer.echo(json.dumps(dataclasses.asdict(lesson(name)), indent=2))

@@ -49,9 +49,10 @@ def test_some_ranks_in_any_order(pool: Pool, name: str, members: list[int]) -> N
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_memory_is_kept_and_bounded(pool: Pool, name: str) -> None:
-    for first, size, *later in pool.run(memory, 4, name):
+    found = pool.run(memory, 4, name)
+    for first, size, *later in found:
         assert later == [first, size] * 2
-        assert size == RECEIVES_AHEAD * 4 * 1024
+    assert max(size for _, size, *_ in found) == RECEIVES_AHEAD * 4 * 1024
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
