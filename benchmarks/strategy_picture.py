@@ -7,16 +7,19 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from paceline.report.plots.palette import FAVOURITES, NEUTRAL_FAVOURITES, NEUTRALS
+from paceline.report.plots.palette import NEUTRALS, colours_of_strategies
+from paceline.strategies.registry import ENTRIES
 
 if TYPE_CHECKING:
     from strategy_results import Figures, Line
 
     from paceline.analysis.statistics import Estimate
+    from paceline.records.experiment import CandidateRole
 
 WIDTH, NAMES, FIGURES, ROW, HEAD, FOOT, GAP = 615, 240, 112, 22, 46, 30, 24
 """Pixels of a panel: its width, the width of names and of figures, the heights of row, head and foot, and the gap."""
 TICKS = (0.25, 0.33, 0.5, 0.67, 1, 1.5, 2, 3, 5, 10, 20, 50)
+COLOURS = colours_of_strategies(ENTRIES.values())
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 .title { font-weight: 600; font-size: 14px } .tick { fill: #656d76; font-size: 11px } .figure { font-size: 12px }
@@ -58,7 +61,7 @@ def _panel(figures: Figures) -> Iterator[str]:
         x, colour = place(tick), "#57606a" if tick == 1 else "#d8dee4"
         yield _line(x, HEAD, x, bottom, colour)
         yield f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>'
-    bound = next((line for line in lines if line.strategy == "none"), None)
+    bound = next((line for line in lines if _role(line.strategy) == "bound"), None)
     if bound is not None and bound.to_reference is not None:
         x = place(bound.to_reference.value)
         yield _line(x, HEAD, x, bottom, NEUTRALS[0], 'stroke-dasharray="4 3"')
@@ -66,11 +69,16 @@ def _panel(figures: Figures) -> Iterator[str]:
         yield from _mark(line, HEAD + ROW * number + ROW / 2, place)
 
 
+def _role(strategy: str) -> CandidateRole:
+    entry = ENTRIES.get(strategy.partition(":")[0])
+    return "candidate" if entry is None else entry.role
+
+
 def _mark(line: Line, y: float, place: _Scale) -> Iterator[str]:
     ratio = line.to_reference
     assert ratio is not None
-    colour = (FAVOURITES | NEUTRAL_FAVOURITES).get(line.strategy.partition(":")[0], NEUTRALS[2])
-    kind = ' class="bound"' if line.strategy in NEUTRAL_FAVOURITES else ""
+    colour = COLOURS.get(line.strategy.partition(":")[0], NEUTRALS[2])
+    kind = "" if _role(line.strategy) == "candidate" else ' class="bound"'
     yield f'<text{kind} x="{NAMES - 10}" y="{y + 4:.1f}" text-anchor="end">{escape(_name(line.strategy))}</text>'
     if ratio.low is not None and ratio.high is not None:
         yield _line(place(ratio.low), y, place(ratio.high), y, colour, 'stroke-width="3" opacity=".45"')

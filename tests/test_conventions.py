@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.strategies.registry import ENTRIES
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -59,6 +61,18 @@ def test_docstrings_say_the_thing(file: Path) -> None:
     ]
     riddles = [f"{file.name}:{line}: {text[:60]}" for line, text in texts if text.lstrip().split(" ")[0] in QUESTIONS]
     assert riddles == []
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_nothing_depends_on_the_name_of_a_strategy(file: Path) -> None:
+    """Behaviour follows from what a strategy, its plan or its record declares; `none` has other meanings too."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Compare):
+            constants = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+            names = constants & (ENTRIES.keys() if "strategy" in ast.unparse(node) else ENTRIES.keys() - {"none"})
+            found += [f"{file.name}:{node.lineno}: {ast.unparse(node)}"] if names else []
+    assert found == []
 
 
 @pytest.mark.parametrize(

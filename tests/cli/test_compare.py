@@ -78,16 +78,10 @@ def test_rows_are_sorted_by_speed_and_none_and_single_have_no_exposed_communicat
 def test_bytes_come_from_the_plans(usual: dict[str, Any]) -> None:
     sent = {name: row["busiest_sent_bytes"] for name, row in rows(usual).items()}
     parameters = read_experiment(usual["out"]).runs[0].run.topology["gradient_bytes"]
-    assert sent == {
-        "single": 0,
-        "none": 0,
-        "gather_scatter": parameters,
-        "p2p": parameters,
-        "allreduce": parameters,
-        "ddp": parameters,
-        "shared_memory": 0,
-        "priority": parameters,
-    }
+    on_two_ranks = {"single": 0, "none": 0, "shared_memory": 0, "priority": parameters, "ddp": parameters}
+    on_two_ranks |= {"gather_scatter": parameters, "p2p": parameters, "allreduce": parameters}
+    assert sent.items() >= on_two_ranks.items()
+    assert sent.keys() == set(SETS["usual"])
 
 
 def test_runs_are_interleaved_in_rotated_order_with_a_seed_per_repeat(usual: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from paceline.errors import ERRORS_BY_NAME, LaunchError, PacelineError
 from paceline.records import read_run
 from paceline.records.examination import write_examination
 from paceline.strategies.base.strategy import NoOptions
-from paceline.strategies.registry import ENTRIES, create, lesson
+from paceline.strategies.registry import ENTRIES, SETS, create, lesson
 from tries import eventually
 
 pytestmark = pytest.mark.takes(6)
@@ -135,6 +135,8 @@ def test_strategies(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[: len(ENTRIES)]] == list(ENTRIES)
     assert all(ENTRIES[line.split()[0]].summary in line for line in lines[: len(ENTRIES)])
+    sets = lines[lines.index("Sets, for --strategies") + 1 :][: len(SETS)]
+    assert {line.split()[0]: tuple(line.split(maxsplit=1)[1].split(", ")) for line in sets} == SETS
 
 
 def test_strategies_as_json(capsys: pytest.CaptureFixture[str]) -> None:

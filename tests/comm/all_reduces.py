@@ -11,7 +11,7 @@ from torch import Tensor
 from comm.test_payload import Matrix, counted, matrix_of
 from paceline.comm import Comm
 from paceline.comm.all_reduce import Scratch, all_reduce
-from plans.algorithms import ALGORITHMS
+from registered import ALGORITHMS
 
 SIZES = [0, 1, 2, 3, 5, 17, 100, 4099]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64]

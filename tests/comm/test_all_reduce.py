@@ -8,8 +8,8 @@ import torch
 from comm.all_reduces import DTYPES, SEGMENTS_KB, SIZES, among_some, check, count_bytes, memory
 from comm.test_payload import planned
 from paceline.comm.all_reduce import RECEIVES_AHEAD
-from plans.algorithms import ALGORITHMS
 from ranks import Pool
+from registered import ALGORITHMS
 
 pytestmark = pytest.mark.takes(5)
 
@@ -48,9 +48,10 @@ def test_some_ranks_in_any_order(pool: Pool, name: str, members: list[int]) -> N
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_memory_is_kept_and_bounded(pool: Pool, name: str) -> None:
-    for first, size, *later in pool.run(memory, 4, name):
+    found = pool.run(memory, 4, name)
+    for first, size, *later in found:
         assert later == [first, size] * 2
-        assert size == RECEIVES_AHEAD * 4 * 1024
+    assert max(size for _, size, *_ in found) == RECEIVES_AHEAD * 4 * 1024
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

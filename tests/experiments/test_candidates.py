@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.analysis.record_set import reference_of
 from paceline.config import CompareConfig, RunConfig
 from paceline.errors import UsageError
-from paceline.experiments.candidates import make_candidates, reference_of
+from paceline.experiments.candidates import make_candidates
 from paceline.launch.launcher_process import Shape
+from paceline.strategies.registry import SETS
 
 
 def names(run: RunConfig | None = None, ranks: int = 2, **compare: object) -> list[str]:
@@ -16,7 +18,8 @@ def names(run: RunConfig | None = None, ranks: int = 2, **compare: object) -> li
 
 
 def test_the_default_is_the_classic_set_and_what_may_beat_it() -> None:
-    assert names() == ["single", "none", "gather_scatter", "p2p", "allreduce", "ddp", "shared_memory", "priority"]
+    assert names() == list(SETS["usual"])
+    assert set(names()) > set(SETS["classic"])
 
 
 def test_the_same_twice_gets_two_names() -> None:
@@ -61,7 +64,7 @@ def test_single_gets_the_global_batch_too() -> None:
 def test_the_reference_is_ddp_else_the_first_that_could_be_picked() -> None:
     def reference(**compare: object) -> str:
         candidate_configs = make_candidates(RunConfig(), CompareConfig(**compare), Shape(1, 2))  # type: ignore[arg-type]
-        return reference_of([candidate_config.candidate for candidate_config in candidate_configs])
+        return reference_of([candidate_config.candidate for candidate_config in candidate_configs]).name
 
     assert reference(strategies="single,allreduce,ddp:bucket_mb=1,ddp") == "ddp"
     assert reference(strategies="single,allreduce,p2p") == "allreduce"

@@ -277,3 +277,13 @@ def test_ddp_starts_a_bucket_when_its_last_gradient_is_ready() -> None:
     held = classic.ddp(gradients, 4, bucket_mb=1, overlap=False)
     assert [operation.bytes for operation in held.operations] == [MIB + 12, MIB]
     assert [operation.earliest_s for operation in held.operations] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_operations_that_run_one_after_the_other_add_up_on_the_busiest_link(ranks: int) -> None:
+    gradient = Gradient("a", 8 * 840)
+    ring, through_0 = (plan([gradient], ranks) for plan in (classic.allreduce, classic.gather_scatter))
+    assert ring.serial_link_bytes(ranks) == pytest.approx(2 * (ranks - 1) / ranks * gradient.bytes, rel=0.01)
+    assert through_0.serial_link_bytes(ranks) == 2 * (ranks - 1) * gradient.bytes
+    assert through_0.busiest_rank_bytes(ranks) == (ranks - 1) * gradient.bytes
+    assert classic.nothing([gradient], ranks).serial_link_bytes(ranks) == 0

@@ -12,7 +12,7 @@ from paceline.plans import Gradient, Plan, all_reduce_lower_bound
 from paceline.plans.cuts import SEGMENT_KB
 from paceline.plans.schedule import AllReduceAlgorithm, Schedule
 from paceline.strategies.registry import create
-from plans.algorithms import ALGORITHMS
+from registered import ALGORITHMS
 
 RING, HALVING_DOUBLING = ALGORITHMS["ring"], ALGORITHMS["halving_doubling"]
 GRADIENTS = [Gradient("a", 1000, ready_s=0.3), Gradient("b", 7, ready_s=0.2), Gradient("c", 501, 8, ready_s=0.1)]
@@ -112,5 +112,6 @@ def test_plans_pack_gradients_of_one_item_size(name: str) -> None:
     plan = ALGORITHMS[name].plan(GRADIENTS, 4)
     assert [operation.bytes for operation in plan.operations] == [4028, 4008]
     assert {operation.earliest_s for operation in plan.operations} == {0.3}
+    assert {operation.algorithm for operation in plan.operations} == {name}
     assert ALGORITHMS[name].plan(GRADIENTS, 1).operations == ()
     assert create(name).options.segment_kb == SEGMENT_KB

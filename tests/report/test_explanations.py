@@ -98,7 +98,7 @@ def test_transfers_are_compared_with_the_idle_link(tmp_path: Path) -> None:
 
 
 def test_a_faster_link_is_suggested_only_where_the_link_is_the_bottleneck(tmp_path: Path) -> None:
-    about = case(tmp_path, "ddp")
+    about = case(tmp_path, "ddp", sends="overlapped")
     assert "a faster link" in words("bandwidth", about)[1]
     assert "a faster link" not in words("bandwidth", about, within_host=True)[1]
     busy_cores = words("bandwidth", about, latency_s=0.001, bandwidth_s=0.001)[1]
@@ -106,7 +106,7 @@ def test_a_faster_link_is_suggested_only_where_the_link_is_the_bottleneck(tmp_pa
     assert "free cores for the communication threads" in busy_cores
 
 
-@pytest.mark.parametrize("sends", ["singly", "packed", "overlapped"])
+@pytest.mark.parametrize("sends", ["singly", "packed", "overlapped", "overlapped_forward"])
 def test_many_small_operations_that_exceed_the_link_time_are_not_blamed_on_latency(sends: str, tmp_path: Path) -> None:
     text, remedy = words("latency", case(tmp_path, "ring", sends=sends), latency_s=0.002, bandwidth_s=0.001)
     assert "(20.00 ms) is exposed transfer: " in text
@@ -120,7 +120,7 @@ def test_transfers_may_include_waiting_where_that_is_unknown(tmp_path: Path) -> 
 
 
 def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
-    plain, buckets = case(tmp_path / "a"), case(tmp_path / "b", "ddp")
+    plain, buckets = case(tmp_path / "a"), case(tmp_path / "b", "ddp", sends="overlapped")
     through_0 = case(tmp_path / "c", "gather_scatter", central_rank=0)
     assert "overlapping it with the backward pass (ddp)" in words("bandwidth", plain)[1]
     assert "ddp" not in words("bandwidth", buckets)[1]
@@ -135,6 +135,7 @@ def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
         ("singly", "ddp packs gradients into buckets", "overlapping it with the backward pass (ddp)"),
         ("packed", "fewer ranks", "overlapping it with the backward pass (ddp)"),
         ("overlapped", "larger buckets", "overlapping it with the forward pass too (priority)"),
+        ("overlapped_forward", "larger buckets", "a faster link"),
     ],
 )
 def test_what_helps_depends_on_how_gradients_travel(sends: str, latency: str, bandwidth: str, tmp_path: Path) -> None:
@@ -142,11 +143,12 @@ def test_what_helps_depends_on_how_gradients_travel(sends: str, latency: str, ba
     assert latency in words("latency", about)[1]
     assert bandwidth in words("bandwidth", about)[1]
     assert ("ddp" in words("latency", about)[1]) == (sends == "singly")
-    assert ("ddp" in words("bandwidth", about)[1]) == (sends != "overlapped")
+    assert ("ddp" in words("bandwidth", about)[1]) == (sends in ("singly", "packed"))
+    assert ("priority" in words("bandwidth", about)[1]) == (sends == "overlapped")
 
 
 def test_ranks_of_one_host_may_share_memory(tmp_path: Path) -> None:
-    about = case(tmp_path, "ddp")
+    about = case(tmp_path, "ddp", sends="overlapped")
     for kind in ("latency", "bandwidth"):
         assert "(shared_memory)" in words(kind, about, within_host=True)[1]  # type: ignore[arg-type]
         assert "(shared_memory)" not in words(kind, about)[1]  # type: ignore[arg-type]
@@ -196,7 +198,8 @@ def test_ranks_beyond_a_power_of_two_give_their_partners_twice_the_work(
     workers: int, rank: int, said: str, tmp_path: Path
 ) -> None:
     """With three ranks all transfers involve rank 0, which is still not a central rank."""
-    about = case(tmp_path, "halving_doubling:segment_kb=64", central_rank=0 if workers == 3 else None, workers=workers)
+    about = case(tmp_path, "my_module:Mine", central_rank=0 if workers == 3 else None, workers=workers)
+    about = replace(about, algorithms=["halving_doubling"])
     text, remedy = words("straggler", about, rank=rank)
     assert said in text
     assert "through which" not in text
@@ -206,6 +209,7 @@ def test_ranks_beyond_a_power_of_two_give_their_partners_twice_the_work(
         ("power of two" in words("bandwidth", about)[0]) == folds == ("a power of two" in words("bandwidth", about)[1])
     )
     assert "spreading" not in words("bandwidth", about)[1]
+    assert "power of two" not in words("bandwidth", replace(about, algorithms=["ring"]))[0]
 
 
 def test_the_central_rank_follows_from_the_plan(tmp_path: Path) -> None:
@@ -224,6 +228,20 @@ def test_the_central_rank_follows_from_the_plan(tmp_path: Path) -> None:
 
     assert "for rank 3, through which all gradients pass." in waiting([100, 100, 100, 300])
     assert waiting([100, 100, 200, 200]).endswith("for rank 3.")
+
+
+def test_the_algorithm_is_that_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SENTENCES, "latency", lambda _, about: (f"{about.folded} folded", ""))
+    write_experiment(tmp_path, [Candidate("allreduce", "allreduce")], repeats=1, ranks=3, events=True)
+    (file,) = tmp_path.rglob("repeat-*/1/summary.json")
+    summary = json.loads(file.read_text())
+
+    def explained(algorithm: str) -> list[str]:
+        file.write_text(json.dumps(summary | {"traffic": summary["traffic"] | {"algorithms": [algorithm]}}))
+        return [reason.text for reason in explain(read_comparison(tmp_path)) if reason.kind == "latency"]
+
+    assert explained("halving_doubling") == ["1 folded"]
+    assert explained("ring") == ["0 folded"]
 
 
 def test_shares_are_of_a_ranks_own_step_where_ranks_do_not_step_together(tmp_path: Path) -> None:

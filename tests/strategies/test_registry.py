@@ -15,9 +15,19 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError, WorkloadError
+from paceline.experiments.candidates import role_of
 from paceline.plans import Gradient, Plan
 from paceline.strategies.base.strategy import Role, Strategy
-from paceline.strategies.registry import ENTRIES, SETS, create, find, lesson, parse_list, plan_of
+from paceline.strategies.registry import (
+    ENTRIES,
+    SETS,
+    create,
+    find,
+    lesson,
+    parse_list,
+    plan_of,
+    trains_in_one_process,
+)
 
 HEADINGS = ["Idea", "Who sends what to whom", "Cost", "When to use it", "When not to use it"]
 
@@ -35,7 +45,18 @@ def test_every_entry_loads_under_its_name(name: str) -> None:
 def test_every_entry_has_a_plan(name: str) -> None:
     plan = plan_of(f"{name}")([Gradient("a", 10), Gradient("b", 20)], 4)
     assert isinstance(plan, Plan)
-    assert bool(plan.operations) == (name not in ("single", "none"))
+    assert bool(plan.operations) == (ENTRIES[name].role == "candidate")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_role_is_that_of_the_class(name: str) -> None:
+    assert ENTRIES[name].role == role_of(create(name), 3)
+    assert trains_in_one_process(name) == create(name).uses_one_rank(3)
+
+
+def test_options_and_user_strategies_have_a_role_too() -> None:
+    assert not trains_in_one_process("ddp:bucket_mb=1")
+    assert not trains_in_one_process("my_module:Mine:x=1")
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -109,10 +130,10 @@ def test_find_and_lesson_and_plan_refuse_an_unknown_name() -> None:
             function("dpd")
 
 
-def test_only_single_has_idle_ranks() -> None:
-    for name in ENTRIES:
+def test_only_the_baseline_has_idle_ranks() -> None:
+    for name, entry in ENTRIES.items():
         workers = create(name).roles(3).count(Role.WORKER)
-        assert workers == (1 if name == "single" else 3)
+        assert workers == (1 if entry.role == "baseline" else 3)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +142,8 @@ def test_only_single_has_idle_ranks() -> None:
         ("ddp", ["ddp"]),
         ("ddp, p2p", ["ddp", "p2p"]),
         ("ddp:bucket_mb=1,overlap=no,p2p", ["ddp:bucket_mb=1,overlap=no", "p2p"]),
-        ("usual", [*SETS["classic"], "shared_memory", "priority"]),
-        ("classic", ["single", "none", "gather_scatter", "p2p", "allreduce", "ddp"]),
+        ("usual", list(SETS["usual"])),
+        ("all", list(ENTRIES)),
         ("ddp:bucket_mb=1,classic", ["ddp:bucket_mb=1", *SETS["classic"]]),
         ("m:C:x=1,ddp", ["m:C:x=1", "ddp"]),
     ],
@@ -139,10 +160,12 @@ def test_an_empty_list_is_refused(text: str) -> None:
     assert "classic" in (caught.value.hint or "")
 
 
-def test_sets_name_known_strategies() -> None:
-    for members in SETS.values():
-        assert set(members) <= ENTRIES.keys()
+def test_sets_have_the_strategies_that_declare_them() -> None:
+    for name, entry in ENTRIES.items():
+        assert {text for text, members in SETS.items() if name in members} == {*entry.sets, "all"}
     assert not SETS.keys() & ENTRIES.keys()
+    assert set(SETS["classic"]) < set(SETS["usual"])
+    assert {"single", "none", "ddp"} <= set.intersection(*map(set, SETS.values())), "needed to judge any other"
 
 
 OWN = """

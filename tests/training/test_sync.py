@@ -12,11 +12,9 @@ from cli.test_train import losses, train
 from paceline.analysis.steps.split import PARTS, split_of, split_steps
 from paceline.records import RunRecord, read_run
 from paceline.records.timeline import Purpose
-from paceline.strategies.registry import ENTRIES, create
+from registered import LOSSLESS
 
 pytestmark = pytest.mark.gpu
-
-LOSSLESS = [name for name in ENTRIES if name != "single" and create(name).lossless] + ["ddp:overlap=false"]
 
 
 def run(out: Path, *options: str) -> RunRecord:
@@ -30,7 +28,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(run(out, "--strategy", "single", "--precision", "fp64", "--deterministic"))
 
 
-@pytest.mark.parametrize("strategy", LOSSLESS)
+@pytest.mark.parametrize("strategy", [*LOSSLESS, "ddp:overlap=false"])
 def test_losses_are_those_of_one_process(tmp_path: Path, alone: list[float], strategy: str) -> None:
     options = ("--strategy", strategy, "--ranks", "2", "--backend", "gloo", "--precision", "fp64", "--deterministic")
     record = run(tmp_path / "run", *options)

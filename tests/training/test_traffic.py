@@ -122,6 +122,21 @@ def test_where_parameters_may_be_unused_nothing_exact_is_promised(pool: Pool) ->
     assert pool.run(plan_with_unused, 2) == [False, False]
 
 
+def algorithms(comm: Comm, strategy: str) -> list[str]:
+    with Sync(
+        tiny(), lambda named: torch.optim.SGD([p for _, p in named], lr=0.1), create(strategy), comm, "local"
+    ) as s:
+        planned = planned_traffic(strategy, s)
+    assert planned is not None
+    return list(planned["algorithms"])
+
+
+def test_the_algorithms_on_the_wire_are_named(pool: Pool) -> None:
+    assert pool.run(algorithms, 2, "halving_doubling")[0] == ["halving_doubling"]
+    assert pool.run(algorithms, 2, "ddp")[0] == ["ring"]
+    assert pool.run(algorithms, 2, "none")[0] == []
+
+
 def test_items_of_another_size_are_planned_too(pool: Pool) -> None:
     for name, (counted, planned) in pool.run(train_and_count, 3, "allreduce", torch.float64)[0].items():
         assert counted == planned, name

@@ -18,6 +18,9 @@ from paceline.records.reader import check_comparable
 NOT_A_SETTING = frozenset(select(RunConfig, lambda metadata: not metadata.compared))
 """Config keys in which two runs of one candidate may differ."""
 
+REFERENCE = "ddp"
+"""Strategy that others are compared with, where it was measured: the one that most users have."""
+
 
 @dataclass(frozen=True)
 class RecordedRun:
@@ -169,7 +172,7 @@ def _of_runs(runs: list[RunRecord]) -> _RecordSource:
         members.append(_SourceCandidate(candidate, _ranks(first), first.provenance.get("host"), numbered))
     return _RecordSource(
         members=members,
-        reference=_reference([member.candidate for member in members]),
+        reference=reference_of([member.candidate for member in members]),
         events=[],
         designs=[],
         folders=[str(run.path) for run in runs],
@@ -178,10 +181,10 @@ def _of_runs(runs: list[RunRecord]) -> _RecordSource:
     )
 
 
-def _reference(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the reference as in an experiment: `ddp`, else the first of role candidate, else the first."""
+def reference_of(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the candidate that ratios are relative to: `ddp`, else the first of role candidate, else the first."""
     eligible = [candidate for candidate in candidates if candidate.role == "candidate"]
-    named = [candidate for candidate in eligible if candidate.strategy == "ddp"]
+    named = [candidate for candidate in eligible if candidate.strategy == REFERENCE]
     return (named or eligible or list(candidates))[0]
 
 

@@ -58,7 +58,9 @@ def _check_no_hosts_of_its_own(launch: LaunchConfig) -> None:
 
 def _default_ranks(command: LaunchRequest, hosts: int, options: SbatchOptions) -> int:
     """Return the default ranks per host: 1 for `single`, else one per requested GPU, else `DEFAULT_CPU_RANKS`."""
-    if command.run.strategy.partition(":")[0] == "single":
+    from paceline.strategies.registry import trains_in_one_process
+
+    if trains_in_one_process(command.run.strategy):
         return 1
     gpus = gpus_per_host(options, hosts)
     return max(1, gpus // (count_gpus(option_value(options, "--gpus-per-task")) or 1)) if gpus else DEFAULT_CPU_RANKS

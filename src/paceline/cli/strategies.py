@@ -23,7 +23,7 @@ SYMBOLS = (
 
 @dataclass(frozen=True, kw_only=True)
 class StrategiesRequest(Request):
-    """List the strategies, or explain one.
+    """List the strategies and their sets, or explain one.
 
     The explanation covers the idea, who sends what to whom, the cost, the options, and when not to use the strategy.
     """
@@ -35,7 +35,7 @@ class StrategiesRequest(Request):
 
     def carry_out(self) -> int:
         """Print the list or the explanation."""
-        from paceline.strategies.registry import ENTRIES, lesson
+        from paceline.strategies.registry import ENTRIES, SETS, lesson
 
         if self.name is None and self.as_json:
             typer.echo(json.dumps([{"name": e.name, "summary": e.summary} for e in ENTRIES.values()], indent=2))
@@ -43,6 +43,9 @@ class StrategiesRequest(Request):
             width = max(map(len, ENTRIES))
             for entry in ENTRIES.values():
                 typer.echo(f"{entry.name:<{width}}  {entry.summary}")
+            typer.echo("\nSets, for --strategies")
+            for set_name, members in SETS.items():
+                typer.echo(f"{set_name:<{width}}  {', '.join(members)}")
             typer.echo("\n`paceline strategies NAME` explains a strategy; options are written NAME:key=value,key=value")
         elif self.as_json:
             typer.echo(json.dumps(dataclasses.asdict(lesson(self.name)), indent=2))

@@ -12,7 +12,7 @@ class CompareConfig:
     """Candidates of a comparison, and how often they are measured."""
 
     strategies: str = ""
-    """Strategies to compare, as in single,ddp,ddp:bucket_mb=1, or a set: usual (classic, shared_memory and priority),
+    """Strategies to compare, as in single,ddp,ddp:bucket_mb=1, or a set, which `paceline strategies` lists: usual,
     classic, fast, or all [default: usual; with --vary: ddp]."""
     vary: tuple[str, ...] = ()
     """Compare the values of a setting: KEY=A,B, where KEY is an option of `paceline train`; may be repeated."""

@@ -96,13 +96,6 @@ def make_candidates(
     return candidate_configs
 
 
-def reference_of(candidates: Sequence[Candidate]) -> str:
-    """Return the name of the candidate that ratios are relative to: `ddp`, else the first with that role, else any."""
-    eligible = [candidate for candidate in candidates if candidate.role == "candidate"]
-    named = [candidate for candidate in eligible if candidate.strategy == "ddp"]
-    return (named or eligible or list(candidates))[0].name
-
-
 def _variations(vary: Sequence[str], fixed: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield every combination of the settings in `KEY=A,B` texts."""
     axes = [_axis(text, fixed) for text in vary]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.analysis.comparison import compare as compare_records
-from paceline.analysis.record_set import collect_records
+from paceline.analysis.record_set import collect_records, reference_of
 from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.config import LENGTH_SETTINGS, CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import UsageError
-from paceline.experiments.candidates import make_candidates, reference_of, varied_keys
+from paceline.experiments.candidates import make_candidates, varied_keys
 from paceline.experiments.checks import choose_shape, place_settings, settings_of
 from paceline.experiments.engine import Experiment, ProgressDisplay
 from paceline.experiments.train import new_folder
@@ -83,7 +83,7 @@ def compare(
         "repeats": config.repeats,
         "max_repeats": config.max_repeats,
         "interim_analyses": config.interim_analyses,
-        "reference": reference_of(candidates),
+        "reference": reference_of(candidates).name,
         "proof": config.proof,
         **known,
     }

@@ -92,6 +92,17 @@ class Plan:
         """Return the most bytes that any rank sends or receives: the load of the busiest full-duplex link."""
         return max((max(self.sent_bytes(rank), self.received_bytes(rank)) for rank in range(ranks)), default=0)
 
+    def serial_link_bytes(self, ranks: int) -> int:
+        """Return the bytes on the busiest rank's full-duplex link if operations run one after the other.
+
+        In each operation, a rank takes as long as the larger of what it sends and receives.
+        """
+        plans = [Plan((operation,)) for operation in self.operations]
+        return max(
+            (sum(max(plan.sent_bytes(rank), plan.received_bytes(rank)) for plan in plans) for rank in range(ranks)),
+            default=0,
+        )
+
     def __add__(self, other: Plan) -> Plan:
         return Plan(self.operations + other.operations)
 

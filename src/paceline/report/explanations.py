@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,11 @@ from paceline.analysis.bottlenecks import Bottleneck, BottleneckKind, bottleneck
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import hub_rank
 from paceline.config.slow_ranks import parse_slow_ranks
+from paceline.plans.halving_doubling import ALGORITHM as HALVING_DOUBLING
 from paceline.plans.halving_doubling import folded
-from paceline.records import RunRecord
 from paceline.records.examination import PairLink
 from paceline.report.formatting import percent, plural, seconds, size
+from paceline.strategies.registry import option_names
 
 MOST_REASONS = 3
 MUCH_LONGER = 3.0
@@ -70,6 +71,8 @@ class ExplainedCandidate:
 
     central_rank: int | None = None
     """Rank that all traffic passes through; None if there is no such rank."""
+    algorithms: Sequence[str] = ()
+    """Algorithms of the planned operations."""
 
     @property
     def lockstep(self) -> bool:
@@ -79,7 +82,7 @@ class ExplainedCandidate:
     @property
     def folded(self) -> int:
         """Number of last ranks that hand their gradients to a partner, which then has twice the work."""
-        return folded(int(self.topology.get("workers") or 1)) if self.name == "halving_doubling" else 0
+        return folded(int(self.topology.get("workers") or 1)) if HALVING_DOUBLING.name in self.algorithms else 0
 
     @property
     def name(self) -> str:
@@ -88,8 +91,13 @@ class ExplainedCandidate:
 
     @property
     def sends(self) -> str:
-        """Way its gradients are sent: `singly`, `packed` into few messages, or `overlapped` with backward."""
-        return str(self.topology.get("sends") or ("overlapped" if self.name == "ddp" else "singly"))
+        """Way its gradients are sent, as the strategy declares it."""
+        return str(self.topology.get("sends") or "singly")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether its gradients are sent during backward."""
+        return self.sends in ("overlapped", "overlapped_forward")
 
 
 def anchor(comparison: Comparison, candidate: str, part: str) -> str:
@@ -105,7 +113,10 @@ def explain(comparison: Comparison) -> list[Reason]:
         if row.split is None or not row.is_measured:
             continue
         run = comparison.record_set.recorded_runs_of(row.candidate.name)[0].run
-        case = ExplainedCandidate(row, run.topology, run.config, _link(comparison), _central_rank(run))
+        traffic = (run.summary or {}).get("traffic") or {}
+        case = ExplainedCandidate(
+            row, run.topology, run.config, _link(comparison), _central_rank(traffic), traffic.get("algorithms") or ()
+        )
         parts = bottlenecks(row.split, comparison.wires.get(row.candidate.name), case.topology, case.link)
         for limit in [limit for limit in parts if limit.kind != "compute" or limit is parts[0]][:MOST_REASONS]:
             text, remedy = SENTENCES[limit.kind](limit, case)
@@ -116,9 +127,8 @@ def explain(comparison: Comparison) -> list[Reason]:
     return found
 
 
-def _central_rank(run: RunRecord) -> int | None:
+def _central_rank(traffic: Mapping[str, Any]) -> int | None:
     """Return the rank that all planned traffic passes through; None without a plan or such a rank."""
-    traffic = (run.summary or {}).get("traffic") or {}
     return hub_rank(traffic["sent_bytes"], traffic["received_bytes"]) if traffic else None
 
 
@@ -230,7 +240,7 @@ def _latency(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     text = f"{_amount(limit, case)} is {what}: {each}{_on_idle_link(limit)}"
     if case.sends == "singly":
         return text, "fewer, larger messages: ddp packs gradients into buckets."
-    ways = ["larger buckets", "fewer ranks"] if case.sends == "overlapped" else ["fewer ranks"]
+    ways = ["larger buckets", "fewer ranks"] if case.overlaps else ["fewer ranks"]
     return text, ", or ".join([*ways, *_through_memory(limit)]) + "."
 
 
@@ -240,9 +250,9 @@ def _bandwidth(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     ways = ["spreading the traffic over all links (allreduce)"] if case.central_rank is not None else []
     if case.folded:
         text, ways = f"{text} {_folding(case)}.", [POWER_OF_TWO]
-    if case.sends != "overlapped":
+    if not case.overlaps:
         ways.append("overlapping it with the backward pass (ddp)")
-    elif case.name != "priority" and not limit.facts["within_host"]:
+    elif case.sends == "overlapped" and not limit.facts["within_host"]:
         ways.append("overlapping it with the forward pass too (priority)")
     ways += _through_memory(limit)
     if _exceeds_link_time(limit):
@@ -266,7 +276,7 @@ def _memory(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
 
 def _exchange(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     text = f"{_amount(limit, case)} is exposed communication: transfers, and waiting for a server."
-    ways = ["more servers (parameter_server:servers=2)"] if case.name == "parameter_server" else []
+    ways = [f"more servers ({case.name}:servers=2)"] if "servers" in option_names(case.name) else []
     return text, "; or ".join([*ways, "a faster link", "sending less often: a larger --batch"]) + "."
 
 

@@ -1,4 +1,4 @@
-"""Registry of strategies: name, one-line summary, class and plan of each. Does not import torch."""
+"""Registry of strategies: name, one-line summary, role, sets, class and plan of each. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from paceline.plans import Plan
 from paceline.user_code import check_module, import_module
 
 if TYPE_CHECKING:
+    from paceline.records.experiment import CandidateRole
     from paceline.strategies.base.strategy import Strategy
 
 
@@ -27,6 +28,10 @@ class StrategyEntry:
 
     name: str
     summary: str
+    role: CandidateRole
+    """Role in experiments, the same that the class has by its attributes."""
+    sets: tuple[str, ...]
+    """Named sets that it is a member of; `all` has every strategy."""
     strategy: str
     """Class of the strategy, as `module:Class`."""
     plan: str
@@ -34,74 +39,118 @@ class StrategyEntry:
 
 
 def _entry(
-    name: str, summary: str, class_name: str, plan: str | None = None, module: str | None = None
+    name: str,
+    summary: str,
+    class_name: str,
+    *,
+    sets: str = "",
+    role: CandidateRole = "candidate",
+    plan: str | None = None,
+    module: str | None = None,
 ) -> StrategyEntry:
     """Return an entry whose module and plan are in the files of the strategy's name, unless given."""
     return StrategyEntry(
-        name, summary, f"paceline.strategies.{module or name}:{class_name}", f"paceline.plans.{plan or f'{name}:plan'}"
+        name,
+        summary,
+        role,
+        tuple(sets.split()),
+        f"paceline.strategies.{module or name}:{class_name}",
+        f"paceline.plans.{plan or f'{name}:plan'}",
     )
 
 
+# Colours follow the order, so a new strategy at the end leaves the others their colours.
 ENTRIES = {
     entry.name: entry
     for entry in (
-        _entry("single", "one process on the whole batch: the baseline", "Single", "classic:nothing"),
-        _entry("none", "no synchronisation: the upper bound on speed", "NoSync", "classic:nothing"),
+        _entry(
+            "single",
+            "one process on the whole batch: the baseline",
+            "Single",
+            sets="usual classic fast",
+            role="baseline",
+            plan="classic:nothing",
+        ),
+        _entry(
+            "none",
+            "no synchronisation: the upper bound on speed",
+            "NoSync",
+            sets="usual classic fast",
+            role="bound",
+            plan="classic:nothing",
+        ),
         _entry(
             "gather_scatter",
             "gather to rank 0, average, scatter back; per parameter, after backward",
             "GatherScatter",
-            "classic:gather_scatter",
+            sets="usual classic",
+            plan="classic:gather_scatter",
         ),
-        _entry("p2p", "as gather_scatter, with isend and irecv", "PointToPoint", "classic:p2p"),
-        _entry("allreduce", "one blocking all_reduce per parameter, after backward", "AllReduce", "classic:allreduce"),
-        _entry("ddp", "PyTorch's DistributedDataParallel: buckets, all-reduced during backward", "Ddp", "classic:ddp"),
-        _entry("bucketed", "the algorithm of ddp in readable Python: buckets, all-reduced during backward", "Bucketed"),
-        _entry("ring", "one ring all-reduce of all gradients, written in Python, after backward", "Ring"),
+        _entry(
+            "p2p",
+            "as gather_scatter, with isend and irecv",
+            "PointToPoint",
+            sets="usual classic",
+            plan="classic:p2p",
+        ),
+        _entry(
+            "allreduce",
+            "one blocking all_reduce per parameter, after backward",
+            "AllReduce",
+            sets="usual classic",
+            plan="classic:allreduce",
+        ),
+        _entry(
+            "ddp",
+            "PyTorch's DistributedDataParallel: buckets, all-reduced during backward",
+            "Ddp",
+            sets="usual classic fast",
+            plan="classic:ddp",
+        ),
+        _entry(
+            "bucketed",
+            "the algorithm of ddp in readable Python: buckets, all-reduced during backward",
+            "Bucketed",
+            sets="fast",
+        ),
+        _entry("ring", "one ring all-reduce of all gradients, written in Python, after backward", "Ring", sets="fast"),
         _entry(
             "halving_doubling",
             "one all-reduce by recursive halving and doubling (2 log2 p steps), after backward",
             "HalvingDoubling",
-        ),
-        _entry(
-            "priority",
-            "gradients of the first layers first; overlaps with backward and the next forward",
-            "Priority",
-            module="priority.strategy",
+            sets="fast",
         ),
         _entry(
             "shared_memory",
             "ranks of one host sum gradients in shared memory; one rank per host joins a ring",
             "SharedMemory",
+            sets="usual fast",
+        ),
+        _entry(
+            "priority",
+            "gradients of the first layers first; overlaps with backward and the next forward",
+            "Priority",
+            sets="usual fast",
+            module="priority.strategy",
         ),
         _entry(
             "parameter_server",
             "servers keep the weights, workers send gradients; synchronous or asynchronous",
             "ParameterServer",
+            sets="fast",
             module="parameter_server.strategy",
         ),
     )
 }
 
-_CLASSIC = ("single", "none", "gather_scatter", "p2p", "allreduce", "ddp")
-
 SETS = {
-    "usual": (*_CLASSIC, "shared_memory", "priority"),
-    "classic": _CLASSIC,
-    "fast": (
-        "single",
-        "none",
-        "ddp",
-        "bucketed",
-        "ring",
-        "halving_doubling",
-        "shared_memory",
-        "priority",
-        "parameter_server",
-    ),
+    **{
+        name: tuple(entry.name for entry in ENTRIES.values() if name in entry.sets)
+        for name in ("usual", "classic", "fast")
+    },
     "all": tuple(ENTRIES),
 }
-"""Named sets of strategies."""
+"""Named sets of strategies: what `compare` measures by default, the classic ones, those that may be faster, and all."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +192,15 @@ def create(text: str, *, allow_unused: bool = False) -> Strategy:
 def check_options(text: str) -> None:
     """Raise a UsageError for an option that a registered strategy does not have, without importing the strategy."""
     spec = Spec.parse(text)
-    known = {option.name for option in lesson(spec.name).options} if spec.name in ENTRIES else set(spec.options)
+    known = option_names(spec.name) if spec.name in ENTRIES else set(spec.options)
     for key in spec.options:
         if key not in known:
             raise unknown_name(f"{spec.name} option", key, known)
+
+
+def option_names(name: str) -> set[str]:
+    """Return the options of a registered strategy, without importing it; none for other names."""
+    return {option.name for option in lesson(name).options} if name in ENTRIES else set()
 
 
 def parse_list(text: str) -> list[str]:
@@ -166,6 +220,12 @@ def selected_by_set(text: str, strategy: str) -> bool:
     Such a strategy is left out where it cannot run; one that was named itself is an error.
     """
     return strategy not in split_list(text)
+
+
+def trains_in_one_process(text: str) -> bool:
+    """Return whether a registered strategy trains in one process, without importing the strategy."""
+    entry = ENTRIES.get(Spec.parse(text).name)
+    return entry is not None and entry.role == "baseline"
 
 
 def plan_of(text: str) -> Callable[..., Plan]:

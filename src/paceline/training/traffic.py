@@ -31,5 +31,6 @@ def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
         "sent_bytes": [step_plan.sent_bytes(rank) for rank in all_ranks],
         "received_bytes": [step_plan.received_bytes(rank) for rank in all_ranks],
         "operations": len(step_plan.operations),
+        "algorithms": sorted({operation.algorithm for operation in plan.operations}),
         "buffer_bytes": sum(sync.broadcast_bytes),
     }

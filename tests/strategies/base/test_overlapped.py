@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from paceline.comm import Comm
 from paceline.errors import WorkloadError
+from paceline.strategies.base.overlapped import Overlapped
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 from ranks import Pool
+from registered import LOSSLESS, with_options
 
+SMALL = {"bucketed": "first_mb=0.0001,bucket_mb=0.0002", "priority": "slice_mb=0.0002"}
 OVERLAPPED = [
-    "bucketed:first_mb=0.0001,bucket_mb=0.0002",
-    "shared_memory",
+    *with_options([name for name in LOSSLESS if isinstance(create(name), Overlapped)], SMALL),
     "shared_memory:first_mb=0.0001,bucket_mb=0.0002,thread=true",
-    "priority:slice_mb=0.0002",
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,22 +21,15 @@ from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import ENTRIES, create
 from paceline.training.sync import Sync
 from ranks import Pool, RankFailed
+from registered import EXCHANGING, LOSSLESS, with_options
 
 pytestmark = pytest.mark.takes(15)
 
+SMALL = {"halving_doubling": "segment_kb=0.5", "parameter_server": "servers=2"}
 ALL = [
-    "none",
-    "gather_scatter",
-    "p2p",
-    "allreduce",
-    "ring",
-    "halving_doubling:segment_kb=0.5",
-    "ddp",
+    *[name for name, entry in ENTRIES.items() if entry.role == "bound"],
+    *with_options(EXCHANGING, SMALL),
     "ddp:overlap=false",
-    "bucketed",
-    "shared_memory",
-    "priority",
-    "parameter_server:servers=2",
 ]
 
 
@@ -129,7 +123,7 @@ def test_agreed_weights_are_the_same_on_every_rank(pool: Pool, text: str) -> Non
         assert torch.equal(agreed, answers[0][0])
         assert torch.equal(own, after)
     drifted = not torch.equal(answers[0][0][:-64], answers[1][0][:-64])
-    assert drifted == (text == "none")
+    assert drifted == (not create(text).exchanges)
 
 
 def save_and_continue(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor]:
@@ -148,20 +142,12 @@ def save_and_continue(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor
     return weights(straight), weights(resumed)
 
 
+SAVED = with_options(LOSSLESS, SMALL)
+
+
 @pytest.mark.parametrize(
     ("text", "other"),
-    [
-        ("ddp", "ddp"),
-        ("allreduce", "gather_scatter"),
-        ("p2p", "p2p"),
-        ("ring", "halving_doubling"),
-        ("bucketed", "ddp"),
-        ("shared_memory", "ddp"),
-        ("priority", "bucketed"),
-        ("ddp", "priority"),
-        ("parameter_server:servers=2", "ddp"),
-        ("allreduce", "parameter_server:servers=2"),
-    ],
+    [*itertools.pairwise([*SAVED, SAVED[0]]), ("ddp", "ddp"), ("allreduce", SAVED[-1]), ("priority", "bucketed")],
 )
 def test_training_continues_from_a_saved_state(pool: Pool, text: str, other: str) -> None:
     for straight, resumed in pool.run(save_and_continue, 2, text, other):
@@ -193,21 +179,7 @@ def train_branching(comm: Comm, text: str, allow_unused: bool) -> tuple[list[Ten
     return used, [parameter.detach() for parameter in model.never.parameters()], never
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "gather_scatter",
-        "p2p",
-        "allreduce",
-        "ring",
-        "halving_doubling",
-        "ddp",
-        "bucketed",
-        "shared_memory",
-        "priority",
-        "parameter_server",
-    ],
-)
+@pytest.mark.parametrize("text", LOSSLESS)
 def test_unused_parameters_if_allowed(pool: Pool, text: str) -> None:
     expected = pool.run(train_branching, 3, "allreduce", True)[0][0]
     for used, never, untouched in pool.run(train_branching, 3, text, True):
@@ -257,30 +229,16 @@ def channels_last(comm: Comm, text: str) -> tuple[bool, Tensor]:
 
 
 def test_channels_last_gradients(pool: Pool) -> None:
-    found = {
-        text: pool.run(channels_last, 3, text)[1]
-        for text in (
-            "gather_scatter",
-            "p2p",
-            "allreduce",
-            "ring",
-            "halving_doubling",
-            "ddp",
-            "bucketed",
-            "shared_memory",
-            "priority",
-            "parameter_server",
-        )
-    }
+    found = {text: pool.run(channels_last, 3, text)[1] for text in LOSSLESS}
     assert found["allreduce"][0], "the gradient under test is not channels-last"
     for _, weight in found.values():
         torch.testing.assert_close(weight, found["ddp"][1])
 
 
 def test_roles() -> None:
-    for name in ENTRIES:
+    for name, entry in ENTRIES.items():
         roles = create(name).roles(4)
-        expected = [Role.WORKER] + [Role.IDLE] * 3 if name == "single" else [Role.WORKER] * 4
+        expected = [Role.WORKER] + [Role.IDLE] * 3 if entry.role == "baseline" else [Role.WORKER] * 4
         assert roles == expected
 
 

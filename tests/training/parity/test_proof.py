@@ -20,7 +20,7 @@ from paceline.comm import Comm
 from paceline.config import RunConfig
 from paceline.errors import ParityError
 from paceline.strategies.base.strategy import AfterBackward
-from paceline.strategies.registry import ENTRIES, create
+from paceline.strategies.registry import create
 from paceline.training.batchnorm import relative_divergence
 from paceline.training.parity.oracle import Gradients, Shards, oracle
 from paceline.training.parity.proof import Parity, prove, take_shards
@@ -28,28 +28,21 @@ from paceline.training.sync import Sync
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.workload import Workload
 from ranks import Pool, RankFailed
+from registered import LOSSLESS, with_options
 from training import cases
 
 pytestmark = pytest.mark.takes(45)
 
-LOSSLESS = [
-    "gather_scatter",
-    "p2p",
-    "allreduce",
-    "ring:segment_kb=256",
-    "halving_doubling:segment_kb=256",
-    "ddp",
-    "ddp:overlap=false",
-    "ddp:bucket_mb=0.01,bucket_view=true",
-    "bucketed:bucket_mb=0.01,first_mb=0.003",
-    "shared_memory",
-    "priority:slice_mb=0.01",
-    "parameter_server",
-    "parameter_server:servers=2",
-]
-BATCHNORMS = ["broadcast", "local", "sync"]
+SMALL = {
+    "ring": "segment_kb=256",
+    "halving_doubling": "segment_kb=256",
+    "bucketed": "bucket_mb=0.01,first_mb=0.003",
+    "priority": "slice_mb=0.01",
+}
 VARIANTS = {"ddp:overlap=false": 2, "ddp:bucket_mb=0.01,bucket_view=true": 4, "parameter_server:servers=2": 3}
 """Variants of strategies that are proven on two, three or four ranks, each on the given number."""
+PROVEN = [*with_options(LOSSLESS, SMALL), *VARIANTS]
+BATCHNORMS = ["broadcast", "local", "sync"]
 IN_FULL_SIZE = ["ddp", "shared_memory"]
 LARGE = ["vgg11"]
 STEPS = 3
@@ -109,7 +102,7 @@ def pairs() -> Iterator[Any]:
 
     The other numbers of ranks run in the soak.
     """
-    for first, strategy in enumerate(LOSSLESS):
+    for first, strategy in enumerate(PROVEN):
         sizes = [VARIANTS[strategy]] if strategy in VARIANTS else [2, 3, 4]
         for second, case in enumerate(CASES):
             for ranks in sizes:
@@ -126,19 +119,13 @@ def test_gradients(pool: Pool, strategy: str, case: str, ranks: int) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "bn", "ranks"),
-    sorted(((s, BATCHNORMS[n % 3], 2 + n % 2) for n, s in enumerate(LOSSLESS)), key=lambda one: one[1:]),
+    sorted(((s, BATCHNORMS[n % 3], 2 + n % 2) for n, s in enumerate(PROVEN)), key=lambda one: one[1:]),
 )
 def test_gradients_of_vgg11(pool: Pool, strategy: str, bn: str, ranks: int) -> None:
     """Cover every strategy and every BatchNorm mode, but not every pair. In full size, where a proof takes seconds,
     cover DDP's buckets and those in shared memory, with the sizes that their defaults are made for."""
     case = "vgg11" if strategy in IN_FULL_SIZE else "slim_vgg11"
     check(pool, ranks, strategy, case, bn=bn, batch=ranks + 1)
-
-
-def test_every_lossless_strategy_is_proven() -> None:
-    """Lossless strategies are proven on two, three and four ranks."""
-    proven = {text.partition(":")[0] for text in LOSSLESS if text not in VARIANTS}
-    assert {name for name in ENTRIES if create(name).lossless} - {"single"} == proven
 
 
 class Summing(AfterBackward):
@@ -429,7 +416,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4)
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [(s, 2 + i % 3) for i, s in enumerate(LOSSLESS)])
+@pytest.mark.parametrize(("strategy", "ranks"), [(s, 2 + i % 3) for i, s in enumerate(PROVEN)])
 @pytest.mark.parametrize(
     ("case", "bn"), [("cnn", "broadcast"), ("tied", "broadcast"), ("small_bn", "local"), ("small_bn", "sync")]
 )

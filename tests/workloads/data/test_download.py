@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,24 @@ def test_no_lock_is_taken_when_all_files_are_there(tmp_path: Path, small_cifar: 
     with (tmp_path / download.LOCK_NAME).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         data.prepare("cifar10", data_dir=tmp_path, progress=False)
+
+
+def test_a_process_that_waits_for_the_lock_says_so(
+    tmp_path: Path, server: Server, small_cifar: SmallCifar, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadPoolExecutor(1) as pool, (tmp_path / download.LOCK_NAME).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prepared = pool.submit(data.prepare, "cifar10", data_dir=tmp_path, progress=True)
+        shown = ""
+        while "waiting for another process" not in shown and not prepared.done():
+            shown += capfd.readouterr().err
+        assert shown == f"waiting for another process that downloads to {tmp_path}\n"
+        assert not prepared.done()
+        assert server.requests == []
+        small_cifar.write_files(tmp_path)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        prepared.result(timeout=30)
+    assert server.requests == [], "the other process has downloaded the files meanwhile"
 
 
 def test_progress_goes_to_stderr(tmp_path: Path, server: Server, capfd: pytest.CaptureFixture[str]) -> None:

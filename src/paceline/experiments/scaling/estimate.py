@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 from paceline.analysis.scaling.machines import machines_of
 from paceline.config import ScaleConfig
 from paceline.config.emulation import parse_hosts
+from paceline.config.specs import Spec
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import gpus_to_use
 from paceline.experiments.estimate import DOCTOR_S, LAUNCH_S, PROOF_STEPS, RUN_S, SYNCHRONISING, Trial, run_trial
+from paceline.launch.launcher_process import Shape
 from paceline.measure.cores import usable_cores
+from paceline.plans import Gradient, all_reduce_lower_bound
+from paceline.strategies.base.strategy import Role
+from paceline.strategies.registry import ENTRIES, create, plan_of
 
-THROUGH_ONE_RANK = frozenset({"gather_scatter", "p2p"})
-"""Strategies that send all traffic through rank 0, whose link carries more with every rank."""
 BITS = 8 * 1514 / 1448
 """Bits on the wire per byte of payload."""
 
@@ -73,8 +77,18 @@ def _wire_s(one: CandidateConfig, trial: Trial, place: Mapping[str, Any]) -> flo
     """Return the seconds that gradients take on emulated links of a known rate; 0 elsewhere."""
     rates = [host.rate_bit_s for host in parse_hosts(place["emulated"])] if place["emulated"] else []
     known = [rate for rate in rates if rate is not None]
-    hosts, ranks = one.shape.hosts, one.shape.ranks
-    if not known or hosts == 1 or one.candidate.role != "candidate":
+    if not known or one.shape.hosts == 1 or one.candidate.role != "candidate":
         return 0.0
-    times = 2 * (ranks - 1) if one.candidate.strategy in THROUGH_ONE_RANK else 2 * (ranks - 1) / ranks
-    return times * trial.gradient_bytes * BITS / min(known)
+    return _link_bytes(one.candidate.strategy, one.shape, trial.gradient_bytes) * BITS / min(known)
+
+
+def _link_bytes(text: str, shape: Shape, gradient_bytes: int) -> int:
+    """Return the bytes of a step on the busiest link, by the plan; those of a ring for a user's strategy."""
+    gradient = Gradient("all parameters", gradient_bytes // 4)
+    if Spec.parse(text).name not in ENTRIES:
+        return all_reduce_lower_bound(gradient.items, gradient.item_bytes, shape.ranks)
+    strategy, each = create(text), shape.ranks_per_host
+    workers = strategy.roles(shape.ranks).count(Role.WORKER)
+    hosts = [range(host * each, (host + 1) * each) for host in range(shape.hosts)]
+    plan = plan_of(text)([gradient], workers, hosts=hosts, **dataclasses.asdict(strategy.options))
+    return plan.serial_link_bytes(shape.ranks)

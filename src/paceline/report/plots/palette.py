@@ -4,47 +4,36 @@ from __future__ import annotations
 
 import colorsys
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.records.experiment import Candidate
+from paceline.strategies.registry import ENTRIES, StrategyEntry
 
-COLOURS = (
-    "#0072b2",  # blue
-    "#d55e00",  # vermilion
-    "#009a70",  # green
-    "#bf6797",  # pink
-    "#b07d00",  # ochre
-    "#2f96cf",  # sky
-    "#8a63d2",  # violet
-    "#c94f4f",  # red
-    "#6f8c00",  # olive
-    "#0c97a3",  # teal
-    "#a0694b",  # brown
-    "#b04fc0",  # magenta
-)
+HUES = {
+    "blue": "#0072b2",
+    "vermilion": "#d55e00",
+    "green": "#009a70",
+    "pink": "#bf6797",
+    "ochre": "#b07d00",
+    "sky": "#2f96cf",
+    "violet": "#8a63d2",
+    "red": "#c94f4f",
+    "olive": "#6f8c00",
+    "teal": "#0c97a3",
+    "brown": "#a0694b",
+    "magenta": "#b04fc0",
+}
 """Okabe and Ito's colours, which are distinct for colour-blind readers, darkened until a thin line of each has a
 contrast of 3 or more on white and on a dark background; then others in the same range."""
+COLOURS = tuple(HUES.values())
 NEUTRALS = ("#858b93", "#8a6f52", "#5f7690")
 """Muted colours of bounds and baselines, which cannot be picked."""
-FAVOURITES = dict(
-    zip(
-        (
-            "ddp",
-            "allreduce",
-            "gather_scatter",
-            "p2p",
-            "ring",
-            "bucketed",
-            "shared_memory",
-            "priority",
-            "halving_doubling",
-            "parameter_server",
-        ),
-        COLOURS,
-        strict=False,
-    )
+HUES_OF_STRATEGIES = (
+    *("green", "pink", "vermilion", "blue", "sky", "ochre"),
+    *("olive", "violet", "red", "teal", "magenta", "brown"),
 )
-NEUTRAL_FAVOURITES = {"none": NEUTRALS[0], "single": NEUTRALS[1]}
+"""Colours of built-in strategies in the order of the registry."""
+NEUTRALS_BY_ROLE = {"bound": NEUTRALS[0], "baseline": NEUTRALS[1]}
 
 PARTS = {"compute": "#0072b2", "overlapped": "#7f58c9", "exposed": "#c65300", "other": "#6f757d"}
 """Colours of the time split: cold for computing, warm for communication, between them for both at once, grey for
@@ -73,11 +62,18 @@ OPERATIONS = {
 """Colours of the timeline, in the same sense: cold for phases, warm for operations."""
 
 
+def colours_of_strategies(entries: Iterable[StrategyEntry]) -> dict[str, str]:
+    """Return the colour of each built-in strategy by name: distinct hues in the order of the registry, or neutral."""
+    hues = itertools.chain((HUES[name] for name in HUES_OF_STRATEGIES), _more_hues())
+    return {entry.name: NEUTRALS_BY_ROLE.get(entry.role) or next(hues) for entry in entries}
+
+
 def colours(candidates: Sequence[Candidate]) -> dict[str, str]:
     """Return a distinct colour for every candidate, by name; it does not depend on the results."""
     given: dict[str, str] = {}
+    favourites = colours_of_strategies(ENTRIES.values())
     for candidate in candidates:
-        favourite = (FAVOURITES | NEUTRAL_FAVOURITES).get(candidate.strategy)
+        favourite = favourites.get(candidate.strategy)
         if favourite and favourite not in given.values():
             given[candidate.name] = favourite
     for candidate in candidates:

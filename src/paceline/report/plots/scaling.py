@@ -79,7 +79,7 @@ def strategy_colours(scaling: Scaling) -> dict[str, str]:
 def curve_names(scaling: Scaling) -> dict[tuple[str, int | None], str]:
     """Return the labels of curves: the strategy, and the ranks per host where the experiment varies them."""
     short = short_names(list(dict.fromkeys(curve.strategy for curve in scaling.curves)), LONGEST_NAME)
-    alone = {"single"} | {curve.strategy for curve in scaling.curves if curve.role == "baseline"}
+    alone = {curve.strategy for curve in scaling.curves if curve.role == "baseline"}
     return {
         (curve.strategy, curve.ranks_per_host): short[curve.strategy]
         + (f", {curve.ranks_per_host}/host" if curve.ranks_per_host and curve.strategy not in alone else "")

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB, assign_buckets
 from paceline.strategies.base.buckets import Bucket, Slot, make_buckets
-from paceline.strategies.base.strategy import Strategy, no_gradient_error, sparse_gradient_error
+from paceline.strategies.base.strategy import SendMode, Strategy, no_gradient_error, sparse_gradient_error
 
 __all__ = ["Bucket", "Overlapped", "Slot"]
 
@@ -37,7 +38,7 @@ class Overlapped(Strategy):
     backward fills them, as recorded on rank 0 in the first step.
     """
 
-    sends = "overlapped"
+    sends: ClassVar[SendMode] = "overlapped"
     bucket_bytes: int = 25 * MIB
     first_bucket_bytes: int = MIB
     """Size of the first bucket. It is small, so that communication starts early."""

@@ -19,6 +19,7 @@ from paceline.records.timeline import Purpose
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 MakeOptimizer = Callable[[NamedParameters], torch.optim.Optimizer]
+SendMode = Literal["singly", "packed", "overlapped", "overlapped_forward"]
 
 
 class Role(enum.Enum):
@@ -62,8 +63,9 @@ class Strategy(ABC):
     ability `GivesTickets`."""
     exchanges: ClassVar[bool] = True
     """Whether ranks exchange data during training."""
-    sends: ClassVar[Literal["singly", "packed", "overlapped"]] = "singly"
-    """Way of sending gradients: each on its own, packed into few large messages, or packed and during backward."""
+    sends: ClassVar[SendMode] = "singly"
+    """Way of sending gradients: each on its own, packed into few large messages, packed and during backward, or during
+    backward and the next forward."""
     supports: frozenset[str] = frozenset({"clip", "accumulate"})
     """Supported features, out of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""
     Options: ClassVar[type] = NoOptions

@@ -83,6 +83,7 @@ class Priority(Overlapped):
     """
 
     name: ClassVar[str] = "priority"
+    sends = "overlapped_forward"
     Options: ClassVar[type] = PriorityOptions
 
     _sender: Sender | None = None

@@ -10,9 +10,10 @@ the registry.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+import platformdirs
 
 from paceline.config import specs
 from paceline.errors import unknown_name
@@ -68,9 +69,8 @@ def data_dir(written: str) -> Path:
 
 
 def default_data_dir() -> Path:
-    """Return the user's cache folder, by the XDG base directory specification, which ignores relative paths."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (cache if cache.is_absolute() else Path.home() / ".cache") / "paceline"
+    """Return the user's cache folder: `~/.cache/paceline`, or a folder in `XDG_CACHE_HOME`."""
+    return platformdirs.user_cache_path("paceline")
 
 
 def _parse(text: str) -> DataSet:

@@ -7,7 +7,6 @@ exist, a process takes no lock and opens no connection, so a read-only disk and 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import http.client
 import sys
 import urllib.error
@@ -16,6 +15,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from filelock import FileLock, Timeout
 
 from paceline.errors import DataError
 from paceline.workloads.data.checksums import is_intact, write_checked
@@ -84,13 +85,14 @@ def missing_hint(remote: Remote, folder: Path) -> str:
 def _exclusive(data_dir: Path, *, announce: bool) -> Iterator[None]:
     """Hold the lock of `data_dir`; the kernel releases it when the process ends, even if it is killed."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / LOCK_NAME).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if announce:
-                print(f"waiting for another process that downloads to {data_dir}", file=sys.stderr)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = FileLock(data_dir / LOCK_NAME)
+    try:
+        held = lock.acquire(blocking=False)
+    except Timeout:
+        if announce:
+            print(f"waiting for another process that downloads to {data_dir}", file=sys.stderr)
+        held = lock.acquire()
+    with held:
         yield
 
 
