@@ -17,7 +17,7 @@ import pytest
 from paceline.errors import UsageError, WorkloadError
 from paceline.experiments.candidates import role_of
 from paceline.plans import Gradient, Plan
-from paceline.strategies.base.strategy import Role, Strategy
+from paceline.strategies.base.strategy import Role, Strategy, uses_one_rank
 from paceline.strategies.registry import (
     ENTRIES,
     SETS,
@@ -51,7 +51,7 @@ def test_every_entry_has_a_plan(name: str) -> None:
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_role_is_that_of_the_class(name: str) -> None:
     assert ENTRIES[name].role == role_of(create(name), 3)
-    assert trains_in_one_process(name) == create(name).uses_one_rank(3)
+    assert trains_in_one_process(name) == uses_one_rank(create(name), 3)
 
 
 def test_options_and_user_strategies_have_a_role_too() -> None:
