@@ -100,7 +100,7 @@ def test_steps_added_window_by_window_have_the_same_summary(count: int, length: 
     counted = [row.total_s for row, counts in zip(rows, counted_steps(windows, count), strict=True) if counts]
     assert totals.summary(3).step_s == (pytest.approx(np.mean(counted)) if counted else None)
     assert totals.summary(3).median_step_s == (pytest.approx(np.median(counted)) if counted else None)
-    assert (totals.start_s, totals.end_s) == (0, pytest.approx(rows[-1].start_s + rows[-1].total_s))
+    assert totals.span_s == (0, pytest.approx(rows[-1].start_s + rows[-1].total_s))
 
 
 def test_totals_of_a_long_run_need_no_more_memory_than_those_of_a_shorter_one() -> None:

@@ -68,8 +68,8 @@ class RankTotals:
     """
 
     def __init__(self) -> None:
-        self.start_s = self.end_s = 0.0
-        """Start of the first step and end of the last."""
+        self.span_s: tuple[float, float] | None = None
+        """Start of the first step and end of the last; None without steps."""
         self._steps = self._samples = self._correct = 0
         self._loss = 0.0
         self._diverged_step: int | None = None
@@ -83,9 +83,10 @@ class RankTotals:
             return
         times = np.column_stack([steps.total_s, *[steps[phase] for phase in PHASES]])
         self._add_times(times, ~np.broadcast_to(profiled, len(steps)))
-        if self._steps == 0:
-            self.start_s, self._first_step_s = float(steps["start_s"][0]), float(times[0, 0])
-        self.end_s = float(steps["start_s"][-1] + times[-1, 0])
+        if self._first_step_s is None:
+            self._first_step_s = float(times[0, 0])
+        first_s = float(steps["start_s"][0]) if self.span_s is None else self.span_s[0]
+        self.span_s = first_s, float(steps["start_s"][-1] + times[-1, 0])
         self._add_losses(steps)
         self._has_correct &= bool(steps["correct"].min() >= 0)
         self._correct += int(steps["correct"].sum())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
-from paceline.analysis.resources import usage_between
+from paceline.analysis.resources import training_time, usage_between
 from paceline.analysis.steps.split import split_of
 from paceline.comm import Comm
 from paceline.config import RunConfig
@@ -118,7 +118,8 @@ class Recording:
         assert self._monitor is not None
         rank, totals = self._comm.rank, self.step_recorder.totals
         self._monitor.sampler.sample()
-        used = usage_between(rank, self._monitor.sampler.samples(), totals.start_s, totals.end_s)
+        samples = self._monitor.sampler.samples()
+        used = usage_between(rank, samples, *(totals.span_s or training_time(samples, steps=None)))
         timeline = self._folder.path / timeline_file(rank)
         without = self.windows.totals.profiled_steps
         split = split_of(read_timeline(timeline), without) if timeline.is_file() else None
