@@ -27,6 +27,9 @@ from paceline.strategies.parameter_server.server import GroupExchange, Server
 from paceline.strategies.parameter_server.server_shard import ServerShard, state_to_device
 from paceline.strategies.parameter_server.staleness import Staleness
 
+NO_REPLY = ServerReply(version=0, ticket=-1)
+"""Reply before the first one, and on workers that get none."""
+
 
 class ServerClient:
     """Connection of a worker to one server on another rank, with the messages in progress."""
@@ -43,9 +46,16 @@ class ServerClient:
         self._receiving: list[PackedTransfer] = []
         self._sending: list[PackedTransfer] = []
 
+    def start_receiving(self) -> None:
+        """Start to receive weights, and the reply if this worker is a lead; `push` follows."""
+        rank, group = self.shard.server_rank, self._group
+        self._receiving = [start_receiving(self._reply, rank, group, REPLIES)] if self._leads else []
+        with self._comm.carrying(Purpose.WEIGHTS):
+            self._receiving.append(self.shard.weights.receive(rank, group, WEIGHTS))
+        self._sending = []
+
     def push(self, settings: Sequence[float], max_norm: float | None) -> None:
-        """Start to send gradients and to receive the new weights."""
-        self._start_receiving()
+        """Start to send gradients, after `start_receiving`."""
         if self._leads:
             used = () if all(self.shard.used) else self.shard.used
             changed = settings if used or settings != self._sent_settings else ()
@@ -55,16 +65,18 @@ class ServerClient:
 
     def pull(self) -> None:
         """Start to receive the current weights."""
-        self._start_receiving()
+        self.start_receiving()
         self._start_request(ServerRequest(RequestKind.PULL))
 
     def wait(self) -> ServerReply:
-        """Wait for the weights, copy them into the model, and return the reply, which only a lead receives."""
+        """Wait for the weights, copy them into the model, and return the reply; only a lead receives one."""
         for message in self._receiving:
             message.wait()
         self.shard.unpack_weights()
         for message in self._sending:
             message.wait()
+        if not self._leads:
+            return NO_REPLY
         reply = ServerReply.read(self._reply)
         self._version = reply.version
         return reply
@@ -109,13 +121,6 @@ class ServerClient:
     def _start_request(self, request: ServerRequest) -> None:
         self._sending += request.start_sending(self.shard.server_rank, self._group)
 
-    def _start_receiving(self) -> None:
-        rank, group = self.shard.server_rank, self._group
-        self._receiving = [start_receiving(self._reply, rank, group, REPLIES)] if self._leads else []
-        with self._comm.carrying(Purpose.WEIGHTS):
-            self._receiving.append(self.shard.weights.receive(rank, group, WEIGHTS))
-        self._sending = []
-
     def _receive_json(self) -> dict[str, dict[str, Any]]:
         with naming_peer(self.shard.server_rank):
             return receive_json_message(self.shard.server_rank, untimed_group(self._group), STATES)
@@ -129,7 +134,7 @@ class LocalServerClient:
         self.server = server
         self._exchange = exchange
         self._request = ServerRequest(RequestKind.PUSH)
-        self._reply = ServerReply(0, -1)
+        self._reply = NO_REPLY
         self._sending: list[PackedTransfer] = []
 
     def push(self, settings: Sequence[float], max_norm: float | None) -> None:

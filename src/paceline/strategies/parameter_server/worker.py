@@ -39,10 +39,9 @@ class Worker(ABC):
         self._remote = [client for client in remote if not client.shard.is_empty]
         self._empty = [client for client in remote if client.shard.is_empty and comm.servers]
         """Clients of servers on separate ranks that keep no parameters; they too serve until all workers leave."""
-
-    @property
-    def _clients(self) -> list[ServerClient | LocalServerClient]:
-        return [*self._remote, *([] if self._local is None else [self._local])]
+        self._clients: list[ServerClient | LocalServerClient] = [*self._remote]
+        if self._local is not None:
+            self._clients.append(self._local)
 
     @abstractmethod
     def leads(self, shard: ServerShard) -> bool:
@@ -94,7 +93,9 @@ class Worker(ABC):
                 client.leave()
 
     def push(self, settings: Sequence[float], max_norm: float | None) -> None:
-        """Start to send gradients to all servers."""
+        """Start to send gradients to all servers. All receives are started first, so that no sender waits for one."""
+        for client in self._remote:
+            client.start_receiving()
         if self._local is not None:
             self._local.push(settings, max_norm)
         for client in self._remote:
