@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paceline.report.tables.columns import TIMES, comparison_columns, rank_columns, unit_for
 
 from experiments_on_disk import CLASSIC, falling, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison
@@ -22,7 +23,6 @@ from paceline.report.definitions import DEFINITIONS
 from paceline.report.page.comparison import all_plots, render, write_page
 from paceline.report.plots.drawing import plain, short_names
 from paceline.report.plots.palette import colours, contrast
-from paceline.report.tables.columns import TIMES, comparison_columns, rank_columns, unit_for
 from paceline.report.tables.steps import split_columns, split_rows
 from paceline.report.verdict import sentences
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paceline.report.tables.columns import comparison_columns
 
 from examinations import examination
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
@@ -26,7 +27,6 @@ from paceline.report.plots.palette import PARTS as PART_COLOURS
 from paceline.report.plots.split import split
 from paceline.report.plots.timeline import MOST_BARS, timeline
 from paceline.report.plots.timeline_steps import MOST_RANKS
-from paceline.report.tables.columns import comparison_columns
 from paceline.report.tables.steps import bytes_columns, bytes_rows, operation_rows, rank_split_rows, split_rows
 
 STEP_S = {"single": 0.08, "none": 0.01, "allreduce": 0.05, "ddp": 0.04}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paceline.report.tables.columns import rank_columns
 
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.records import RunFolder
@@ -15,7 +16,6 @@ from paceline.records.schema import MarkRow, ResourceRow
 from paceline.records.writer import MarkWriter, ResourceWriter
 from paceline.report.page.comparison import render
 from paceline.report.plots.resources import MOST_COLLECTIONS, resources
-from paceline.report.tables.columns import rank_columns
 from paceline.report.tables.resources import host_columns, host_rows
 
 NAMES = ("allreduce", "<b>ddp</b>")

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from paceline.formatting import Unit
+
 Json = dict[str, Any]
 
 LABEL_SIZE = 12
@@ -61,6 +63,11 @@ def shortened(name: str, most: int = LONGEST_LABEL) -> str:
     if colon and room >= LEAST_OF_NAME:
         return f"{strategy[:room]}…:{options}"
     return f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
+
+
+def hover_value(variable: str, unit: Unit) -> str:
+    """Return the part of a tooltip's template that shows a variable of the trace, which is in `unit`."""
+    return f"%{{{variable}:,.{unit.decimals}f}}{unit.ending}"
 
 
 def tick_label(value: float) -> str:

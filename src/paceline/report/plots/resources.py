@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import thinned
 from paceline.analysis.resources import cpu_shares, host_usage, usage
+from paceline.formatting import SHARE, SIZES, Unit, percent, seconds, unit_for
 from paceline.records import RunRecord
 from paceline.records.schema import MarkRow
-from paceline.report.formatting import percent, seconds
 from paceline.report.plots.drawing import (
     Json,
     Panel,
@@ -19,6 +19,7 @@ from paceline.report.plots.drawing import (
     base_layout,
     grid,
     heading,
+    hover_value,
     numbered,
     plain,
     points_per_curve,
@@ -27,7 +28,6 @@ from paceline.report.plots.drawing import (
     side_note,
 )
 from paceline.report.plots.palette import colours
-from paceline.report.tables.columns import SIZES, Unit, unit_for
 
 LEDE = (
     "Upper panels: CPU time of every rank ÷ wall time (100% is one core all the time). Lower panels: its resident "
@@ -54,7 +54,7 @@ LONGEST_NAME = 26
 """Longest name that leaves room beside it for how busy a host was."""
 PLOT_HEIGHT, INNER_GAP, GAP_HEIGHT, TOP, BOTTOM = 92, 14, 58, 30, 40
 BLOCK_HEIGHT = 2 * PLOT_HEIGHT + INNER_GAP
-SHADES = {"evaluation": 0.10, "checkpoint": 0.28}
+SHADES = {"evaluation": 0.10}
 """Opacity of the shading, by kind of event."""
 
 
@@ -110,7 +110,7 @@ def resources(comparison: Comparison) -> Json | None:
         colour = colour_of[panel.row.candidate.name]
         upper = {"xaxis": numbered("x", 2 * number), "yaxis": numbered("y", 2 * number)}
         lower = {"xaxis": numbered("x", 2 * number + 1), "yaxis": numbered("y", 2 * number + 1)}
-        drawn = [*_marks(panel, top), *_lines(panel.cpu, colour, points, Unit(1, "%", 0), shape="vh")]
+        drawn = [*_marks(panel, top), *_lines(panel.cpu, colour, points, replace(SHARE, scale=1), shape="vh")]
         data += [trace | upper for trace in drawn]
         data += [trace | lower for trace in _lines(panel.memory, colour, points, unit, shape="linear")]
     return {
@@ -176,7 +176,7 @@ def _lines(curves: dict[int, _ResourceCurve], colour: str, points: int, unit: Un
                     "simplify": False,
                     "dash": "dot" if place else "solid",
                 },
-                "hovertemplate": f"%{{meta}} at %{{x:.1f}} s: %{{y:.{unit.decimals}f}} {unit.name}<extra></extra>",
+                "hovertemplate": f"%{{meta}} at %{{x:.1f}} s: {hover_value('y', unit)}<extra></extra>",
             }
         )
     return found

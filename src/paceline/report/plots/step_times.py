@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import step_times, thinned
-from paceline.report.formatting import seconds
+from paceline.formatting import TIMES, Unit, seconds, unit_for
 from paceline.report.plots.drawing import (
     Json,
     Panel,
@@ -17,6 +17,7 @@ from paceline.report.plots.drawing import (
     base_layout,
     grid,
     heading,
+    hover_value,
     numbered,
     plain,
     points_per_curve,
@@ -27,7 +28,6 @@ from paceline.report.plots.drawing import (
     ticks,
 )
 from paceline.report.plots.palette import colours
-from paceline.report.tables.columns import TIMES, Unit, unit_for
 
 POINTS = 12_000
 """Most points of all curves together."""
@@ -93,7 +93,7 @@ def _lines(panel: _StepTimePanel, colour: str, points: int, unit: Unit) -> list[
                 "meta": f"rank {rank}",
                 "opacity": 1 if place == 0 else 0.6,
                 "line": {"color": colour, "width": 1.3, "simplify": False, "dash": "dot" if place else "solid"},
-                "hovertemplate": f"%{{meta}}, step %{{x}}: %{{y:.{unit.decimals}f}} {unit.name}<extra></extra>",
+                "hovertemplate": f"%{{meta}}, step %{{x}}: {hover_value('y', unit)}<extra></extra>",
             }
         )
     return found
@@ -109,7 +109,7 @@ def _first_steps(panel: _StepTimePanel, colour: str, unit: Unit) -> Json:
         "marker": {"symbol": "circle-open", "color": colour, "size": 8, "line": {"width": 1.6}},
         "cliponaxis": False,
         "customdata": list(panel.ranks),
-        "hovertemplate": f"rank %{{customdata}}, first step: %{{y:.{unit.decimals}f}} {unit.name}<extra></extra>",
+        "hovertemplate": f"rank %{{customdata}}, first step: {hover_value('y', unit)}<extra></extra>",
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.report.formatting import count, number, percent, plural, seconds
+from paceline.formatting import count, number, percent, plural, seconds
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.0, "0.0000"), (2.302585, "2.3026"), (float("nan"), "nan")])
