@@ -196,8 +196,8 @@ def plural(value: int, noun: str) -> str:
 
 
 def format_cores(value: float, noun: str = "core") -> str:
-    """Format a number of cores, as "0.5 core" or "2 cores"."""
-    return f"{value:.3g} {noun}" + ("" if value <= 1 else "s")
+    """Format a number of cores, as "0.5 cores" or "1 core"."""
+    return f"{value:.3g} {noun}" + ("" if value == 1 else "s")
 
 
 def scientific(value: float) -> str:

@@ -9,7 +9,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.config import RunConfig
 from paceline.config.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
-from paceline.formatting import plural
+from paceline.formatting import format_cores, plural
 
 WARM_UP_COUNTS = "warm-up steps included: fewer than 6 steps"
 """Remark on runs that are too short for means without the warm-up steps."""
@@ -38,4 +38,4 @@ def on_hosts(design: Mapping[str, Any]) -> str:
         what = format_hosts(parse_hosts(spec))
     except UsageError:  # The record was edited, or a newer version wrote it.
         what = plural(hosts, "emulated host")
-    return f" on {what}" + ("" if share is None else f", {share:g} cores each")
+    return f" on {what}" + ("" if share is None else f", {format_cores(share)} each")
