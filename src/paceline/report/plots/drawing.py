@@ -156,6 +156,19 @@ def numbered(name: str, number: int) -> str:
     return name if number == 0 else f"{name}{number + 1}"
 
 
+def rank_line(place: int, rank: int, colour: str, **trace: Any) -> Json:
+    """Return the line of a rank; all but the first are dotted, so that it stays visible below them."""
+    line = {"color": colour, "width": 1.3, "simplify": False, "dash": "dot" if place else "solid"}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "meta": f"rank {rank}",
+        "opacity": 1 if place == 0 else 0.6,
+        **trace,
+        "line": line | trace.get("line", {}),
+    }
+
+
 def decades(low: float, high: float) -> list[float]:
     """Return round values from `low` to `high` for a logarithmic axis: 1, 2, 5 in each decade, or the decades alone."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -23,6 +23,7 @@ from paceline.report.plots.drawing import (
     numbered,
     plain,
     points_per_curve,
+    rank_line,
     rounded,
     short_names,
     side_note,
@@ -157,27 +158,20 @@ def _stepped(values: list[float]) -> list[float]:
 
 
 def _lines(curves: dict[int, _ResourceCurve], colour: str, points: int, unit: Unit, *, shape: str) -> list[Json]:
-    """Return a line per rank; all but the first are dotted, so that it stays visible below them."""
+    """Return a line per rank."""
     found = []
     for place, (rank, curve) in enumerate(curves.items()):
         kept = thinned(curve.values, points)
         found.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": rounded(curve.times[i] for i in kept),
-                "y": rounded(curve.values[i] / unit.scale for i in kept),
-                "meta": f"rank {rank}",
-                "opacity": 1 if place == 0 else 0.6,
-                "line": {
-                    "color": colour,
-                    "width": 1.3,
-                    "shape": shape,
-                    "simplify": False,
-                    "dash": "dot" if place else "solid",
-                },
-                "hovertemplate": f"%{{meta}} at %{{x:.1f}} s: {hover_value('y', unit)}<extra></extra>",
-            }
+            rank_line(
+                place,
+                rank,
+                colour,
+                x=rounded(curve.times[i] for i in kept),
+                y=rounded(curve.values[i] / unit.scale for i in kept),
+                line={"shape": shape},
+                hovertemplate=f"%{{meta}} at %{{x:.1f}} s: {hover_value('y', unit)}<extra></extra>",
+            )
         )
     return found
 

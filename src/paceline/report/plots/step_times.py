@@ -21,6 +21,7 @@ from paceline.report.plots.drawing import (
     numbered,
     plain,
     points_per_curve,
+    rank_line,
     rounded,
     short_names,
     side_note,
@@ -80,21 +81,19 @@ def _first_run(comparison: Comparison, name: str) -> dict[int, list[float]]:
 
 
 def _lines(panel: _StepTimePanel, colour: str, points: int, unit: Unit) -> list[Json]:
-    """Return a line per rank; all but the first are dotted, so that it stays visible below them."""
+    """Return a line per rank."""
     found = []
     for place, (rank, values) in enumerate(panel.ranks.items()):
         kept = thinned(values, points)
         found.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": kept,
-                "y": rounded(_scaled(values[i], unit) for i in kept),
-                "meta": f"rank {rank}",
-                "opacity": 1 if place == 0 else 0.6,
-                "line": {"color": colour, "width": 1.3, "simplify": False, "dash": "dot" if place else "solid"},
-                "hovertemplate": f"%{{meta}}, step %{{x}}: {hover_value('y', unit)}<extra></extra>",
-            }
+            rank_line(
+                place,
+                rank,
+                colour,
+                x=kept,
+                y=rounded(_scaled(values[i], unit) for i in kept),
+                hovertemplate=f"%{{meta}}, step %{{x}}: {hover_value('y', unit)}<extra></extra>",
+            )
         )
     return found
 

@@ -15,7 +15,20 @@ from paceline.analysis.steps.split import PARTS, Split
 from paceline.analysis.steps.timing import includes_warm_up
 from paceline.analysis.summary import summarise
 from paceline.analysis.traffic.payload import payload_of
-from paceline.formatting import TENTHS, format_cores, number, percent, plural, seconds, size, whole
+from paceline.formatting import (
+    NOTHING,
+    TENTHS,
+    TIMES,
+    Unit,
+    format_cores,
+    number,
+    percent,
+    plural,
+    seconds,
+    size,
+    unit_for,
+    whole,
+)
 from paceline.records import RunRecord
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.ranks import RANK_FIGURES
@@ -69,17 +82,21 @@ def split_table(record: RunRecord, width: int) -> Table | None:
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     for heading in ("rank", *PARTS, "(data)", "(descheduled)", "overlap"):
         table.add_column(heading, justify="right", no_wrap=True)
+    unit = unit_for([split.step_s for split in splits.values()], TIMES)
     for rank, split in splits.items():
-        table.add_row(str(rank), *_split_cells(split, shares_only=width < SPLIT_WIDE), percent(split.overlap, 0))
+        cells = _split_shares(split) if width < SPLIT_WIDE else _split_times(split, unit)
+        table.add_row(str(rank), *cells, percent(split.overlap, 0))
     return table
 
 
-def _split_cells(split: Split, *, shares_only: bool) -> list[str]:
+def _split_shares(split: Split) -> list[str]:
     descheduled = None if split.descheduled_s is None else split.share("descheduled")
-    if shares_only:
-        return [percent(share, 0) for share in (*map(split.share, PARTS), split.share("data"), descheduled)]
-    parts = [f"{seconds(getattr(split, f'{part}_s'))} {percent(split.share(part), 0):>4}" for part in PARTS]
-    return [*parts, seconds(split.data_s), seconds(split.descheduled_s)]
+    return [percent(share, 0) for share in (*map(split.share, PARTS), split.share("data"), descheduled)]
+
+
+def _split_times(split: Split, unit: Unit) -> list[str]:
+    parts = [f"{unit.text(getattr(split, f'{part}_s'))} {percent(split.share(part), 0):>4}" for part in PARTS]
+    return [*parts, *[NOTHING if part is None else unit.text(part) for part in (split.data_s, split.descheduled_s)]]
 
 
 def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
