@@ -59,6 +59,14 @@ def test_the_terminal_shows_names_without_markup(tmp_path: Path, capsys: pytest.
     assert "60.0%" in printed
 
 
+def test_a_narrow_terminal_shortens_names_and_keeps_the_times(tmp_path: Path) -> None:
+    long = replace(PROFILE, operators=[replace(CONV, name="aten::" + "x" * 80), ADD])
+    table = profile_table(run_with(tmp_path, long), 80)
+    assert table is not None
+    assert [column.header for column in table.columns] == ["operator", "calls/step", "share", "self CPU", "total CPU"]
+    assert Console(width=80).measure(table).minimum <= 80
+
+
 def test_profiled_and_missing_steps_are_reported(tmp_path: Path) -> None:
     (sentence,) = profile_sentences(run_with(tmp_path / "all", PROFILE))
     assert "steps 8–9 of rank 1 ran under torch's profiler, 12.00 ms each, which no other figure counts" in sentence

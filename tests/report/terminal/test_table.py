@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -27,6 +28,14 @@ def test_columns_are_dropped_one_at_a_time_by_priority() -> None:
         ["strategy", "compute", "accuracy"],
         ["strategy", "accuracy"],
     ]
+
+
+def test_columns_that_add_up_are_dropped_together() -> None:
+    phases = [replace(text_column(name, ["1 ms"], 3), group="step") for name in ("forward", "backward")]
+    columns = [*COLUMNS[:1], *phases, *COLUMNS[3:]]
+    left = {tuple(column.heading for column in fit_columns(columns, width)) for width in range(80)}
+    assert not [shown for shown in left if ("forward" in shown) != ("backward" in shown)]
+    assert ("strategy", "forward", "backward", "accuracy") in left
 
 
 def test_names_always_stay() -> None:

@@ -44,6 +44,8 @@ class Column:
     """Key of the definition."""
     priority: int = 10
     """Columns of lower priority are dropped first where the terminal is too narrow."""
+    group: str = ""
+    """Name shared by columns that are dropped together, since they add up; empty for none."""
 
     @property
     def is_empty(self) -> bool:
@@ -116,7 +118,13 @@ def _terminal_columns(figure: Figure[R], rows: Sequence[R], heading: str | None)
     unit, place = _unit(figure, rows), figure.terminal
     cells = [_cell(figure, row, unit) for row in rows]
     column = Column(
-        figure.key, heading or place.heading, unit, cells, definition=figure.defined.key, priority=place.priority
+        figure.key,
+        heading or place.heading,
+        unit,
+        cells,
+        definition=figure.defined.key,
+        priority=place.priority,
+        group=figure.unit_of,
     )
     if place.interval == "half width":
         widths = [_half_width(figure, row, unit) for row in rows]

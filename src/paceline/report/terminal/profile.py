@@ -9,11 +9,12 @@ from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.machine import OPERATOR_FIGURES
 from paceline.report.plots.drawing import shortened
 from paceline.report.tables.profile import profile_rows
-from paceline.report.terminal.table import figure_table
+from paceline.report.terminal.table import column_width, figure_table
 
 TOP = 10
 """Number of operators that the terminal shows."""
-LONGEST_NAME = 60
+SHORTEST_NAME, LONGEST_NAME = 24, 60
+"""Characters of an operator's name in a narrow and in a wide terminal."""
 
 
 def profile_table(run: RunRecord, width: int) -> Table | None:
@@ -21,5 +22,8 @@ def profile_table(run: RunRecord, width: int) -> Table | None:
     rows = profile_rows(run)[:TOP]
     if not rows:
         return None
-    names = text_column("operator", [shortened(row.name, LONGEST_NAME) for row in rows])
-    return figure_table([names, *terminal_columns(OPERATOR_FIGURES, rows)], width)
+    figures = terminal_columns(OPERATOR_FIGURES, rows)
+    room = width - sum(map(column_width, figures))
+    longest = max(SHORTEST_NAME, min(LONGEST_NAME, room))
+    names = text_column("operator", [shortened(row.name, longest) for row in rows])
+    return figure_table([names, *figures], width)

@@ -47,7 +47,8 @@ def print_run(record: RunRecord, console: Console) -> None:
     summary = summarise(record)
     ranks = rank_rows([record])
     numbers = text_column("rank", [str(rank.rank) for rank in ranks])
-    console.print(figure_table([numbers, *terminal_columns(RANK_FIGURES, ranks)], console.width))
+    columns = [numbers, *terminal_columns(RANK_FIGURES, ranks)]
+    console.print(figure_table(columns, console.width, name_side="right"))
     split = split_table(record, console.width)
     if split is not None:
         console.print(split)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.markup import escape
@@ -15,7 +16,13 @@ GAP = 2
 
 
 def figure_table(
-    columns: Sequence[Column], width: int, *, styles: Sequence[str | None] = (), names: int = 1, name_width: int = 0
+    columns: Sequence[Column],
+    width: int,
+    *,
+    styles: Sequence[str | None] = (),
+    names: int = 1,
+    name_width: int | None = None,
+    name_side: Literal["left", "right"] = "left",
 ) -> Table:
     """Return a table of the columns that fit; the first `names` columns are names, which are always shown.
 
@@ -23,9 +30,10 @@ def figure_table(
     """
     kept = fit_columns(columns, width, names)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, column in enumerate(kept):
-        justify, least = ("left", name_width) if place == 0 and names else ("right", 0)
-        table.add_column(escape(column.heading), justify=justify, no_wrap=True, min_width=least or None)  # type: ignore[arg-type]
+    first, *others = kept
+    table.add_column(escape(first.heading), justify=name_side, no_wrap=True, min_width=name_width)
+    for column in others:
+        table.add_column(escape(column.heading), justify="right", no_wrap=True)
     for place, texts in enumerate(zip(*[column.texts for column in kept], strict=True)):
         table.add_row(*map(escape, texts), style=styles[place] if styles else None)
     return table
@@ -34,14 +42,18 @@ def figure_table(
 def fit_columns(columns: Sequence[Column], width: int, names: int = 1) -> list[Column]:
     """Return the columns that fit into the terminal. The page and the JSON output have all of them.
 
-    Columns are dropped one at a time, those of the lowest priority first, and of equals the last. The first column of
-    figures stays.
+    Columns are dropped one at a time, or with their group: those of the lowest priority first, and of equals the last.
+    The most important column of figures stays.
     """
     kept = list(columns)
-    while sum(map(_width, kept)) - GAP > width and len(kept) > names + 1:
-        kept.remove(min(reversed(kept[names:]), key=lambda column: column.priority))
+    while sum(map(column_width, kept)) - GAP > width and len(kept) > names + 1:
+        dropped = min(reversed(kept[names:]), key=lambda column: column.priority)
+        kept = [
+            column for column in kept if column is not dropped and (not column.group or column.group != dropped.group)
+        ]
     return kept
 
 
-def _width(column: Column) -> int:
+def column_width(column: Column) -> int:
+    """Return the characters that a column takes, with the gap before it."""
     return GAP + max(map(cell_len, [column.heading, *column.texts]))
