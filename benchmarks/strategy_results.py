@@ -13,8 +13,9 @@ from strategy_picture import draw, interval
 from paceline.analysis.comparison import cost_per_sample
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.statistics import Estimate, estimate_times, paired_ratio
+from paceline.formatting import seconds, time_range
 from paceline.records.experiment import ExperimentRecord, read_experiment
-from paceline.report.formatting import on_hosts, seconds, time_range
+from paceline.report.run_description import on_hosts
 
 REFERENCE, BOUND = "ddp", "none"
 BEGIN, END = "<!-- made by benchmarks/strategies.py: begin -->", "<!-- made by benchmarks/strategies.py: end -->"

@@ -20,7 +20,7 @@ LAYERS = [
     {"measure"},
     {"analysis"},
     {"plans"},
-    {"records", "config", "user_code", "errors"},
+    {"records", "config", "user_code", "errors", "formatting"},
 ]
 """Layers from top to bottom: a package may import itself and packages of lower layers."""
 
@@ -33,6 +33,7 @@ FREE_OF_TORCH = {
     "config",
     "user_code",
     "errors",
+    "formatting",
 }
 BELOW_REPORT = {
     "analysis",
@@ -41,6 +42,7 @@ BELOW_REPORT = {
     "config",
     "user_code",
     "errors",
+    "formatting",
 }
 REGISTRY = "paceline.strategies.registry"
 """Names of strategies, which the report may know too: it imports no strategy and no torch."""
@@ -81,7 +83,7 @@ def test_imports_go_down_only(file: Path, part: str) -> None:
 
 def _ground(part: str, other: str) -> bool:
     """Return whether both are in the lowest layer, whose packages may import those named after them."""
-    order = ["records", "config", "user_code", "errors"]
+    order = ["records", "config", "user_code", "errors", "formatting"]
     return part in order and other in order and order.index(part) < order.index(other)
 
 

@@ -192,7 +192,7 @@ def test_non_finite_values_are_null_in_json(tmp_path: Path) -> None:
         proof = {"error": None, "tolerance": 1e-5, "lossless": True, "ranks": 2, "steps": 3}
         file.write(json.dumps({"event": "parity", "candidate": "ddp", **proof}) + "\n")
     comparison = read_comparison(path)
-    parts = [*comparison.rows, *comparison.proofs, *comparison.loss_differences, comparison.decision]
+    parts = [*comparison.proofs, *comparison.loss_differences, comparison.decision]
     for part in parts:
         assert json.loads(json.dumps(part.to_dict(), allow_nan=False)) == json_safe(part.to_dict())
     assert math.isinf(comparison.proofs[-1].error)

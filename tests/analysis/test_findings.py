@@ -9,8 +9,8 @@ import pytest
 
 from examinations import CONTENTION, GB, LINK, MB, NEEDS, all_reduce, examination, on_two_hosts, pair, rank_info
 from paceline.analysis.findings import Finding, findings, problems
-from paceline.analysis.findings.finding import binary_size, duration, size
 from paceline.analysis.findings.link import all_reduce_s
+from paceline.formatting import seconds, size
 from paceline.records.examination import Examination, MeasuredLinks, MeasuringCost
 
 
@@ -114,8 +114,8 @@ def test_a_limit_below_the_cores_of_the_machine(changes: dict[str, Any], limit: 
 def test_a_memory_that_is_too_small() -> None:
     small = [rank_info(rank, memory_available_bytes=150 * MB, memory_limit_bytes=512 * MB) for rank in range(2)]
     found = only(examination(*small), "memory", "problem")
-    assert "needs up to 400 MB per rank; training adds 200 MB over all ranks, and" in found.message
-    assert "150 MB of memory is free on node0 under a cgroup limit of 512 MB" in found.message
+    assert "needs up to 400.00 MB per rank; training adds 200.00 MB over all ranks, and" in found.message
+    assert "150.00 MB of memory is free on node0 under a cgroup limit of 512.00 MB" in found.message
     assert "--batch" in found.fix
     tight = [replace(rank, memory_available_bytes=220 * MB) for rank in small]
     assert only(examination(*tight), "memory", "note")
@@ -131,8 +131,8 @@ def test_a_gpu_that_is_too_small() -> None:
     ranks = [rank_info(rank, device_index=0, **gpu) for rank in range(2)]
     needs = replace(NEEDS, peak_bytes=[8 * GB, 8 * GB])
     found = only(examination(*ranks, workload=needs), "memory", "problem")
-    assert "needs up to 16.0 GB for tensors" in found.message
-    assert "15.0 GB of 16.0 GB is free on T4 0 of node0" in found.message
+    assert "needs up to 16.00 GB for tensors" in found.message
+    assert "15.00 GB of 16.00 GB is free on T4 0 of node0" in found.message
     own = [replace(rank, backend="nccl") for rank in ranks]  # Each rank sees only its own GPU.
     assert not [f for f in findings(examination(*own, workload=needs)) if (f.topic, f.level) == ("memory", "problem")]
 
@@ -186,7 +186,7 @@ def test_a_port_that_cannot_be_opened() -> None:
 def test_clocks_that_are_apart(apart_s: float, level: str) -> None:
     found = only(on_two_hosts(clock_offset_s=apart_s, clock_error_s=2e-4), "clocks", level)
     ahead = "ahead of" if apart_s > 0 else "behind"
-    assert f"The clock of node1 is {duration(abs(apart_s))} {ahead} that of node0 (± 200 µs)" in found.message
+    assert f"The clock of node1 is {seconds(abs(apart_s))} {ahead} that of node0 (± 200 µs)" in found.message
     assert "NTP" in found.fix
 
 
@@ -221,7 +221,7 @@ def test_a_slow_network() -> None:
     slow = pair(0, 2, (0, 1), rate=1.2e7)
     link = replace(on_two_hosts().link or LINK, pairs=[pair(0, 1), slow])
     found = only(replace(on_two_hosts(), link=link), "link", "note")
-    assert "Between hosts, latency is 50 µs and bandwidth is 12.0 MB/s from rank 0 to rank 2." in found.message
+    assert "Between hosts, latency is 50 µs and bandwidth is 12.00 MB/s from rank 0 to rank 2." in found.message
     assert "slower than a 1 Gbit/s network" in found.message
 
 
@@ -230,15 +230,15 @@ def test_links_that_differ() -> None:
     ranks = [rank_info(rank, cores=4.0, cpu_count=4) for rank in range(3)]
     found = only(examination(*ranks, link=link, workload=None), "link", "note")
     assert found.message == (
-        "Within a host, the fastest link has 4.0× the bandwidth of the slowest: 2.0 GB/s from rank 0 to rank 1, "
-        "but 500 MB/s from rank 0 to rank 2. The slowest link limits every all-reduce."
+        "Within a host, the fastest link has 4.00× the bandwidth of the slowest: 2.00 GB/s from rank 0 to rank 1, "
+        "but 500.00 MB/s from rank 0 to rank 2. The slowest link limits every all-reduce."
     )
 
 
 def test_an_all_reduce_is_compared_with_the_slowest_link() -> None:
     (found,) = [f for f in findings(on_two_hosts()) if f.message.startswith("An all-reduce of 64 MiB over 4 ranks")]
     assert (
-        "a bus bandwidth of 500 MB/s: 50% of the bandwidth of the slowest link, 1.0 GB/s from rank 0 to rank 2."
+        "a bus bandwidth of 499.75 MB/s: 50% of the bandwidth of the slowest link, 1.00 GB/s from rank 0 to rank 2."
     ) in found.message
 
 
@@ -259,7 +259,7 @@ def test_contention() -> None:
 def test_a_workload_limited_by_communication() -> None:
     heavy = replace(NEEDS, gradient_bytes=64 << 20, step_s=0.1)
     found = only(examination(workload=heavy), "workload", "note")
-    assert "takes 67.2 ms, which is 67% of a step if nothing overlaps." in found.message
+    assert "takes 67.21 ms, which is 67% of a step if nothing overlaps." in found.message
     assert "--batch" in found.fix
 
 
@@ -279,23 +279,6 @@ def test_all_reduce_times_between_and_beyond_measured_sizes() -> None:
     assert all_reduce_s(measured, 2 * large.bytes) == 2 * large.time_s
 
 
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        (duration(54e-6), "54 µs"),
-        (duration(0.0212), "21.2 ms"),
-        (duration(5.0), "5.00 s"),
-        (size(215_000), "215 kB"),
-        (size(2.9e9), "2.9 GB"),
-        (size(12), "12 B"),
-        (binary_size(64 << 20), "64 MiB"),
-        (binary_size(1024), "1 KiB"),
-    ],
-)
-def test_formatting_of_numbers(written: str, expected: str) -> None:
-    assert written == expected
-
-
 def cost(low: float, high: float) -> Examination:
     middle = (low + high) / 2
     values = {"workload": "cnn", "strategy": "ddp", "pairs": 20, "steps": 4, "step_cpu_s": 0.02}
@@ -312,13 +295,13 @@ def test_a_measuring_cost_that_may_be_low_is_ok(low: float, high: float) -> None
 def test_a_measuring_cost_whose_interval_contains_zero_is_not_measurable() -> None:
     (found,) = [finding for finding in findings(cost(-0.014, 0.01)) if finding.topic == "measuring"]
     assert found.message == (
-        "Collecting events has no measurable cost: −0.2% (−1.4 to 1.0%) of the CPU time of a step (20.0 ms per rank)."
+        "Collecting events has no measurable cost: −0.2% (−1.4 to 1.0%) of the CPU time of a step (20.00 ms per rank)."
     )
 
 
 def test_a_high_measuring_cost() -> None:
     found = only(cost(0.031, 0.06), "measuring", "note")
-    assert "Collecting events adds 4.5% (3.1 to 6.0%) to the CPU time of a step, which is 20.0 ms" in found.message
+    assert "Collecting events adds 4.5% (3.1 to 6.0%) to the CPU time of a step, which is 20.00 ms" in found.message
     assert "--no-events" in found.fix
 
 

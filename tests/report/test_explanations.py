@@ -153,7 +153,7 @@ def test_ranks_of_one_host_may_share_memory(tmp_path: Path) -> None:
         assert "(shared_memory)" in words(kind, about, within_host=True)[1]  # type: ignore[arg-type]
         assert "(shared_memory)" not in words(kind, about)[1]  # type: ignore[arg-type]
     text, remedy = words("memory", about)
-    assert "summing 215.0 kB of gradients in shared memory" in text
+    assert "summing 215.00 kB of gradients in shared memory" in text
     assert "link" not in text + remedy
 
 

@@ -108,7 +108,7 @@ def test_a_rank_that_moves_most_bytes_is_named(tmp_path: Path) -> None:
         summary["traffic"] = {"sent_bytes": [300, 100], "received_bytes": [300, 100]}
         file.write_text(json.dumps(summary))
     text = " ".join(sentences(read_comparison(path)))
-    assert "gather_scatter: rank 0 sends and receives 3.0× the bytes of any other rank." in text
+    assert "gather_scatter: rank 0 sends and receives 3.00× the bytes of any other rank." in text
 
 
 def test_accuracies_at_chance_level_are_not_compared(tmp_path: Path) -> None:

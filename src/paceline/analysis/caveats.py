@@ -10,6 +10,7 @@ from paceline.analysis.curves import loss_curve
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
+from paceline.formatting import SHARE, format_cores, percent, whole
 from paceline.records import RunRecord
 
 DRIFT = 1e-6
@@ -47,9 +48,9 @@ def caveats(
     over = next((r.run.topology for r in record_set.runs if over_subscribed(r.run.topology)), None)
     if over and shared_cores:
         yield (
-            f"{over['workers']} ranks share {over['cores']:g} cores and take turns on them: times compare strategies "
-            "on this machine, but do not predict more machines. Use fewer ranks or threads to give each rank its own "
-            "core."
+            f"{over['workers']} ranks share {format_cores(over['cores'])} and take turns on them: times compare "
+            "strategies on this machine, but do not predict more machines. Use fewer ranks or threads to give each "
+            "rank its own core."
         )
     yield from _slowed(record_set)
     yield from record_set.read_warnings
@@ -63,9 +64,9 @@ def caveats(
 
 def _uneven_ranks(record_set: RecordSet, rank_step_spread: Mapping[str, float | None]) -> Iterator[str]:
     """Yield one warning that names all candidates whose ranks differ in step time."""
-    found = {name: f"{100 * spread:.0f}" for name, spread in rank_step_spread.items() if spread is not None}
+    found = {name: spread for name, spread in rank_step_spread.items() if spread is not None}
     if found:
-        least, most = min(found.values(), key=int), max(found.values(), key=int)
+        least, most = SHARE.write(min(found.values())), SHARE.write(max(found.values()))
         between = f"{least}%" if least == most else f"{least} to {most}%"
         runs = [run for name in found for run in record_set.runs_of(name).values()]
         cause = (
@@ -115,12 +116,12 @@ def unplanned_bytes(name: str, run: RunRecord) -> str | None:
     """Return a warning if the bytes counted at a run's sockets differ from those expected; otherwise None."""
     payload = payload_of(run)
     pair = None if payload is None or payload.holds is not False else payload.furthest
-    if payload is None or pair is None:
+    if payload is None or pair is None or pair.expected_bytes is None:
         return None
     return (
-        f"{name}: rank {pair.source} sent {pair.bytes:,.0f} bytes per step to rank {pair.target} by the kernel's "
-        f"count, but {payload.expected_from} and framing predict {pair.expected_bytes:,.0f}. The strategy sends other "
-        "data than expected, or uses another algorithm; check its plan before you trust byte counts."
+        f"{name}: rank {pair.source} sent {whole(pair.bytes)} bytes per step to rank {pair.target} by the kernel's "
+        f"count, but {payload.expected_from} and framing predict {whole(pair.expected_bytes)}. The strategy sends "
+        "other data than expected, or uses another algorithm; check its plan before you trust byte counts."
     )
 
 
@@ -143,7 +144,7 @@ def _drifts(record_set: RecordSet) -> Iterator[str]:
             runs = record_set.runs_of(candidate.name).values()
             divergence = max([(run.summary or {}).get("weight_divergence") or 0.0 for run in runs], default=0.0)
             if divergence > DRIFT:
-                share = f"{100 * divergence:.0f}%" if divergence >= 0.01 else f"{100 * divergence:.2g}%"
+                share = percent(divergence, 0) if divergence >= 0.01 else percent(divergence, 4)
                 yield (
                     f"{candidate.name}: weights differ by {share} between ranks at the end of the run, although the "
                     "strategy is declared lossless. Its gradient synchronisation is probably wrong; do not trust its "

@@ -89,13 +89,6 @@ class CandidateRow:
         """Whether it has a step time and did not fail."""
         return self.step_s is not None and self.failure is None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as JSON values, with None for NaN and infinity."""
-        values = asdict(self) | {"exposed": self.exposed and self.exposed.to_dict()}
-        del values["candidate"]
-        found: dict[str, Any] = json_safe({"name": self.candidate.name, **self.candidate.to_dict(), **values})
-        return found
-
 
 @dataclass(frozen=True)
 class Proof:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.analysis.comparison import Comparison, Proof
 from paceline.analysis.loss_difference import VISIBLE, LossDifference, identical_groups
-from paceline.report.formatting import join_names, percent, plural
+from paceline.formatting import join_names, percent, plural, scientific
 
 CAUSES = {
     "none": "None: the losses are identical to the last bit.",
@@ -32,15 +32,6 @@ def proof_verdict(proof: Proof) -> str:
     if proof.lossless:
         return "Not the mean gradient, although the strategy promises it."
     return "Not the mean gradient; the strategy does not promise it."
-
-
-def scientific(value: float) -> str:
-    """Format a small relative figure."""
-    if value == 0:
-        return "0"
-    if value >= 0.01:
-        return "∞" if math.isinf(value) else f"{value:.2f}"
-    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
 
 
 @dataclass(frozen=True)

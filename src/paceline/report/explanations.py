@@ -10,10 +10,10 @@ from paceline.analysis.bottlenecks import Bottleneck, BottleneckKind, bottleneck
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import hub_rank
 from paceline.config.slow_ranks import parse_slow_ranks
+from paceline.formatting import format_cores, percent, plural, seconds, size
 from paceline.plans.halving_doubling import ALGORITHM as HALVING_DOUBLING
 from paceline.plans.halving_doubling import folded
 from paceline.records.examination import PairLink
-from paceline.report.formatting import percent, plural, seconds, size
 from paceline.strategies.registry import option_names
 
 MOST_REASONS = 3
@@ -24,8 +24,8 @@ PART = {
     "compute": "compute",
     "cores": "descheduled",
     "data": "data",
-    "straggler": "wait_s",
-    "uneven_ranks": "wait_s",
+    "straggler": "wait",
+    "uneven_ranks": "wait",
     "latency": "exposed",
     "bandwidth": "exposed",
     "memory": "exposed",
@@ -156,10 +156,10 @@ def _cores(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     facts = limit.facts
     lost = f"{_amount(limit, case)} is lost because the compute thread was descheduled"
     if facts["cores"] is not None and facts["cores"] < 1 and facts["ranks"] == 1:
-        return f"{lost}: its host has {facts['cores']:g} cores.", "more cores."
+        return f"{lost}: its host has {format_cores(facts['cores'])}.", "more cores."
     if facts["threads_per_core"] is not None and facts["threads_per_core"] > 1:
         threads = f"{plural(facts['ranks'], 'rank')} × {plural(facts['threads'], 'thread')}"
-        text = f"{lost}: {threads} are too many for {facts['cores']:g} cores."
+        text = f"{lost}: {threads} are too many for {format_cores(facts['cores'])}."
         fewer = max(1, int(facts["cores"] // facts["threads"]))
         return text, f"--ranks {fewer} on this machine, or separate hosts."
     if case.row.candidate.role != "candidate":

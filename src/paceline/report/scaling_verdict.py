@@ -14,7 +14,7 @@ from paceline.analysis.scaling.curves import (
     ScalingPoint,
 )
 from paceline.analysis.statistics import Estimate
-from paceline.report.formatting import factor, percent, plural, seconds
+from paceline.formatting import FACTOR, SHARE, factor, format_cores, interval, percent, plural, seconds, whole
 
 TITLES: dict[Mode, str] = {"strong": "Strong scaling", "weak": "Weak scaling"}
 NOT_SCALED = "The learning rate is the same at every batch size: this experiment measures time, not accuracy."
@@ -54,13 +54,13 @@ def format_mode(scaling: Scaling, mode: Mode) -> str:
     batches = sorted({point.batch for point in points})
     if mode == "strong":
         return (
-            f"the global batch stays at {batches[0]:,}, so more ranks get fewer samples each. "
+            f"the global batch stays at {whole(batches[0])}, so more ranks get fewer samples each. "
             "Ideally a step on N ranks takes 1/N of the time."
         )
     share = min(point.batch_per_rank for point in points)
     return (
-        f"every rank gets {share:,.0f} samples, so the global batch grows with the ranks, from {batches[0]:,} to "
-        f"{batches[-1]:,}. Ideally a step takes as long on N ranks as on one."
+        f"every rank gets {whole(share)} samples, so the global batch grows with the ranks, from {whole(batches[0])} "
+        f"to {whole(batches[-1])}. Ideally a step takes as long on N ranks as on one."
     )
 
 
@@ -70,7 +70,7 @@ def format_hosts_used(scaling: Scaling) -> str:
     design = scaling.design
     kind = "emulated host" if design.get("emulated") else "host"
     share = design.get("host_cpus")
-    of = f" of {share:g} core{'' if share <= 1 else 's'} each" if share is not None else ""
+    of = f" of {format_cores(share)} each" if share is not None else ""
     spec = str(design.get("emulated") or "")
     rate = f" ({spec})" if "@" in spec else ""
     return f"up to {plural(hosts, kind)}{of}{rate}" if hosts > 1 else "one host"
@@ -202,8 +202,8 @@ def _format_efficiency(gain: ScalingGain) -> str:
     share = gain.efficiency
     if share is None or share.is_vague:
         return ""
-    interval = "" if share.low is None or share.high is None else f" ({100 * share.low:.0f}–{percent(share.high, 0)})"
-    return f", efficiency {percent(share.value, 0)}{interval}"
+    ends = interval(share.low, share.high, SHARE)
+    return f", efficiency {percent(share.value, 0)}" + (f" ({ends}%)" if ends else "")
 
 
 def _format_ratio(ratio: Estimate) -> str:
@@ -211,10 +211,5 @@ def _format_ratio(ratio: Estimate) -> str:
     if ratio.low is None or ratio.high is None:
         return factor(ratio.value)
     too_wide = ratio.is_vague and ratio.spans(1)
-    interval = f"n = {ratio.repeats}" if too_wide else f"{ratio.low:.2f}–{ratio.high:.2f}"
-    return f"{factor(ratio.value)} ({interval})"
-
-
-def format_wide_interval(estimate: Estimate) -> str:
-    """Return the text that replaces an interval too wide to be useful."""
-    return f"too wide (n = {estimate.repeats})"
+    ends = f"n = {ratio.repeats}" if too_wide else interval(ratio.low, ratio.high, FACTOR)
+    return f"{factor(ratio.value)} ({ends})"

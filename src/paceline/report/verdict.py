@@ -15,7 +15,7 @@ from paceline.analysis.statistics import Estimate
 from paceline.analysis.traffic.payload import Payload, RankBytes
 from paceline.config import LENGTH_SETTINGS, RunConfig
 from paceline.config.setting import select
-from paceline.report.formatting import factor, join_names, percent, plural, seconds, size
+from paceline.formatting import ACCURACY, FACTOR, factor, interval, join_names, percent, plural, seconds, size
 
 OMITTED_SETTINGS = frozenset(select(RunConfig, lambda metadata: metadata.positional or not metadata.in_next_command))
 """Settings left out of a suggested command: it names the workload elsewhere, and the others were for one run only."""
@@ -64,16 +64,16 @@ def _winner(comparison: Comparison) -> Iterator[str]:
     assert decision.ratio is not None
     assert decision.level is not None
     ratio, repeats = decision.ratio, plural(decision.ratio.repeats, "repeat")
-    interval = _interval_and_repeats(ratio, decision.level)
+    certainty = _interval_and_repeats(ratio, decision.level)
     if decision.outcome == "winner":
         yield (
             f"{pick} {decision.first}: {seconds(first.step_s.value)} per step, {factor(ratio.value)} as fast as "
-            f"{decision.second}, the next best{interval}."
+            f"{decision.second}, the next best{certainty}."
         )
     elif decision.outcome == "equal":
         yield (
             f"{decision.first} and {decision.second} are equally fast: {seconds(first.step_s.value)} per step, "
-            f"a ratio of {factor(ratio.value)}{interval}."
+            f"a ratio of {factor(ratio.value)}{certainty}."
         )
     elif ratio.repeats == 0:
         yield (
@@ -88,8 +88,8 @@ def _winner(comparison: Comparison) -> Iterator[str]:
     else:
         yield (
             f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}, but the "
-            f"interval ({ratio.low:.2f}–{ratio.high:.2f}, {repeats}) includes equal speed (differences below 1% count "
-            "as none). More repeats or longer runs may decide it."
+            f"interval ({interval(ratio.low, ratio.high, FACTOR)}, {repeats}) includes equal speed (differences below "
+            "1% count as none). More repeats or longer runs may decide it."
         )
 
 
@@ -179,7 +179,7 @@ def _imbalances(rows: Sequence[CandidateRow], payloads: Mapping[str, Payload]) -
         if len(moved) > 1 and moved[-2][0] and moved[-1][0] >= NOTABLE_IMBALANCE * moved[-2][0]:
             (next_most, _), (most, rank) = moved[-2:]
             counted = "" if payload is None else f" ({size(most)} per step, measured at its sockets)"
-            clause = f"rank {rank} sends and receives {most / next_most:.1f}× the bytes of any other rank{counted}"
+            clause = f"rank {rank} sends and receives {factor(most / next_most)} the bytes of any other rank{counted}"
             found.setdefault(clause, []).append(row.candidate.name)
     return found
 
@@ -201,8 +201,9 @@ def _accuracy(comparison: Comparison) -> Iterator[str]:
         gain = row.accuracy_gain
         assert gain is not None
         more = "higher" if gain.value > 0 else "lower"
+        points = ACCURACY.write(abs(gain.value))
         yield (
-            f"{row.candidate.name}: the test accuracy is {abs(100 * gain.value):.1f} percentage points {more} than "
+            f"{row.candidate.name}: the test accuracy is {points} percentage points {more} than "
             f"that of {comparison.reference}, which exceeds the spread between seeds."
         )
 
@@ -231,14 +232,14 @@ def _chance(comparison: Comparison) -> Chance | None:
 def _format_interval(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return ""
-    return f" ({estimate.low:.2f}–{estimate.high:.2f})"
+    return f" ({interval(estimate.low, estimate.high, FACTOR)})"
 
 
 def _interval_and_repeats(estimate: Estimate, level: float) -> str:
     repeats = plural(estimate.repeats, "repeat")
     if estimate.low is None or estimate.high is None:
         return f" ({repeats})"
-    return f" ({100 * level:.3g}% interval {estimate.low:.2f}–{estimate.high:.2f}, {repeats})"
+    return f" ({100 * level:.3g}% interval {interval(estimate.low, estimate.high, FACTOR)}, {repeats})"
 
 
 def next_command(comparison: Comparison) -> str | None:

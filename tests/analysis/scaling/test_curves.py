@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -273,9 +272,3 @@ def test_an_experiment_without_runs(tmp_path: Path) -> None:
 def test_a_comparison_is_no_scaling_experiment(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="not one scaling experiment"):
         scaling(collect_records([read_experiment(write_experiment(tmp_path / "e"))]))
-
-
-def test_points_can_be_written_as_json(found: Scaling) -> None:
-    for mode in found.modes:
-        for point in found.points(mode):
-            json.dumps(point.to_dict(), allow_nan=False)

@@ -436,6 +436,13 @@ def test_scaling_plots_have_no_overlapping_labels(browser: Any, scaling_page: Pa
         assert "T₁/(N·T_N)" in page.locator("#tip").inner_text()
 
 
+def test_tables_of_a_comparison_need_no_scrolling_on_a_small_screen(browser: Any, real_page: Path) -> None:
+    with Opened(browser, real_page, viewport={"width": 1200, "height": 900}) as opened:
+        for table in ("comparison", "splits", "bytes", "operations", "hosts", "by-rank"):
+            region = opened.page.locator(f".scroll:has(#{table})")
+            assert region.evaluate("own => own.scrollWidth - own.clientWidth") == 0, table
+
+
 def test_tables_of_scaling_need_no_scrolling_on_a_small_screen(browser: Any, scaling_page: Path) -> None:
     with Opened(browser, scaling_page, viewport={"width": 1200, "height": 900}) as opened:
         for table in ("strong-points", "strong-parts", "weak-points", "weak-parts"):

@@ -18,12 +18,14 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import relative_difference, thinned
 from paceline.errors import PacelineError
 from paceline.records.experiment import Candidate
-from paceline.report.definitions import DEFINITIONS
-from paceline.report.page.comparison import all_plots, render, write_page
+from paceline.report.figures.candidates import CANDIDATE_FIGURES
+from paceline.report.figures.columns import page_columns
+from paceline.report.figures.ranks import RANK_FIGURES
+from paceline.report.figures.steps import SPLIT_FIGURES
+from paceline.report.page.comparison import DEFINITIONS, all_plots, comparison_table, render, write_page
 from paceline.report.plots.drawing import plain, short_names
 from paceline.report.plots.palette import colours, contrast
-from paceline.report.tables.columns import TIMES, comparison_columns, rank_columns, unit_for
-from paceline.report.tables.steps import split_columns, split_rows
+from paceline.report.tables.steps import split_rows
 from paceline.report.verdict import sentences
 
 pytestmark = pytest.mark.takes(9)
@@ -80,7 +82,7 @@ def test_the_page_says_what_the_comparison_says(tmp_path: Path) -> None:
     seen = " ".join(page.text.split())
     for part in sentences(comparison)[0].split(": ", 1) + sentences(comparison)[1:]:
         assert part in seen
-    for column in comparison_columns(comparison.rows, comparison.reference):
+    for column in comparison_table(comparison).columns:
         assert all(cell.text in seen and cell.interval in seen for cell in column.cells), column.key
     for definition in DEFINITIONS.values():
         assert definition.text in seen
@@ -230,9 +232,11 @@ def test_a_page_says_where_the_warm_up_counts(tmp_path: Path, steps: int, said: 
 
 def test_headings_distinguish_means_from_medians(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path, events=True)
-    assert comparison_columns(comparison.rows, "ddp")[0].heading == "Median time per step"
-    assert split_columns(split_rows(comparison))[0].heading == "Mean step"
-    headings = [column.heading for column in rank_columns([rank for row in comparison.rows for rank in row.ranks])]
+    assert page_columns(CANDIDATE_FIGURES, comparison.rows)[0].heading == "Median time per step"
+    assert page_columns(SPLIT_FIGURES, split_rows(comparison))[0].heading == "Mean step"
+    headings = [
+        column.heading for column in page_columns(RANK_FIGURES, [rank for row in comparison.rows for rank in row.ranks])
+    ]
     assert "Mean step" in headings
     assert len(set(headings)) == len(headings), "headings are distinct"
 
@@ -246,16 +250,16 @@ def test_the_main_table_and_that_of_splits_show_the_same_shares(tmp_path: Path) 
             rank["split"] = own | {"descheduled_s": 0.0}
         file.write_text(json.dumps(summary))
     comparison = read_comparison(path)
-    shares = {column.key: column.cells for column in comparison_columns(comparison.rows, "ddp")}
-    parts = {column.key: column.cells for column in split_columns(split_rows(comparison))}
+    shares = {column.key: column.cells for column in page_columns(CANDIDATE_FIGURES, comparison.rows)}
+    parts = {column.key: column.cells for column in page_columns(SPLIT_FIGURES, split_rows(comparison))}
     for number, row in enumerate(comparison.rows):
         if row.candidate.role == "candidate":
-            assert f"{shares['exposed'][number].text}%" == parts["exposed"][number].interval
-            assert f"{shares['compute'][number].text}%" == parts["compute"][number].interval
+            assert f"{shares['exposed'][number].text}%" == parts["exposed_s"][number].interval
+            assert f"{shares['compute'][number].text}%" == parts["compute_s"][number].interval
 
 
 def test_without_tests_there_are_no_test_columns(tmp_path: Path) -> None:
-    columns = comparison_columns(comparison_of(tmp_path, accuracy=None).rows, "ddp")
+    columns = page_columns(CANDIDATE_FIGURES, comparison_of(tmp_path, accuracy=None).rows)
     assert {"test_loss", "test_accuracy"}.isdisjoint(column.key for column in columns)
 
 
@@ -339,20 +343,6 @@ def test_short_names_still_differ() -> None:
 def test_a_short_label_keeps_the_options_of_a_strategy(most: int, label: str) -> None:
     names = ["parameter_server", "parameter_server:asynchronous=true"]
     assert short_names(names, most)[names[1]] == label
-
-
-@pytest.mark.parametrize(
-    ("values", "written"),
-    [
-        ([0.01887, 0.03063], ["18.87", "30.63"]),
-        ([0.5855, 0.6979], ["585.5", "697.9"]),
-        ([1.2, 14.0], ["1.20", "14.00"]),
-        ([0.000123], ["123.0"]),
-    ],
-)
-def test_a_column_has_one_unit_and_its_decimals(values: list[float], written: list[str]) -> None:
-    unit = unit_for(values, TIMES)
-    assert [unit.write(value) for value in values] == written
 
 
 def test_relative_differences() -> None:

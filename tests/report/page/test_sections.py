@@ -19,6 +19,9 @@ from paceline.records.examination import MeasuringCost, write_examination
 from paceline.records.experiment import Candidate
 from paceline.records.timeline import NOT_MEASURED, Purpose, RowKind, TimelineWriter
 from paceline.report.explanations import PART, explain
+from paceline.report.figures.candidates import CANDIDATE_FIGURES
+from paceline.report.figures.columns import page_columns
+from paceline.report.figures.steps import BYTES_FIGURES
 from paceline.report.page.comparison import all_plots, render
 from paceline.report.page.sections import SPLIT_PART
 from paceline.report.plots.palette import OPERATIONS, PHASES, contrast
@@ -26,8 +29,7 @@ from paceline.report.plots.palette import PARTS as PART_COLOURS
 from paceline.report.plots.split import split
 from paceline.report.plots.timeline import MOST_BARS, timeline
 from paceline.report.plots.timeline_steps import MOST_RANKS
-from paceline.report.tables.columns import comparison_columns
-from paceline.report.tables.steps import bytes_columns, bytes_rows, operation_rows, rank_split_rows, split_rows
+from paceline.report.tables.steps import bytes_rows, operation_rows, rank_split_rows, split_rows
 
 STEP_S = {"single": 0.08, "none": 0.01, "allreduce": 0.05, "ddp": 0.04}
 
@@ -97,7 +99,7 @@ def test_the_parts_of_a_step(tmp_path: Path) -> None:
     assert (ranks[0].waited_for, ranks[1].waited_for) == (0.0, 1.0)
     page = Elements(render(comparison))
     assert page.ids[f"split-{place_of(comparison, 'ddp')}-exposed"] == "7.6419%", "milliseconds, and the share"
-    columns = {column.key: column for column in comparison_columns(comparison.rows, "ddp")}
+    columns = {column.key: column for column in page_columns(CANDIDATE_FIGURES, comparison.rows)}
     assert columns["exposed"].cells[place_of(comparison, "ddp")].text == "19"
     assert columns["exposed"].cells[place_of(comparison, "none")].sort is None
     assert columns["step_s"].cells[place_of(comparison, "ddp")].parts == tuple(map(pytest.approx, shares.values()))
@@ -109,7 +111,7 @@ def place_of(comparison: Comparison, name: str) -> int:
 
 def test_without_events_the_share_above_the_bound_is_shown(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path, events=False)
-    keys = [column.key for column in comparison_columns(comparison.rows, "ddp")]
+    keys = [column.key for column in page_columns(CANDIDATE_FIGURES, comparison.rows)]
     assert "above_bound" in keys
     assert "exposed" not in keys
     page = Elements(render(comparison))
@@ -240,7 +242,7 @@ def test_bytes_and_bandwidth(tmp_path: Path) -> None:
 
 def test_control_messages_are_shown_where_they_are_sent(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path, [Candidate("ddp", "ddp")], repeats=1)
-    assert "control" not in {column.key for column in bytes_columns(bytes_rows(comparison))}
+    assert "control" not in {column.key for column in page_columns(BYTES_FIGURES, bytes_rows(comparison))}
     for file in (tmp_path / "experiment").rglob("timeline-*.bin"):
         writer = TimelineWriter(file.parent, int(file.stem.removeprefix("timeline-")))
         writer.write([(5, RowKind.STEP, Purpose.NOTHING, -1, 0, 0.0, 1.0, NOT_MEASURED, NOT_MEASURED)])
@@ -250,7 +252,7 @@ def test_control_messages_are_shown_where_they_are_sent(tmp_path: Path) -> None:
     comparison = read_comparison(tmp_path / "experiment")
     rows = bytes_rows(comparison)
     assert [(row.gradients, row.control, row.total) for row in rows] == [(4000, 8, 4008)]
-    assert {column.key: column.heading for column in bytes_columns(rows)}["control"] == "Control"
+    assert {column.key: column.heading for column in page_columns(BYTES_FIGURES, rows)}["control"] == "Control"
     assert "Ranks send gradients and control messages, and nothing else." in Elements(render(comparison)).shown
 
 
@@ -260,7 +262,7 @@ def test_the_cost_of_measuring_is_shown(tmp_path: Path) -> None:
     found = MeasuringCost(**cost, pairs=20, steps=4, step_cpu_s=0.0182)  # type: ignore[arg-type]
     write_examination(tmp_path / "experiment", examination(measuring_cost=found))
     page = Elements(render(read_comparison(tmp_path / "experiment")))
-    share = "1.2% of the CPU time of a step (95% interval -0.4% to 2.8%)"
+    share = "1.2% of the CPU time of a step (95% interval −0.4% to 2.8%)"
     assert f"Collecting events has no measurable cost: {share}, measured" in page.shown
     assert "measured on cnn on digits under ddp: 18.20 ms per step without events." in page.shown
     write_examination(tmp_path / "experiment", examination(measuring_cost=replace(found, low=0.004)))

@@ -13,10 +13,12 @@ from paceline.records import RunFolder
 from paceline.records.experiment import Candidate
 from paceline.records.schema import MarkRow, ResourceRow
 from paceline.records.writer import MarkWriter, ResourceWriter
+from paceline.report.figures.columns import page_columns
+from paceline.report.figures.machine import HOST_FIGURES
+from paceline.report.figures.ranks import RANK_FIGURES
 from paceline.report.page.comparison import render
 from paceline.report.plots.resources import MOST_COLLECTIONS, resources
-from paceline.report.tables.columns import rank_columns
-from paceline.report.tables.resources import host_columns, host_rows
+from paceline.report.tables.resources import host_rows
 
 NAMES = ("allreduce", "<b>ddp</b>")
 
@@ -113,8 +115,8 @@ def test_every_host_has_its_figure(tmp_path: Path, hosts: int, said: str) -> Non
     assert [annotation["text"] for annotation in found["layout"]["annotations"]] == ["ddp", said]
     rows = host_rows(comparison)
     assert [(row.host, row.busy) for row in rows] == [(host, 0.5) for host in range(hosts)]
-    columns = {column.heading: column for column in host_columns(rows)}
-    assert columns["Memory of its ranks"].cells[0].text == "100.0"
+    columns = {column.heading: column for column in page_columns(HOST_FIGURES, rows)}
+    assert columns["Memory of its ranks"].cells[0].text == "100.00"
     assert "Memory in use" in columns
     assert "<h2>CPU and memory during the run</h2>" in (page := render(comparison))
     assert 'id="hosts"' in page
@@ -125,7 +127,9 @@ def test_ranks_have_columns_of_gpu_memory_and_garbage_collections(tmp_path: Path
     run = RunFolder(tmp_path / "repeat-1" / "1")
     sample(run, 0, 3, device_bytes=3_000_000_000, device_used_bytes=5_000_000_000)
     sample(run, 1, 0)
-    columns = {column.heading: column for column in rank_columns(read_comparison(tmp_path).row("ddp").ranks)}
+    columns = {
+        column.heading: column for column in page_columns(RANK_FIGURES, read_comparison(tmp_path).row("ddp").ranks)
+    }
     assert [cell.text for cell in columns["GPU memory"].cells] == ["3.00", "–"]
     assert [cell.text for cell in columns["GPU memory in use"].cells] == ["5.00", "–"]
     assert [cell.text for cell in columns["GC runs"].cells] == ["3", "0"]
@@ -136,5 +140,5 @@ def test_without_collections_there_is_no_column_for_them(tmp_path: Path) -> None
     write_experiment(tmp_path, [Candidate("ddp", "ddp")], repeats=1)
     sample(RunFolder(tmp_path / "repeat-1" / "1"), 0, 0)
     assert not {"GC runs", "GPU memory"} & {
-        column.heading for column in rank_columns(read_comparison(tmp_path).row("ddp").ranks)
+        column.heading for column in page_columns(RANK_FIGURES, read_comparison(tmp_path).row("ddp").ranks)
     }

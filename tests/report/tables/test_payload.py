@@ -10,9 +10,11 @@ import pytest
 from experiments_on_disk import read_comparison, write_counts, write_experiment
 from paceline.analysis.traffic.payload import PairBytes, Payload, RankBytes
 from paceline.records.experiment import Candidate
+from paceline.report.figures.columns import page_columns
+from paceline.report.figures.steps import RANK_BYTES_FIGURES
 from paceline.report.page.comparison import render
 from paceline.report.tables.csv_files import write_tables
-from paceline.report.tables.payload import matrices, payload_sentence, rank_bytes_columns, rank_bytes_rows
+from paceline.report.tables.payload import matrices, payload_sentence, rank_bytes_rows
 from paceline.report.terminal.comparison import to_json
 from paceline.report.verdict import sentences
 
@@ -33,7 +35,7 @@ def payload(*moved: tuple[float, float], off: float = 0.0, against: str | None =
         ([(9e6, 9.1e6), (9.1e6, 9e6)], "every rank sends 9.00 MB and receives 9.10 MB per step"),
         (
             [(24e6, 24e6)] + [(12e6, 12e6)] * 2,
-            "rank 0 sends and receives 24.0 MB per step, each of the others sends an",
+            "rank 0 sends and receives 24.00 MB per step, each of the others sends an",
         ),
         (
             [(2e6, 5e6), (5e6, 2e6)],
@@ -88,7 +90,7 @@ def test_interfaces_are_shown_with_the_first_rank_of_their_host(tmp_path: Path) 
     rows = [row for row in rank_bytes_rows(comparison.payloads) if row.candidate == "ddp"]
     assert [row.interface for row in rows] == ["lo", None, None]
     assert [row.over_plan for row in rows] == [1.0] * 3
-    headings = [column.heading for column in rank_bytes_columns(rows)]
+    headings = [column.heading for column in page_columns(RANK_BYTES_FIGURES, rows)]
     assert "Sent ÷ expected" in headings
     assert "Retransmitted" not in headings, "nothing was"
 
@@ -134,6 +136,6 @@ def test_the_verdict_uses_measured_bytes(tmp_path: Path) -> None:
     file.write_text(json.dumps(summary))
     said = sentences(read_comparison(path))
     assert (
-        "allreduce: rank 0 sends and receives 2.0× the bytes of any other rank "
+        "allreduce: rank 0 sends and receives 2.00× the bytes of any other rank "
         "(2.00 MB per step, measured at its sockets)."
     ) in said

@@ -17,7 +17,7 @@ from paceline.records.profile import Operator, Profile, write_profile
 from paceline.records.schema import ResourceRow
 from paceline.records.writer import ResourceWriter, json_safe
 from paceline.report.tables.resources import run_json
-from paceline.report.terminal.comparison import TerminalColumn, fit_columns, print_comparison, print_next, to_json
+from paceline.report.terminal.comparison import print_comparison, print_next, to_json
 
 
 def printed(path: Path, width: int) -> list[str]:
@@ -43,25 +43,6 @@ def test_a_wide_screen_has_all_columns_and_a_narrow_one_the_most_needed(tmp_path
     assert "time/step" in narrow
     assert "÷ ddp" in narrow
     assert "test loss" not in narrow
-
-
-def test_columns_are_dropped_one_at_a_time_empty_ones_first() -> None:
-    columns = [
-        TerminalColumn("strategy", ["ddp"], 10),
-        TerminalColumn("compute", ["50%"], 4),
-        TerminalColumn("overlapped", ["20%"], 4),
-        TerminalColumn("accuracy", ["–"], 7),
-        TerminalColumn("memory", ["1 GB"], 2),
-    ]
-    headings = [column.heading for column in columns]
-    left = [[column.heading for column in fit_columns(columns, width)] for width in range(80, 0, -1)]
-    distinct = [one for number, one in enumerate(left) if number == 0 or one != left[number - 1]]
-    assert distinct == [
-        headings,
-        ["strategy", "compute", "overlapped", "memory"],
-        ["strategy", "compute", "overlapped"],
-        ["strategy", "compute"],
-    ]
 
 
 def test_an_empty_accuracy_column_is_dropped_first(tmp_path: Path) -> None:

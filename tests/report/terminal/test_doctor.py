@@ -31,7 +31,7 @@ def test_all_findings_are_printed() -> None:
     text = " ".join(printed(on_two_hosts()).split())
     for finding in findings(on_two_hosts()):
         assert finding.message.split(":")[0] in text
-    assert "host 0 to 1 0 ↔ 2 200 µs 1 ns/B 1.0 GB/s" in text
+    assert "host 0 to 1 0 ↔ 2 200 µs 1.00 ns/B 1.00 GB/s" in text
     assert "all-reduce on 4 ranks over 2 hosts" in text
     assert "all-reduce on 2 ranks within host 1" in text
     assert "64 MiB" in text

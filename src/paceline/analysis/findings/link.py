@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from paceline.analysis.findings.finding import Finding, binary_size, count, duration, format_workload, rate, size
+from paceline.analysis.findings.finding import Finding, format_workload
+from paceline.formatting import ACCURACY, binary_size, factor, percent, plural, rate, seconds, size
 from paceline.records.examination import AllReduceTimes, Examination, MeasuredLinks, PairLink
 
 SLOW_BYTES_PER_S = 1e8
@@ -37,7 +38,7 @@ def _links(examination: Examination) -> Iterator[Finding]:
         slowest, fastest = (choose(pairs, key=lambda pair: pair.beta_s_per_byte) for choose in (max, min))
         latency = max(pair.alpha_s for pair in pairs)
         message = (
-            f"{where}, latency is {duration(latency)} and bandwidth is {rate(slowest.bytes_per_s)} {_pair(slowest)}."
+            f"{where}, latency is {seconds(latency)} and bandwidth is {rate(slowest.bytes_per_s)} {_pair(slowest)}."
         )
         if not within_host and slowest.bytes_per_s < SLOW_BYTES_PER_S:
             message += " This is slower than a 1 Gbit/s network."
@@ -48,9 +49,9 @@ def _links(examination: Examination) -> Iterator[Finding]:
         if slowest.beta_s_per_byte > UNEVEN_LINKS * fastest.beta_s_per_byte:
             ratio = slowest.beta_s_per_byte / fastest.beta_s_per_byte
             message = (
-                f"{where}, the fastest link has {ratio:.1f}× the bandwidth of the slowest: {rate(fastest.bytes_per_s)} "
-                f"{_pair(fastest)}, but {rate(slowest.bytes_per_s)} {_pair(slowest)}. The slowest link limits every "
-                "all-reduce."
+                f"{where}, the fastest link has {factor(ratio)} the bandwidth of the slowest: "
+                f"{rate(fastest.bytes_per_s)} {_pair(fastest)}, but {rate(slowest.bytes_per_s)} {_pair(slowest)}. "
+                "The slowest link limits every all-reduce."
             )
             fix = "check cables, interfaces and other traffic of the hosts of these ranks"
             yield Finding("note", "link", message, fix)
@@ -63,11 +64,11 @@ def _all_reduces(examination: Examination) -> Iterator[Finding]:
     best = over_all_ranks.best
     share = best.busbw_bytes_per_s / link.bytes_per_s
     # The share may exceed 1 on GPUs: messages copy whole tensors through host memory, an all-reduce copies in pieces.
-    compared = f"{100 * share:.0f}% of" if share <= 1 else f"{share:.1f}×"
+    compared = f"{percent(share, 0)} of" if share <= 1 else factor(share)
     yield Finding(
         "ok",
         "link",
-        f"An all-reduce of {binary_size(best.bytes)} over {count(len(over_all_ranks.ranks), 'rank')} reaches a bus "
+        f"An all-reduce of {binary_size(best.bytes)} over {plural(len(over_all_ranks.ranks), 'rank')} reaches a bus "
         f"bandwidth of {rate(best.busbw_bytes_per_s)}: {compared} {_slowest_link(link)}.",
     )
 
@@ -77,8 +78,8 @@ def _contention(examination: Examination) -> Iterator[Finding]:
     if found is None:
         return
     message = (
-        f"When both run at the same time, compute takes {found.compute_factor:.2f}× as long as alone, and an "
-        f"all-reduce {found.communication_factor:.2f}× as long."
+        f"When both run at the same time, compute takes {factor(found.compute_factor)} as long as alone, and an "
+        f"all-reduce {factor(found.communication_factor)} as long."
     )
     if found.compute_factor > COMPUTE_SLOWED or found.communication_factor > COMMUNICATION_SLOWED:
         message += " Overlapping communication with compute therefore saves less time."
@@ -96,13 +97,13 @@ def _workload(examination: Examination) -> Iterator[Finding]:
     if needs is None:
         return
     if examination.link is None or needs.workers < 2:
-        yield Finding("ok", "workload", f"{format_workload(needs)} takes {duration(needs.step_s)} per step.")
+        yield Finding("ok", "workload", f"{format_workload(needs)} takes {seconds(needs.step_s)} per step.")
         return
     exchange_s = all_reduce_s(examination.link.all_reduces[0], needs.gradient_bytes)
     share = exchange_s / needs.step_s
     message = (
-        f"{format_workload(needs)} takes {duration(needs.step_s)} per step; an all-reduce of its gradient "
-        f"({size(needs.gradient_bytes)}) takes {duration(exchange_s)}, which is {100 * share:.0f}% of a step if "
+        f"{format_workload(needs)} takes {seconds(needs.step_s)} per step; an all-reduce of its gradient "
+        f"({size(needs.gradient_bytes)}) takes {seconds(exchange_s)}, which is {percent(share, 0)} of a step if "
         "nothing overlaps."
     )
     if share > LONG_EXCHANGE:
@@ -116,8 +117,8 @@ def _workload(examination: Examination) -> Iterator[Finding]:
 def _measuring(examination: Examination) -> Iterator[Finding]:
     cost = examination.measuring_cost
     if cost is not None:
-        share = f"{_signed(cost.share)}% ({_signed(cost.low)} to {_signed(cost.high)}%)"
-        step_cpu = f"{duration(cost.step_cpu_s)} per rank"
+        share = f"{percent(cost.share)} ({ACCURACY.write(cost.low)} to {percent(cost.high)})"
+        step_cpu = f"{seconds(cost.step_cpu_s)} per rank"
         if cost.low <= 0 <= cost.high:
             message = f"Collecting events has no measurable cost: {share} of the CPU time of a step ({step_cpu})."
         else:
@@ -129,11 +130,6 @@ def _measuring(examination: Examination) -> Iterator[Finding]:
             yield Finding("note", "measuring", message, fix)
         else:
             yield Finding("ok", "measuring", message)
-
-
-def _signed(share: float) -> str:
-    """Format a share of one as a percentage, with a minus sign instead of a hyphen."""
-    return f"{100 * share:.1f}".replace("-", "−")
 
 
 def all_reduce_s(measured: AllReduceTimes, size: float) -> float:

@@ -5,16 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from paceline.analysis.findings.finding import (
-    Finding,
-    Level,
-    count,
-    duration,
-    format_ranks,
-    format_workload,
-    ranks_by,
-    size,
-)
+from paceline.analysis.findings.finding import Finding, Level, format_ranks, format_workload, ranks_by
+from paceline.formatting import TENTHS, format_cores, plural, seconds, size
 from paceline.records.examination import Examination, RankInfo, WorkloadNeeds
 
 CLOCK_PROBLEM_S = 1.0
@@ -93,8 +85,8 @@ def _clocks(examination: Examination) -> Iterator[Finding]:
     worst = max(examination.ranks, key=lambda rank: abs(rank.clock_offset_s))
     offset_s, ahead = abs(worst.clock_offset_s), "ahead of" if worst.clock_offset_s > 0 else "behind"
     message = (
-        f"The clock of {worst.host_name} is {duration(offset_s)} {ahead} that of {examination.ranks[0].host_name} "
-        f"(± {duration(worst.clock_error_s)})."
+        f"The clock of {worst.host_name} is {seconds(offset_s)} {ahead} that of {examination.ranks[0].host_name} "
+        f"(± {seconds(worst.clock_error_s)})."
     )
     fix = "synchronise the clocks of all hosts with NTP (chrony, systemd-timesyncd)"
     if offset_s >= CLOCK_PROBLEM_S:
@@ -115,10 +107,10 @@ def _cores(examination: Examination) -> Iterator[Finding]:
         if first.device != "cpu":
             continue
         threads = sum(rank.threads for rank in ranks)
-        demand = f"{count(len(ranks), 'rank')} with {count(first.threads, 'thread')} each"
-        supply = f"{limit:g} usable core{'' if limit == 1 else 's'} of {first.host_name}"
+        demand = f"{plural(len(ranks), 'rank')} with {plural(first.threads, 'thread')} each"
+        supply = f"{format_cores(limit, 'usable core')} of {first.host_name}"
         if _have_quotas(ranks):
-            yield Finding("ok", "cores", f"{demand} run on hosts with {first.cores:g} cores each.")
+            yield Finding("ok", "cores", f"{demand} run on hosts with {format_cores(first.cores)} each.")
         elif threads > limit:
             message = f"{demand} share {supply}: they take turns, so times do not predict more machines."
             most = max(1, int(limit))
@@ -128,7 +120,7 @@ def _cores(examination: Examination) -> Iterator[Finding]:
             spare = int(limit) // len(ranks)
             idle = int(limit) - threads
             message = (
-                f"{demand} use {threads} of the {supply}; {count(idle, 'core')} {'is' if idle == 1 else 'are'} idle."
+                f"{demand} use {threads} of the {supply}; {plural(idle, 'core')} {'is' if idle == 1 else 'are'} idle."
             )
             yield Finding("note", "cores", message, f"omit --threads, or use --threads {spare}")
         else:
@@ -150,8 +142,8 @@ def _busy(ranks: Sequence[RankInfo], wanted: float) -> Iterator[Finding]:
     first, busy = ranks[0], statistics.median(rank.busy_cores for rank in ranks)
     if wanted > first.cpu_count - busy + BUSY_CORES:
         message = (
-            f"Other programs use {busy:.1f} of the {count(first.cpu_count, 'core')} of {first.host_name}, while the "
-            f"ranks need {wanted:g}. Step times will be too long and vary between runs."
+            f"Other programs use {TENTHS.text(busy)} of the {plural(first.cpu_count, 'core')} of {first.host_name}, "
+            f"while the ranks need {wanted:g}. Step times will be too long and vary between runs."
         )
         yield Finding("note", "cores", message, "stop the other programs, or wait until they finish")
 
@@ -161,7 +153,7 @@ def _core_limits(rank: RankInfo) -> Iterator[Finding]:
         by_quota = rank.cpu_quota is not None and rank.cpu_quota < rank.affinity
         limit = f"a cgroup quota of {rank.cpu_quota:g}" if by_quota else f"a CPU affinity of {rank.affinity}"
         message = (
-            f"{rank.host_name} has {count(rank.cpu_count, 'core')}, but {limit} limits the ranks to {rank.cores:g}."
+            f"{rank.host_name} has {plural(rank.cpu_count, 'core')}, but {limit} limits the ranks to {rank.cores:g}."
         )
         fix = (
             "raise the CPU limit of the container or job"
@@ -265,7 +257,7 @@ def _devices(examination: Examination) -> Iterator[Finding]:
     else:
         (device,) = devices
         yield Finding(
-            "ok", "devices", f"{count(len(examination.ranks), 'rank')} on {device}, backend {next(iter(backends))}."
+            "ok", "devices", f"{plural(len(examination.ranks), 'rank')} on {device}, backend {next(iter(backends))}."
         )
 
 

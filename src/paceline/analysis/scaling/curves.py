@@ -15,14 +15,14 @@ from typing import Any, Literal
 from paceline.analysis.caveats import caveats
 from paceline.analysis.comparison import CandidateRow, Comparison, compare, cost_per_sample
 from paceline.analysis.record_set import RecordSet
-from paceline.analysis.scaling.machines import CORE_TOLERANCE, cores_per_rank, format_cores, oversubscription
+from paceline.analysis.scaling.machines import CORE_TOLERANCE, cores_per_rank, oversubscription
 from paceline.analysis.scaling.notes import scaling_notes
 from paceline.analysis.statistics import Estimate, estimate_times, median_time, paired_ratio
 from paceline.analysis.steps.timing import step_time, windows_of
 from paceline.errors import RecordError
+from paceline.formatting import format_cores
 from paceline.records import RunRecord
 from paceline.records.experiment import Candidate
-from paceline.records.writer import json_safe
 
 Mode = Literal["strong", "weak"]
 MODES: tuple[Mode, ...] = ("strong", "weak")
@@ -84,19 +84,6 @@ class ScalingPoint:
     def is_comparable(self) -> bool:
         """Whether it was measured, and its ranks did not share cores or GPUs."""
         return self.row.is_measured and not self.oversubscribed
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the point as JSON values."""
-        position = {name: getattr(self, name) for name in ("mode", "ranks", "hosts", "ranks_per_host")}
-        position |= {
-            "batch": self.batch,
-            "batch_per_rank": self.batch_per_rank,
-            "oversubscribed": self.oversubscribed or None,
-        }
-        gains = {name: gain and gain.to_dict() for name, gain in self.gains.items()}
-        figures = {"epoch_s": self.epoch_s and self.epoch_s.to_dict(), **gains}
-        found: dict[str, Any] = json_safe(self.row.to_dict() | position | figures)
-        return found
 
     def step_time_ratio(self, gain: ScalingGain) -> Estimate:
         """Return the step time ÷ that of a baseline in weak scaling, where a step has `ranks` times as many samples."""

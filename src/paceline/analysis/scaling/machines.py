@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
+from paceline.formatting import format_cores
 
 CORE_TOLERANCE = 0.01
 """Relative difference up to which two numbers of cores count as equal."""
@@ -45,15 +46,11 @@ def oversubscription(topology: Mapping[str, Any], design: Mapping[str, Any]) -> 
         return f"{ranks_together} ranks share {gpus} GPU{'s' * (gpus > 1)}" if ranks_together > gpus else ""
     if quota is not None:
         hosts, cores = _hosts(topology), design.get("machine_cores")
-        over = cores is not None and quota * hosts > cores * (1 + CORE_TOLERANCE)
-        return f"{hosts} hosts with {format_cores(quota)} each share {cores:g} cores" if over else ""
+        if cores is None or quota * hosts <= cores * (1 + CORE_TOLERANCE):
+            return ""
+        return f"{hosts} hosts with {format_cores(quota)} each share {format_cores(cores)}"
     cores = topology["cores"]
     return f"{ranks_together} ranks share {format_cores(cores)}" if ranks_together > max(1.0, cores) else ""
-
-
-def format_cores(number: float) -> str:
-    """Return a number of cores, as "0.5 core" or "2 cores"."""
-    return f"{number:.3g} core" + ("" if number <= 1 else "s")
 
 
 def _ranks_sharing_cores(topology: Mapping[str, Any], design: Mapping[str, Any]) -> int:

@@ -22,13 +22,17 @@ from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.findings import Finding, problems
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
+from paceline.formatting import plural, roughly, scientific, seconds
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
-from paceline.report.evidence import scientific
-from paceline.report.formatting import factor, on_hosts, percent, plural, roughly, run_length, seconds
+from paceline.report.figures.candidates import CANDIDATE_FIGURES
+from paceline.report.figures.columns import column_of
 from paceline.report.live.run import Display, Tail
+from paceline.report.run_description import on_hosts, run_length
 from paceline.report.terminal.doctor import LiveExamination
 
 POLL_S = 0.2
+SHOWN = ("step_s", "ratio", "exposed")
+"""Figures of the results so far."""
 _MORE_REPEATS = ", more if the result is close"
 
 
@@ -163,13 +167,12 @@ class LiveTable:
         table = Table(box=None, pad_edge=False, header_style="dim")
         if self._comparison is None:
             return table
-        for heading in ("so far", "time/step", "", "exposed"):
+        rows = [row for row in self.rows_to_show(self._comparison) if row.step_s is not None]
+        columns = [column_of(CANDIDATE_FIGURES, key, rows) for key in SHOWN]
+        for heading in ("so far", *[column.heading for column in columns]):
             table.add_column(heading, justify="right" if heading != "so far" else "left")
-        for row in self.rows_to_show(self._comparison):
-            if row.step_s is not None:
-                exposed = percent(row.exposed.value, 0) if row.exposed else "–"
-                ratio = factor(row.ratio.value) if row.ratio else "–"
-                table.add_row(escape(row.candidate.name), seconds(row.step_s.value), ratio, exposed)
+        for row, *texts in zip(rows, *[column.texts for column in columns], strict=True):
+            table.add_row(escape(row.candidate.name), *texts)
         return table
 
     def rows_to_show(self, comparison: Comparison) -> list[CandidateRow]:

@@ -24,8 +24,8 @@ from rich.progress import (
 
 from paceline.analysis.caveats import over_subscribed
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
+from paceline.formatting import count, number, percent, plural, whole
 from paceline.records.schema import EVENTS_FILE, steps_file
-from paceline.report.formatting import count, number, percent, plural
 
 POLL_S = 0.2
 
@@ -189,4 +189,4 @@ def _figures(loss: float | None, accuracy: float | None, rate: float) -> Iterato
     yield "loss not finite" if loss is None else f"loss {number(loss)}"
     if accuracy is not None:
         yield f"accuracy {percent(accuracy)}"
-    yield f"{rate:,.0f} samples/s"
+    yield f"{whole(rate)} samples/s"

@@ -6,15 +6,15 @@ from typing import Any
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.scaling.machines import (
-    format_cores,
     is_packed,
     machines_of,
     max_ranks_sharing_cores,
     placement_notes,
 )
 from paceline.config import RunConfig
-from paceline.report.formatting import join_names, plural, roughly, run_length
+from paceline.formatting import format_cores, join_names, plural, roughly, whole
 from paceline.report.live.live_table import LiveTable
+from paceline.report.run_description import run_length
 
 
 class ScalingLiveTable(LiveTable):
@@ -54,7 +54,10 @@ def format_scaling_plan(design: dict[str, Any], config: RunConfig) -> str:
     length = run_length(config)
     shapes = sorted(_shapes(design), key=lambda shape: shape[0] * shape[1])
     counts = dict.fromkeys(f"{hosts * number}{_packed(design, hosts, number)}" for hosts, number in shapes)
-    batches = {"strong": f"global batch {design['batch']:,}", "weak": f"batch {design['batch_per_rank']:,} per rank"}
+    batches = {
+        "strong": f"global batch {whole(design['batch'])}",
+        "weak": f"batch {whole(design['batch_per_rank'])} per rank",
+    }
     modes = [f"{mode} ({batches[mode]})" for mode in design["modes"]]
     parts = [
         f"{design['target']}: {', '.join(design['strategies'])}",

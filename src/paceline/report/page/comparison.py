@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.report.definitions import DEFINITIONS
-from paceline.report.evidence import loss_difference_row, loss_difference_sentences, proof_verdict, scientific
-from paceline.report.formatting import on_hosts, plural
+from paceline.formatting import NOTHING, plural, scientific, whole
+from paceline.report.definitions import COMPARISON_TERMS, SPLIT_TERMS, TERMS
+from paceline.report.evidence import loss_difference_row, loss_difference_sentences, proof_verdict
+from paceline.report.figures.candidates import CANDIDATE_FIGURES
+from paceline.report.figures.columns import page_columns
+from paceline.report.figures.figure import definitions
+from paceline.report.figures.machine import HOST_FIGURES, OPERATOR_FIGURES
+from paceline.report.figures.ranks import RANK_FIGURES
+from paceline.report.figures.steps import BYTES_FIGURES, OPERATION_FIGURES, RANK_BYTES_FIGURES, SPLIT_FIGURES
 from paceline.report.page.document import (
     format_date,
     provenance_context,
@@ -17,7 +23,8 @@ from paceline.report.page.document import (
     workload_name,
     write_document,
 )
-from paceline.report.page.sections import machine_context, step_context
+from paceline.report.page.sections import machine_context, name_heading, resource_context, step_context
+from paceline.report.page.tables import PageRow, PageTable, rank_label
 from paceline.report.plots.bars import bars
 from paceline.report.plots.drawing import Json, short_names, shortened
 from paceline.report.plots.link import link
@@ -28,7 +35,7 @@ from paceline.report.plots.resources import resources
 from paceline.report.plots.split import split
 from paceline.report.plots.step_times import step_time_plot
 from paceline.report.plots.timeline import timeline
-from paceline.report.tables.columns import comparison_columns, rank_columns
+from paceline.report.run_description import compares_strategies, on_hosts
 from paceline.report.verdict import next_command, sentences
 
 PLOTS = {
@@ -42,6 +49,22 @@ PLOTS = {
     "loss_differences": loss_differences,
 }
 """Functions that draw the plots of the page, in the order of the page."""
+DEFINITIONS = definitions(
+    TERMS,
+    CANDIDATE_FIGURES,
+    SPLIT_TERMS.values(),
+    RANK_FIGURES,
+    SPLIT_FIGURES,
+    BYTES_FIGURES,
+    RANK_BYTES_FIGURES,
+    OPERATION_FIGURES,
+    HOST_FIGURES,
+    OPERATOR_FIGURES,
+    COMPARISON_TERMS,
+)
+"""Definitions on the page, by key."""
+LONGEST_REFERENCE = 18
+"""Longest name of the reference that fits into a heading."""
 
 
 def write_page(comparison: Comparison, path: Path) -> None:
@@ -51,7 +74,8 @@ def write_page(comparison: Comparison, path: Path) -> None:
 
 def render(comparison: Comparison) -> str:
     """Return the whole page as HTML."""
-    context = {**_context(comparison), **step_context(comparison), **machine_context(comparison)}
+    context = _context(comparison) | step_context(comparison)
+    context |= machine_context(comparison) | resource_context(comparison)
     return render_document("page.html", context, all_plots(comparison), _legend(comparison))
 
 
@@ -84,12 +108,9 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "failures": [event for event in record_set.events if event["event"] == "failure"],
         "next_command": next_command(comparison),
         "colours": colours(record_set.candidates),
-        "by_strategy": _by_strategy(comparison),
-        "tags": {row.candidate.name: _tag(comparison, row) for row in comparison.rows},
-        "best": comparison.pick or comparison.decision.first,
-        "columns": comparison_columns(comparison.rows, comparison.reference),
-        "rank_rows": [(row, rank) for row in comparison.rows for rank in row.ranks],
-        "rank_columns": rank_columns([rank for row in comparison.rows for rank in row.ranks]),
+        "by_strategy": compares_strategies(comparison),
+        "comparison_table": comparison_table(comparison),
+        "rank_table": rank_table(comparison),
         "proof_verdict": proof_verdict,
         "scientific": scientific,
         "loss_differences": [loss_difference_row(loss_difference) for loss_difference in comparison.loss_differences],
@@ -101,6 +122,40 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "has_small_batches": _has_small_batches(comparison),
         "shortened": shortened,
     }
+
+
+def comparison_table(comparison: Comparison) -> PageTable:
+    """Return the table of candidates, fastest first."""
+    reference = f"÷ {shortened(comparison.reference or NOTHING, LONGEST_REFERENCE)}"
+    return PageTable(
+        "comparison",
+        "Comparison table",
+        name_heading(comparison),
+        [_candidate_row(comparison, row) for row in comparison.rows],
+        page_columns(CANDIDATE_FIGURES, comparison.rows, {"ratio": reference}),
+        classes="wide",
+    )
+
+
+def _candidate_row(comparison: Comparison, row: CandidateRow) -> PageRow:
+    name, tag = row.candidate.name, _tag(comparison, row)
+    is_best = name == (comparison.pick or comparison.decision.first)
+    classes = [row.candidate.role, "best" * is_best, "unmeasured" * (row.step_s is None)]
+    return PageRow(name, (), " ".join(filter(None, classes)), tag, {"pick": "good", "failed": "bad"}.get(tag, ""))
+
+
+def rank_table(comparison: Comparison) -> PageTable:
+    """Return the table of the ranks of every candidate."""
+    rows = [(row.candidate.name, rank) for row in comparison.rows for rank in row.ranks]
+    return PageTable(
+        "by-rank",
+        "Table of ranks",
+        name_heading(comparison),
+        [PageRow(name, (rank_label(rank.rank),)) for name, rank in rows],
+        page_columns(RANK_FIGURES, [rank for _, rank in rows]),
+        classes="grouped wide",
+        is_tall=True,
+    )
 
 
 def _facts(comparison: Comparison) -> list[str]:
@@ -115,7 +170,7 @@ def _facts(comparison: Comparison) -> list[str]:
     return [
         _count_rows(comparison),
         *[plural(n, "rank") + on_hosts(record_set.designs[0] if record_set.designs else {}) for n in sorted(ranks)][:1],
-        *([f"global batch {batches.pop():,}"] if len(batches) == 1 else []),
+        *([f"global batch {whole(batches.pop())}"] if len(batches) == 1 else []),
         *([devices.pop()] if len(devices) == 1 else []),
         *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),
         plural(repeats, "repeat"),
@@ -125,14 +180,9 @@ def _facts(comparison: Comparison) -> list[str]:
 
 def _count_rows(comparison: Comparison) -> str:
     count = len(comparison.rows)
-    if not _by_strategy(comparison):
+    if not compares_strategies(comparison):
         return plural(count, "setting")
     return "1 strategy" if count == 1 else f"{count} strategies"
-
-
-def _by_strategy(comparison: Comparison) -> bool:
-    candidates = comparison.record_set.candidates
-    return len({candidate.strategy for candidate in candidates}) > 1 or not any(c.settings for c in candidates)
 
 
 def _tag(comparison: Comparison, row: CandidateRow) -> str:

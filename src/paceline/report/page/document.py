@@ -18,7 +18,7 @@ from typing import Any
 from paceline.analysis.record_set import RecordSet
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
-from paceline.report.formatting import plural, size
+from paceline.formatting import plural, size
 from paceline.report.plots.drawing import LONGEST_LABEL, Json
 
 ASSETS = Path(__file__).parent / "assets"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
 from paceline.analysis.traffic.payload import Payload
-from paceline.report.evidence import proof_verdict, scientific
-from paceline.report.formatting import join_names, plural
+from paceline.formatting import join_names, plural, scientific
+from paceline.report.definitions import SCALING_TERMS, SPLIT_TERMS, TERMS
+from paceline.report.evidence import proof_verdict
+from paceline.report.figures.columns import page_columns
+from paceline.report.figures.figure import definitions
+from paceline.report.figures.points import PART_FIGURES, POINT_FIGURES, SHAPE_FIGURES
+from paceline.report.figures.steps import OPERATION_FIGURES, RANK_BYTES_FIGURES
 from paceline.report.page.document import (
     format_date,
     provenance_context,
@@ -18,7 +24,8 @@ from paceline.report.page.document import (
     workload_name,
     write_document,
 )
-from paceline.report.page.sections import machine_context
+from paceline.report.page.sections import machine_context, payload_context
+from paceline.report.page.tables import PageRow, PageTable
 from paceline.report.plots.drawing import Json
 from paceline.report.plots.link import link
 from paceline.report.plots.palette import PARTS as PART_COLOURS
@@ -33,10 +40,11 @@ from paceline.report.scaling_verdict import (
     headline_sentence,
     mode_sentences,
 )
-from paceline.report.tables.columns import PageColumn
-from paceline.report.tables.payload import payload_context
-from paceline.report.tables.scaling import SCALING_DEFINITIONS, part_columns, scaling_columns
 
+SCALING_DEFINITIONS = definitions(
+    TERMS, POINT_FIGURES, PART_FIGURES, SCALING_TERMS, SPLIT_TERMS.values(), RANK_BYTES_FIGURES, OPERATION_FIGURES
+)
+"""Definitions on the page, by key."""
 CURVES_CAPTION = "Dashed lines: ideal scaling. Thin vertical lines: 95% intervals over repeats."
 SPLIT_CAPTION = (
     "Numbers after the bars: time of the whole step. Numbers inside: share of it. Means over ranks and repeats."
@@ -51,12 +59,10 @@ class ModeSection:
     title: str
     lede: str
     sentences: list[str]
-    points: list[ScalingPoint]
-    columns: list[PageColumn]
+    table: PageTable
     caption: str
-    split_points: list[ScalingPoint]
-    """Points that recorded events."""
-    split_columns: list[PageColumn]
+    split_table: PageTable
+    """Time split of the points that recorded events."""
 
 
 def write_scaling_page(scaling: Scaling, path: Path) -> None:
@@ -82,12 +88,11 @@ def _context(scaling: Scaling) -> dict[str, Any]:
     comparison, tints = scaling.comparison, strategy_colours(scaling)
     headline, lead = split_headline(headline_sentence(scaling))
     names = {candidate.name: candidate.strategy for candidate in scaling.record_set.candidates}
-    machine = machine_context(comparison) | {"host_rows": [], "profiles": []}
     largest = _largest_payload(scaling)
     return {
-        **machine,
+        **machine_context(comparison),
         **provenance_context(scaling.record_set),
-        **payload_context(largest.payloads),
+        **payload_context(largest.payloads, "Strategy"),
         "payload_where": largest.ranks,
         "comparison": comparison,
         "title": workload_name(scaling.record_set),
@@ -102,7 +107,6 @@ def _context(scaling: Scaling) -> dict[str, Any]:
         "failures": [event for event in scaling.record_set.events if event["event"] == "failure"],
         "modes": [_mode(scaling, mode) for mode in scaling.modes],
         "by_strategy": True,
-        "tags": {row.candidate.name: "failed" if row.failure else "" for row in comparison.rows},
         "colours": tints | {name: tints[strategy] for name, strategy in names.items()},
         "part_colours": PART_COLOURS,
         "proof_verdict": proof_verdict,
@@ -155,12 +159,38 @@ def _mode(scaling: Scaling, mode: Mode) -> ModeSection:
         title=TITLES[mode],
         lede=kind[0].upper() + kind[1:],
         sentences=mode_sentences(scaling, mode),
-        points=points,
-        columns=scaling_columns(points),
+        table=_point_table(mode, points),
         caption=f"{caption} Dotted horizontal line: one process.{dotted}{hollow}",
-        split_points=split,
-        split_columns=part_columns(split),
+        split_table=_part_table(mode, split),
     )
+
+
+def _point_table(mode: Mode, points: Sequence[ScalingPoint]) -> PageTable:
+    return PageTable(
+        f"{mode}-points",
+        f"Table of {TITLES[mode].lower()}",
+        "Strategy",
+        [_point_row(point) for point in points],
+        page_columns(POINT_FIGURES, points),
+        classes="grouped wide",
+    )
+
+
+def _part_table(mode: Mode, points: Sequence[ScalingPoint]) -> PageTable:
+    return PageTable(
+        f"{mode}-parts",
+        f"Computation and communication of {TITLES[mode].lower()}",
+        "Strategy",
+        [PageRow(point.strategy, classes=point.candidate.role) for point in points],
+        page_columns((*SHAPE_FIGURES, *PART_FIGURES), points),
+        classes="grouped",
+    )
+
+
+def _point_row(point: ScalingPoint) -> PageRow:
+    is_pale = point.row.step_s is None or bool(point.oversubscribed)
+    classes = f"{point.candidate.role} unmeasured" if is_pale else point.candidate.role
+    return PageRow(point.strategy, (), classes, "failed" if point.row.failure else "", "bad")
 
 
 def _has_several_per_host(scaling: Scaling, mode: Mode) -> bool:

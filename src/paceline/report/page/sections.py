@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import Any
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.steps.timing import includes_warm_up
+from paceline.analysis.traffic.payload import Payload
+from paceline.formatting import join_names, percent, seconds
 from paceline.report.explanations import PART, Reason, anchor, explain
-from paceline.report.formatting import WARM_UP_COUNTS, join_names, percent, seconds
+from paceline.report.figures.columns import page_columns
+from paceline.report.figures.machine import HOST_FIGURES, OPERATOR_FIGURES
+from paceline.report.figures.steps import BYTES_FIGURES, OPERATION_FIGURES, RANK_BYTES_FIGURES, SPLIT_FIGURES
+from paceline.report.page.tables import PageRow, PageTable, RowLabel, rank_label
 from paceline.report.plots import resources as figure_resources
 from paceline.report.plots.palette import PARTS as COLOURS
 from paceline.report.plots.split import NAMES
 from paceline.report.plots.timeline_steps import MOST_RANKS
-from paceline.report.tables.columns import PageColumn
-from paceline.report.tables.payload import payload_context
-from paceline.report.tables.profile import ProfileRow, profile_columns, profile_rows, profile_sentences
-from paceline.report.tables.resources import host_columns, host_rows, sampling_share
+from paceline.report.run_description import WARM_UP_COUNTS, compares_strategies
+from paceline.report.tables.payload import matrices, rank_bytes_rows
+from paceline.report.tables.profile import profile_rows, profile_sentences
+from paceline.report.tables.resources import host_rows, sampling_share
 from paceline.report.tables.steps import (
     BytesRow,
-    bytes_columns,
+    OperationRow,
+    SplitRow,
     bytes_rows,
-    operation_columns,
     operation_rows,
     rank_split_rows,
     shared_memory_sentences,
-    split_columns,
     split_rows,
 )
 from paceline.report.terminal.doctor import FindingRow, finding_rows
 
-SPLIT_PART = {"descheduled": "compute", "data": "other", "wait_s": "exposed"}
+SPLIT_PART = {"descheduled": "compute", "data": "other", "wait": "exposed"}
 """Part of the time split, which has a colour, that a finer part belongs to."""
 
 
@@ -55,50 +58,116 @@ class ProfileSection:
 
     candidate: str
     sentences: list[str]
-    rows: list[ProfileRow]
-    columns: list[PageColumn]
+    table: PageTable
 
 
 def step_context(comparison: Comparison) -> dict[str, Any]:
     """Return the data of the sections on the step; lists are empty where nothing was measured."""
-    splits, ranks = split_rows(comparison), rank_split_rows(comparison)
-    sizes, operations = bytes_rows(comparison), operation_rows(comparison)
+    sizes, operations, name = bytes_rows(comparison), operation_rows(comparison), name_heading(comparison)
     return {
         "reasons": _reasons(comparison),
-        "anchor": partial(anchor, comparison),
         "part_colours": COLOURS,
         "split_names": list(NAMES.items()),
-        "split_rows": splits,
-        "split_columns": split_columns(splits),
+        "split_table": split_table(comparison, split_rows(comparison)),
+        "rank_split_table": split_table(comparison, rank_split_rows(comparison)),
         "includes_warm_up": any(includes_warm_up(entry.run) for entry in comparison.record_set.runs),
         "warm_up_note": WARM_UP_COUNTS,
-        "rank_split_rows": ranks,
-        "rank_split_columns": split_columns(ranks),
         "many_ranks": any(len(row.ranks) > MOST_RANKS for row in comparison.rows),
-        "bytes_rows": sizes,
-        "bytes_columns": bytes_columns(sizes),
+        "bytes_table": PageTable(
+            "bytes",
+            "Bytes by content",
+            name,
+            [PageRow(row.candidate) for row in sizes],
+            page_columns(BYTES_FIGURES, sizes),
+        ),
         "content_sentence": _content_sentence(sizes),
         "shared_memory_sentences": shared_memory_sentences(comparison),
-        **payload_context(comparison.payloads),
-        "operation_rows": operations,
-        "operation_columns": operation_columns(operations),
+        **payload_context(comparison.payloads, name),
+        "operation_table": operation_table(operations, name),
         "has_utilisation": any(row.utilisation is not None for row in operations),
     }
 
 
 def machine_context(comparison: Comparison) -> dict[str, Any]:
-    """Return the data of the sections on the machine, the link, resources and operators."""
-    hosts = host_rows(comparison)
+    """Return the data of the section on the machine and the link."""
     return {
         "findings": _findings(comparison),
         "measuring_cost": _measuring_cost(comparison),
         "link_caption": "Bus bandwidth (busbw) of all-reduces, by size. Dashed lines: bandwidth between two ranks.",
+    }
+
+
+def resource_context(comparison: Comparison) -> dict[str, Any]:
+    """Return the data of the sections on resource use and operators."""
+    return {
         "resources_lede": figure_resources.LEDE,
         "resources_caption": figure_resources.CAPTION,
-        "host_rows": hosts,
-        "host_columns": host_columns(hosts),
+        "host_table": host_table(comparison),
         "profiles": _profiles(comparison),
     }
+
+
+def name_heading(comparison: Comparison) -> str:
+    """Return the heading of the candidates' names."""
+    return "Strategy" if compares_strategies(comparison) else "Setting"
+
+
+def split_table(comparison: Comparison, rows: Sequence[SplitRow]) -> PageTable:
+    """Return the time split of candidates, or of their ranks; the cells of candidates support the reasons."""
+    by_rank = any(row.rank is not None for row in rows)
+    return PageTable(
+        "splits-by-rank" if by_rank else "splits",
+        "Time splits by rank" if by_rank else "Table of time splits",
+        name_heading(comparison),
+        [PageRow(row.candidate, () if row.rank is None else (rank_label(row.rank),)) for row in rows],
+        page_columns(SPLIT_FIGURES, rows),
+        classes="grouped" if by_rank else "",
+        is_tall=by_rank,
+        cell_id=None if by_rank else lambda name, key: anchor(comparison, name, key.removesuffix("_s")),
+    )
+
+
+def operation_table(rows: Sequence[OperationRow], name: str) -> PageTable:
+    """Return the table of operations, by their kind and content."""
+    labels = [RowLabel("Operation", "operations", row.kind, row.purpose, is_number=False) for row in rows]
+    return PageTable(
+        "operations",
+        "Communication operations",
+        name,
+        [PageRow(row.candidate, (label,)) for row, label in zip(rows, labels, strict=True)],
+        page_columns(OPERATION_FIGURES, rows),
+        classes="grouped",
+        is_tall=True,
+    )
+
+
+def payload_context(payloads: Mapping[str, Payload], name: str) -> dict[str, Any]:
+    """Return the data of the section on bytes between ranks; `name` is the heading of the candidates."""
+    rows = rank_bytes_rows(payloads)
+    table = PageTable(
+        "bytes-by-rank",
+        "Bytes by rank",
+        name,
+        [PageRow(row.candidate, (rank_label(row.rank),)) for row in rows],
+        page_columns(RANK_BYTES_FIGURES, rows),
+        classes="grouped",
+        is_tall=True,
+    )
+    return {"matrices": matrices(payloads), "rank_bytes_table": table}
+
+
+def host_table(comparison: Comparison) -> PageTable:
+    """Return the resource use of the hosts of every candidate."""
+    rows = host_rows(comparison)
+    return PageTable(
+        "hosts",
+        "Table of hosts",
+        name_heading(comparison),
+        [PageRow(row.candidate, (RowLabel("Host", "host", str(row.host)),)) for row in rows],
+        page_columns(HOST_FIGURES, rows),
+        classes="grouped",
+        is_tall=True,
+    )
 
 
 def _reasons(comparison: Comparison) -> list[tuple[str, list[ReasonSection]]]:
@@ -159,5 +228,16 @@ def _profiles(comparison: Comparison) -> list[ProfileSection]:
         run = next((runs[repeat] for repeat in sorted(runs) if runs[repeat].profiles), None)
         rows = [] if run is None else profile_rows(run)
         if run is not None and rows:
-            found.append(ProfileSection(row.candidate.name, list(profile_sentences(run)), rows, profile_columns(rows)))
+            table = PageTable(
+                "",
+                f"Operators of {row.candidate.name}",
+                "Operator",
+                [PageRow(operator.name) for operator in rows],
+                page_columns(OPERATOR_FIGURES, rows),
+                definition="profile_calls",
+                classes="operators",
+                is_tall=True,
+                is_code=True,
+            )
+            found.append(ProfileSection(row.candidate.name, list(profile_sentences(run)), table))
     return found

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.statistics import Estimate
+from paceline.report.figures.candidates import CANDIDATE_FIGURES
+from paceline.report.figures.columns import Cell, Column, page_columns
 from paceline.report.plots.drawing import (
     LABEL_SIZE,
     LONGEST_LABEL,
@@ -23,7 +25,6 @@ from paceline.report.plots.drawing import (
     short_names,
 )
 from paceline.report.plots.palette import colours
-from paceline.report.tables.columns import PageCell, PageColumn, comparison_columns
 
 PANELS = ("step_s", "train_loss", "test_loss", "test_accuracy")
 """Figures with a panel, if they were measured."""
@@ -37,7 +38,7 @@ LABEL_ROOM = 1.42
 def bars(comparison: Comparison) -> Json | None:
     """Return the plot of time per step, losses and accuracy; None where nothing was measured."""
     rows = [row for row in comparison.rows if row.step_s is not None]
-    by_key = {column.key: column for column in comparison_columns(rows, comparison.reference)}
+    by_key = {column.key: column for column in page_columns(CANDIDATE_FIGURES, rows)}
     columns = [by_key[key] for key in PANELS if key in by_key and not by_key[key].is_empty]
     if not rows or not columns:
         return None
@@ -66,11 +67,11 @@ class _EstimateBar:
     length: float
     low: float | None
     high: float | None
-    cell: PageCell
+    cell: Cell
     is_cut: bool
 
 
-def _bars_of(rows: Sequence[CandidateRow], column: PageColumn, reach: tuple[float, float]) -> list[_EstimateBar]:
+def _bars_of(rows: Sequence[CandidateRow], column: Column, reach: tuple[float, float]) -> list[_EstimateBar]:
     found = []
     for place, row in enumerate(rows):
         estimate: Estimate | None = getattr(row, column.key)
@@ -84,7 +85,7 @@ def _bars_of(rows: Sequence[CandidateRow], column: PageColumn, reach: tuple[floa
     return found
 
 
-def _bar_trace(shown: Sequence[_EstimateBar], column: PageColumn, colour_of: dict[str, str]) -> Json:
+def _bar_trace(shown: Sequence[_EstimateBar], column: Column, colour_of: dict[str, str]) -> Json:
     """Return the bars: solid for candidates, pale for bounds and baselines."""
     tints = [colour_of[bar.row.candidate.name] for bar in shown]
     solid = [bar.row.candidate.role == "candidate" for bar in shown]
@@ -109,7 +110,7 @@ def _bar_trace(shown: Sequence[_EstimateBar], column: PageColumn, colour_of: dic
             "width": 3,
         },
         "customdata": about,
-        "hovertemplate": f"%{{customdata[0]}}<br>{plain(column.heading)}: %{{customdata[1]}} {column.unit}"
+        "hovertemplate": f"%{{customdata[0]}}<br>{plain(column.heading)}: %{{customdata[1]}}{column.unit.ending}"
         "<br>95% interval: %{customdata[2]}<extra></extra>",
     }
 
@@ -141,7 +142,7 @@ def _reach(estimates: Sequence[Estimate | None]) -> tuple[float, float]:
 
 
 def _layout(
-    rows: Sequence[CandidateRow], columns: Sequence[PageColumn], reaches: Sequence[tuple[float, float]], across: int
+    rows: Sequence[CandidateRow], columns: Sequence[Column], reaches: Sequence[tuple[float, float]], across: int
 ) -> Json:
     """Return a layout with `across` panels in a row."""
     across = min(across, len(columns))
@@ -177,7 +178,7 @@ def _layout(
     return layout
 
 
-def _bound_line(rows: Sequence[CandidateRow], columns: Sequence[PageColumn]) -> list[Json]:
+def _bound_line(rows: Sequence[CandidateRow], columns: Sequence[Column]) -> list[Json]:
     """Return a line at the bound's time; the time of candidates beyond it is the cost of communication."""
     bounds = [row.step_s.value for row in rows if row.candidate.role == "bound" and row.step_s is not None]
     if len(bounds) != 1 or columns[0].key != "step_s":
@@ -187,6 +188,6 @@ def _bound_line(rows: Sequence[CandidateRow], columns: Sequence[PageColumn]) -> 
     return [{"type": "line", "xref": "x", "yref": "y", "layer": "below", "line": line, **ends}]
 
 
-def _title(column: PageColumn, panel: Panel) -> Json:
-    unit = f", {column.unit}" if column.unit else ""
+def _title(column: Column, panel: Panel) -> Json:
+    unit = f", {column.unit.name}" if column.unit.name else ""
     return heading(plain(column.heading + unit), panel)

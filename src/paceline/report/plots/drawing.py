@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from paceline.formatting import Unit
+
 Json = dict[str, Any]
 
 LABEL_SIZE = 12
@@ -61,6 +63,11 @@ def shortened(name: str, most: int = LONGEST_LABEL) -> str:
     if colon and room >= LEAST_OF_NAME:
         return f"{strategy[:room]}…:{options}"
     return f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
+
+
+def hover_value(variable: str, unit: Unit) -> str:
+    """Return the part of a tooltip's template that shows a variable of the trace, which is in `unit`."""
+    return f"%{{{variable}:,.{unit.decimals}f}}{unit.ending}"
 
 
 def tick_label(value: float) -> str:
@@ -147,6 +154,19 @@ def side_note(text: str, panel: Panel, *, raised: int = 8) -> Json:
 def numbered(name: str, number: int) -> str:
     """Return plotly's name of the nth axis: x, x2, x3, and so on."""
     return name if number == 0 else f"{name}{number + 1}"
+
+
+def rank_line(place: int, rank: int, colour: str, **trace: Any) -> Json:
+    """Return the line of a rank; all but the first are dotted, so that it stays visible below them."""
+    line = {"color": colour, "width": 1.3, "simplify": False, "dash": "dot" if place else "solid"}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "meta": f"rank {rank}",
+        "opacity": 1 if place == 0 else 0.6,
+        **trace,
+        "line": line | trace.get("line", {}),
+    }
 
 
 def decades(low: float, high: float) -> list[float]:

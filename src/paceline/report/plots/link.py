@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceline.analysis.comparison import Comparison
-from paceline.analysis.findings.finding import binary_size
+from paceline.formatting import RATES, Unit, binary_size, plural, unit_for
 from paceline.records.examination import AllReduceTimes, MeasuredLinks
-from paceline.report.formatting import plural
-from paceline.report.plots.drawing import LABEL_SIZE, LINE, Json, axis, base_layout, rounded
+from paceline.report.plots.drawing import LABEL_SIZE, LINE, Json, axis, base_layout, hover_value, rounded
 from paceline.report.plots.palette import COLOURS, NEUTRALS
-from paceline.report.tables.columns import SIZES, Unit, unit_for
 
 HEIGHT = 280
 MARKED_EVERY = 2
@@ -35,7 +33,7 @@ def link(comparison: Comparison) -> Json | None:
     curves = _curves(found)
     levels = _levels(found)
     values = [point.busbw_bytes_per_s for curve in curves for point in curve.measured.points]
-    unit = unit_for([max(values)], SIZES)
+    unit = unit_for([max(values)], RATES)
     sizes = sorted({point.bytes for curve in curves for point in curve.measured.points})
     return {
         "title": "Bandwidth against size",
@@ -76,7 +74,7 @@ def _line(curve: _LinkCurve, unit: Unit) -> Json:
         "line": {"color": curve.colour, "width": LINE},
         "marker": {"color": curve.colour, "size": 5},
         "cliponaxis": False,
-        "hovertemplate": f"%{{meta}}, %{{customdata}}: %{{y:.3g}} {unit.name}/s<extra></extra>",
+        "hovertemplate": f"%{{meta}}, %{{customdata}}: {hover_value('y', unit)}<extra></extra>",
     }
 
 
@@ -97,7 +95,7 @@ def _layout(
             tickvals=marked,
             ticktext=[binary_size(size) for size in marked],
         ),
-        "yaxis": axis(f"busbw, {unit.name}/s", range=[0, 1.12 * top / unit.scale]),
+        "yaxis": axis(f"busbw, {unit.name}", range=[0, 1.12 * top / unit.scale]),
         "shapes": [_level(value / unit.scale) for _, value in levels],
         "annotations": [_note(name, sizes[0], value / unit.scale) for name, value in levels],
     }

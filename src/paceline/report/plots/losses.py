@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import LossCurve, loss_curve, relative_difference, thinned
 from paceline.analysis.loss_difference import VISIBLE
+from paceline.formatting import LOSS
 from paceline.report.plots.drawing import (
     LEAST_POINTS,
     LINE,
@@ -20,6 +21,7 @@ from paceline.report.plots.drawing import (
     axis,
     base_layout,
     finite,
+    hover_value,
     plain,
     points_per_curve,
     rounded,
@@ -108,7 +110,7 @@ def _line(curve: _RunCurve, indices: Sequence[int], colour: str, *, visible: boo
         "meta": plain(curve.name) + ("" if diverged is None else f" (the loss is not finite from step {diverged} on)"),
         "visible": visible,
         "line": {"color": colour, "width": LINE, "simplify": False},
-        "hovertemplate": "%{meta}: %{y:.4f}<extra></extra>",
+        "hovertemplate": f"%{{meta}}: {hover_value('y', LOSS)}<extra></extra>",
     }
     if diverged is None:
         return line

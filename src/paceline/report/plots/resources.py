@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import thinned
 from paceline.analysis.resources import cpu_shares, host_usage, usage
+from paceline.formatting import SHARE, SIZES, Unit, percent, seconds, unit_for
 from paceline.records import RunRecord
 from paceline.records.schema import MarkRow
-from paceline.report.formatting import percent, seconds
 from paceline.report.plots.drawing import (
     Json,
     Panel,
@@ -19,15 +19,16 @@ from paceline.report.plots.drawing import (
     base_layout,
     grid,
     heading,
+    hover_value,
     numbered,
     plain,
     points_per_curve,
+    rank_line,
     rounded,
     short_names,
     side_note,
 )
 from paceline.report.plots.palette import colours
-from paceline.report.tables.columns import SIZES, Unit, unit_for
 
 LEDE = (
     "Upper panels: CPU time of every rank ÷ wall time (100% is one core all the time). Lower panels: its resident "
@@ -54,7 +55,7 @@ LONGEST_NAME = 26
 """Longest name that leaves room beside it for how busy a host was."""
 PLOT_HEIGHT, INNER_GAP, GAP_HEIGHT, TOP, BOTTOM = 92, 14, 58, 30, 40
 BLOCK_HEIGHT = 2 * PLOT_HEIGHT + INNER_GAP
-SHADES = {"evaluation": 0.10, "checkpoint": 0.28}
+SHADES = {"evaluation": 0.10}
 """Opacity of the shading, by kind of event."""
 
 
@@ -110,7 +111,7 @@ def resources(comparison: Comparison) -> Json | None:
         colour = colour_of[panel.row.candidate.name]
         upper = {"xaxis": numbered("x", 2 * number), "yaxis": numbered("y", 2 * number)}
         lower = {"xaxis": numbered("x", 2 * number + 1), "yaxis": numbered("y", 2 * number + 1)}
-        drawn = [*_marks(panel, top), *_lines(panel.cpu, colour, points, Unit(1, "%", 0), shape="vh")]
+        drawn = [*_marks(panel, top), *_lines(panel.cpu, colour, points, replace(SHARE, scale=1), shape="vh")]
         data += [trace | upper for trace in drawn]
         data += [trace | lower for trace in _lines(panel.memory, colour, points, unit, shape="linear")]
     return {
@@ -157,27 +158,20 @@ def _stepped(values: list[float]) -> list[float]:
 
 
 def _lines(curves: dict[int, _ResourceCurve], colour: str, points: int, unit: Unit, *, shape: str) -> list[Json]:
-    """Return a line per rank; all but the first are dotted, so that it stays visible below them."""
+    """Return a line per rank."""
     found = []
     for place, (rank, curve) in enumerate(curves.items()):
         kept = thinned(curve.values, points)
         found.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": rounded(curve.times[i] for i in kept),
-                "y": rounded(curve.values[i] / unit.scale for i in kept),
-                "meta": f"rank {rank}",
-                "opacity": 1 if place == 0 else 0.6,
-                "line": {
-                    "color": colour,
-                    "width": 1.3,
-                    "shape": shape,
-                    "simplify": False,
-                    "dash": "dot" if place else "solid",
-                },
-                "hovertemplate": f"%{{meta}} at %{{x:.1f}} s: %{{y:.{unit.decimals}f}} {unit.name}<extra></extra>",
-            }
+            rank_line(
+                place,
+                rank,
+                colour,
+                x=rounded(curve.times[i] for i in kept),
+                y=rounded(curve.values[i] / unit.scale for i in kept),
+                line={"shape": shape},
+                hovertemplate=f"%{{meta}} at %{{x:.1f}} s: {hover_value('y', unit)}<extra></extra>",
+            )
         )
     return found
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingCurve, ScalingGain, ScalingPoint
 from paceline.analysis.statistics import Estimate
+from paceline.formatting import FACTOR, SHARE, TIMES, Unit, interval, unit_for, whole
 from paceline.records.experiment import Candidate
+from paceline.report.figures.points import wide_interval
 from paceline.report.plots.drawing import (
     LABEL_SIZE,
     LINE,
@@ -27,8 +29,7 @@ from paceline.report.plots.drawing import (
 )
 from paceline.report.plots.end_labels import AxisScale, end_label, spread_labels
 from paceline.report.plots.palette import colours
-from paceline.report.scaling_verdict import TITLES, format_ranks, format_wide_interval
-from paceline.report.tables.columns import TIMES, Unit, percent_unit, unit_for
+from paceline.report.scaling_verdict import TITLES, format_ranks
 
 HEIGHT, GAP_HEIGHT, TOP, BOTTOM, LEFT = 250, 74, 34, 48, 52
 """Pixels: height of a panel, gap between rows of panels, and margins."""
@@ -178,7 +179,7 @@ def _gains(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[_
         gain = point.gains[key]
         return None if gain is None else gain.speed_up
 
-    return _lines(scaling, curves, speed_up, Unit(1, "×", 2))
+    return _lines(scaling, curves, speed_up, FACTOR)
 
 
 def _shares(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[_Line]:
@@ -186,7 +187,7 @@ def _shares(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[
         gain = point.gains[key]
         return None if gain is None else gain.efficiency
 
-    return _lines(scaling, curves, efficiency, percent_unit(0))
+    return _lines(scaling, curves, efficiency, SHARE)
 
 
 def _reason(curves: Sequence[ScalingCurve], key: str) -> str:
@@ -287,14 +288,11 @@ def _line_trace(line: _Line, ranks: Sequence[int], scale: AxisScale, across: Axi
 def _tooltip(line: _Line, place: int) -> str:
     point, value = line.places[place], line.values[place]
     unit = line.unit
-    interval = ""
-    if value.is_vague:
-        interval = f"<br>95% interval: {format_wide_interval(value)}"
-    elif value.low is not None and value.high is not None:
-        interval = f"<br>95% interval: {unit.write(value.low)} to {unit.write(value.high)} {unit.name}"
+    ends = wide_interval(value) or interval(value.low, value.high, unit)
+    range_line = f"<br>95% interval: {ends}" if ends else ""
     oversubscribed = f"<br>{plain(point.oversubscribed)}" if point.oversubscribed else ""
-    what = f"{plain(point.strategy)} on {format_ranks(point, line.scaling)}, batch {point.batch:,}"
-    return f"{what}<br>{unit.write(value.value)} {unit.name}{interval}{oversubscribed}"
+    what = f"{plain(point.strategy)} on {format_ranks(point, line.scaling)}, batch {whole(point.batch)}"
+    return f"{what}<br>{unit.text(value.value)}{range_line}{oversubscribed}"
 
 
 def _label(line: _Line, height: float, across: AxisScale, ranks: Sequence[int]) -> Json:

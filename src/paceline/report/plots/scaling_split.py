@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
 from paceline.analysis.steps.split import PARTS
+from paceline.formatting import TIMES, unit_for
 from paceline.report.plots.drawing import Json, base_layout, short_names
 from paceline.report.plots.palette import PARTS as COLOURS
 from paceline.report.plots.split import (
@@ -17,7 +18,6 @@ from paceline.report.plots.split import (
     bar_traces,
 )
 from paceline.report.scaling_verdict import TITLES, format_ranks
-from paceline.report.tables.columns import TIMES, unit_for
 
 BAR_HEIGHT = 26
 NARROW_ROOM = 1.5

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.steps.split import PARTS, Split
-from paceline.report.formatting import percent, seconds
+from paceline.formatting import TIMES, Unit, percent, seconds, unit_for
 from paceline.report.plots.drawing import (
     LABEL_SIZE,
     LONGEST_LABEL,
@@ -19,7 +19,6 @@ from paceline.report.plots.drawing import (
     short_names,
 )
 from paceline.report.plots.palette import PARTS as COLOURS
-from paceline.report.tables.columns import TIMES, Unit, unit_for
 
 NAMES = {
     "compute": "compute",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import step_times, thinned
-from paceline.report.formatting import seconds
+from paceline.formatting import TIMES, Unit, seconds, unit_for
 from paceline.report.plots.drawing import (
     Json,
     Panel,
@@ -17,9 +17,11 @@ from paceline.report.plots.drawing import (
     base_layout,
     grid,
     heading,
+    hover_value,
     numbered,
     plain,
     points_per_curve,
+    rank_line,
     rounded,
     short_names,
     side_note,
@@ -27,7 +29,6 @@ from paceline.report.plots.drawing import (
     ticks,
 )
 from paceline.report.plots.palette import colours
-from paceline.report.tables.columns import TIMES, Unit, unit_for
 
 POINTS = 12_000
 """Most points of all curves together."""
@@ -80,21 +81,19 @@ def _first_run(comparison: Comparison, name: str) -> dict[int, list[float]]:
 
 
 def _lines(panel: _StepTimePanel, colour: str, points: int, unit: Unit) -> list[Json]:
-    """Return a line per rank; all but the first are dotted, so that it stays visible below them."""
+    """Return a line per rank."""
     found = []
     for place, (rank, values) in enumerate(panel.ranks.items()):
         kept = thinned(values, points)
         found.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": kept,
-                "y": rounded(_scaled(values[i], unit) for i in kept),
-                "meta": f"rank {rank}",
-                "opacity": 1 if place == 0 else 0.6,
-                "line": {"color": colour, "width": 1.3, "simplify": False, "dash": "dot" if place else "solid"},
-                "hovertemplate": f"%{{meta}}, step %{{x}}: %{{y:.{unit.decimals}f}} {unit.name}<extra></extra>",
-            }
+            rank_line(
+                place,
+                rank,
+                colour,
+                x=kept,
+                y=rounded(_scaled(values[i], unit) for i in kept),
+                hovertemplate=f"%{{meta}}, step %{{x}}: {hover_value('y', unit)}<extra></extra>",
+            )
         )
     return found
 
@@ -109,7 +108,7 @@ def _first_steps(panel: _StepTimePanel, colour: str, unit: Unit) -> Json:
         "marker": {"symbol": "circle-open", "color": colour, "size": 8, "line": {"width": 1.6}},
         "cliponaxis": False,
         "customdata": list(panel.ranks),
-        "hovertemplate": f"rank %{{customdata}}, first step: %{{y:.{unit.decimals}f}} {unit.name}<extra></extra>",
+        "hovertemplate": f"rank %{{customdata}}, first step: {hover_value('y', unit)}<extra></extra>",
     }
 
 

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.steps.activity import ACTIVITIES, WAITING
+from paceline.formatting import TIMES, Ladder, Unit, seconds, size, unit_for
 from paceline.records.timeline import RowKind
-from paceline.report.formatting import seconds, size
 from paceline.report.plots.drawing import (
     Json,
     Panel,
     axis,
     base_layout,
     heading,
+    hover_value,
     numbered,
     plain,
     short_names,
@@ -30,13 +31,12 @@ from paceline.report.plots.timeline_steps import (
     thinned,
     typical_steps,
 )
-from paceline.report.tables.columns import Unit, unit_for
 
 MOST_BARS = 4500
 """Most bars in all steps on all ranks; of more, those closest to each other are merged."""
 MOST_ROWS = 40
 """Most ranks in the view of all candidates; where there would be more, it shows only the best candidates."""
-UNITS = ((1.0, "s"), (1e-3, "ms"))
+UNITS = Ladder(TIMES.units[:2])
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds"}
 WAITING_LABEL = "waiting for communication"
 
@@ -95,8 +95,8 @@ def _traces(timeline_step: TimelineStep, unit: Unit) -> Iterator[Json]:
             "marker": _marker(what),
             "meta": plain(named),
             "customdata": [_tooltip_parts(bar, timeline_step.ranks) for bar in bars],
-            "hovertemplate": "%{customdata[0]}: %{meta}%{customdata[1]}<br>%{customdata[2]}, starts at %{base:.2f} "
-            f"{unit.name}<extra></extra>",
+            "hovertemplate": "%{customdata[0]}: %{meta}%{customdata[1]}<br>%{customdata[2]}, starts at "
+            f"{hover_value('base', unit)}<extra></extra>",
         }
         yield trace
 

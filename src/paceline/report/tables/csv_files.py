@@ -8,34 +8,44 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.analysis.statistics import Estimate
+from paceline.analysis.comparison import Comparison
 from paceline.analysis.steps.timing import losses_of
+from paceline.analysis.traffic.payload import Payload
 from paceline.errors import RecordError
 from paceline.report.explanations import explain
+from paceline.report.figures.candidates import candidate_csv
+from paceline.report.figures.figure import csv_values
+from paceline.report.figures.machine import HOST_FIGURES
+from paceline.report.figures.ranks import rank_csv
+from paceline.report.figures.steps import BYTES_FIGURES, OPERATION_FIGURES, RANK_BYTES_FIGURES, SPLIT_FIGURES
 from paceline.report.tables.payload import payload_rows, rank_bytes_rows
 from paceline.report.tables.resources import host_rows
 from paceline.report.tables.steps import bytes_rows, operation_rows, rank_split_rows, split_rows
 
-ESTIMATES = ("step_s", "samples_per_s", "ratio", "exposed", "above_bound", "train_loss", "test_loss", "test_accuracy")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 """Characters at which a spreadsheet begins to read a formula."""
-PLAIN = ("busiest_sent_bytes", "imbalance", "peak_bytes", "workers", "batch", "failure")
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     """Write every table into a folder; return the files."""
     tables: dict[str, list[dict[str, Any]]] = {
-        "comparison.csv": [_row(row) for row in comparison.rows],
-        "ranks.csv": [
-            {"candidate": row.candidate.name, **asdict(rank)} for row in comparison.rows for rank in row.ranks
+        "comparison.csv": [candidate_csv(row) for row in comparison.rows],
+        "ranks.csv": [rank_csv(row.candidate.name, rank) for row in comparison.rows for rank in row.ranks],
+        "splits.csv": [
+            {"candidate": row.candidate, "rank": row.rank, **csv_values(SPLIT_FIGURES, row)}
+            for row in (*split_rows(comparison), *rank_split_rows(comparison))
         ],
-        "splits.csv": [asdict(row) for row in (*split_rows(comparison), *rank_split_rows(comparison))],
-        "bytes.csv": [asdict(row) for row in bytes_rows(comparison)],
-        "bytes_by_rank.csv": [asdict(row) for row in rank_bytes_rows(comparison.payloads)],
+        "bytes.csv": [{"candidate": row.candidate, **csv_values(BYTES_FIGURES, row)} for row in bytes_rows(comparison)],
+        "bytes_by_rank.csv": rank_bytes_csv(comparison.payloads),
         "payload.csv": payload_rows(comparison.payloads),
-        "operations.csv": [asdict(row) for row in operation_rows(comparison)],
-        "hosts.csv": [asdict(row) for row in host_rows(comparison)],
+        "operations.csv": [
+            {"candidate": row.candidate, "kind": row.kind, "purpose": row.purpose, **csv_values(OPERATION_FIGURES, row)}
+            for row in operation_rows(comparison)
+        ],
+        "hosts.csv": [
+            {"candidate": row.candidate, "host": row.host, **csv_values(HOST_FIGURES, row)}
+            for row in host_rows(comparison)
+        ],
         "reasons.csv": [reason.to_dict() for reason in explain(comparison)],
         "proofs.csv": [asdict(proof) | {"holds": proof.holds} for proof in comparison.proofs],
         "loss_differences.csv": [asdict(loss_difference) for loss_difference in comparison.loss_differences],
@@ -55,15 +65,17 @@ def save_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path)
         ) from None
 
 
-def _row(row: CandidateRow) -> dict[str, Any]:
-    values: dict[str, Any] = {"candidate": row.candidate.name, "strategy": row.candidate.strategy}
-    values |= {"role": row.candidate.role, "lossless": row.candidate.lossless, "repeats": row.repeats}
-    for name in ESTIMATES:
-        estimate: Estimate | None = getattr(row, name)
-        values[name] = None if estimate is None else estimate.value
-        values[f"{name}_low"] = None if estimate is None else estimate.low
-        values[f"{name}_high"] = None if estimate is None else estimate.high
-    return values | {name: getattr(row, name) for name in PLAIN}
+def rank_bytes_csv(payloads: Mapping[str, Payload]) -> list[dict[str, Any]]:
+    """Return the bytes of every rank, with the network interface of its host."""
+    return [
+        {
+            "candidate": row.candidate,
+            "rank": row.rank,
+            **csv_values(RANK_BYTES_FIGURES, row),
+            "interface": row.interface,
+        }
+        for row in rank_bytes_rows(payloads)
+    ]
 
 
 def _losses(comparison: Comparison) -> Iterable[dict[str, Any]]:

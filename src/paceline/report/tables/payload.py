@@ -1,14 +1,14 @@
-"""Bytes sent between ranks, as the kernel counted them: sentences, rows and columns, and a matrix for the page."""
+"""Bytes sent between ranks, as the kernel counted them: sentences, rows, and a matrix for the page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.analysis.traffic.payload import TOLERANCE, Payload, RankBytes
-from paceline.report.formatting import percent, plural, size
-from paceline.report.tables.columns import NOTHING, SIZES, PageCell, PageColumn, Unit, plain_column, unit_for
+from paceline.formatting import DECIMALS, NOTHING, SIZES, Unit, percent, plural, size, unit_for
+from paceline.report.figures.columns import Cell
 
 SIMILAR = 0.02
 """Relative difference of bytes up to which ranks share a clause in the sentence."""
@@ -47,7 +47,7 @@ class Matrix:
     sentence: str
     holds: bool | None
     unit: str
-    cells: list[list[PageCell]]
+    cells: list[list[Cell]]
     """One row per sender; `share` is relative to the busiest pair of all candidates. Empty for too many ranks."""
 
 
@@ -104,7 +104,7 @@ def matrices(payloads: Mapping[str, Payload]) -> list[Matrix]:
     sending = {name: payload for name, payload in payloads.items() if any(pair.bytes for pair in payload.pairs)}
     sizes = [pair.bytes for payload in sending.values() for pair in payload.pairs]
     unit, most = unit_for([value for value in sizes if value > SIMILAR * max(sizes)], SIZES), max(sizes, default=0.0)
-    unit = unit._replace(decimals=min(unit.decimals, 2))
+    unit = replace(unit, decimals=min(unit.decimals, DECIMALS))
     return [
         Matrix(
             candidate=name,
@@ -117,10 +117,10 @@ def matrices(payloads: Mapping[str, Payload]) -> list[Matrix]:
     ]
 
 
-def _cells(payload: Payload, unit: Unit, most: float) -> list[list[PageCell]]:
+def _cells(payload: Payload, unit: Unit, most: float) -> list[list[Cell]]:
     return [
         [
-            PageCell("" if source == target else _format_bytes(value, unit), value, share=value / most)
+            Cell("" if source == target else _format_bytes(value, unit), value, share=value / most)
             for target, value in enumerate(row)
         ]
         for source, row in enumerate(payload.matrix)
@@ -153,16 +153,6 @@ def payload_rows(payloads: Mapping[str, Payload]) -> list[dict[str, Any]]:
     ]
 
 
-def payload_context(payloads: Mapping[str, Payload]) -> dict[str, Any]:
-    """Return the data of the page's section on bytes between ranks."""
-    rows = rank_bytes_rows(payloads)
-    return {
-        "matrices": matrices(payloads),
-        "rank_bytes_rows": rows,
-        "rank_bytes_columns": rank_bytes_columns(rows),
-    }
-
-
 def _row(candidate: str, payload: Payload, rank: RankBytes) -> RankBytesRow:
     host = next((host for host in payload.hosts if host.ranks[:1] == [rank.rank]), None)
     expected = None if rank.planned_sent_bytes is None else rank.planned_sent_bytes + (rank.framing_bytes or 0)
@@ -179,22 +169,6 @@ def _row(candidate: str, payload: Payload, rank: RankBytes) -> RankBytesRow:
         interface_sent_bytes=None if host is None else host.sent_bytes,
         interface_received_bytes=None if host is None else host.received_bytes,
     )
-
-
-def rank_bytes_columns(rows: Sequence[RankBytesRow]) -> list[PageColumn]:
-    """Return the columns of the table of bytes by rank."""
-    unit = unit_for([row.sent_bytes for row in rows], SIZES)
-    columns = [
-        plain_column("sent_bytes", "Sent", rows, unit, definition="socket_bytes"),
-        plain_column("planned_sent_bytes", "Planned tensor bytes", rows, unit, definition="socket_plan"),
-        plain_column("framing_bytes", "Framing", rows, SIZES, definition="framing_bytes"),
-        plain_column("over_plan", "Sent ÷ expected", rows, Unit(1, "", 4), definition="socket_proof"),
-        plain_column("received_bytes", "Received", rows, unit, definition="socket_bytes"),
-        plain_column("retransmitted_bytes", "Retransmitted", rows, SIZES),
-        plain_column("interface_sent_bytes", "Interface sent", rows, unit, definition="interface_bytes"),
-        plain_column("interface_received_bytes", "Interface received", rows, unit, definition="interface_bytes"),
-    ]
-    return [column for column in columns if not column.is_empty]
 
 
 def _capitalised(text: str) -> str:

@@ -1,15 +1,13 @@
-"""Resource use of processes and hosts: the page's table of hosts, and the complete data as JSON."""
+"""Resource use of processes and hosts: rows of the table of hosts, and the complete data as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.resources import host_usage, usage
 from paceline.records import RunRecord
-from paceline.report.tables.columns import SIZES, PageColumn, percent_unit, plain_column
 from paceline.report.tables.profile import profile_rows
 
 
@@ -33,18 +31,6 @@ def host_rows(comparison: Comparison) -> list[HostRow]:
         for name, run in first_runs(comparison).items()
         for own in host_usage(run)
     ]
-
-
-def host_columns(rows: Sequence[HostRow]) -> list[PageColumn]:
-    """Return the columns of the table of hosts, without the host's number."""
-    columns = [
-        plain_column("busy", "Busy", rows, percent_unit(0), definition="host_busy"),
-        plain_column("cpu_share", "CPU of its ranks", rows, percent_unit(0), definition="host_cpu_share"),
-        plain_column("resident_bytes", "Memory of its ranks", rows, SIZES, definition="host_resident_bytes"),
-        plain_column("used_bytes", "Memory in use", rows, SIZES, definition="host_used_bytes"),
-        plain_column("available_bytes", "Memory available", rows, SIZES, definition="host_available_bytes"),
-    ]
-    return [column for column in columns if not column.is_empty]
 
 
 def first_runs(comparison: Comparison) -> dict[str, RunRecord]:

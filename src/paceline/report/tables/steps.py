@@ -1,29 +1,15 @@
-"""Tables about the steps: time split, bytes sent and operations; rows for CSV, columns for the page."""
+"""Rows of the tables on the steps: time split, bytes sent and operations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.steps.split import PARTS, Split
 from paceline.analysis.traffic.wire import Traffic, Wire
+from paceline.formatting import size
 from paceline.records.timeline import RowKind
-from paceline.report.definitions import DEFINITIONS
-from paceline.report.formatting import percent, size
-from paceline.report.tables.columns import (
-    NOTHING,
-    SIZES,
-    TIMES,
-    PageCell,
-    PageColumn,
-    Unit,
-    percent_unit,
-    plain_column,
-    unit_for,
-)
 
-RATES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
 SPLIT_PARTS = (*PARTS, "data", "descheduled")
 PURPOSES = ("gradients", "buffers", "statistics", "weights", "control")
 
@@ -115,25 +101,6 @@ def _split_row(candidate: str, rank: int | None, split: Split, wire: Wire | None
     return SplitRow(candidate, rank, split.step_s, **parts, overlap=split.overlap, wait_s=wait_s, waited_for=waited_for)
 
 
-def split_columns(rows: Sequence[SplitRow]) -> list[PageColumn]:
-    """Return the columns of the time split: times in one unit, since they add up, with their shares in small print."""
-    unit = unit_for([row.step_s for row in rows], TIMES)
-    columns = [plain_column("step_s", "Mean step", rows, unit, definition="split_step_s")]
-    for part in SPLIT_PARTS:
-        cells = [_part_cell(getattr(row, f"{part}_s"), row.step_s, unit) for row in rows]
-        columns.append(PageColumn(part, DEFINITIONS[f"split_{part}"].term, unit.name, f"split_{part}", cells))
-    columns.append(plain_column("overlap", "Overlap", rows, percent_unit(0)))
-    columns.append(plain_column("wait_s", "Waiting for others", rows, unit, definition="wait"))
-    columns.append(plain_column("waited_for", "Waited for by others", rows, percent_unit(0)))
-    return [column for column in columns if not column.is_empty]
-
-
-def _part_cell(value: float | None, step_s: float, unit: Unit) -> PageCell:
-    if value is None:
-        return PageCell(NOTHING)
-    return PageCell(unit.write(value), value, interval=percent(value / step_s, 0) if step_s else "")
-
-
 def bytes_rows(comparison: Comparison) -> list[BytesRow]:
     """Return one row per candidate that sends anything."""
     found = []
@@ -161,18 +128,6 @@ def shared_memory_sentences(comparison: Comparison) -> list[str]:
     return found
 
 
-def bytes_columns(rows: Sequence[BytesRow]) -> list[PageColumn]:
-    """Return the columns of bytes sent, in one unit; a kind that no candidate sends has no column."""
-    unit = unit_for([row.total for row in rows], SIZES)
-    columns = [plain_column(purpose, purpose.capitalize(), rows, unit, definition="sent_kinds") for purpose in PURPOSES]
-    columns += [
-        plain_column("total", "Total", rows, unit, definition="sent_kinds"),
-        plain_column("lower_bound", "Minimum for gradients", rows, unit),
-        plain_column("over_bound", "Sent ÷ minimum", rows, Unit(1, "", 2), definition="lower_bound"),
-    ]
-    return [column for column in columns if not column.is_empty]
-
-
 def operation_rows(comparison: Comparison) -> list[OperationRow]:
     """Return one row per candidate, kind of operation and content."""
     examination = comparison.examination
@@ -191,22 +146,3 @@ def _operation_row(candidate: str, traffic: Traffic, bandwidth: float | None) ->
         for name in ("kind", "purpose", "per_step", "duration_s", "isolated", "transfer_s", "wait_s", "algbw", "busbw")
     }
     return OperationRow(candidate=candidate, bytes_each=each, utilisation=used, **same)
-
-
-def operation_columns(rows: Sequence[OperationRow]) -> list[PageColumn]:
-    """Return the columns of the table of operations, without the operation's name."""
-    times = unit_for([row.duration_s for row in rows], TIMES)
-    rates = unit_for([row.busbw for row in rows if row.busbw is not None], RATES)
-    rates = rates._replace(decimals=min(rates.decimals, 1))
-    columns = [
-        plain_column("per_step", "Per step", rows, Unit(1, "", 0), definition="operations"),
-        plain_column("bytes_each", "Size", rows, SIZES, definition="operation_bytes"),
-        plain_column("duration_s", "Time", rows, times, definition="operation_s"),
-        plain_column("isolated", "Isolated", rows, percent_unit(0)),
-        plain_column("transfer_s", "Transfer", rows, times, definition="transfer"),
-        plain_column("wait_s", "Wait", rows, times, definition="wait"),
-        plain_column("algbw", "algbw", rows, rates),
-        plain_column("busbw", "busbw", rows, rates),
-        plain_column("utilisation", "Utilisation", rows, percent_unit(0)),
-    ]
-    return [column for column in columns if not column.is_empty]

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.analysis.findings import findings, problems
-from paceline.analysis.findings.finding import Finding, binary_size, duration, rate
+from paceline.analysis.findings.finding import Finding
+from paceline.formatting import binary_size, plural, rate, seconds, seconds_per_byte
 from paceline.records.examination import AllReduceTimes, Examination, MeasuredLinks, PairLink
 from paceline.records.schema import DOCTOR_FILE, EVENTS_FILE
-from paceline.report.formatting import plural
 from paceline.report.live.run import FolderFollower, Tail
 
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -108,8 +108,8 @@ def _pairs(link: MeasuredLinks) -> Table:
         table.add_row(
             _format_hosts(pair),
             f"{pair.ranks[0]} ↔ {pair.ranks[1]}",
-            duration(pair.alpha_s),
-            f"{pair.beta_s_per_byte * 1e9:.3g} ns/B",
+            seconds(pair.alpha_s),
+            seconds_per_byte(pair.beta_s_per_byte),
             rate(pair.bytes_per_s),
         )
     return table
@@ -133,7 +133,7 @@ def _all_reduce(measured: AllReduceTimes) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for point in measured.points:
         bandwidths = (rate(point.algbw_bytes_per_s), rate(point.busbw_bytes_per_s))
-        table.add_row(binary_size(point.bytes), duration(point.time_s), *bandwidths, str(point.repeats))
+        table.add_row(binary_size(point.bytes), seconds(point.time_s), *bandwidths, str(point.repeats))
     return table
 
 

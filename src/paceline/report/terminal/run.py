@@ -8,21 +8,36 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.analysis.ranks import UNEVEN
+from paceline.analysis.ranks import UNEVEN, rank_rows
 from paceline.analysis.resources import host_usage
 from paceline.analysis.steps.candidate_split import splits_of
 from paceline.analysis.steps.split import PARTS, Split
 from paceline.analysis.steps.timing import includes_warm_up
 from paceline.analysis.summary import summarise
 from paceline.analysis.traffic.payload import payload_of
+from paceline.formatting import (
+    NOTHING,
+    TENTHS,
+    TIMES,
+    Unit,
+    format_cores,
+    number,
+    percent,
+    plural,
+    seconds,
+    size,
+    unit_for,
+    whole,
+)
 from paceline.records import RunRecord
-from paceline.report.formatting import WARM_UP_COUNTS, number, percent, plural, seconds, size
+from paceline.report.figures.columns import terminal_columns, text_column
+from paceline.report.figures.ranks import RANK_FIGURES
+from paceline.report.run_description import WARM_UP_COUNTS
 from paceline.report.tables.payload import payload_sentence
-from paceline.report.tables.profile import profile_sentences, profile_table
+from paceline.report.tables.profile import profile_sentences
+from paceline.report.terminal.profile import profile_table
+from paceline.report.terminal.table import figure_table
 
-PHASES = {"first step": "first_step_s", "forward": "forward_s", "backward": "backward_s", "update": "update_s"}
-WIDE = 114
-"""Terminal width from which the phases of a step are shown."""
 SPLIT_WIDE = 100
 """Terminal width from which the time split shows times beside shares."""
 
@@ -30,29 +45,16 @@ SPLIT_WIDE = 100
 def print_run(record: RunRecord, console: Console) -> None:
     """Print the summary of one run."""
     summary = summarise(record)
-    phases = PHASES if console.width >= WIDE else {}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    headings = ("rank", "samples", "average loss", "train accuracy", "mean time/step", *phases, "CPU", "memory")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for rank in summary["ranks"]:
-        table.add_row(
-            str(rank["rank"]),
-            f"{rank['samples']:,}",
-            number(rank["average_loss"]),
-            percent(rank["accuracy"]),
-            seconds(rank["step_s"]),
-            *[seconds(rank[key]) for key in phases.values()],
-            percent(rank.get("cpu_share"), 0),
-            size(rank.get("resident_bytes")),
-        )
-    console.print(table)
+    ranks = rank_rows([record])
+    numbers = text_column("rank", [str(rank.rank) for rank in ranks])
+    columns = [numbers, *terminal_columns(RANK_FIGURES, ranks)]
+    console.print(figure_table(columns, console.width, name_side="right"))
     split = split_table(record, console.width)
     if split is not None:
         console.print(split)
     if includes_warm_up(record):
         console.print(WARM_UP_COUNTS, markup=False, highlight=False, soft_wrap=True)
-    profile = profile_table(record)
+    profile = profile_table(record, console.width)
     if profile is not None:
         console.print(profile)
     for sentence in sentences(summary, record):
@@ -65,8 +67,9 @@ def staleness_sentence(staleness: dict[str, Any]) -> str:
         return "no gradient reached a server"
     late = [f"{plural(staleness[what], 'gradient')} {what}" for what in ("damped", "dropped") if staleness[what]]
     bound = "" if staleness["max_allowed"] is None else f" (allowed: {staleness['max_allowed']})"
+    mean = TENTHS.text(staleness["mean"])
     return (
-        f"staleness of gradients: {staleness['mean']:.1f} updates on average, {staleness['max']} at most{bound}"
+        f"staleness of gradients: {mean} updates on average, {staleness['max']} at most{bound}"
         f", {' and '.join(late) or 'no late gradients'}"
     )
 
@@ -80,17 +83,21 @@ def split_table(record: RunRecord, width: int) -> Table | None:
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     for heading in ("rank", *PARTS, "(data)", "(descheduled)", "overlap"):
         table.add_column(heading, justify="right", no_wrap=True)
+    unit = unit_for([split.step_s for split in splits.values()], TIMES)
     for rank, split in splits.items():
-        table.add_row(str(rank), *_split_cells(split, shares_only=width < SPLIT_WIDE), percent(split.overlap, 0))
+        cells = _split_shares(split) if width < SPLIT_WIDE else _split_times(split, unit)
+        table.add_row(str(rank), *cells, percent(split.overlap, 0))
     return table
 
 
-def _split_cells(split: Split, *, shares_only: bool) -> list[str]:
+def _split_shares(split: Split) -> list[str]:
     descheduled = None if split.descheduled_s is None else split.share("descheduled")
-    if shares_only:
-        return [percent(share, 0) for share in (*map(split.share, PARTS), split.share("data"), descheduled)]
-    parts = [f"{seconds(getattr(split, f'{part}_s'))} {percent(split.share(part), 0):>4}" for part in PARTS]
-    return [*parts, seconds(split.data_s), seconds(split.descheduled_s)]
+    return [percent(share, 0) for share in (*map(split.share, PARTS), split.share("data"), descheduled)]
+
+
+def _split_times(split: Split, unit: Unit) -> list[str]:
+    parts = [f"{unit.text(getattr(split, f'{part}_s'))} {percent(split.share(part), 0):>4}" for part in PARTS]
+    return [*parts, *[NOTHING if part is None else unit.text(part) for part in (split.data_s, split.descheduled_s)]]
 
 
 def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
@@ -118,7 +125,7 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
         yield staleness_sentence(summary["staleness"])
     if "train_s" in summary:
         rate = summary["samples_per_s"]
-        speed = f", {rate:,.0f} samples/s in the median window" if rate else ""
+        speed = f", {whole(rate)} samples/s in the median window" if rate else ""
         yield f"trained {plural(summary['steps'], 'step')} in {seconds(summary['train_s'])}{speed}"
     yield from _hosts(record)
     yield from profile_sentences(record)
@@ -137,7 +144,7 @@ def _uneven_cause(record: RunRecord) -> str:
     if record.topology.get("device") != "cpu":
         return "the GPUs or hosts differ in speed, or other programs use them"
     ranks, cores = record.topology.get("ranks_per_host"), record.topology.get("cores")
-    placed = f" ({plural(ranks, 'rank')} on {cores:g} core{'' if cores == 1 else 's'})" if ranks and cores else ""
+    placed = f" ({plural(ranks, 'rank')} on {format_cores(cores)})" if ranks and cores else ""
     return f"ranks probably share cores with each other or with other programs{placed}"
 
 

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
-from paceline.analysis.statistics import Estimate
-from paceline.analysis.steps.split import PARTS
-from paceline.report.formatting import factor, percent, seconds
+from paceline.report.figures.columns import terminal_columns, text_column
+from paceline.report.figures.points import PART_FIGURES, POINT_FIGURES, point_json
 from paceline.report.scaling_verdict import (
     NOT_SCALED,
     TITLES,
@@ -22,9 +20,8 @@ from paceline.report.scaling_verdict import (
     mode_sentences,
     sentences,
 )
-from paceline.report.terminal.comparison import TerminalColumn, fit_columns
+from paceline.report.terminal.table import figure_table
 
-NOTHING = "–"
 INTERVALS = (
     "± is half the width of the 95% interval. It is the same for an efficiency and its speed-up, and for the time of "
     "an epoch and of a step."
@@ -63,36 +60,14 @@ def _print(console: Console, text: str) -> None:
 
 def _table(scaling: Scaling, mode: Mode, width: int) -> Table:
     points = scaling.points(mode)
-    columns = fit_columns(_columns(points), width)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    names, *figures = columns
-    table.add_column(escape(names.heading), no_wrap=True)
-    for column in figures:
-        table.add_column(escape(column.heading), justify="right", no_wrap=True)
-    for place, point in enumerate(points):
-        style = None if point.candidate.role == "candidate" and point.is_comparable else "dim"
-        table.add_row(*[escape(column.cells[place]) for column in columns], style=style)
-    return table
-
-
-def _columns(points: list[ScalingPoint]) -> list[TerminalColumn]:
-    """Return the columns, with the two most useful shares; the page and the JSON output have all four."""
     several = any(point.hosts > 1 for point in points)
-    return [
-        TerminalColumn("strategy", [_name(points, place) for place in range(len(points))], 10),
-        TerminalColumn("ranks/hosts" if several else "ranks", [_ranks(point, several=several) for point in points], 10),
-        TerminalColumn("batch", [f"{point.batch:,}" for point in points], 7),
-        TerminalColumn(
-            "time/step",
-            _align([_value(p.row.step_s) for p in points], [_half_interval(p.row.step_s) for p in points]),
-            10,
-        ),
-        TerminalColumn("epoch", [_value(point.epoch_s) for point in points], 3),
-        TerminalColumn("vs single", _gains(points, "over_single"), 9),
-        TerminalColumn("vs itself", _gains(points, "over_one_rank"), 8),
-        TerminalColumn("compute", [_part(point, "compute") for point in points], 5),
-        TerminalColumn("exposed", [_part(point, "exposed") for point in points], 6),
+    columns = [
+        text_column("strategy", [_name(points, place) for place in range(len(points))]),
+        text_column("ranks/hosts" if several else "ranks", [_ranks(point, several=several) for point in points]),
+        *terminal_columns((*POINT_FIGURES, *PART_FIGURES), points),
     ]
+    styles = [None if p.candidate.role == "candidate" and p.is_comparable else "dim" for p in points]
+    return figure_table(columns, width, styles=styles, names=2)
 
 
 def _name(points: list[ScalingPoint], place: int) -> str:
@@ -105,50 +80,6 @@ def _name(points: list[ScalingPoint], place: int) -> str:
 def _ranks(point: ScalingPoint, *, several: bool) -> str:
     mark = " failed" if point.row.failure else " *" if point.oversubscribed else ""
     return (f"{point.ranks}/{point.hosts}" if several else str(point.ranks)) + mark
-
-
-def _value(estimate: Estimate | None) -> str:
-    return NOTHING if estimate is None else seconds(estimate.value)
-
-
-def _half_interval(estimate: Estimate | None) -> str:
-    """Format half of the interval as a share of the value; empty where there is none."""
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return ""
-    half = (estimate.high - estimate.low) / 2 / estimate.value
-    return f"±{percent(half, 0)}" if half < 1 else ">±100%"
-
-
-def _align(*parts: list[str]) -> list[str]:
-    """Join several parts of each cell, aligned in columns; a part that is empty in all cells is left out."""
-    widths = [max(map(len, own), default=0) for own in parts]
-    rows = zip(*parts, strict=True)
-    return [" ".join(f"{part:>{width}}" for part, width in zip(row, widths, strict=True) if width) for row in rows]
-
-
-def _gains(points: list[ScalingPoint], key: str) -> list[str]:
-    """Format speed-up with its interval, and efficiency; a dash where none is claimed."""
-    known = [None if point.oversubscribed else point.gains[key] for point in points]
-    return _align(
-        [NOTHING if gain is None else factor(gain.speed_up.value) for gain in known],
-        ["" if gain is None else _half_interval(gain.speed_up) for gain in known],
-        ["" if gain is None else NOTHING if gain.efficiency is None else _share(gain.efficiency) for gain in known],
-    )
-
-
-def _share(estimate: Estimate) -> str:
-    return percent(estimate.value, 0)
-
-
-def _part(point: ScalingPoint, part: str) -> str:
-    """Format a share of the step, with half of its interval in percentage points."""
-    split = point.row.split
-    if split is None:
-        return NOTHING
-    share: Estimate = getattr(split, part)
-    if share.low is None or share.high is None:
-        return _share(share)
-    return f"{_share(share)} ±{50 * (share.high - share.low):.0f}"
 
 
 def to_json(scaling: Scaling) -> dict[str, Any]:
@@ -174,7 +105,7 @@ def _mode_json(scaling: Scaling, mode: Mode) -> dict[str, Any]:
     peaks = [peak for curve in scaling.candidates(mode) if (peak := scaling.peak(curve)) is not None]
     return {
         "kind": format_mode(scaling, mode),
-        "points": [point.to_dict() | {"split_s": _split_json(point)} for point in scaling.points(mode)],
+        "points": [point_json(point) for point in scaling.points(mode)],
         "best": best and best.candidate.name,
         "fastest": {
             peak.best.candidate.name: {
@@ -188,9 +119,3 @@ def _mode_json(scaling: Scaling, mode: Mode) -> dict[str, Any]:
             for peak in peaks
         },
     }
-
-
-def _split_json(point: ScalingPoint) -> dict[str, float] | None:
-    """Return the time split in seconds per step, the mean over ranks and repeats."""
-    split = point.row.split
-    return None if split is None else {part: getattr(split.mean, f"{part}_s") for part in PARTS}

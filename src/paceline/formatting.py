@@ -1,0 +1,243 @@
+"""Formatting of numbers, the only one: units, decimals, intervals, counts, and lists of names.
+
+A figure has two decimals in the unit that suits it, wherever it is shown; microseconds and bytes are whole numbers. A
+table column shares one unit, and has more decimals where its smallest figure is less than one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+NOTHING = "–"
+DECIMALS = 2
+"""Decimals of a figure in its own unit."""
+MOST_DECIMALS = 4
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Number format of one column, or of one figure."""
+
+    scale: float
+    name: str
+    """Unit as the heading of a column shows it; empty for none."""
+    decimals: int
+    suffix: str | None = None
+    """Text after a figure that stands alone; None for a space and the unit's name."""
+
+    def write(self, value: float) -> str:
+        """Format a figure without its unit, which is in the heading."""
+        return _signed(f"{value / self.scale:,.{self.decimals}f}")
+
+    def write_end(self, value: float) -> str:
+        """Format an end of an interval; in thousands or millions where it is too far off for its digits to matter."""
+        for limit, scale, name in ((1e6, 1e6, "M"), (1e4, 1e3, "k")):
+            if abs(value / self.scale) >= limit and self.decimals:
+                return f"{replace(self, scale=self.scale * scale, decimals=0).write(value)} {name}"
+        return self.write(value)
+
+    @property
+    def ending(self) -> str:
+        """Text after a figure that stands alone."""
+        return self.suffix if self.suffix is not None else f" {self.name}" if self.name else ""
+
+    def text(self, value: float) -> str:
+        """Format a figure with its unit."""
+        return self.write(value) + self.ending
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Units of one kind of figure, from the largest to the smallest."""
+
+    units: tuple[Unit, ...]
+
+    @property
+    def base(self) -> Unit:
+        """Unit of scale one, in which figures are recorded."""
+        return next(unit for unit in self.units if unit.scale == 1)
+
+    def own_unit(self, value: float) -> Unit:
+        """Return the largest unit that the value reaches; a value that rounds up to a unit is written in it."""
+        for unit, smaller in itertools.pairwise(self.units):
+            if round(abs(value) / smaller.scale, smaller.decimals) * smaller.scale >= unit.scale * (1 - 1e-9):
+                return unit
+        return self.units[-1]
+
+    def column_unit(self, values: Iterable[float]) -> Unit:
+        """Return the unit that suits the median of a column, with as many decimals as its smallest figure needs."""
+        positive = sorted(value for value in values if value > 0 and math.isfinite(value))
+        if not positive:
+            return replace(self.base, decimals=0)
+        unit = self.own_unit(positive[len(positive) // 2])
+        missing = -math.floor(math.log10(positive[0] / unit.scale))
+        return replace(unit, decimals=max(unit.decimals, min(MOST_DECIMALS, unit.decimals + missing)))
+
+    def text(self, value: float) -> str:
+        """Format a figure in its own unit."""
+        return self.own_unit(value).text(value) if value else f"0 {self.base.name}"
+
+
+class Counts:
+    """Format of counts, or of their means: whole numbers, or one decimal where some of a column are not whole."""
+
+    def column_unit(self, values: Iterable[float]) -> Unit:
+        """Return the unit of a column."""
+        return WHOLE if all(value == round(value) for value in values) else TENTHS
+
+
+Format = Unit | Ladder | Counts
+
+
+def unit_for(values: Iterable[float], how: Format) -> Unit:
+    """Return the unit of a column of values."""
+    return how if isinstance(how, Unit) else how.column_unit(values)
+
+
+def percent_unit(decimals: int) -> Unit:
+    """Return the unit that writes shares of one as per cent."""
+    return Unit(0.01, "%", decimals, suffix="%")
+
+
+TIMES = Ladder((Unit(1.0, "s", DECIMALS), Unit(1e-3, "ms", DECIMALS), Unit(1e-6, "µs", 0)))
+SIZES = Ladder((Unit(1e9, "GB", DECIMALS), Unit(1e6, "MB", DECIMALS), Unit(1e3, "kB", DECIMALS), Unit(1.0, "B", 0)))
+"""Decimal units, as is usual for networks."""
+RATES = Ladder(tuple(replace(unit, name=f"{unit.name}/s") for unit in SIZES.units))
+LOSS = Unit(1, "", 4)
+FACTOR = Unit(1, "", DECIMALS, suffix="×")
+RATIO = Unit(1, "", 4)
+"""Ratio that should be one."""
+WHOLE = Unit(1, "", 0)
+TENTHS = Unit(1, "", 1)
+COUNTS = Counts()
+SHARE = percent_unit(0)
+"""Share of a step or of a resource."""
+ACCURACY = percent_unit(1)
+
+
+def _signed(text: str) -> str:
+    """Replace the hyphen by a minus sign, which is as wide as a digit."""
+    return text.replace("-", "−")
+
+
+def number(value: float | None) -> str:
+    """Format a loss."""
+    return NOTHING if value is None else LOSS.text(value)
+
+
+def whole(value: float) -> str:
+    """Format a count, or a rate of which decimals do not matter."""
+    return WHOLE.text(value)
+
+
+def percent(share: float | None, decimals: int = 1) -> str:
+    """Format a share of one as per cent."""
+    return NOTHING if share is None else percent_unit(decimals).text(share)
+
+
+def factor(value: float | None) -> str:
+    """Format a ratio."""
+    return NOTHING if value is None else FACTOR.text(value)
+
+
+def seconds(value: float | None) -> str:
+    """Format a duration, with a unit that suits it."""
+    if value is None:
+        return NOTHING
+    if value < 120:
+        return TIMES.text(value)
+    return f"{int(value // 3600)} h {int(value % 3600 // 60)} min" if value >= 3600 else f"{value / 60:.1f} min"
+
+
+def roughly(value: float) -> str:
+    """Format an estimated duration, rounded."""
+    if value < 90:
+        return f"{max(5, 5 * round(value / 5))} s"
+    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
+
+
+def size(value: float | None) -> str:
+    """Format a number of bytes in decimal units."""
+    return NOTHING if value is None else SIZES.text(value)
+
+
+def binary_size(value: int) -> str:
+    """Format a power of two of bytes in binary units, as "64 MiB"."""
+    for limit, unit in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= limit:
+            return f"{value / limit:g} {unit}"
+    return f"{value} B"
+
+
+def rate(bytes_per_s: float) -> str:
+    """Format a bandwidth."""
+    return RATES.text(bytes_per_s)
+
+
+def seconds_per_byte(value: float) -> str:
+    """Format the cost of a byte on a link."""
+    return Unit(1e-9, "ns/B", DECIMALS).text(value)
+
+
+def count(value: int) -> str:
+    """Format a large count, rounded."""
+    for limit, unit in ((1_000_000, "M"), (1_000, "k")):
+        if value >= 0.99995 * limit:  # A value that rounds up to the next unit is written in it.
+            return f"{value / limit:.1f} {unit}"
+    return str(value)
+
+
+def plural(value: int, noun: str) -> str:
+    """Format a count with its noun."""
+    return f"{value:,} {noun}" + ("" if value == 1 else "s")
+
+
+def format_cores(value: float, noun: str = "core") -> str:
+    """Format a number of cores, as "0.5 cores" or "1 core"."""
+    return f"{value:.3g} {noun}" + ("" if value == 1 else "s")
+
+
+def scientific(value: float) -> str:
+    """Format a small relative figure."""
+    if value == 0:
+        return "0"
+    if value >= 0.01:
+        return "∞" if math.isinf(value) else f"{value:.2f}"
+    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
+def interval(low: float | None, high: float | None, unit: Unit) -> str:
+    """Format an interval without its unit; empty where there is none.
+
+    "to" replaces the dash where minus signs would make it hard to read.
+    """
+    if low is None or high is None:
+        return ""
+    ends = unit.write_end(low), unit.write_end(high)
+    return " to ".join(ends) if ends[0].startswith("−") else "–".join(ends)
+
+
+def time_range(low: float | None, high: float | None, *, around: float | None = None) -> str:
+    """Format an interval of durations, both ends in the unit that suits the value `around`."""
+    if low is None or high is None:
+        return ""
+    unit = TIMES.own_unit(high if around is None else around)
+    return f"{interval(low, high, unit)} {unit.name}"
+
+
+def half_width(low: float | None, high: float | None, unit: Unit, value: float) -> str:
+    """Format half of an interval: of a share in percentage points, else relative to the value."""
+    if low is None or high is None:
+        return ""
+    if unit.name == "%":
+        return f"±{unit.write((high - low) / 2)}"
+    half = (high - low) / 2 / value
+    return f"±{percent(half, 0)}" if half < 1 else ">±100%"
+
+
+def join_names(names: list[str]) -> str:
+    """Join names for a sentence: a, b and c."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,1 @@
+"""Figures of every table: one entry per figure, from which the terminal, the page, CSV and JSON are generated."""

@@ -1,0 +1,220 @@
+"""Figures of a candidate: the comparison table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from paceline.analysis.comparison import CandidateRow
+from paceline.analysis.statistics import Estimate
+from paceline.analysis.steps.split import PARTS
+from paceline.formatting import ACCURACY, FACTOR, LOSS, SHARE, SIZES, TENTHS, TIMES, WHOLE
+from paceline.records.writer import json_safe
+from paceline.report.definitions import PEAK_MEMORY, SPLIT_TERMS
+from paceline.report.figures.figure import Figure, InTerminal, csv_values, json_values
+from paceline.report.figures.ranks import rank_json
+
+
+def _share(part: str, row: CandidateRow) -> Estimate | None:
+    found: Estimate | None = None if row.split is None else getattr(row.split, part)
+    return found
+
+
+def _parts(row: CandidateRow) -> tuple[float, ...]:
+    return () if row.split is None else tuple(row.split.mean.share(part) for part in PARTS)
+
+
+CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
+    Figure(
+        key="repeats",
+        heading="Repeats",
+        format=WHOLE,
+        definition="Runs that were timed.",
+        page=False,
+    ),
+    Figure(
+        key="step_s",
+        heading="Median time per step",
+        format=TIMES,
+        definition="Wall time of a window of steps on the slowest rank ÷ the number of steps in it. A window starts "
+        "with its first step and ends when no communication is in progress any more. The first window of a run is "
+        "never counted. The value is the median over the windows of a run, then the median over repeats.",
+        is_estimate=True,
+        terminal=InTerminal("time/step", 10, "column"),
+        is_always_shown=True,
+        bar=_parts,
+    ),
+    Figure(
+        key="ratio",
+        heading="Ratio to the reference",
+        format=FACTOR,
+        definition="Time per sample ÷ that of the reference, paired by repeat. With equal batches it is the ratio of "
+        "the times per step. Less than 1 is faster.",
+        is_estimate=True,
+        terminal=InTerminal("÷ reference", 9),
+    ),
+    Figure(
+        key="compute",
+        heading="Compute",
+        format=SHARE,
+        definition=SPLIT_TERMS["compute"],
+        value=lambda row: _share("compute", row),
+        is_estimate=True,
+        terminal=InTerminal("compute", 4),
+    ),
+    Figure(
+        key="overlapped",
+        heading="Overlapped",
+        format=SHARE,
+        definition=SPLIT_TERMS["overlapped"],
+        value=lambda row: _share("overlapped", row),
+        is_estimate=True,
+        terminal=InTerminal("overlapped", 4),
+        page=False,
+    ),
+    Figure(
+        key="exposed",
+        heading="Exposed",
+        format=SHARE,
+        definition=SPLIT_TERMS["exposed"],
+        is_estimate=True,
+        terminal=InTerminal("exposed", 8),
+    ),
+    Figure(
+        key="above_bound",
+        heading="Above the bound",
+        format=SHARE,
+        definition="Share of the step that is saved when nothing is exchanged: 1 − the bound's time ÷ this strategy's "
+        "time, paired by repeat. Communication that overlaps with computing does not count, except for the cores that "
+        "it uses.",
+        is_estimate=True,
+        terminal=InTerminal("above bound", 8),
+        in_place_of="compute",
+    ),
+    Figure(
+        key="busiest_sent_bytes",
+        heading="Sent per step",
+        format=SIZES,
+        definition="Bytes that the busiest rank sends in one step, by the strategy's plan: gradients and broadcast "
+        "buffers. 1 MB is a million bytes.",
+        terminal=InTerminal("sent/step", 6),
+    ),
+    Figure(
+        key="samples_per_s",
+        heading="Samples per second",
+        format=WHOLE,
+        definition="Mean samples per step over all ranks ÷ the time per step (the median over windows).",
+        is_estimate=True,
+        terminal=InTerminal("samples/s", 4),
+    ),
+    Figure(
+        key="train_loss",
+        heading="Train loss",
+        format=LOSS,
+        definition="Loss summed over all samples trained ÷ their number, over the whole run; the median over repeats.",
+        is_estimate=True,
+        terminal=InTerminal("loss", 3),
+    ),
+    Figure(
+        key="test_loss",
+        heading="Test loss",
+        format=LOSS,
+        definition="Mean loss over the test data, of the synchronised weights at the end of the run.",
+        is_estimate=True,
+        terminal=InTerminal("test loss", 1),
+    ),
+    Figure(
+        key="test_accuracy",
+        heading="Test accuracy",
+        format=ACCURACY,
+        definition="Share of the test data that the synchronised weights predict correctly at the end of the run. Each "
+        "repeat has its own seed, shared by all strategies. Only differences larger than the spread between seeds "
+        "count.",
+        is_estimate=True,
+        terminal=InTerminal("accuracy", 7),
+    ),
+    Figure(
+        key="accuracy_gain",
+        heading="Accuracy gain",
+        format=ACCURACY,
+        definition="Test accuracy minus that of the reference, paired by seed, from three seeds on. Its interval is "
+        "corrected for the number of candidates.",
+        is_estimate=True,
+        page=False,
+    ),
+    Figure(
+        key="peak_bytes",
+        heading="Peak memory",
+        format=SIZES,
+        definition=PEAK_MEMORY,
+        terminal=InTerminal("memory", 2),
+    ),
+    Figure(
+        key="staleness",
+        heading="Gradient staleness",
+        format=TENTHS,
+        definition="For asynchronous strategies: the number of updates a server has made since it sent the weights "
+        "that a gradient was computed with. The mean over all gradients and servers, then the median over repeats. "
+        "With n equally fast workers it is about n − 1.",
+        is_estimate=True,
+        terminal=InTerminal("staleness", 6),
+    ),
+    Figure(
+        key="over_limit_share",
+        heading="Late gradients",
+        format=ACCURACY,
+        definition="Share of gradients with a higher staleness than the strategy allows. They are damped or dropped, "
+        "as configured.",
+        is_estimate=True,
+        terminal=InTerminal("late", 5),
+    ),
+    Figure(
+        key="imbalance",
+        heading="Imbalance of traffic",
+        format=FACTOR,
+        definition="Bytes sent and received by the busiest rank ÷ those of the least busy rank.",
+        page=False,
+    ),
+    Figure(
+        key="rank_step_spread",
+        heading="Spread between ranks",
+        format=SHARE,
+        definition="Relative difference of the ranks' median step times, if larger than a synchronous run explains.",
+        page=False,
+    ),
+    Figure(
+        key="workers",
+        heading="Workers",
+        format=WHOLE,
+        definition="Ranks that train.",
+        page=False,
+    ),
+    Figure(
+        key="batch",
+        heading="Global batch",
+        format=WHOLE,
+        definition="Samples per step over all ranks.",
+        page=False,
+    ),
+)
+
+
+def candidate_csv(row: CandidateRow) -> dict[str, Any]:
+    """Return the results of a candidate as plain numbers."""
+    about = {key: getattr(row.candidate, key) for key in ("strategy", "role", "lossless")}
+    return {"candidate": row.candidate.name, **about, **csv_values(CANDIDATE_FIGURES, row), "failure": row.failure}
+
+
+def candidate_json(row: CandidateRow) -> dict[str, Any]:
+    """Return the results of a candidate as JSON data, with None for NaN and infinity."""
+    found: dict[str, Any] = json_safe(
+        {
+            "name": row.candidate.name,
+            **row.candidate.to_dict(),
+            **json_values(CANDIDATE_FIGURES, row),
+            "split": None if row.split is None else asdict(row.split),
+            "ranks": [rank_json(rank) for rank in row.ranks],
+            "failure": row.failure,
+        }
+    )
+    return found

@@ -1,0 +1,210 @@
+"""Figures of a point of a scaling experiment: its table, and that of its time split."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from paceline.analysis.scaling.curves import ScalingGain, ScalingPoint
+from paceline.analysis.statistics import Estimate
+from paceline.analysis.steps.split import PARTS
+from paceline.formatting import COUNTS, FACTOR, SHARE, TIMES, WHOLE
+from paceline.records.writer import json_safe
+from paceline.report.definitions import EFFICIENCY, SPEED_UP, SPLIT_TERMS, Definition
+from paceline.report.figures.candidates import CANDIDATE_FIGURES, candidate_json
+from paceline.report.figures.figure import Figure, InTerminal, csv_values, json_values
+
+_OF_CANDIDATE = {figure.key: figure for figure in CANDIDATE_FIGURES}
+BASELINES = {"over_single": "single", "over_one_rank": "itself"}
+"""Baselines as headings name them, by the gain over them."""
+IN_TERMINAL = {"compute": InTerminal("compute", 5, "half width"), "exposed": InTerminal("exposed", 6, "half width")}
+"""Parts of the step that the terminal shows; the page and the JSON output have all four."""
+
+
+def wide_interval(estimate: Estimate | None) -> str | None:
+    """Return the text that replaces an interval too wide to be useful; None for an interval that is not."""
+    return f"too wide (n = {estimate.repeats})" if estimate is not None and estimate.is_vague else None
+
+
+def _gain(key: str, point: ScalingPoint) -> ScalingGain | None:
+    return point.gains[key]
+
+
+def _speed_up(key: str, point: ScalingPoint) -> Estimate | None:
+    return None if (gain := _gain(key, point)) is None else gain.speed_up
+
+
+def _efficiency(key: str, point: ScalingPoint) -> Estimate | None:
+    return None if (gain := _gain(key, point)) is None else gain.efficiency
+
+
+def _part_share(part: str, point: ScalingPoint) -> Estimate | None:
+    found: Estimate | None = None if point.row.split is None else getattr(point.row.split, part)
+    return found
+
+
+def _part_s(part: str, point: ScalingPoint) -> float | None:
+    return None if point.row.split is None else float(getattr(point.row.split.mean, f"{part}_s"))
+
+
+def _gain_figures(key: str, baseline: str) -> tuple[Figure[ScalingPoint], ...]:
+    """Return speed-up and efficiency over one baseline; JSON has them together, under the baseline."""
+    heading = f"vs {baseline}"
+    priority = 9 if key == "over_single" else 8
+    return (
+        Figure(
+            key=f"speed_up_{key}",
+            heading=f"× {baseline}",
+            format=FACTOR,
+            definition=SPEED_UP,
+            value=partial(_speed_up, key),
+            is_estimate=True,
+            terminal=InTerminal(heading, priority, "half width"),
+            json=False,
+            small_print=lambda point: point.oversubscribed or wide_interval(_speed_up(key, point)),
+        ),
+        Figure(
+            key=f"efficiency_{key}",
+            heading=f"Efficiency vs {baseline}",
+            format=SHARE,
+            definition=EFFICIENCY,
+            value=partial(_efficiency, key),
+            is_estimate=True,
+            terminal=InTerminal(heading, priority),
+            json=False,
+            small_print=lambda point: wide_interval(_efficiency(key, point)),
+        ),
+    )
+
+
+SHAPE_FIGURES: tuple[Figure[ScalingPoint], ...] = (
+    Figure(
+        key="ranks",
+        heading="Ranks",
+        format=WHOLE,
+        definition="The world size: processes that train together, over all hosts.",
+    ),
+    Figure(
+        key="hosts",
+        heading="Hosts",
+        format=WHOLE,
+        definition="Number of hosts; each has the same number of ranks.",
+        usual=1,
+    ),
+    Figure(
+        key="ranks_per_host",
+        heading="Ranks per host",
+        format=WHOLE,
+        definition="Ranks on each host.",
+        page=False,
+    ),
+)
+"""Size of a point, in both tables. The terminal shows ranks and hosts in one column."""
+
+POINT_FIGURES: tuple[Figure[ScalingPoint], ...] = (
+    *SHAPE_FIGURES,
+    Figure(
+        key="batch",
+        heading="Global batch",
+        format=WHOLE,
+        definition="Samples per step over all ranks: constant in strong scaling, proportional to the ranks in weak "
+        "scaling.",
+        terminal=InTerminal("batch", 7),
+    ),
+    Figure(
+        key="batch_per_rank",
+        heading="Per rank",
+        format=COUNTS,
+        definition=Definition(
+            "batch_per_rank", "Batch per rank", "Samples per step on each rank: constant in weak scaling."
+        ),
+    ),
+    Figure(
+        key="repeats",
+        heading="Repeats",
+        format=WHOLE,
+        definition=_OF_CANDIDATE["repeats"].defined,
+        value=lambda point: point.row.repeats,
+        page=False,
+    ),
+    Figure(
+        key="step_s",
+        heading="Time per step",
+        format=TIMES,
+        definition=_OF_CANDIDATE["step_s"].defined,
+        value=lambda point: point.row.step_s,
+        is_estimate=True,
+        terminal=InTerminal("time/step", 10, "half width"),
+        is_always_shown=True,
+        small_print=lambda point: wide_interval(point.row.step_s),
+    ),
+    Figure(
+        key="epoch_s",
+        heading="Time per epoch",
+        format=TIMES,
+        definition="Time per step × the number of steps of an epoch at this global batch.",
+        is_estimate=True,
+        terminal=InTerminal("epoch", 3),
+        small_print=lambda point: wide_interval(point.epoch_s),
+    ),
+    Figure(
+        key="samples_per_s",
+        heading="Samples per second",
+        format=WHOLE,
+        definition=_OF_CANDIDATE["samples_per_s"].defined,
+        value=lambda point: point.row.samples_per_s,
+        is_estimate=True,
+        page=False,
+    ),
+    *[figure for key, baseline in BASELINES.items() for figure in _gain_figures(key, baseline)],
+)
+
+
+def _part_figures(part: str) -> tuple[Figure[ScalingPoint], ...]:
+    """Return a part of the time split: seconds for CSV, and the share of the step; JSON has both under the split."""
+    return (
+        Figure(
+            key=f"{part}_s",
+            heading=SPLIT_TERMS[part].term,
+            format=TIMES,
+            definition=SPLIT_TERMS[part],
+            value=partial(_part_s, part),
+            page=False,
+            json=False,
+        ),
+        Figure(
+            key=f"{part}_share",
+            heading=SPLIT_TERMS[part].term,
+            format=SHARE,
+            definition=SPLIT_TERMS[part],
+            value=partial(_part_share, part),
+            is_estimate=True,
+            terminal=IN_TERMINAL.get(part),
+            json=False,
+        ),
+    )
+
+
+PART_FIGURES: tuple[Figure[ScalingPoint], ...] = tuple(figure for part in PARTS for figure in _part_figures(part))
+
+
+def point_csv(point: ScalingPoint) -> dict[str, Any]:
+    """Return the results of a point as plain numbers."""
+    about = {"mode": point.mode, "strategy": point.strategy, "role": point.candidate.role}
+    figures = csv_values((*POINT_FIGURES, *PART_FIGURES), point)
+    return {**about, **figures, "oversubscribed": point.oversubscribed or None, "failure": point.row.failure}
+
+
+def point_json(point: ScalingPoint) -> dict[str, Any]:
+    """Return the results of a point as JSON data, with None for NaN and infinity."""
+    found: dict[str, Any] = json_safe(
+        {
+            **candidate_json(point.row),
+            "mode": point.mode,
+            "oversubscribed": point.oversubscribed or None,
+            **json_values((*POINT_FIGURES, *PART_FIGURES), point),
+            **{name: gain and gain.to_dict() for name, gain in point.gains.items()},
+            "split_s": None if point.row.split is None else {part: _part_s(part, point) for part in PARTS},
+        }
+    )
+    return found

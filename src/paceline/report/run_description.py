@@ -1,0 +1,41 @@
+"""Length of a run, hosts and candidates of an experiment, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.analysis.comparison import Comparison
+from paceline.config import RunConfig
+from paceline.config.emulation import format_hosts, parse_hosts
+from paceline.errors import UsageError
+from paceline.formatting import format_cores, plural
+
+WARM_UP_COUNTS = "warm-up steps included: fewer than 6 steps"
+"""Remark on runs that are too short for means without the warm-up steps."""
+
+
+def compares_strategies(comparison: Comparison) -> bool:
+    """Return whether the candidates are strategies; otherwise they are settings of one strategy."""
+    candidates = comparison.record_set.candidates
+    return len({candidate.strategy for candidate in candidates}) > 1 or not any(c.settings for c in candidates)
+
+
+def run_length(config: RunConfig) -> str:
+    """Format the length of a run: steps, epochs or seconds."""
+    if config.steps is None and config.epochs is None and config.seconds is not None:
+        return f"{config.seconds:g} s"
+    length = plural(config.steps, "step") if config.steps else plural(config.epochs or 1, "epoch")
+    return length if config.seconds is None else f"{length}, {config.seconds:g} s at most,"
+
+
+def on_hosts(design: Mapping[str, Any]) -> str:
+    """Format the hosts of an experiment as a suffix to its ranks; empty for a single host."""
+    hosts, spec, share = design.get("hosts") or 1, design.get("emulated"), design.get("host_cpus")
+    if spec is None:
+        return f" on {plural(hosts, 'host')}" if hosts > 1 else ""
+    try:
+        what = format_hosts(parse_hosts(spec))
+    except UsageError:  # The record was edited, or a newer version wrote it.
+        what = plural(hosts, "emulated host")
+    return f" on {what}" + ("" if share is None else f", {format_cores(share)} each")
