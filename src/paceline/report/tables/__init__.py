@@ -1,1 +1,1 @@
-"""Rows and columns of tables, shared by the page, CSV files and JSON."""
+"""Rows of the tables that the page, CSV and JSON share, and the CSV files."""
