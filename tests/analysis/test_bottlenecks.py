@@ -10,9 +10,9 @@ import pytest
 from paceline.analysis.bottlenecks import Bottleneck, bottlenecks, rounds, threads_per_core
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.candidate_split import CandidateSplit
-from paceline.analysis.steps.split import Split
 from paceline.analysis.traffic.wire import Traffic, Wire
 from paceline.records.examination import PairLink
+from paceline.records.summary import Split
 
 LINK = PairLink(ranks=[0, 1], hosts=[0, 0], alpha_s=1e-4, beta_s_per_byte=1e-9, points=[])
 PLACE: dict[str, Any] = {"workers": 2, "ranks_per_host": 2, "threads": 1, "cores": 2.0, "device": "cpu"}

@@ -13,7 +13,6 @@ from paceline.config.emulation import (
     EmulatedHostSpec,
     EmulationInfo,
     emulation_info,
-    emulation_of,
     format_hosts,
     parse_hosts,
 )

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.profiler import ProfilerActivity, profile
 
-from paceline.analysis.steps.split import Split, split_of
+from paceline.analysis.steps.split import split_of
 from paceline.comm import Comm, World, clocks, open_comm
 from paceline.config import RunConfig, Script
 from paceline.measure.steps import make_stopwatch
 from paceline.records import RunFolder, read_run
+from paceline.records.summary import Split
 from paceline.records.timeline import Purpose, RowKind, Timeline
 from paceline.strategies.base.strategy import Strategy
 from paceline.strategies.ddp import Ddp

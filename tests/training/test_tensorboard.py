@@ -10,9 +10,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from paceline.analysis.steps.split import Split
 from paceline.measure.clock import HostClock
 from paceline.records import RunFolder
+from paceline.records.summary import Split
 from paceline.training.tensorboard import TensorBoardWriter
 
 WINDOW = {"epoch": 0, "samples": 32, "correct": None, "wall_s": 0.5}

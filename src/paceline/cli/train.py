@@ -27,6 +27,7 @@ def command(
 
     Prints a summary at the end. Ctrl-C stops the run and keeps the record so far.
     """
+    import msgspec
     from rich.console import Console
 
     from paceline.analysis.caveats import unplanned_bytes, untracked_traffic
@@ -74,7 +75,8 @@ def command(
             files = {"record": str(record.path), "trace": str(traces[0]) if traces else None}
             payload = payload_of(record)
             payload_json = {"payload": None if payload is None else payload.to_dict()}
-            typer.echo(json.dumps({**files, **summarise(record), **run_json(record), **payload_json}, indent=2))
+            summary = msgspec.to_builtins(summarise(record))
+            typer.echo(json.dumps({**files, **summary, **run_json(record), **payload_json}, indent=2))
         else:
             print_run(record, data_console())
             if traces:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import hub_rank
 from paceline.config.slow_ranks import parse_slow_ranks
 from paceline.plans.halving_doubling import folded
-from paceline.records import RunRecord
+from paceline.records import RunRecord, Topology
 from paceline.records.examination import PairLink
+from paceline.records.settings import Settings
 from paceline.report.formatting import percent, plural, seconds, size
 
 MOST_REASONS = 3
@@ -64,8 +65,8 @@ class ExplainedCandidate:
     """Facts about one candidate that the sentences use."""
 
     row: CandidateRow
-    topology: Mapping[str, Any]
-    config: Mapping[str, Any]
+    topology: Topology
+    config: Settings
     link: PairLink | None
 
     central_rank: int | None = None
@@ -74,12 +75,12 @@ class ExplainedCandidate:
     @property
     def lockstep(self) -> bool:
         """Whether ranks step together."""
-        return bool(self.topology.get("lockstep", True))
+        return self.topology.lockstep
 
     @property
     def folded(self) -> int:
         """Number of last ranks that hand their gradients to a partner, which then has twice the work."""
-        return folded(int(self.topology.get("workers") or 1)) if self.name == "halving_doubling" else 0
+        return folded(self.topology.workers) if self.name == "halving_doubling" else 0
 
     @property
     def name(self) -> str:
@@ -89,7 +90,7 @@ class ExplainedCandidate:
     @property
     def travel(self) -> str:
         """Way its gradients are sent: `singly`, `packed` into few messages, or `overlapped` with backward."""
-        return str(self.topology.get("travel") or ("overlapped" if self.name == "ddp" else "singly"))
+        return self.topology.travel
 
 
 def anchor(comparison: Comparison, candidate: str, part: str) -> str:
@@ -118,8 +119,8 @@ def explain(comparison: Comparison) -> list[Reason]:
 
 def _central_rank(run: RunRecord) -> int | None:
     """Return the rank that all planned traffic passes through; None without a plan or such a rank."""
-    traffic = (run.summary or {}).get("traffic") or {}
-    return hub_rank(traffic["sent_bytes"], traffic["received_bytes"]) if traffic else None
+    traffic = run.summary.traffic if run.summary else None
+    return hub_rank(traffic.sent_bytes, traffic.received_bytes) if traffic else None
 
 
 def _link(comparison: Comparison) -> PairLink | None:
@@ -197,7 +198,7 @@ def _folding(case: ExplainedCandidate) -> str:
     last = "the last rank sends its gradients to a partner, which then has twice the work"
     if case.folded > 1:
         last = f"the last {case.folded} ranks send theirs to partners, which then have twice the work"
-    return f"{case.topology['workers']} ranks are not a power of two, so {last}"
+    return f"{case.topology.workers} ranks are not a power of two, so {last}"
 
 
 def _slow_rank(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:

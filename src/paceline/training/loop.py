@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
+from paceline.records.events import EpochEvent, StartEvent
 from paceline.training.precision import autocast
 from paceline.training.run_recorder import WriteEvent
 from paceline.training.step_recorder import StepRecorder
@@ -35,7 +36,8 @@ class TrainingLoop:
     def train(self) -> None:
         """Train for the configured epochs, steps or seconds."""
         total = self.total_steps()
-        self.write_event("start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped)
+        source = self.source
+        self.write_event(StartEvent(steps=total, steps_per_epoch=source.expected_steps, dropped=source.dropped))
         if self.sync.strategy.lockstep:
             self._train_in_lockstep(total)
         else:
@@ -86,7 +88,7 @@ class TrainingLoop:
         self._report_epoch(epoch, step)
 
     def _report_epoch(self, epoch: int, step: int) -> None:
-        self.write_event("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
+        self.write_event(EpochEvent(epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence()))
 
     def _ended_on_all_ranks(self, tickets: Tickets) -> bool:
         """Whether every rank has trained all its data."""

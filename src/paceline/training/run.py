@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
 
+import msgspec
 import torch
 
 from paceline.comm import World, close_comm
 from paceline.config import RunConfig
-from paceline.config.emulation import emulation_of
+from paceline.config.emulation import emulation_info
 from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.profiler import StepProfiler
 from paceline.measure.run_monitor import RunMonitor
-from paceline.records import RunFolder
+from paceline.records import RunFolder, Topology
+from paceline.records.description import RecordedEmulation
 from paceline.strategies.base.strategy import MakeOptimizer
 from paceline.training import results
 from paceline.training.clock_sync import start_clocks
@@ -86,13 +87,14 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
         monitor.sampler.sample()
         peak = peak_bytes(setup.placement.device) if peak_is_ours else None  # Before evaluation, so of training alone.
         summary = results.summarise(config.strategy, sync, folder, windows.times, peak)
-        summary |= results.estimate_epochs(config, source, summary["step_s"])
+        estimate = results.estimate_epochs(config, source, summary.step_s)
+        summary = msgspec.structs.replace(summary, estimate=estimate, dropped_per_epoch=source.dropped)
         recorder.write_summary(summary)  # Before evaluation, so that its failure does not lose the training's figures.
         if held_out is not None:
             with monitor.marks.span("evaluation"):
                 tests = results.run_evaluations(config, workload, sync, held_out)
-            recorder.write_event("evaluation", **tests)
-            summary |= tests
+            recorder.write_event(tests)
+            summary = msgspec.structs.replace(summary, test=tests.test, test_by_rank=tests.test_by_rank)
         recorder.finish(summary)
     finally:
         recorder.close()
@@ -109,24 +111,25 @@ def optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
     )
 
 
-def _topology(setup: RankSetup, batch: int | None) -> dict[str, Any]:
+def _topology(setup: RankSetup, batch: int | None) -> Topology:
     config, workload, world = setup.config, setup.workload, setup.world
     workers = setup.comm.world_size
-    return {
-        "workload": workload.name,
+    info = emulation_info(os.environ)
+    return Topology(
+        workload=workload.name,
         **describe_strategy(config.strategy, setup.strategy),
-        "world_size": world.size,
-        "workers": workers,
-        "servers": setup.comm.servers,
-        "ranks_per_host": world.local_size,
-        "batch": batch,
-        "batch_per_rank": [] if batch is None else sorted({batch // workers, -(-batch // workers)}),
+        world_size=world.size,
+        workers=workers,
+        servers=setup.comm.servers,
+        ranks_per_host=world.local_size,
+        batch=batch,
+        batch_per_rank=[] if batch is None else sorted({batch // workers, -(-batch // workers)}),
         **describe_placement(setup.placement, interface=world.interface),
         **describe_model(workload.model),
-        "classes": workload.classes,
-        "user_optimizer": workload.optimizer is not None,
-        "lr": config.lr,
-        "log_every": config.log_every,
-        "slow_rank": config.slow_rank,
-        "emulated": emulation_of(os.environ),
-    }
+        classes=workload.classes,
+        user_optimizer=workload.optimizer is not None,
+        lr=config.lr,
+        log_every=config.log_every,
+        slow_rank=config.slow_rank,
+        emulated=None if info is None else RecordedEmulation(spec=info.spec, host_cpus=info.host_cpus),
+    )

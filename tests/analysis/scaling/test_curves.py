@@ -13,6 +13,7 @@ from paceline.analysis.scaling.curves import Scaling, ScalingPoint, scaling
 from paceline.analysis.scaling.machines import oversubscription
 from paceline.errors import RecordError
 from paceline.records.experiment import Candidate, read_experiment
+from run_models import scale_design, topology
 from scaling_on_disk import HALF_CORES, ONE_HOST, even, read_scaling, write_scaling
 
 APART = HALF_CORES | {"host_cpus": None, "machines": [0, 1, 2, 3], "emulated": None}
@@ -152,8 +153,8 @@ def test_oversubscribed_cores(
     ("workers", "gpus", "oversubscribed"), [(2, 2, ""), (4, 2, "4 ranks share 2 GPUs"), (2, 1, "2 ranks share 1 GPU")]
 )
 def test_oversubscribed_gpus(workers: int, gpus: int, oversubscribed: str) -> None:
-    topology = {"device": "H200", "workers": workers, "ranks_per_host": workers, "threads": 8, "cores": 8.0}
-    assert oversubscription(topology, {"gpus": gpus, "host_cpus": None}) == oversubscribed
+    on_gpus = topology(workers, device="H200", threads=8, cores=8.0)
+    assert oversubscription(on_gpus, scale_design(gpus=gpus)) == oversubscribed
 
 
 def test_efficiency_needs_the_cores_of_the_baseline(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.timelines import FIRST, operation, phase, timeline
-from paceline.analysis.steps.split import PARTS, Split, mean_split, split_of, split_steps
+from paceline.analysis.steps.split import PARTS, mean_split, split_of, split_steps
+from paceline.records.summary import Split
 from paceline.records.timeline import ROW, Purpose, RowKind, Timeline
 
 Row = tuple[Any, ...]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.analysis.steps.split import PARTS, Split
+from paceline.analysis.steps.split import PARTS
+from paceline.records.summary import Split
 from paceline.report.formatting import percent, seconds
 from paceline.report.plots.drawing import (
     LABEL_SIZE,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.comparison import Comparison
-from paceline.analysis.steps.split import PARTS, Split
+from paceline.analysis.steps.split import PARTS
 from paceline.analysis.traffic.wire import Traffic, Wire
+from paceline.records.summary import Split
 from paceline.records.timeline import RowKind
 from paceline.report.definitions import DEFINITIONS
 from paceline.report.formatting import percent, size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -12,6 +13,7 @@ from rich.table import Table
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.split import PARTS
+from paceline.records.events import FailureEvent, events_of
 from paceline.report.formatting import factor, percent, seconds
 from paceline.report.scaling_verdict import (
     NOT_SCALED,
@@ -163,8 +165,8 @@ def to_json(scaling: Scaling) -> dict[str, Any]:
         "warnings": scaling.warnings,
         "proofs": [proof.to_dict() for proof in comparison.proofs],
         "payload": {name: payload.to_dict() for name, payload in comparison.payloads.items()},
-        "failures": [event for event in scaling.record_set.events if event["event"] == "failure"],
-        "design": dict(scaling.design),
+        "failures": msgspec.to_builtins(events_of(scaling.record_set.events, FailureEvent)),
+        "design": msgspec.to_builtins(scaling.design),
         "examination": comparison.examination and comparison.examination.to_dict(),
     }
 

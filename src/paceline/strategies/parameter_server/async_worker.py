@@ -198,7 +198,7 @@ class AsyncWorker:
 
     def metrics(self) -> dict[str, Any]:
         """Return the staleness of gradients over all servers, for the run's summary."""
-        return {"staleness": self._staleness().summary() | {"max_allowed": self._bound.max_staleness or None}}
+        return {"staleness": self._staleness().summary(self._bound.max_staleness or None)}
 
     def _staleness(self) -> Staleness:
         total = Staleness()

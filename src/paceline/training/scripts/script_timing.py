@@ -20,6 +20,8 @@ from paceline.measure.profiler import StepProfiler
 from paceline.measure.run_monitor import RunMonitor
 from paceline.measure.slow_rank import stopwatch_for
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
+from paceline.records import Topology
+from paceline.records.events import StartEvent
 from paceline.strategies.base.strategy import MakeOptimizer, Strategy
 from paceline.training import results
 from paceline.training.clock_sync import start_clocks
@@ -109,7 +111,7 @@ class TimedSync(TaskSync):
         after = self.model.register_forward_hook(self._forward_ends)
         self._undo.callback(before.remove)
         self._undo.callback(after.remove)
-        self._recorder.write_event("start", steps=task.steps, steps_per_epoch=None, dropped=0)
+        self._recorder.write_event(StartEvent(steps=task.steps, steps_per_epoch=None, dropped=0))
         self._window_end = self._windows.next_end(0)
         self._begin_step()
 
@@ -204,21 +206,21 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def _topology(task: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm) -> dict[str, Any]:
+def _topology(task: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm) -> Topology:
     """Return the topology of an ordinary run; the batch size of a script is unknown."""
     placement = Placement(comm.device, comm.backend, torch.get_num_threads())
-    return {
-        "workload": task.script.name,
+    return Topology(
+        workload=task.script.name,
         **describe_strategy(task.config.strategy, strategy),
-        "world_size": dist.get_world_size(),
-        "workers": comm.world_size,
-        "ranks_per_host": int(os.environ.get("LOCAL_WORLD_SIZE", comm.world_size)),
-        "batch": None,
-        "batch_per_rank": [],
+        world_size=dist.get_world_size(),
+        workers=comm.world_size,
+        ranks_per_host=int(os.environ.get("LOCAL_WORLD_SIZE", comm.world_size)),
+        batch=None,
+        batch_per_rank=[],
         **describe_placement(placement, interface=os.environ.get("GLOO_SOCKET_IFNAME", "")),
         **describe_model(model),
-        "classes": None,
-        "user_optimizer": True,
-        "lr": None,
-        "log_every": task.config.log_every,
-    }
+        classes=None,
+        user_optimizer=True,
+        lr=None,
+        log_every=task.config.log_every,
+    )
