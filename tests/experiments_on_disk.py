@@ -38,7 +38,7 @@ from paceline.records.events import (
 )
 from paceline.records.experiment import Candidate, CompareDescription, ExperimentFolder, read_experiment
 from paceline.records.schema import SUMMARY_FILE
-from paceline.records.summary import EvaluationResult, InterfaceTraffic, SocketLink, SocketTraffic, Traffic
+from paceline.records.summary import EvaluationResult, InterfaceTraffic, PlannedTraffic, SocketLink, SocketTraffic
 from paceline.records.timeline import NO_PEER, NOT_MEASURED, Purpose, RowKind, TimelineWriter
 from run_models import PROVENANCE, compare_design, summary, topology
 
@@ -245,13 +245,13 @@ def _topology(candidate: Candidate, config: RunConfig, workers: int) -> Topology
 def _summary(candidate: Candidate, workers: int, losses: Sequence[float], accuracy: float | None) -> Summary:
     sent = 0 if candidate.role != "candidate" else 4000
     average = sum(losses) / len(losses)
+    test = EvaluationResult(loss=average, accuracy=accuracy, samples=360, available=360)
+    planned = [sent] * workers
     return summary(
         workers,
         strategy=candidate.strategy,
         steps=len(losses),
         average_loss=average,
-        traffic=Traffic(sent_bytes=[sent] * workers, received_bytes=[sent] * workers, operations=1, buffer_bytes=0),
-        test=None
-        if accuracy is None
-        else EvaluationResult(loss=average, accuracy=accuracy, samples=360, available=360),
+        traffic=PlannedTraffic(sent_bytes=planned, received_bytes=planned, operations=1, buffer_bytes=0),
+        test=None if accuracy is None else test,
     )

@@ -25,7 +25,7 @@ def write_run(
 ) -> RunRecord:
     """Write a run whose ranks trained from second 1 to second 5."""
     folder = RunFolder.create(path)
-    own = topology(len(samples), **changes)
+    own = topology(max(1, len(samples)), **changes)
     folder.write_run(RunDescription(config=recorded_settings(), topology=own, provenance=PROVENANCE))
     for rank, rows in enumerate(samples):
         for writer, content in (

@@ -91,7 +91,7 @@ class PairTraffic(Struct, frozen=True):
     """Bytes that Gloo adds for these tensors, and for those sent in the other direction."""
 
 
-class Traffic(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PlannedTraffic(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Planned traffic of one step."""
 
     sent_bytes: list[Count]
@@ -127,7 +127,7 @@ class InterfaceTraffic(Struct, frozen=True, kw_only=True):
 
 
 class SocketTraffic(Struct, frozen=True, kw_only=True):
-    """Traffic that the kernel counted."""
+    """PlannedTraffic that the kernel counted."""
 
     steps: PositiveCount
     """Counted steps."""
@@ -136,7 +136,7 @@ class SocketTraffic(Struct, frozen=True, kw_only=True):
 
 
 class UntrackedCounts(Struct, frozen=True, kw_only=True):
-    """Traffic outside the run's own groups."""
+    """PlannedTraffic outside the run's own groups."""
 
     groups: Count
     """Groups that the strategy created itself."""
@@ -209,7 +209,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     train_accuracy: float | None
     ranks: list[RankSummary]
     servers: Count
-    traffic: Traffic | None
+    traffic: PlannedTraffic | None
     """None for a strategy without a plan."""
     sockets: SocketTraffic | None
     """None if it could not be counted."""

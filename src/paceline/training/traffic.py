@@ -7,12 +7,12 @@ import dataclasses
 from paceline.config.specs import Spec
 from paceline.plans import Gradient, Plan
 from paceline.plans.operations import broadcast
-from paceline.records.summary import Traffic
+from paceline.records.summary import PlannedTraffic
 from paceline.strategies.registry import ENTRIES, plan_of
 from paceline.training.sync import Sync
 
 
-def planned_traffic(strategy: str, sync: Sync) -> Traffic | None:
+def planned_traffic(strategy: str, sync: Sync) -> PlannedTraffic | None:
     """Return bytes sent and received per rank and step, and bytes per link; None if a part of the traffic has no plan.
 
     That is the case for a user's strategy and for BatchNorm's messages under `--bn sync`.
@@ -26,7 +26,7 @@ def planned_traffic(strategy: str, sync: Sync) -> Traffic | None:
     # If ranks do not step together, some send more often than others.
     exact = not sync.strategy.allow_unused and sync.strategy.lockstep
     all_ranks = range(sync.ranks + sync.comm.servers)
-    return Traffic(
+    return PlannedTraffic(
         sent_bytes=[step_plan.sent_bytes(rank) for rank in all_ranks],
         received_bytes=[step_plan.received_bytes(rank) for rank in all_ranks],
         operations=len(step_plan.operations),

@@ -173,7 +173,7 @@ def test_efficiency_needs_the_cores_of_the_baseline(tmp_path: Path) -> None:
 def test_the_same_ranks_on_fewer_hosts(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         assert candidate.point is not None
-        return steady(candidate, repeat) * (1 + 0.3 * (candidate.point["ranks_per_host"] - 1))
+        return steady(candidate, repeat) * (1 + 0.3 * (candidate.point.ranks_per_host - 1))
 
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, step_s=step_s, modes=["strong"]))
@@ -228,7 +228,7 @@ def test_without_the_baseline_strategies_are_compared_with_their_one_rank_run(tm
 def test_an_efficiency_above_one_is_reported(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         assert candidate.point is not None
-        return steady(candidate, repeat) * (3 if candidate.point["ranks"] == 1 else 1)
+        return steady(candidate, repeat) * (3 if candidate.point.ranks == 1 else 1)
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"]))
     (warning,) = [warning for warning in found.warnings if warning.startswith("Efficiency above 100%")]
