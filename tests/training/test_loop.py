@@ -25,7 +25,7 @@ from paceline.comm import Comm, World, clocks, open_comm
 from paceline.config import RunConfig, Script
 from paceline.measure.steps import make_stopwatch
 from paceline.records import RunFolder, read_run
-from paceline.records.summary import Split
+from paceline.records.summary import Split, UntrackedCounts
 from paceline.records.timeline import Purpose, RowKind, Timeline
 from paceline.strategies.base.strategy import Strategy
 from paceline.strategies.ddp import Ddp
@@ -385,7 +385,7 @@ def test_a_strategy_that_sends_past_us_is_found_out(
         found = timelines(pool, folder, SIZE, workload="linear", strategy=f"{HERE}:{strategy}")
         summary = read_run(folder).summary
         assert summary is not None
-        assert summary["untracked"] == untracked
+        assert summary.untracked == UntrackedCounts(**untracked)
         for timeline in found.values():
             assert len(timeline.operations) == (0 if any(untracked.values()) else ALL_REDUCES)
         for split in splits(found):

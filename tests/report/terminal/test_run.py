@@ -23,7 +23,7 @@ from run_models import PROVENANCE, rank_summary, recorded_settings, summary, top
 def said(*, changes: dict[str, Any] | None = None, **results: Any) -> str:
     """Return the sentences on a run of two ranks; `changes` are those to its topology."""
     whole = summary(steps=40, train_s=0.4, samples_per_s=6400.0, **results)
-    about = (recorded_settings(), topology(**(changes or {})), PROVENANCE)
+    about = (recorded_settings(bn="local"), topology(**(changes or {})), PROVENANCE)
     record = RunRecord(Path("runs/x"), *about, {}, [], whole, finished=True)
     return "\n".join(sentences(whole, record))
 

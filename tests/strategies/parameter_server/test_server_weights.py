@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.comm.packed_tensors import PackedTensors
+from paceline.records.summary import StalenessSummary
 from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
 from paceline.strategies.parameter_server.server_weights import ServerWeights
 from paceline.strategies.parameter_server.staleness import StalenessBound
@@ -40,15 +41,16 @@ def test_stale_gradients_are_damped_and_counted() -> None:
     server, push = make_server(StalenessBound(2, drops=False), workers=1)
     weights = [push(1.0, 0) for _ in range(5)]
     assert weights == pytest.approx([-1, -2, -3, -3 - 2 / 3, -3 - 2 / 3 - 2 / 4])
-    assert server.staleness.summary() == {
-        "gradients": 5,
-        "mean": 2.0,
-        "median": 2,
-        "max": 4,
-        "damped": 2,
-        "dropped": 0,
-        "counts": [[staleness, 1] for staleness in range(5)],
-    }
+    assert server.staleness.summary(2) == StalenessSummary(
+        gradients=5,
+        mean=2.0,
+        median=2,
+        max=4,
+        max_allowed=2,
+        damped=2,
+        dropped=0,
+        counts=[(staleness, 1) for staleness in range(5)],
+    )
 
 
 def test_stale_gradients_are_dropped_and_counted() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from commands import paceline
+from paceline.records.events import ParityEvent
 from paceline.records.experiment import read_experiment
 
 pytestmark = pytest.mark.takes(10)
@@ -34,4 +35,4 @@ def test_on_a_workload_that_does_not_repeat_itself_they_are_measured_unproven(tm
     unproven = "ddp, allreduce are measured without a parity proof: one process computes different gradients"
     assert found["reason"].startswith(unproven)
     assert found["reason"].endswith("seed every random number in the model, the loss and the step.")
-    assert not read_experiment(tmp_path / "out").events_of("parity")
+    assert not read_experiment(tmp_path / "out").events_of(ParityEvent)
