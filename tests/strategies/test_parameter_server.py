@@ -72,8 +72,8 @@ def test_every_sample_is_trained_once_per_epoch(compared: tuple[dict[str, Any], 
     assert logged == sum(float(steps["samples"].sum()) for steps in run.steps.values())
     assert [(event.epoch, event.step) for event in run.events_of(EpochEvent)] == [(0, 48), (1, 96), (2, STEPS)]
     warm_up, rest = run.events_of(LogEvent)
-    assert warm_up["epoch"] == 0
-    assert rest["epoch"] == 2
+    assert warm_up.epoch == 0
+    assert rest.epoch == 2
     assert rest.epochs == [step // 48 for step in range(warm_up.step, STEPS)]
 
 

@@ -55,8 +55,8 @@ def test_every_rank_samples_itself_and_the_first_its_host(done: Done) -> None:
         assert 1e8 < used.resident_bytes < 2e9
         assert record.summary is not None
         own = record.summary.ranks[used.rank]
-        assert own["cpu_share"] == pytest.approx(used.cpu_share)
-        assert own["resident_bytes"] == pytest.approx(used.resident_bytes, abs=1)
+        assert own.cpu_share == pytest.approx(used.cpu_share)
+        assert own.resident_bytes == pytest.approx(used.resident_bytes, abs=1)
     assert [host.ranks for host in host_usage(record)] == [[0, 1]]
 
 
