@@ -28,10 +28,9 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -46,6 +45,7 @@ from paceline.comm.network import LOOPBACK, free_port
 from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
 from paceline.records import RunFolder, provenance
+from paceline.records.events import EpochEvent, LogEvent, RunEvent, StartEvent
 from paceline.training import windows
 from paceline.training.run import run
 from paceline.workloads import data
@@ -96,7 +96,7 @@ class Block:
     candidate: str
     wall_s: float
     cpu_s: float
-    losses: list[float]
+    losses: Sequence[float | None]
     """Loss of each step."""
 
 
@@ -118,14 +118,14 @@ class BlockSchedule:
             for candidate in candidates[first:] + candidates[:first]:
                 yield number, candidate
 
-    def on_event(self, event: str, **values: Any) -> None:
+    def on_event(self, event: RunEvent) -> None:
         """Handle an event of Paceline's loop."""
-        if event == "log":
-            self._stop(PACELINE, values["losses"])
+        if isinstance(event, LogEvent):
+            self._stop(PACELINE, event.losses)
             self._train_peers()
-        elif event == "start":
+        elif isinstance(event, StartEvent):
             self._train_peers()
-        elif event == "epoch":  # Work done once per epoch is not part of a step.
+        elif isinstance(event, EpochEvent):  # Work done once per epoch is not part of a step.
             self._start()
 
     def _train_peers(self) -> None:
@@ -142,7 +142,7 @@ class BlockSchedule:
         dist.barrier(self._barrier_group)
         self._started = time.perf_counter(), time.process_time()
 
-    def _stop(self, candidate: str, losses: list[float]) -> None:
+    def _stop(self, candidate: str, losses: Sequence[float | None]) -> None:
         wall_s, cpu_s = time.perf_counter() - self._started[0], time.process_time() - self._started[1]
         steps = self._plan.steps
         self.blocks.append(Block(self._round, candidate, wall_s / steps, cpu_s / steps, losses))

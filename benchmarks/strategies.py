@@ -27,6 +27,7 @@ from pathlib import Path
 
 from strategy_results import Figures, figures_of, write_results
 
+from paceline.records.events import EndEvent
 from paceline.records.experiment import is_experiment, read_experiment
 from paceline.strategies.registry import ENTRIES, lesson, parse_list
 
@@ -88,7 +89,7 @@ def round_folder(out: Path, condition: Condition, number: int) -> Path:
 
 def is_done(folder: Path) -> bool:
     """Return whether a round was completed."""
-    return is_experiment(folder) and any(event["event"] == "end" for event in read_experiment(folder).events)
+    return is_experiment(folder) and bool(read_experiment(folder).events_of(EndEvent))
 
 
 def measure(out: Path, condition: Condition, strategies: Sequence[str], number: int) -> None:

@@ -14,6 +14,7 @@ from paceline.analysis.comparison import cost_per_sample
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.statistics import Estimate, estimate_times, paired_ratio
 from paceline.formatting import seconds, time_range
+from paceline.records.events import FailureEvent
 from paceline.records.experiment import ExperimentRecord, read_experiment
 from paceline.report.run_description import on_hosts
 
@@ -66,12 +67,12 @@ def figures_of(title: str, folders: Sequence[Path]) -> Figures:
     failures: dict[str, str] = {}
     for number, record in enumerate(records):
         pooled = collect_records([record])
-        failures |= {event["candidate"]: event["message"] for event in record.events_of("failure")}
+        failures |= {event.candidate: event.message for event in record.events_of(FailureEvent)}
         for candidate in pooled.candidates:
             costs.setdefault(candidate.name, {})
             for cost in cost_per_sample(pooled, candidate.name).values():
                 costs[candidate.name][number] = cost
-    batch = int(records[0].design["batch"])
+    batch = records[0].design.batch or 0
     lines = [
         Line(
             strategy=name,
@@ -91,12 +92,12 @@ def _conditions(records: Sequence[ExperimentRecord]) -> str:
     design, config = first.design, first.config
     run = next(measured.run for measured in first.runs if measured.candidate.role != "baseline")
     precision = config["precision"] + (", channels-last" if config["channels_last"] else "")
-    ranks = design["ranks"]
-    machines = sorted({f"{int(r.provenance['cpu_count'])} cores of an {r.provenance['cpu']}" for r in records})
-    versions = sorted({str(r.provenance["versions"]["torch"]).partition("+")[0] for r in records})
-    days = sorted({str(r.provenance["time"])[:10] for r in records})
-    batch = f"{ranks} ranks × {design['batch'] // ranks} images of {config['data'].partition(':')[0]}"
-    place = f"{run.topology['threads']} thread each, {run.topology['backend']}{on_hosts(design)}"
+    ranks = design.ranks
+    machines = sorted({f"{r.provenance.cpu_count} cores of an {r.provenance.cpu}" for r in records})
+    versions = sorted({str(r.provenance.versions["torch"]).partition("+")[0] for r in records})
+    days = sorted({r.provenance.time[:10] for r in records})
+    batch = f"{ranks} ranks × {(design.batch or 0) // ranks} images of {config['data'].partition(':')[0]}"
+    place = f"{run.topology.threads} thread each, {run.topology.backend}{on_hosts(design)}"
     return (
         f"{batch}, {precision}, {place}; {config['steps']} steps a run, n = {len(records)}; "
         f"{', '.join(machines)}, torch {', '.join(versions)}, {'–'.join(dict.fromkeys([days[0], days[-1]]))}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from paceline.records.examination import (
     AllReducePoint,
@@ -16,6 +17,7 @@ from paceline.records.examination import (
     RankInfo,
     WorkloadNeeds,
 )
+from run_models import PROVENANCE
 
 GB = 1_000_000_000
 MB = 1_000_000
@@ -94,7 +96,7 @@ NEEDS = WorkloadNeeds(
 def examination(*ranks: RankInfo, **changes: Any) -> Examination:
     """Return an examination without problems, of two ranks on one host or of the given ranks."""
     whole = Examination(
-        provenance={"time": "2026-01-02T03:04:05+0000"},
+        provenance=PROVENANCE,
         ranks=list(ranks) or [rank_info(0), rank_info(1)],
         link=LINK,
         contention=CONTENTION,

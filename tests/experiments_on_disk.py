@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from paceline.analysis.comparison import Comparison, compare
 from paceline.analysis.record_set import collect_records
 from paceline.config import RunConfig
 from paceline.plans import Plan
 from paceline.plans.operations import all_reduce
-from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
-from paceline.records.experiment import Candidate, ExperimentFolder, read_experiment
+from paceline.records import (
+    EventWriter,
+    Provenance,
+    RunDescription,
+    RunFolder,
+    StepRow,
+    StepWriter,
+    Summary,
+    Topology,
+)
+from paceline.records.decoder import read_model
+from paceline.records.events import (
+    ConfigEvent,
+    EndEvent,
+    FailureEvent,
+    InterruptedEvent,
+    LogEvent,
+    ParityEvent,
+    ScheduledEvent,
+    StartEvent,
+)
+from paceline.records.experiment import Candidate, CompareDescription, ExperimentFolder, read_experiment
 from paceline.records.schema import SUMMARY_FILE
+from paceline.records.summary import EvaluationResult, InterfaceTraffic, PlannedTraffic, SocketLink, SocketTraffic
 from paceline.records.timeline import NO_PEER, NOT_MEASURED, Purpose, RowKind, TimelineWriter
+from run_models import PROVENANCE, compare_design, summary, topology
 
 CLASSIC = (
     Candidate("single", "single", role="baseline"),
@@ -25,18 +48,6 @@ CLASSIC = (
     Candidate("allreduce", "allreduce"),
     Candidate("ddp", "ddp"),
 )
-PROVENANCE = {
-    "time": "2026-01-02T03:04:05+0000",
-    "command": "paceline compare --ranks 2",
-    "host": "here",
-    "system": "Linux",
-    "cpu": "a processor",
-    "cpu_count": 2,
-    "memory_bytes": 8_000_000_000,
-    "python": "3.11.0",
-    "versions": {"paceline": "0.1.0", "torch": "2.13.0"},
-    "commit": "0123456789abcdef",
-}
 WINDOW = 4
 SAMPLES_PER_RANK = 16
 
@@ -73,32 +84,31 @@ def write_experiment(
     """
     config = RunConfig(**{"steps": steps, **(settings or {})})
     eligible = [candidate.name for candidate in candidates if candidate.role == "candidate"]
-    design = {
-        "ranks": ranks,
-        "repeats": repeats,
-        "max_repeats": repeats,
-        "interim_analyses": 1,
-        "reference": eligible[-1] if eligible else candidates[0].name,
-        "proof": proof,
-        "estimate_s": None,
-    }
-    shared = {key: value for key, value in asdict(config).items() if key != "strategy"}
-    about = PROVENANCE | dict(provenance or {})
-    folder = ExperimentFolder.create(
-        path, kind="compare", candidates=candidates, config=shared, design=design, provenance=about
+    design = compare_design(
+        ranks=ranks,
+        ranks_per_host=ranks,
+        repeats=repeats,
+        max_repeats=repeats,
+        reference=eligible[-1] if eligible else candidates[0].name,
+        proof=proof,
     )
+    shared = {key: value for key, value in asdict(config).items() if key != "strategy"}
+    about = msgspec.structs.replace(PROVENANCE, **(provenance or {}))
+    description = CompareDescription(
+        kind="compare", candidates=list(candidates), config=shared, design=design, provenance=about
+    )
+    folder = ExperimentFolder.create(path, description)
     event_writer = EventWriter(folder)
     for candidate in candidates if proof else ():
-        event_writer.write("parity", candidate=candidate.name, **_parity(candidate, ranks))
+        event_writer.write(_parity(candidate, ranks))
     for name, message in (failures or {}).items():
-        event_writer.write(
-            "failure", candidate=name, stage="proof", kind="RankError", message=message, hint="try again"
-        )
+        failure = FailureEvent(candidate=name, stage="proof", kind="RankError", message=message, hint="try again")
+        event_writer.write(failure)
     measured = [candidate for candidate in candidates if candidate.name not in (failures or {})]
     for repeat in range(repeats):
         for place, candidate in enumerate(measured):
             where = f"repeat-{repeat + 1}/{place + 1}"
-            event_writer.write("run", candidate=candidate.name, repeat=repeat, folder=where)
+            event_writer.write(ScheduledEvent(candidate=candidate.name, repeat=repeat, folder=where))
             time_s = (step_s or {}).get(candidate.name, 0.01 * (place + 1)) * (1 + 0.01 * ((repeat + place) % 3))
             workers = 1 if candidate.role == "baseline" else ranks
             run_config = replace(config, strategy=candidate.strategy, seed=repeat, **candidate.settings)
@@ -107,7 +117,7 @@ def write_experiment(
             if events:
                 write_timelines(path / where, candidate, workers, steps, time_s)
                 write_counts(path / where, candidate, workers, steps)
-    event_writer.write("interrupted" if interrupted else "end")
+    event_writer.write(InterruptedEvent() if interrupted else EndEvent())
     event_writer.close()
     return path
 
@@ -120,7 +130,7 @@ def write_run(
     losses: Sequence[float],
     step_s: float,
     accuracy: float | None,
-    provenance: Mapping[str, Any],
+    provenance: Provenance,
     place: Mapping[str, Any] | None = None,
     steps_per_epoch: int = 5,
 ) -> None:
@@ -129,21 +139,21 @@ def write_run(
     `place` has changes to its topology.
     """
     folder = RunFolder.create(path)
-    topology = _topology(candidate, config, workers) | dict(place or {})
-    folder.write_run(config=asdict(config), topology=topology, provenance=dict(provenance))
+    own = msgspec.structs.replace(_topology(candidate, config, workers), **(place or {}))
+    folder.write_run(RunDescription(config=asdict(config), topology=own, provenance=provenance))
     for rank in range(workers):
         writer = StepWriter(folder, rank)
         writer.write(_row(step, loss, step_s, rank) for step, loss in enumerate(losses))
         writer.close()
     events = EventWriter(folder)
-    events.write("config", **topology)
-    events.write("start", steps=len(losses), steps_per_epoch=steps_per_epoch, dropped=0)
+    events.write(ConfigEvent(**msgspec.structs.asdict(own)))
+    events.write(StartEvent(steps=len(losses), steps_per_epoch=steps_per_epoch, dropped=0))
     for start in range(0, len(losses), WINDOW):
         window = list(losses[start : start + WINDOW])
-        samples = topology["batch"] * len(window)
-        wall_s = step_s * len(window)
-        events.write("log", epoch=0, step=start + len(window), wall_s=wall_s, losses=window, samples=samples, correct=0)
-    events.write("end")
+        samples = (own.batch or 0) * len(window)
+        done, wall_s = start + len(window), step_s * len(window)
+        events.write(LogEvent(epoch=0, step=done, wall_s=wall_s, losses=window, samples=samples, correct=0))
+    events.write(EndEvent())
     events.close()
     folder.write_summary(_summary(candidate, workers, losses, accuracy))
     folder.mark_finished()
@@ -166,21 +176,16 @@ def write_counts(path: Path, candidate: Candidate, workers: int, steps: int, *, 
     sends = candidate.role == "candidate" and workers > 1
     links = Plan((all_reduce(1000, 4, workers, 0.0),)).links() if sends else []
     sockets = [
-        {
-            "source": link.source,
-            "target": link.target,
-            "sent_bytes": size,
-            "received_bytes": size,
-            "retransmitted_bytes": 0,
-        }
+        SocketLink(source=link.source, target=link.target, sent_bytes=size, received_bytes=size)
         for link in links
         if (size := round((link.payload_bytes + link.framing_bytes) * steps * (1 + off)))
     ]
-    host = {"name": "lo", "ranks": list(range(workers)), "sent_bytes": 10**6, "received_bytes": 10**6}
-    summary = json.loads((path / SUMMARY_FILE).read_text())
-    summary["traffic"]["links"] = [asdict(link) for link in links]
-    summary["sockets"] = {"steps": steps, "links": sockets, "interfaces": [host]}
-    RunFolder(path).write_summary(summary)
+    host = InterfaceTraffic(name="lo", ranks=list(range(workers)), sent_bytes=10**6, received_bytes=10**6)
+    written = read_model(path / SUMMARY_FILE, Summary, "summary")
+    assert written.traffic is not None
+    traffic = msgspec.structs.replace(written.traffic, links=links)
+    counted = SocketTraffic(steps=steps, links=sockets, interfaces=[host])
+    RunFolder(path).write_summary(msgspec.structs.replace(written, traffic=traffic, sockets=counted))
 
 
 def _phases(candidate: Candidate, lateness: float, start_s: float, length_s: float) -> list[tuple[Any, ...]]:
@@ -211,10 +216,9 @@ def read_comparison(path: Path) -> Comparison:
     return compare(collect_records([read_experiment(path)]))
 
 
-def _parity(candidate: Candidate, ranks: int) -> dict[str, Any]:
+def _parity(candidate: Candidate, ranks: int) -> ParityEvent:
     error = 3e-8 if candidate.lossless else 0.9
-    values = {"strategy": candidate.strategy, "ranks": ranks, "error": error, "factor": 1.0}
-    return values | {"tolerance": 1e-5, "lossless": candidate.lossless, "steps": 3}
+    return ParityEvent(candidate.strategy, ranks, error, 1.0, 1e-5, candidate.lossless, 3, candidate=candidate.name)
 
 
 def _row(step: int, loss: float, step_s: float, rank: int) -> StepRow:
@@ -223,41 +227,31 @@ def _row(step: int, loss: float, step_s: float, rank: int) -> StepRow:
     return StepRow(step, step // 5, SAMPLES_PER_RANK, step * step_s, *phases, loss, 3)
 
 
-def _topology(candidate: Candidate, config: RunConfig, workers: int) -> dict[str, Any]:
-    name = config.workload if ":" in config.workload else f"{config.workload} on {config.data}"
-    return {
-        "workload": name,
-        "strategy": candidate.strategy,
-        "lossless": candidate.lossless,
-        "exchanges": candidate.role != "bound",
-        "world_size": workers,
-        "workers": workers,
-        "ranks_per_host": workers,
-        "batch": SAMPLES_PER_RANK * workers,
-        "batch_per_rank": [SAMPLES_PER_RANK],
-        "device": "cpu",
-        "backend": "gloo",
-        "interface": "lo",
-        "threads": 1,
-        "cores": float(workers),
-        "parameters": 1000,
-        "gradient_bytes": 4000,
-        "batch_norm_layers": 0,
-        "classes": 10,
-        "user_optimizer": False,
-        "lr": config.lr,
-        "log_every": config.log_every,
-    }
+def _topology(candidate: Candidate, config: RunConfig, workers: int) -> Topology:
+    return topology(
+        workers,
+        workload=config.workload if ":" in config.workload else f"{config.workload} on {config.data}",
+        strategy=candidate.strategy,
+        lossless=candidate.lossless,
+        exchanges=candidate.role != "bound",
+        sends="overlapped" if candidate.strategy == "ddp" else "singly",
+        batch=SAMPLES_PER_RANK * workers,
+        batch_per_rank=[SAMPLES_PER_RANK],
+        lr=config.lr,
+        log_every=config.log_every,
+    )
 
 
-def _summary(candidate: Candidate, workers: int, losses: Sequence[float], accuracy: float | None) -> dict[str, Any]:
+def _summary(candidate: Candidate, workers: int, losses: Sequence[float], accuracy: float | None) -> Summary:
     sent = 0 if candidate.role != "candidate" else 4000
     average = sum(losses) / len(losses)
-    test = {"loss": average, "accuracy": accuracy, "samples": 360, "available": 360}
-    return {
-        "strategy": candidate.strategy,
-        "steps": len(losses),
-        "average_loss": average,
-        "ranks": [{"rank": rank, "peak_bytes": 4e8 + rank} for rank in range(workers)],
-        "traffic": {"sent_bytes": [sent] * workers, "received_bytes": [sent] * workers, "operations": 1},
-    } | ({} if accuracy is None else {"test": test})
+    test = EvaluationResult(loss=average, accuracy=accuracy, samples=360, available=360)
+    planned = [sent] * workers
+    return summary(
+        workers,
+        strategy=candidate.strategy,
+        steps=len(losses),
+        average_loss=average,
+        traffic=PlannedTraffic(sent_bytes=planned, received_bytes=planned, operations=1, buffer_bytes=0),
+        test=None if accuracy is None else test,
+    )

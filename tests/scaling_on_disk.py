@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from experiments_on_disk import PROVENANCE, write_counts, write_run, write_timelines
+import msgspec
+
+from experiments_on_disk import write_counts, write_run, write_timelines
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.scaling.curves import Scaling, scaling
 from paceline.config import RunConfig
 from paceline.records import EventWriter
-from paceline.records.experiment import Candidate, CandidateRole, ExperimentFolder, read_experiment
+from paceline.records.events import EndEvent, FailureEvent, InterruptedEvent, ScheduledEvent
+from paceline.records.experiment import (
+    Candidate,
+    CandidatePoint,
+    CandidateRole,
+    ExperimentFolder,
+    PointMode,
+    ScaleDescription,
+    read_experiment,
+)
+from run_models import PROVENANCE, scale_design
 
 SAMPLES = 1280
 """Samples per epoch."""
@@ -31,9 +43,10 @@ Shape = tuple[int, int]
 def even(candidate: Candidate, repeat: int) -> float:
     """Return 1 ms per sample of a rank's share, plus 10 ms (`ddp`) or 40 ms (others) per rank beyond the first."""
     assert candidate.point is not None
-    share = candidate.point["batch"] / candidate.point["ranks"]
+    ranks = candidate.point.ranks
+    share = candidate.point.batch / ranks
     each = {"single": 0.0, "none": 0.0, "ddp": 0.010}.get(candidate.strategy, 0.040)
-    return (0.001 * share + each * (candidate.point["ranks"] - 1)) * (1 + 0.02 * ((repeat + len(candidate.name)) % 3))
+    return (0.001 * share + each * (ranks - 1)) * (1 + 0.02 * ((repeat + len(candidate.name)) % 3))
 
 
 def points(
@@ -46,8 +59,14 @@ def points(
         for whole in dict.fromkeys(batches.values()):
             own = [mode for mode in modes if batches[mode] == whole]
             mode = "both" if len(own) > 1 else own[0]
-            point = {"mode": mode, "ranks": ranks, "hosts": hosts, "ranks_per_host": per_host}
-            point |= {"batch": whole, "batch_per_rank": whole / ranks}
+            point = CandidatePoint(
+                mode=cast(PointMode, mode),
+                ranks=ranks,
+                hosts=hosts,
+                ranks_per_host=per_host,
+                batch=whole,
+                batch_per_rank=whole / ranks,
+            )
             for strategy in strategies:
                 role = ROLES.get(strategy, "candidate")
                 if role != "baseline" or ranks == 1:
@@ -77,34 +96,40 @@ def write_scaling(
     candidates = list(points(strategies, shapes, modes, batch, batch_per_rank))
     config = RunConfig(steps=12, batch=batch)
     shared = {key: value for key, value in asdict(config).items() if key not in ("strategy", "batch")}
-    about = PROVENANCE | {"command": "paceline scale --ranks 1,2,4"} | dict(provenance or {})
-    plan = {"ranks": max(h * p for h, p in shapes), "repeats": repeats, "max_repeats": repeats, "interim_analyses": 1}
-    plan |= {"reference": candidates[0].name, "proof": True, "estimate_s": None, **(design or HALF_CORES)}
-    folder = ExperimentFolder.create(
-        path, kind="scale", candidates=candidates, config=shared, design=plan, provenance=about
+    changes = {"command": "paceline scale --ranks 1,2,4", **(provenance or {})}
+    about = msgspec.structs.replace(PROVENANCE, **changes)
+    plan = scale_design(
+        ranks=max(h * p for h, p in shapes),
+        hosts=max(h for h, _ in shapes),
+        repeats=repeats,
+        max_repeats=repeats,
+        reference=candidates[0].name,
+        **(design or HALF_CORES),
     )
+    description = ScaleDescription(kind="scale", candidates=candidates, config=shared, design=plan, provenance=about)
+    folder = ExperimentFolder.create(path, description)
     event_writer = EventWriter(folder)
     for name, message in (failures or {}).items():
-        event_writer.write(
-            "failure", candidate=name, stage="repeat 1", kind="RankError", message=message, hint="try again"
-        )
+        failure = FailureEvent(candidate=name, stage="repeat 1", kind="RankError", message=message, hint="try again")
+        event_writer.write(failure)
     for repeat in range(repeats):
         for number, candidate in enumerate(candidates):
             if candidate.name in (failures or {}):
                 continue
-            point = candidate.point or {}
+            point = candidate.point
+            assert point is not None
             where = f"repeat-{repeat + 1}/{number + 1}"
-            event_writer.write("run", candidate=candidate.name, repeat=repeat, folder=where)
-            time_s, workers = step_s(candidate, repeat), point["ranks"]
-            place = {"ranks_per_host": point["ranks_per_host"], "batch": point["batch"], "cores": cores}
+            event_writer.write(ScheduledEvent(candidate=candidate.name, repeat=repeat, folder=where))
+            time_s, workers = step_s(candidate, repeat), point.ranks
+            place = {"ranks_per_host": point.ranks_per_host, "batch": point.batch, "cores": cores}
             place |= {"threads": (threads or {}).get(candidate.strategy, 1)}
-            own = replace(config, strategy=candidate.strategy, seed=repeat, batch=point["batch"])
-            epoch = -(-SAMPLES // point["batch"])
+            own = replace(config, strategy=candidate.strategy, seed=repeat, batch=point.batch)
+            epoch = -(-SAMPLES // point.batch)
             write_run(path / where, candidate, own, workers, [2.0] * 12, time_s, None, about, place, epoch)
             if events:
                 write_timelines(path / where, candidate, workers, 12, time_s)
                 write_counts(path / where, candidate, workers, 12)
-    event_writer.write("interrupted" if interrupted else "end")
+    event_writer.write(InterruptedEvent() if interrupted else EndEvent())
     event_writer.close()
     return path
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from paceline.analysis.bottlenecks import Bottleneck, bottlenecks, rounds, threads_per_core
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.candidate_split import CandidateSplit
-from paceline.analysis.steps.split import Split
 from paceline.analysis.traffic.wire import Traffic, Wire
 from paceline.records.examination import PairLink
+from paceline.records.summary import Split
+from run_models import topology
 
 LINK = PairLink(ranks=[0, 1], hosts=[0, 0], alpha_s=1e-4, beta_s_per_byte=1e-9, points=[])
-PLACE: dict[str, Any] = {"workers": 2, "ranks_per_host": 2, "threads": 1, "cores": 2.0, "device": "cpu"}
+PLACE = topology(threads=1, cores=2.0)
 
 
 def split(**parts: float) -> CandidateSplit:
@@ -111,7 +112,7 @@ def test_waits_of_one_run_are_scaled_by_its_exposed_communication() -> None:
 
 
 def test_descheduled_time_is_not_compute() -> None:
-    found = bottlenecks(split(compute_s=1.0, descheduled_s=0.6), None, PLACE | {"cores": 1.0}, None)
+    found = bottlenecks(split(compute_s=1.0, descheduled_s=0.6), None, topology(cores=1.0), None)
     assert [(part.kind, part.share) for part in found] == [
         ("cores", pytest.approx(0.6)),
         ("compute", pytest.approx(0.4)),
@@ -125,9 +126,9 @@ def test_data_is_not_counted_twice() -> None:
 
 
 def test_threads_per_core_covers_one_host_and_only_cpus() -> None:
-    assert threads_per_core(PLACE | {"workers": 8}) == 1.0
-    assert threads_per_core(PLACE | {"threads": 4}) == 4.0
-    assert threads_per_core(PLACE | {"device": "NVIDIA H200"}) is None
+    assert threads_per_core(topology(8, ranks_per_host=2, cores=2.0)) == 1.0
+    assert threads_per_core(topology(threads=4, cores=2.0)) == 4.0
+    assert threads_per_core(topology(device="NVIDIA H200")) is None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from experiments_on_disk import falling, read_comparison, write_experiment
 from paceline.analysis.caveats import caveats
 from paceline.records.experiment import Candidate
+from run_models import topology
 
 
 def drifted(path: Path, place: int, apart: float | None) -> list[str]:
@@ -96,7 +98,8 @@ def test_ranks_that_differ_share_a_warning(tmp_path: Path) -> None:
     (warning,) = caveats(record_set, {"ddp": 0.061})
     assert warning.startswith("ddp: step times differ by 6% between ranks;")
     assert warning.endswith("Stop other programs or use fewer ranks.")
-    for run in record_set.runs_of("ddp").values():
-        run.topology["device"] = "cuda:0"
-    (warning,) = caveats(record_set, {"ddp": 0.061})
+    on_gpus = [
+        replace(recorded, run=replace(recorded.run, topology=topology(device="cuda:0"))) for recorded in record_set.runs
+    ]
+    (warning,) = caveats(replace(record_set, runs=on_gpus), {"ddp": 0.061})
     assert "cores" not in warning, "ranks on GPUs are not slow because they share cores"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,11 +12,12 @@ from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison, compare
 from paceline.analysis.loss_difference import identical_groups
 from paceline.analysis.record_set import collect_records
-from paceline.records import RunRecord
+from paceline.records import RunFolder, RunRecord, Summary
 from paceline.records.experiment import Candidate, read_experiment
 from paceline.records.find import find_records
 from paceline.records.writer import json_safe
 from paceline.report.evidence import loss_difference_row, loss_difference_sentences
+from run_models import summary
 
 STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
 
@@ -76,8 +76,9 @@ def test_failures_have_a_row_without_values(tmp_path: Path) -> None:
 
 def fail(path: Path, name: str) -> Comparison:
     """Let a candidate fail after all its repeats have been measured, and compare."""
+    more = {"stage": "repeat 2", "kind": "RankError", "hint": None}
     with (path / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"event": "failure", "candidate": name, "message": "rank 1 failed"}) + "\n")
+        file.write(json.dumps({"event": "failure", "candidate": name, "message": "rank 1 failed", **more}) + "\n")
     return read_comparison(path)
 
 
@@ -136,11 +137,13 @@ def test_without_measurements_the_reference_stays(tmp_path: Path) -> None:
     assert (comparison.reference, comparison.warnings) == ("ddp", [])
 
 
-@pytest.mark.parametrize("summary", [{}, {"test": None, "ranks": None, "traffic": {}}, {"ranks": [{}], "test": {}}])
-def test_values_that_a_summary_lacks_are_none(tmp_path: Path, summary: dict[str, Any]) -> None:
+@pytest.mark.parametrize("written", [None, summary(average_loss=None, ranks=[]), summary(0, average_loss=None)])
+def test_values_that_a_summary_lacks_are_none(tmp_path: Path, written: Summary | None) -> None:
     path = write_experiment(tmp_path / "e")
     for file in path.rglob("summary.json"):
-        file.write_text(json.dumps(summary))
+        file.unlink()
+        if written is not None:
+            RunFolder(file.parent).write_summary(written)
     row = read_comparison(path).row("ddp")
     assert row.step_s is not None
     found = (row.train_loss, row.test_loss, row.test_accuracy, row.peak_bytes, row.busiest_sent_bytes, row.imbalance)
@@ -150,9 +153,9 @@ def test_values_that_a_summary_lacks_are_none(tmp_path: Path, summary: dict[str,
 def set_accuracies(path: Path, place: int, accuracies: list[float], samples: int = 360) -> None:
     for repeat, accuracy in enumerate(accuracies):
         file = path / f"repeat-{repeat + 1}" / str(place) / "summary.json"
-        summary = json.loads(file.read_text())
-        summary["test"] |= {"accuracy": accuracy, "samples": samples}
-        file.write_text(json.dumps(summary))
+        content = json.loads(file.read_text())
+        content["test"] |= {"accuracy": accuracy, "samples": samples}
+        file.write_text(json.dumps(content))
 
 
 def test_the_same_small_difference_in_every_repeat_may_be_the_test_set(tmp_path: Path) -> None:
@@ -189,8 +192,8 @@ def test_non_finite_values_are_null_in_json(tmp_path: Path) -> None:
 
     path = write_experiment(tmp_path / "e", losses=losses)
     with (path / "events.jsonl").open("a") as file:
-        proof = {"error": None, "tolerance": 1e-5, "lossless": True, "ranks": 2, "steps": 3}
-        file.write(json.dumps({"event": "parity", "candidate": "ddp", **proof}) + "\n")
+        proof = {"error": None, "factor": None, "tolerance": 1e-5, "lossless": True, "ranks": 2, "steps": 3}
+        file.write(json.dumps({"event": "parity", "candidate": "ddp", "strategy": "ddp", **proof}) + "\n")
     comparison = read_comparison(path)
     parts = [*comparison.proofs, *comparison.loss_differences, comparison.decision]
     for part in parts:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from examinations import CONTENTION, GB, LINK, MB, NEEDS, all_reduce, examination, on_two_hosts, pair, rank_info
 from paceline.analysis.findings import Finding, findings, problems

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from paceline.analysis.resources import cpu_shares, host_usage, rank_usage, usage
-from paceline.records import RunFolder, RunRecord, StepRow, StepWriter, read_run
+from paceline.records import RunDescription, RunFolder, RunRecord, StepRow, StepWriter, read_run
 from paceline.records.schema import MarkRow, ResourceRow
 from paceline.records.writer import MarkWriter, ResourceWriter
+from run_models import PROVENANCE, recorded_settings, topology
 
 
 def row(time_s: float, cpu_s: float, resident: int, **values: Any) -> ResourceRow:
@@ -20,11 +21,12 @@ def row(time_s: float, cpu_s: float, resident: int, **values: Any) -> ResourceRo
 
 
 def write_run(
-    path: Path, samples: Sequence[Sequence[ResourceRow]], marks: Sequence[MarkRow] = (), **topology: Any
+    path: Path, samples: Sequence[Sequence[ResourceRow]], marks: Sequence[MarkRow] = (), **changes: Any
 ) -> RunRecord:
     """Write a run whose ranks trained from second 1 to second 5."""
     folder = RunFolder.create(path)
-    folder.write_run(config={}, topology=topology, provenance={})
+    own = topology(max(1, len(samples)), **changes)
+    folder.write_run(RunDescription(config=recorded_settings(), topology=own, provenance=PROVENANCE))
     for rank, rows in enumerate(samples):
         for writer, content in (
             (StepWriter(folder, rank), [StepRow(0, 0, 1, 1, 0, 1, 1, 0, 0, 0), StepRow(1, 0, 1, 3, 1, 1, 0, 0, 0, 0)]),

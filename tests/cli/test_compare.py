@@ -18,6 +18,7 @@ import pytest
 
 from commands import paceline, start, wait_until
 from paceline.records import read_run
+from paceline.records.events import FailureEvent, InterruptedEvent
 from paceline.records.experiment import read_experiment
 from paceline.strategies.registry import SETS
 from tries import eventually
@@ -77,7 +78,7 @@ def test_rows_are_sorted_by_speed_and_none_and_single_have_no_exposed_communicat
 
 def test_bytes_come_from_the_plans(usual: dict[str, Any]) -> None:
     sent = {name: row["busiest_sent_bytes"] for name, row in rows(usual).items()}
-    parameters = read_experiment(usual["out"]).runs[0].run.topology["gradient_bytes"]
+    parameters = read_experiment(usual["out"]).runs[0].run.topology.gradient_bytes
     on_two_ranks = {"single": 0, "none": 0, "shared_memory": 0, "priority": parameters, "ddp": parameters}
     on_two_ranks |= {"gather_scatter": parameters, "p2p": parameters, "allreduce": parameters}
     assert sent.items() >= on_two_ranks.items()
@@ -90,7 +91,7 @@ def test_runs_are_interleaved_in_rotated_order_with_a_seed_per_repeat(usual: dic
     assert order[1] == order[0][1:] + order[0][:1]
     seeds = {(m.repeat, m.run.config["seed"]) for m in experiment.runs}
     assert seeds == {(0, 0), (1, 1)}
-    starts = [m.run.provenance["time"] for m in experiment.runs]
+    starts = [m.run.provenance.time for m in experiment.runs]
     assert starts == sorted(starts)
 
 
@@ -148,7 +149,7 @@ def test_a_strategy_that_fails_is_left_out_and_the_others_continue(failing: dict
     assert found["allreduce"]["repeats"] == found["ddp"]["repeats"] == 2
     experiment = read_experiment(failing["out"])
     assert sum(m.candidate.name == "schemes:Breaks" for m in experiment.runs) == 1
-    assert [event["candidate"] for event in experiment.events_of("failure")] == ["schemes:BadClose", "schemes:Breaks"]
+    assert [event.candidate for event in experiment.events_of(FailureEvent)] == ["schemes:BadClose", "schemes:Breaks"]
 
 
 def test_a_failure_after_the_last_step_does_not_affect_the_next_run(failing: dict[str, Any]) -> None:
@@ -218,7 +219,7 @@ def test_ctrl_c_reports_the_runs_measured_so_far(tmp_path: Path, when: str) -> N
     assert (out / "report.html").is_file(), output
     wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in ranks), "the ranks have ended")
     experiment = read_experiment(out)
-    assert experiment.events_of("interrupted")
+    assert experiment.events_of(InterruptedEvent)
     finished = [m for m in experiment.runs if m.run.finished]
     if when == "repeat-2":
         assert len(finished) >= 2

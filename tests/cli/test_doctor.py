@@ -89,7 +89,7 @@ def test_the_needs_of_the_workload_are_measured_by_training_it(examined: Examine
     assert (needs.name, needs.strategy, needs.batch, needs.workers) == ("cnn on digits", "ddp", 32, 2)
     run = read_run(examined[2] / "workload")
     assert run.summary is not None
-    assert needs.peak_bytes == [rank["peak_bytes"] for rank in run.summary["ranks"]]
+    assert needs.peak_bytes == [rank.peak_bytes for rank in run.summary.ranks]
     assert all(peak > rank.resident_bytes for peak, rank in zip(needs.peak_bytes, record.ranks, strict=True) if peak)
     assert needs.gradient_bytes == 4 * needs.parameters
     assert 0 < needs.step_s < 10

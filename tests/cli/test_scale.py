@@ -56,8 +56,9 @@ def test_runs_have_the_ranks_batches_and_threads_of_their_points(scaled: dict[st
         assert topology["world_size"] == topology["workers"] == point["ranks"]
         assert topology["batch"] == point["batch"]
         assert measured.run.finished
-        assert "test" not in (measured.run.summary or {}), "scale does not evaluate the model"
-    threads = {m.run.topology["threads"] for m in experiment.runs if m.candidate.role != "baseline"}
+        assert measured.run.summary is not None
+        assert measured.run.summary.test is None, "scale does not evaluate the model"
+    threads = {m.run.topology.threads for m in experiment.runs if m.candidate.role != "baseline"}
     assert len(threads) == 1, "the same threads per rank at every world size"
 
 
@@ -95,7 +96,7 @@ def test_hosts_on_one_machine_share_its_cores(tmp_path: Path) -> None:
     assert found["ddp", 2]["over_single"] is None
     assert found["ddp", 2]["over_one_rank"] is None
     assert found["ddp", 1]["over_single"] is not None
-    assert {measured.run.topology["threads"] for measured in read_experiment(tmp_path / "out").runs} == {1}
+    assert {measured.run.topology.threads for measured in read_experiment(tmp_path / "out").runs} == {1}
 
 
 def test_emulated_hosts_with_a_core_quota_give_speed_ups(tmp_path: Path) -> None:
@@ -105,8 +106,8 @@ def test_emulated_hosts_with_a_core_quota_give_speed_ups(tmp_path: Path) -> None
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     experiment = read_experiment(tmp_path / "out")
-    assert experiment.design["machines"] == [0, 0]
-    assert {measured.run.topology["cores"] for measured in experiment.runs} == {0.25}
+    assert experiment.design.machines == [0, 0]
+    assert {measured.run.topology.cores for measured in experiment.runs} == {0.25}
     found = scaling(collect_records([experiment]))
     two = next(point for point in found.points("strong") if point.ranks == 2)
     assert (two.hosts, two.oversubscribed) == (2, "")

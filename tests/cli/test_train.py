@@ -21,6 +21,7 @@ from paceline.analysis.traffic.payload import PLAN, RECORDED_OPERATIONS, payload
 from paceline.config import RunConfig
 from paceline.measure.cores import threads_per_rank
 from paceline.records import RunRecord, read_run
+from paceline.records.events import LogEvent
 from paceline.records.experiment import read_experiment
 from tries import eventually
 
@@ -52,7 +53,7 @@ def _stdout_file(pid: int) -> str:
 
 def losses(record: RunRecord) -> list[float]:
     """Return the global loss of every step."""
-    return [loss for event in record.events_of("log") for loss in event["losses"]]
+    return [loss for event in record.events_of(LogEvent) for loss in event.losses]
 
 
 def test_a_run_writes_a_complete_record(tmp_path: Path) -> None:
@@ -83,16 +84,14 @@ def test_a_run_writes_a_complete_record(tmp_path: Path) -> None:
         assert steps["samples"].sum() == pytest.approx(1437, abs=1)
         assert (steps.total_s > 0).all()
         assert (out / "logs" / f"rank-{rank}.log").exists()
-    trained_samples = sum(rank["samples"] for rank in record.summary["ranks"])
+    trained_samples = sum(rank.samples for rank in record.summary.ranks)
     assert trained_samples == 2 * 1437
-    assert record.summary["test"]["samples"] == 360
-    assert record.summary["test"]["accuracy"] > 0.6
-    assert [replica["accuracy"] for replica in record.summary["test_by_rank"]] == [
-        record.summary["test"]["accuracy"]
-    ] * 2
-    assert record.summary["weight_divergence"] == 0
-    assert record.provenance["versions"]["torch"]
-    assert record.provenance["command"].startswith("paceline train cnn --ranks 2")
+    assert record.summary.test.samples == 360
+    assert record.summary.test.accuracy > 0.6
+    assert [replica.accuracy for replica in record.summary.test_by_rank] == [record.summary.test.accuracy] * 2
+    assert record.summary.weight_divergence == 0
+    assert record.provenance.versions["torch"]
+    assert record.provenance.command.startswith("paceline train cnn --ranks 2")
     assert "evaluated 360/360 unique samples" in done.stdout
     assert f"trace: {out / 'trace.json'} (open it in ui.perfetto.dev)" in done.stdout
     traced = json.loads((out / "trace.json").read_text())["traceEvents"]
@@ -239,7 +238,7 @@ def test_data_loading_counts_as_step_time_and_ranks_shuffle_equally(tmp_path: Pa
         assert record.summary is not None
         assert len(record.steps[0]) == 36
         assert record.steps[0]["data_s"].sum() > 36 * 0.01
-        assert record.summary["train_s"] > 36 * 0.01
+        assert record.summary.train_s > 36 * 0.01
         found[ranks] = losses(record)
     assert found["2"] == pytest.approx(found["1"], rel=1e-4)
     assert found["1"][:12] != pytest.approx(found["1"][12:24], rel=1e-3)
@@ -252,7 +251,7 @@ def test_a_failing_evaluation_keeps_the_record_of_the_training(tmp_path: Path) -
     record = read_run(out)
     assert not record.finished
     assert record.summary is not None
-    assert record.summary["steps"] == 4
+    assert record.summary.steps == 4
 
 
 def test_the_error_of_an_earlier_attempt_is_not_reported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from paceline.comm import Comm
 from paceline.comm.payload import PayloadCount, match_connections
 from paceline.plans import Operation, Plan, Transfer
 from paceline.plans.operations import gloo_operation
+from paceline.records.summary import SocketLink, SocketTraffic
 from paceline.report.terminal.comparison import to_json
 from paceline.strategies.registry import ENTRIES
 from ranks import Pool
@@ -55,7 +56,7 @@ def operations(comm: Comm, items: int, root: int) -> dict[str, Callable[[], Any]
     }
 
 
-def counted(comm: Comm, action: Callable[[], Any], *, also: Callable[[], Any] = lambda: None) -> dict[str, Any] | None:
+def counted(comm: Comm, action: Callable[[], Any], *, also: Callable[[], Any] = lambda: None) -> SocketTraffic | None:
     """Return the count of one window that contains an action."""
     payload = PayloadCount(comm)
     comm.control.barrier()
@@ -67,11 +68,11 @@ def counted(comm: Comm, action: Callable[[], Any], *, also: Callable[[], Any] = 
     return payload.result()
 
 
-def matrix_of(result: dict[str, Any] | None) -> Matrix:
+def matrix_of(result: SocketTraffic | None) -> Matrix:
     assert result is not None
-    links = result["links"]
-    assert all(link["sent_bytes"] == link["received_bytes"] for link in links), "both ends have the same count"
-    return [(link["source"], link["target"], link["received_bytes"]) for link in links if link["received_bytes"]]
+    links = result.links
+    assert all(link.sent_bytes == link.received_bytes for link in links), "both ends have the same count"
+    return [(link.source, link.target, link.received_bytes) for link in links if link.received_bytes]
 
 
 def count_collectives(comm: Comm, items: int, root: int) -> dict[str, Matrix]:
@@ -135,7 +136,7 @@ def count_other_traffic(comm: Comm) -> dict[str, Any]:
     }
 
 
-def counted_discarded(comm: Comm) -> dict[str, Any] | None:
+def counted_discarded(comm: Comm) -> SocketTraffic | None:
     payload = PayloadCount(comm)
     payload.close_window(1, counts=False)
     if comm.rank == 1:
@@ -151,28 +152,28 @@ def test_only_the_groups_of_the_strategy_are_counted(pool: Pool) -> None:
     assert seen["discarded"] is None, "one rank discards the window for all"
 
 
-def count_alone(comm: Comm) -> dict[str, Any] | None:
+def count_alone(comm: Comm) -> SocketTraffic | None:
     return counted(comm, lambda: dist.all_reduce(torch.ones(10), group=comm.group))
 
 
 def test_a_rank_alone_sends_nothing(pool: Pool) -> None:
     (result,) = pool.run(count_alone, 1)
-    assert result["links"] == []
-    assert result["steps"] == 1
+    assert result.links == []
+    assert result.steps == 1
 
 
-def count_on_interface(comm: Comm) -> dict[str, Any] | None:
+def count_on_interface(comm: Comm) -> SocketTraffic | None:
     return counted(comm, lambda: dist.all_reduce(torch.ones(MIB_ITEMS), group=comm.group))
 
 
 def test_the_interface_counts_it_too(pool: Pool) -> None:
     result = pool.run(count_on_interface, 3)[0]
-    payload = sum(link["received_bytes"] for link in result["links"])
-    (interface,) = result["interfaces"]  # One host, one entry.
-    assert interface["name"] == "lo"
-    assert interface["ranks"] == [0, 1, 2]
-    assert interface["sent_bytes"] >= payload, "the interface also counts headers"
-    assert interface["received_bytes"] >= payload
+    payload = sum(link.received_bytes for link in result.links)
+    (interface,) = result.interfaces  # One host, one entry.
+    assert interface.name == "lo"
+    assert interface.ranks == [0, 1, 2]
+    assert interface.sent_bytes >= payload, "the interface also counts headers"
+    assert interface.received_bytes >= payload
 
 
 def test_a_connection_to_no_rank_is_ignored() -> None:
@@ -180,8 +181,8 @@ def test_a_connection_to_no_rank_is_ignored() -> None:
     second = ["10.0.0.2:2", "10.0.0.1:1", 20, 10, 0]
     stranger = ["10.0.0.1:3", "10.9.9.9:9", 1000, 1000, 0]
     assert match_connections([[first, stranger], [second]]) == [
-        {"source": 0, "target": 1, "sent_bytes": 10, "retransmitted_bytes": 1, "received_bytes": 10},
-        {"source": 1, "target": 0, "received_bytes": 20, "sent_bytes": 20, "retransmitted_bytes": 0},
+        SocketLink(source=0, target=1, sent_bytes=10, retransmitted_bytes=1, received_bytes=10),
+        SocketLink(source=1, target=0, received_bytes=20, sent_bytes=20, retransmitted_bytes=0),
     ]
 
 

@@ -13,7 +13,6 @@ from paceline.config.emulation import (
     EmulatedHostSpec,
     EmulationInfo,
     emulation_info,
-    emulation_of,
     format_hosts,
     parse_hosts,
 )
@@ -95,9 +94,7 @@ def test_in_words(text: str, words: str) -> None:
 def test_a_place_is_told_by_the_environment() -> None:
     variables = PLACE.variables()
     assert emulation_info(variables) == PLACE
-    assert emulation_of(variables) == {"spec": "4@200mbit", "host_cpus": 0.5}
     assert emulation_info({}) is None
-    assert emulation_of({}) is None
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from examples import FOLDER
 from paceline.comm import Comm
 from paceline.config import RunConfig
 from paceline.records import read_run
+from paceline.records.events import LogEvent
+from paceline.records.parity import Parity
 from paceline.strategies.registry import create
-from paceline.training.parity.proof import Parity, prove
+from paceline.training.parity.proof import prove
 from paceline.workloads.batches import Share
 from ranks import Pool
 
@@ -28,7 +30,7 @@ def test_training_on_the_command_line_lowers_the_loss(tmp_path: Path) -> None:
     summary = json.loads(paceline("train", "gpt:make_workload", *options.split(), str(out), cwd=FOLDER).stdout)
     assert summary["test"]["samples"] == summary["test"]["available"] > 100
     assert summary["weight_divergence"] == 0
-    losses = [loss for window in read_run(out).events_of("log") for loss in window["losses"]]
+    losses = [loss for window in read_run(out).events_of(LogEvent) for loss in window.losses]
     assert len(losses) == 60
     assert losses[0] > 4.3  # About ln 88, the loss of uniform predictions over 88 characters.
     assert sum(losses[-5:]) / 5 < 3.0

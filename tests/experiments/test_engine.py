@@ -19,9 +19,10 @@ from paceline.experiments.compare import CompareExperiment
 from paceline.experiments.training_targets import WorkloadTarget
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.launch.leader import Leader
+from paceline.records.events import EXPERIMENT_EVENTS, UnexaminedEvent, read_events
 from paceline.records.examination import Examination, read_examination
-from paceline.records.experiment import ExperimentFolder
-from paceline.records.reader import read_events
+from paceline.records.experiment import CompareDescription, ExperimentFolder
+from run_models import PROVENANCE, compare_design
 
 
 class Board:
@@ -59,8 +60,10 @@ def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Examinati
     config = CompareConfig(strategies="single,allreduce,ddp")
     candidate_configs = make_candidates(RunConfig(steps=20), config, Shape(1, 2))
     candidates = [candidate_config.candidate for candidate_config in candidate_configs]
-    sections: dict[str, Any] = {"config": {}, "design": {}, "provenance": {}}
-    folder = ExperimentFolder.create(tmp_path / "e", kind="compare", candidates=candidates, **sections)
+    description = CompareDescription(
+        kind="compare", candidates=candidates, config={}, design=compare_design(), provenance=PROVENANCE
+    )
+    folder = ExperimentFolder.create(tmp_path / "e", description)
     display = Board()
     experiment = CompareExperiment(WorkloadTarget(), candidate_configs, leader, config, folder, display)  # type: ignore[arg-type]
     experiment._examine()
@@ -82,5 +85,5 @@ def test_an_examination_that_fails_is_said_and_no_more(tmp_path: Path, monkeypat
     told, _ = examined(tmp_path, monkeypatch, LaunchError("the ranks could not be started.", hint="wait"))
     assert told == ["examining in doctor", "unexamined: the ranks could not be started."]
     assert not (tmp_path / "e" / "doctor.json").exists()
-    (event,) = read_events(tmp_path / "e" / "events.jsonl")
-    assert (event["event"], event["reason"]) == ("unexamined", "the ranks could not be started.")
+    (event,) = read_events(tmp_path / "e" / "events.jsonl", EXPERIMENT_EVENTS)
+    assert (type(event), event.reason) == (UnexaminedEvent, "the ranks could not be started.")

@@ -19,6 +19,7 @@ import pytest
 from commands import LIMIT_S, USER_CODE, Forked, command, forked, paceline, wait_until
 from paceline.launch.emulation.hosts import emulated_hosts
 from paceline.records import read_run
+from paceline.records.events import FailureEvent
 from paceline.records.experiment import ExperimentRecord, read_experiment
 
 pytestmark = pytest.mark.takes(60)
@@ -86,7 +87,7 @@ def test_the_leader_has_the_records_of_all_ranks(compared: Compared) -> None:
         assert sorted(run.steps) == [0, 1]
         assert [len(steps) for steps in run.steps.values()] == [10, 10]
         assert sorted(run.timelines) == [0, 1]
-        assert run.topology["ranks_per_host"] == 1
+        assert run.topology.ranks_per_host == 1
     job = runs[0].path.parent
     assert (job / "logs" / "rank-1.log").exists()
 
@@ -145,7 +146,7 @@ def test_one_run_on_two_hosts(tmp_path: Path) -> None:
     )
     record = read_run(tmp_path / "run")
     assert record.summary is not None
-    assert [rank["samples"] for rank in record.summary["ranks"]] == [64, 64]
+    assert [rank.samples for rank in record.summary.ranks] == [64, 64]
     assert "unique samples" in leader.stdout
     assert other.stdout == ""
 
@@ -182,7 +183,7 @@ def test_a_host_that_dies_is_named_and_no_strategy_counts_as_failed(tmp_path: Pa
         assert "Traceback" not in left.stderr
         _, alive = psutil.wait_procs(ranks, timeout=60)
         assert not alive
-    assert read_experiment(tmp_path / "compared").events_of("failure") == []
+    assert read_experiment(tmp_path / "compared").events_of(FailureEvent) == []
 
 
 def test_a_busy_rank_is_stopped_after_a_failure_on_another_host(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_compare_under_torchrun(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     record = read_experiment(tmp_path)
-    assert (record.design["hosts"], record.design["ranks"]) == (1, 2)
+    assert (record.design.hosts, record.design.ranks) == (1, 2)
     assert all(measured.run.finished for measured in record.runs)
     assert done.stdout.count("report: ") == 1
 

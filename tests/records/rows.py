@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
+from paceline.records import EventWriter, RunDescription, RunFolder, StepRow, StepWriter
+from paceline.records.events import EndEvent, LogEvent, StartEvent
+from run_models import PROVENANCE, recorded_settings, summary, topology
 
 ROWS = [
     StepRow(0, 0, 22, 0.001, 0.0005, 0.01, 0.02, 0.003, 2.302585093, 3),
@@ -16,18 +18,19 @@ ROWS = [
 def write_record(path: Path, *, finished: bool = True) -> RunFolder:
     """Write the steps of two ranks, three events and, for a finished run, a summary."""
     folder = RunFolder.create(path)
-    folder.write_run(config={"batch": 64}, topology={"workers": 2}, provenance={"host": "here"})
+    config, ranks = recorded_settings(batch=64), topology(world_size=11)
+    folder.write_run(RunDescription(config=config, topology=ranks, provenance=PROVENANCE))
     for rank in range(2):
         steps = StepWriter(folder, rank)
         steps.write(ROWS[:1])
         steps.write(ROWS[1:])
         steps.close()
     events = EventWriter(folder)
-    events.write("start", steps=3)
-    events.write("log", losses=[1.5, 2.5], wall_s=0.1, text='é "quoted"\n\u2028')
-    events.write("end")
+    events.write(StartEvent(steps=3, steps_per_epoch=None, dropped=0))
+    events.write(LogEvent(epoch=0, step=2, wall_s=0.1, losses=[1.5, 2.5], samples=43, correct=None))
+    events.write(EndEvent())
     events.close()
     if finished:
-        folder.write_summary({"steps": 3})
+        folder.write_summary(summary(steps=3))
         folder.mark_finished()
     return folder

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from examinations import NEEDS, examination, on_two_hosts
 from experiments_on_disk import read_comparison, write_experiment
@@ -54,38 +54,46 @@ def drop(content: dict[str, Any], *path: str | int) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda c: drop(c, "ranks"), "it has no ranks"),
-        (lambda c: drop(c, "ranks", 0, "cores"), r"it\.ranks\[0\] has no cores"),
-        (lambda c: c["ranks"][1].update(cores="two"), r"it\.ranks\[1\]\.cores is 'two', not a number"),
-        (lambda c: c["ranks"][1].update(threads=1.5), r"threads is 1\.5, not a whole number"),
-        (lambda c: c["ranks"][1].update(threads=True), "threads is True, not a whole number"),
-        (lambda c: c["ranks"][1].update(more=1), "has 'more', which is unknown"),
-        (lambda c: c["ranks"][1].update(rank=5), "ranks are not numbered from 0"),
-        (lambda c: c["ranks"].clear(), "ranks are not numbered from 0"),
-        (lambda c: c["ranks"][0].update(versions=["2.13"]), "not a JSON object"),
-        (lambda c: c.update(link=[]), r"it\.link is not a JSON object"),
-        (lambda c: c["link"].update(pairs=None), r"it\.link\.pairs is None, not a list"),
-        (lambda c: c["link"].update(pairs=[]), "has no pair"),
-        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=0), "impossible latency or bandwidth"),
-        (lambda c: c["link"]["pairs"][0].update(ranks=[0]), "not between two ranks"),
-        (lambda c: c["link"]["all_reduces"][0].update(points=[]), "without points"),
-        (lambda c: c["contention"].update(matmul_alone_s=0), "a time that is not above 0"),
-        (lambda c: c["contention"].update(all_reduce_contended_s=-1), "a time that is not above 0"),
-        (lambda c: c["contention"].update(matmul_contended_s=float("inf")), "Infinity is not a number"),
-        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=float("inf")), "Infinity is not a number"),
-        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=1e-320), "impossible latency or bandwidth"),
-        (lambda c: c["link"]["pairs"][0].update(ranks=[0, 9]), "not between two ranks"),
+        (lambda c: drop(c, "ranks"), "doctor has no ranks"),
+        (lambda c: drop(c, "ranks", 0, "cores"), r"doctor\.ranks\[0\] has no cores"),
+        (lambda c: c["ranks"][1].update(cores="two"), r"doctor\.ranks\[1\]\.cores is text, not a number"),
+        (lambda c: c["ranks"][1].update(threads=1.5), r"ranks\[1\]\.threads is a number, not a whole number"),
+        (lambda c: c["ranks"][1].update(threads=True), r"threads is true or false, not a whole number"),
+        (lambda c: c["ranks"][1].update(rank=5), "doctor.ranks are not numbered from 0"),
+        (lambda c: c["ranks"].clear(), "doctor.ranks are not numbered from 0"),
+        (lambda c: c["ranks"][0].update(versions=["2.13"]), r"versions is a list, not a JSON object"),
+        (lambda c: c.update(link=[]), r"doctor\.link is a list, not a JSON object or null"),
+        (lambda c: c["link"].update(pairs=None), r"doctor\.link\.pairs is null, not a list"),
+        (lambda c: c["link"].update(pairs=[]), r"doctor\.link\.pairs is a list of a wrong length: it needs 1 or more"),
+        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=0), r"beta_s_per_byte is not a number above 1e-18"),
+        (lambda c: c["link"]["pairs"][0].update(ranks=[0]), r"pairs\[0\]\.ranks is a list of a wrong length"),
+        (
+            lambda c: c["link"]["all_reduces"][0].update(points=[]),
+            r"\.points is a list of a wrong length",
+        ),
+        (lambda c: c["contention"].update(matmul_alone_s=0), r"contention\.matmul_alone_s is not a number above 0"),
+        (lambda c: c["contention"].update(all_reduce_contended_s=-1), "is not a number above 0"),
+        (lambda c: c["contention"].update(matmul_contended_s=float("inf")), "cannot be read: it is not valid JSON"),
+        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=float("inf")), "it is not valid JSON"),
+        (lambda c: c["link"]["pairs"][0].update(beta_s_per_byte=1e-320), "is not a number above 1e-18"),
+        (
+            lambda c: c["link"]["pairs"][0].update(ranks=[0, 9]),
+            r"link\.pairs\[0\] names a rank that there is",
+        ),
         (
             lambda c: c["link"]["all_reduces"][0]["points"][0].update(bytes=0),
-            "a size, time or bandwidth that is not above 0",
+            r"\.bytes is not a whole number, 1 or more",
         ),
         (
             lambda c: c["link"]["all_reduces"][0]["points"][0].update(busbw_bytes_per_s=0),
-            "a size, time or bandwidth that is not",
+            r"busbw_bytes_per_s is not a number above 0",
         ),
-        (lambda c: c["link"]["all_reduces"][0]["points"][0].update(busbw_bytes_per_s=float("nan")), "not a number"),
-        (lambda c: c["workload"].update(step_s=0), "a step time that is not above 0"),
-        (lambda c: c["ranks"][0].update(cores=0), "without cores"),
+        (
+            lambda c: c["link"]["all_reduces"][0]["points"][0].update(busbw_bytes_per_s=float("nan")),
+            "it is not valid JSON",
+        ),
+        (lambda c: c["workload"].update(step_s=0), r"doctor\.workload\.step_s is not a number above 0"),
+        (lambda c: c["ranks"][0].update(cores=0), r"doctor\.ranks\[0\]\.cores is not a number above 0"),
         (lambda c: c["workload"].update(peak_bytes=[1]), "does not have one value per rank"),
         (lambda c: c.update(schema=1), "has record schema 1;"),
     ],
@@ -99,6 +107,15 @@ def test_damage_is_refused_with_its_path(tmp_path: Path, damage: Damage, message
     with pytest.raises(RecordError, match=message) as caught:
         read_examination(tmp_path)
     assert str(file) in caught.value.message
+
+
+def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
+    write_examination(tmp_path, examination())
+    file = tmp_path / "doctor.json"
+    content = json.loads(file.read_text())
+    content["ranks"][1]["more"] = content["more"] = {"of a": ["later version"]}
+    file.write_text(json.dumps(content))
+    assert read_examination(tmp_path) == examination()
 
 
 def test_values_with_a_default_may_be_missing(tmp_path: Path) -> None:

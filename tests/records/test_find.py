@@ -9,8 +9,15 @@ import pytest
 from experiments_on_disk import write_experiment
 from paceline.errors import RecordError
 from paceline.records import SCHEMA_VERSION
-from paceline.records.experiment import Candidate, ExperimentFolder, ExperimentRecord, read_experiment
+from paceline.records.experiment import (
+    Candidate,
+    CompareDescription,
+    ExperimentFolder,
+    ExperimentRecord,
+    read_experiment,
+)
 from paceline.records.find import find_records
+from run_models import PROVENANCE, compare_design
 
 
 def test_an_experiment_a_parent_and_the_same_twice(tmp_path: Path) -> None:
@@ -31,7 +38,12 @@ def test_a_folder_without_records(tmp_path: Path) -> None:
 def test_a_record_is_never_overwritten(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e")
     with pytest.raises(RecordError, match="already contains a record"):
-        ExperimentFolder.create(path, kind="compare", candidates=[])
+        ExperimentFolder.create(
+            path,
+            CompareDescription(
+                kind="compare", candidates=[], config={}, design=compare_design(), provenance=PROVENANCE
+            ),
+        )
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -44,8 +56,8 @@ def test_damage_is_named(tmp_path: Path) -> None:
     file.write_text(whole.replace('"design"', '"desing"'))
     with pytest.raises(RecordError, match="has no design"):
         read_experiment(path)
-    file.write_text(whole.replace('"lossless"', '"losless"'))
-    with pytest.raises(RecordError, match="is damaged"):
+    file.write_text(whole.replace('"strategy"', '"strategie"'))
+    with pytest.raises(RecordError, match=r"experiment.json is damaged: experiment\.candidates\[0\] has no strategy"):
         read_experiment(path)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy
 import psutil
 import pytest
 
-from paceline.records import provenance
+from paceline.records import Provenance, provenance
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -26,22 +26,22 @@ def git(folder: Path, *arguments: str) -> str:
 def test_provenance_describes_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/paceline", "train", "--out", "my folder"])
     found = provenance()
-    assert found["command"] == "paceline train --out 'my folder'"
-    assert found["host"] == platform.node()
-    assert found["python"] == platform.python_version()
-    assert found["versions"]["numpy"] == numpy.__version__
-    assert found["versions"]["torch"]
-    assert found["versions"]["paceline"]
-    assert found["memory_bytes"] == psutil.virtual_memory().total
-    assert found["cpu_count"] == psutil.cpu_count()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", found["time"])
-    assert json.loads(json.dumps(found)) == found
+    assert found.command == "paceline train --out 'my folder'"
+    assert found.host == platform.node()
+    assert found.python == platform.python_version()
+    assert found.versions["numpy"] == numpy.__version__
+    assert found.versions["torch"]
+    assert found.versions["paceline"]
+    assert found.memory_bytes == psutil.virtual_memory().total
+    assert found.cpu_count == psutil.cpu_count()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", found.time)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Provenance) == found
 
 
 def test_the_cpu_is_named_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "processor\t: 0\nmodel name\t: Fast: CPU 3000\nprocessor\t: 1\nmodel name\t: other\n"
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
-    assert provenance()["cpu"] == "Fast: CPU 3000"
+    assert provenance().cpu == "Fast: CPU 3000"
 
 
 def test_without_proc_the_cpu_name_comes_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_without_proc_the_cpu_name_comes_from_python(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, "read_text", missing)
     monkeypatch.setattr(platform, "processor", lambda: "some cpu")
-    assert provenance()["cpu"] == "some cpu"
+    assert provenance().cpu == "some cpu"
 
 
 def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.Monk
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert provenance()["versions"] == {"paceline": None, "torch": None, "numpy": None}
+    assert provenance().versions == {"paceline": None, "torch": None, "numpy": None}
 
 
 def test_the_commit_is_that_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,17 +71,17 @@ def test_the_commit_is_that_of_the_working_directory(tmp_path: Path, monkeypatch
     git(tmp_path, "tag", "v1")
     monkeypatch.chdir(tmp_path)
     commit = git(tmp_path, "rev-parse", "HEAD")
-    assert provenance()["commit"] == commit
+    assert provenance().commit == commit
     (tmp_path / "file").write_text("two")
-    assert provenance()["commit"] == f"{commit}-dirty"
+    assert provenance().commit == f"{commit}-dirty"
 
 
 def test_outside_a_repository_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert provenance()["commit"] is None
+    assert provenance().commit is None
 
 
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert provenance()["commit"] is None
+    assert provenance().commit is None

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from paceline.errors import RecordError
 from paceline.records import SCHEMA_VERSION, StepRow, Steps, StepWriter, read_run
-from paceline.records.reader import read_events, read_steps
+from paceline.records.events import RUN_EVENTS, EndEvent, LogEvent, StartEvent, read_events
+from paceline.records.reader import read_steps
 from records.rows import ROWS, write_record
+from run_models import PROVENANCE, recorded_settings, summary, topology
 
 SECONDS = st.floats(0, 1e5).map(lambda value: round(value, 6))
 ANY_ROW = st.builds(
@@ -34,14 +36,15 @@ def rows_of(steps: Steps) -> list[tuple[float, ...]]:
 def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
     write_record(tmp_path)
     record = read_run(tmp_path)
-    assert (record.config, record.topology, record.provenance) == ({"batch": 64}, {"workers": 2}, {"host": "here"})
+    assert record.config == recorded_settings(batch=64)
+    assert (record.topology, record.provenance) == (topology(world_size=11), PROVENANCE)
     assert record.steps.keys() == {0, 1}
     assert rows_of(record.steps[1])[:2] == [pytest.approx(tuple(row)) for row in ROWS[:2]]
     assert np.isnan(record.steps[1]["loss"][2])
-    assert [event["event"] for event in record.events] == ["start", "log", "end"]
-    assert record.events_of("log") == [record.events[1]]
-    assert record.events[1]["text"] == 'é "quoted"\n\u2028'
-    assert record.summary == {"steps": 3}
+    assert [type(event) for event in record.events] == [StartEvent, LogEvent, EndEvent]
+    assert record.events_of(LogEvent) == [record.events[1]]
+    assert record.events_of(LogEvent)[0].losses == [1.5, 2.5]
+    assert record.summary == summary(steps=3)
     assert record.finished
 
 
@@ -89,7 +92,7 @@ def test_steps_truncated_at_any_byte_give_whole_rows_only(tmp_path: Path) -> Non
 def test_events_truncated_at_any_byte_give_whole_events_only(tmp_path: Path) -> None:
     write_record(tmp_path)
     file = tmp_path / "events.jsonl"
-    whole, complete = file.read_bytes(), read_events(file)
+    whole, complete = file.read_bytes(), read_events(file, RUN_EVENTS)
     assert len(complete) == 3
     for length in range(len(whole) + 1):
         file.write_bytes(whole[:length])
@@ -97,7 +100,7 @@ def test_events_truncated_at_any_byte_give_whole_events_only(tmp_path: Path) -> 
 
 
 def test_the_event_file_may_not_exist_yet(tmp_path: Path) -> None:
-    assert read_events(tmp_path / "events.jsonl") == []
+    assert read_events(tmp_path / "events.jsonl", RUN_EVENTS) == []
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,7 @@ def test_another_schema_is_an_error_that_names_both(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("run.json", "{", "run.json cannot be read"),
-        ("run.json", "[]", "run.json is damaged: it is not a JSON object"),
+        ("run.json", "[]", "run.json is damaged: run is a list, not a JSON object"),
         ("summary.json", "", "summary.json cannot be read"),
     ],
 )
@@ -162,7 +165,7 @@ from paceline.report.terminal.run import print_run
 from rich.console import Console
 record = read_run(Path(sys.argv[1]))
 print_run(record, Console())
-print(len(record.steps[1]), summarise(record)["steps"])
+print(len(record.steps[1]), summarise(record).steps)
 """
 
 

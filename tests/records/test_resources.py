@@ -11,8 +11,10 @@ from paceline.errors import RecordError
 from paceline.records import RunFolder, read_run
 from paceline.records.resources import read_marks, read_resources
 from paceline.records.schema import MarkRow, ResourceRow
+from paceline.records.summary import ClockDrift
 from paceline.records.writer import MarkWriter, ResourceWriter
 from records.rows import write_record
+from run_models import summary
 
 FULL = ResourceRow(0.5, 1.25, 400_000_000, 7, 0.0002, 10, 20, 0.75, 30, 40)
 BARE = ResourceRow(1.0, 2.5, 400_000_001, 7, 0.0003, None, None, None, None, None)
@@ -88,7 +90,7 @@ def test_clock_drift_is_corrected(tmp_path: Path) -> None:
     folder = write_record(tmp_path)
     for rank in (0, 1):
         write_samples(folder, rank)
-    folder.write_summary({"steps": 3, "clock": {"measured_at_s": 10.0, "drift_s": [0.0, 1.0]}})
+    folder.write_summary(summary(clock=ClockDrift(measured_at_s=10.0, drift_s=[0.0, 1.0])))
     record = read_run(tmp_path)
     assert record.resources[0]["time_s"].tolist() == [0.5, 1.0]
     assert record.resources[1]["time_s"].tolist() == pytest.approx([0.45, 0.9])

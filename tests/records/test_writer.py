@@ -11,13 +11,17 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 from paceline.errors import RecordError
-from paceline.records import EventWriter, RunFolder, StepRow, StepWriter, read_run
-from paceline.records.reader import read_events, read_steps
+from paceline.records import EventWriter, RunDescription, RunFolder, StepRow, StepWriter, read_run
+from paceline.records.events import EXPERIMENT_EVENTS, RUN_EVENTS, EndEvent, LogEvent, UnprovenEvent, read_events
+from paceline.records.reader import read_steps
 from paceline.records.schema import CSV_HEADER
 from records.rows import ROWS, write_record
+from run_models import PROVENANCE, rank_summary, recorded_settings, summary, topology
 
 KILLS = 6
 
@@ -25,6 +29,7 @@ WRITE_FOREVER = """
 import itertools, sys
 from pathlib import Path
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
+from paceline.records.events import LogEvent
 
 folder = RunFolder(Path(sys.argv[1]))
 steps, events = StepWriter(folder, 0), EventWriter(folder)
@@ -32,7 +37,8 @@ print("ready", flush=True)
 for first in itertools.count(0, 50):
     rows = [StepRow(step, step // 100, 7, step / 8, 0.25, 0.5, 0.75, 1.0, 2.5, 3) for step in range(first, first + 50)]
     steps.write(rows)
-    events.write("log", step=first, text="x" * 500)
+    losses = [step / 7 for step in range(first, first + 50)]
+    events.write(LogEvent(epoch=0, step=first, wall_s=0.5, losses=losses, samples=350, correct=None))
 """
 
 
@@ -83,12 +89,17 @@ def test_a_row_knows_its_total() -> None:
 
 def test_each_event_has_a_time_and_takes_one_line(tmp_path: Path) -> None:
     writer = EventWriter(RunFolder.create(tmp_path))
-    writer.write("log", text="two\nlines")
+    reason = 'two\nlines, é "quoted" and \u2028'
+    writer.write(UnprovenEvent(reason=reason))
     time.sleep(0.01)
-    writer.write("end")
-    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    writer.write(EndEvent())
+    lines = (tmp_path / "events.jsonl").read_text().split("\n")[:-1]
     first, second = (json.loads(line) for line in lines)
-    assert (first["event"], first["text"], second["event"]) == ("log", "two\nlines", "end")
+    assert (first["event"], first["reason"], second["event"]) == ("unproven", reason, "end")
+    assert [event.time_s for event in read_events(tmp_path / "events.jsonl", EXPERIMENT_EVENTS)] == [
+        first["time_s"],
+        second["time_s"],
+    ]
     assert second["time_s"] - first["time_s"] >= 0.01
     writer.close()
 
@@ -107,14 +118,14 @@ def test_a_whole_file_appears_only_when_it_is_complete(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(KeyboardInterrupt):
-        folder.write_summary({"steps": 3})
+        folder.write_summary(summary())
     assert not (tmp_path / "summary.json").exists()
 
 
 @pytest.mark.parametrize("attempt", range(KILLS))
 def test_a_kill_at_any_time_leaves_consecutive_rows(tmp_path: Path, attempt: int) -> None:
     folder = RunFolder.create(tmp_path)
-    folder.write_run(config={}, topology={}, provenance={})
+    folder.write_run(RunDescription(config=recorded_settings(), topology=topology(), provenance=PROVENANCE))
     process = subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -132,7 +143,7 @@ def test_a_kill_at_any_time_leaves_consecutive_rows(tmp_path: Path, attempt: int
     assert record.summary is None
     steps = record.steps[0]["step"].tolist()
     assert steps == list(range(len(steps)))
-    assert [event["step"] for event in record.events] == list(range(0, 50 * len(record.events), 50))
+    assert [event.step for event in record.events_of(LogEvent)] == list(range(0, 50 * len(record.events), 50))
     # Rows flushed before an event was written survive the kill.
     assert len(steps) >= 50 * len(record.events)
     assert attempt == 0 or steps
@@ -142,19 +153,45 @@ def test_rows_are_readable_before_the_file_is_closed(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     steps, events = StepWriter(folder, 0), EventWriter(folder)
     steps.write(ROWS)
-    events.write("end")
+    events.write(EndEvent())
     assert len(read_steps(tmp_path / "rank-0.csv")) == len(ROWS)
-    assert len(read_events(tmp_path / "events.jsonl")) == 1
+    assert len(read_events(tmp_path / "events.jsonl", RUN_EVENTS)) == 1
     steps.close()
     events.close()
 
 
 def test_non_finite_numbers_are_null_in_json(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
-    folder.write_summary({"loss": float("nan"), "ranks": [{"loss": float("inf")}, {"loss": 1.5}]})
+    ranks = [rank_summary(0, average_loss=float("inf")), rank_summary(1, average_loss=1.5)]
+    folder.write_summary(summary(average_loss=float("nan"), ranks=ranks))
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
     content = json.loads((folder.path / "summary.json").read_text(), parse_constant=refuse)
-    assert content == {"loss": None, "ranks": [{"loss": None}, {"loss": 1.5}]}
+    assert content["average_loss"] is None
+    assert [rank["average_loss"] for rank in content["ranks"]] == [None, 1.5]
+
+
+def test_figures_of_a_strategy_may_have_types_of_numpy(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_summary(summary(metrics={"ratio": np.float32(0.5), "rounds": np.int64(3)}))
+    assert json.loads((folder.path / "summary.json").read_text())["metrics"] == {"ratio": 0.5, "rounds": 3}
+    with pytest.raises(TypeError, match="object cannot be written to a record"):
+        folder.write_summary(summary(metrics={"what": object()}))
+
+
+def test_text_that_is_not_unicode_stays_readable(tmp_path: Path) -> None:
+    """Arguments and paths may have any bytes, which Python shows as lone surrogates."""
+    about = msgspec.structs.replace(PROVENANCE, command="paceline train --out a\udc80b")
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_run(RunDescription(config=recorded_settings(), topology=topology(), provenance=about))
+    assert read_run(folder.path).provenance.command == "paceline train --out a?b"
+
+
+def test_values_that_are_not_set_are_left_out_where_older_readers_do_not_expect_null(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_summary(summary())
+    content = json.loads((folder.path / "summary.json").read_text())
+    assert content["sockets"] is None
+    assert "split" not in content["ranks"][0]

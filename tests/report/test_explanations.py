@@ -13,6 +13,7 @@ from experiments_on_disk import read_comparison, write_experiment
 from paceline.analysis.bottlenecks import Bottleneck, BottleneckKind
 from paceline.records.experiment import Candidate
 from paceline.report.explanations import PART, SENTENCES, ExplainedCandidate, explain
+from run_models import topology
 
 CORES = {"threads_per_core": 2.0, "ranks": 4, "threads": 1, "cores": 2.0}
 TRANSFER: dict[str, Any] = {
@@ -38,12 +39,13 @@ FACTS: dict[BottleneckKind, dict[str, Any]] = {
 
 
 def case(
-    tmp_path: Path, strategy: str = "allreduce", central_rank: int | None = None, **topology: Any
+    tmp_path: Path, strategy: str = "allreduce", central_rank: int | None = None, **changes: Any
 ) -> ExplainedCandidate:
     candidate = Candidate(strategy, strategy)
     write_experiment(tmp_path, [candidate], repeats=1)
     config = {"precision": "fp32", "channels_last": False}
-    return ExplainedCandidate(read_comparison(tmp_path).rows[0], topology, config, None, central_rank)
+    own = topology(**({"sends": "overlapped" if strategy == "ddp" else "singly"} | changes))
+    return ExplainedCandidate(read_comparison(tmp_path).rows[0], own, config, None, central_rank)
 
 
 def words(kind: BottleneckKind, about: ExplainedCandidate, share: float = 0.4, **facts: Any) -> tuple[str, str]:
@@ -139,7 +141,7 @@ def test_what_helps_depends_on_the_strategy(tmp_path: Path) -> None:
     ],
 )
 def test_what_helps_depends_on_how_gradients_travel(sends: str, latency: str, bandwidth: str, tmp_path: Path) -> None:
-    about = replace(case(tmp_path, "ring"), topology={"sends": sends})
+    about = replace(case(tmp_path, "ring"), topology=topology(sends=sends))
     assert latency in words("latency", about)[1]
     assert bandwidth in words("bandwidth", about)[1]
     assert ("ddp" in words("latency", about)[1]) == (sends == "singly")

@@ -105,7 +105,7 @@ def test_a_rank_that_moves_most_bytes_is_named(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", [Candidate("gather_scatter", "gather_scatter"), Candidate("ddp", "ddp")])
     for file in path.rglob("repeat-*/1/summary.json"):
         summary = json.loads(file.read_text())
-        summary["traffic"] = {"sent_bytes": [300, 100], "received_bytes": [300, 100]}
+        summary["traffic"] |= {"sent_bytes": [300, 100], "received_bytes": [300, 100]}
         file.write_text(json.dumps(summary))
     text = " ".join(sentences(read_comparison(path)))
     assert "gather_scatter: rank 0 sends and receives 3.00× the bytes of any other rank." in text

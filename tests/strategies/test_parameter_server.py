@@ -12,6 +12,7 @@ from commands import paceline
 from paceline.analysis.traffic.payload import payload_of
 from paceline.plans.framing import TO_RECEIVE_BYTES, TO_SEND_BYTES
 from paceline.plans.parameter_server import REPLY_BYTES
+from paceline.records.events import EpochEvent, LogEvent
 from paceline.records.experiment import ExperimentRecord, read_experiment
 from paceline.records.reader import RunRecord
 from tries import eventually
@@ -61,8 +62,8 @@ def test_a_slow_worker_trains_fewer_shares(compared: tuple[dict[str, Any], Exper
     assert sum(rows.values()) == 2 * STEPS, "one row for each share of each step"
     assert rows[1] < 0.8 * rows[0]
     assert run.summary is not None
-    assert run.summary["steps"] == STEPS
-    assert [len(run.steps[rank]) for rank in (0, 1)] == [rank["steps"] for rank in run.summary["ranks"]]
+    assert run.summary.steps == STEPS
+    assert [len(run.steps[rank]) for rank in (0, 1)] == [rank.steps for rank in run.summary.ranks]
 
 
 def test_every_sample_is_trained_once_per_epoch(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
@@ -70,22 +71,26 @@ def test_every_sample_is_trained_once_per_epoch(compared: tuple[dict[str, Any], 
     for epoch in (0, 1):
         trained = sum(float(steps["samples"][steps["epoch"] == epoch].sum()) for steps in run.steps.values())
         assert trained == SAMPLES
-    logged = sum(event["samples"] for event in run.events_of("log"))
+    logged = sum(event.samples for event in run.events_of(LogEvent))
     assert logged == sum(float(steps["samples"].sum()) for steps in run.steps.values())
-    assert [(event["epoch"], event["step"]) for event in run.events_of("epoch")] == [(0, 48), (1, 96), (2, STEPS)]
-    warm_up, rest = run.events_of("log")
-    assert warm_up["epoch"] == 0
-    assert rest["epoch"] == 2
-    assert rest["epochs"] == [step // 48 for step in range(warm_up["step"], STEPS)]
+    assert [(event.epoch, event.step) for event in run.events_of(EpochEvent)] == [(0, 48), (1, 96), (2, STEPS)]
+    warm_up, rest = run.events_of(LogEvent)
+    assert warm_up.epoch == 0
+    assert rest.epoch == 2
+    assert rest.epochs == [step // 48 for step in range(warm_up.step, STEPS)]
 
 
 def test_staleness_is_recorded_and_shown(compared: tuple[dict[str, Any], ExperimentRecord]) -> None:
     result, record = compared
-    staleness = (run_of(record, ASYNCHRONOUS).summary or {})["staleness"]
-    assert staleness["gradients"] == 2 * STEPS
-    assert staleness["max"] > 1
+    summary = run_of(record, ASYNCHRONOUS).summary
+    assert summary is not None
+    staleness = summary.staleness
+    assert staleness is not None
+    assert staleness.gradients == 2 * STEPS
+    assert staleness.max is not None
+    assert staleness.max > 1
     rows = {row["name"]: row for row in result["rows"]}
-    assert rows[ASYNCHRONOUS]["staleness"]["value"] == pytest.approx(staleness["mean"])
+    assert rows[ASYNCHRONOUS]["staleness"]["value"] == pytest.approx(staleness.mean)
     assert rows[SYNCHRONOUS]["staleness"] is None
     assert "Gradient staleness" in (record.path / "report.html").read_text()
 
@@ -95,9 +100,9 @@ def test_samples_per_second_are_samples_of_a_window_by_its_wall_time(
 ) -> None:
     run = run_of(compared[1], ASYNCHRONOUS)
     assert run.summary is not None
-    _, last = run.events_of("log")
-    per_step = sum(event["samples"] for event in run.events_of("log")) / STEPS
-    assert run.summary["samples_per_s"] == pytest.approx(per_step * len(last["losses"]) / last["wall_s"])
+    _, last = run.events_of(LogEvent)
+    per_step = sum(event.samples for event in run.events_of(LogEvent)) / STEPS
+    assert run.summary.samples_per_s == pytest.approx(per_step * len(last.losses) / last.wall_s)
 
 
 def test_a_failed_server_is_named(tmp_path: Path) -> None:
@@ -124,7 +129,7 @@ def test_asynchronous_workers_train_more_samples_than_synchronous_ones_beside_a_
         names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:4", "--no-doctor", "--no-evaluate"]
         paceline("compare", "cnn", *names, *size, "--no-proof", "--out", str(out), "--json")
         record = read_experiment(out)
-        speeds = {n: (run_of(record, n).summary or {})["samples_per_s"] for n in (SYNCHRONOUS, ASYNCHRONOUS)}
+        speeds = {n: run_of(record, n).summary.samples_per_s for n in (SYNCHRONOUS, ASYNCHRONOUS)}
         assert speeds[ASYNCHRONOUS] > 1.2 * speeds[SYNCHRONOUS]
 
     eventually(check)

@@ -18,10 +18,10 @@ from paceline.errors import UsageError, WorkloadError
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, make_stopwatch
 from paceline.plans import Gradient
 from paceline.plans.shared_memory import plan
+from paceline.records.parity import Parity
 from paceline.records.timeline import RowKind
 from paceline.strategies.registry import create
 from paceline.strategies.shared_memory import SharedMemory
-from paceline.training.parity.proof import Parity
 from paceline.training.sync import Sync
 from ranks import SIZE, Pool
 from training.parity.test_proof import proof

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.profiler import ProfilerActivity, profile
 
-from paceline.analysis.steps.split import Split, split_of
+from paceline.analysis.steps.split import split_of
 from paceline.comm import Comm, World, clocks, open_comm
 from paceline.config import RunConfig, Script
 from paceline.measure.steps import make_stopwatch
 from paceline.records import RunFolder, read_run
+from paceline.records.summary import Split, UntrackedCounts
 from paceline.records.timeline import Purpose, RowKind, Timeline
 from paceline.strategies.base.strategy import Strategy
 from paceline.strategies.ddp import Ddp
@@ -384,7 +385,7 @@ def test_a_strategy_that_sends_past_us_is_found_out(
         found = timelines(pool, folder, SIZE, workload="linear", strategy=f"{HERE}:{strategy}")
         summary = read_run(folder).summary
         assert summary is not None
-        assert summary["untracked"] == untracked
+        assert summary.untracked == UntrackedCounts(**untracked)
         for timeline in found.values():
             assert len(timeline.operations) == (0 if any(untracked.values()) else ALL_REDUCES)
         for split in splits(found):

@@ -13,6 +13,7 @@ from commands import paceline
 from paceline.analysis.resources import host_usage, usage
 from paceline.analysis.steps.timing import losses_of, step_time, windows_of
 from paceline.records import RunRecord, read_run
+from paceline.records.events import LogEvent
 
 STEPS, WARM_UP, PROFILED = 15, 5, range(8, 10)
 CONVOLUTIONS = 2
@@ -53,9 +54,9 @@ def test_every_rank_samples_itself_and_the_first_its_host(done: Done) -> None:
         assert used.resident_bytes is not None
         assert 1e8 < used.resident_bytes < 2e9
         assert record.summary is not None
-        own = record.summary["ranks"][used.rank]
-        assert own["cpu_share"] == pytest.approx(used.cpu_share, rel=0.005), "the CSV has times in units of 0.1 ms"
-        assert own["resident_bytes"] == pytest.approx(used.resident_bytes, abs=1)
+        own = record.summary.ranks[used.rank]
+        assert own.cpu_share == pytest.approx(used.cpu_share, rel=0.005), "the CSV has times in units of 0.1 ms"
+        assert own.resident_bytes == pytest.approx(used.resident_bytes, abs=1)
     assert [host.ranks for host in host_usage(record)] == [[0, 1]]
 
 
@@ -86,12 +87,12 @@ def test_the_time_of_profiled_steps_does_not_count(done: Done) -> None:
     windows = windows_of(done.record)
     assert [(window.steps, window.profiled) for window in windows] == [(5, False), (3, False), (2, True), (5, False)]
     assert done.record.summary is not None
-    assert done.record.summary["step_s"] == step_time(windows) == np.median([w.wall_s / w.steps for w in windows[1::2]])
+    assert done.record.summary.step_s == step_time(windows) == np.median([w.wall_s / w.steps for w in windows[1::2]])
     counted = np.isin(np.arange(WARM_UP, STEPS), PROFILED, invert=True)
     for rank, steps in done.record.steps.items():
         mean_s = steps.total_s[WARM_UP:][counted].mean()
-        assert done.record.summary["ranks"][rank]["step_s"] == pytest.approx(mean_s, abs=3e-6), "rounded in the CSV"
-        assert done.record.summary["ranks"][rank]["split"]["step_s"] == pytest.approx(mean_s, rel=1e-3)
+        assert done.record.summary.ranks[rank].step_s == pytest.approx(mean_s, abs=3e-6), "rounded in the CSV"
+        assert done.record.summary.ranks[rank].split.step_s == pytest.approx(mean_s, rel=1e-3)
 
 
 def test_the_terminal_says_it(done: Done) -> None:
@@ -108,11 +109,11 @@ def test_tensorboard_has_what_the_record_has(done: Done) -> None:
     assert record.summary is not None
     losses = losses_of(record)
     assert scalars["loss/train"] == {step: pytest.approx(loss) for step, loss in enumerate(losses, start=1)}
-    assert scalars["loss/test"] == {STEPS: pytest.approx(record.summary["test"]["loss"])}
-    assert scalars["accuracy/test"] == {STEPS: pytest.approx(record.summary["test"]["accuracy"])}
-    logs = record.events_of("log")
-    assert scalars["accuracy/train"] == {e["step"]: pytest.approx(e["correct"] / e["samples"]) for e in logs}
-    speeds = {e["step"]: pytest.approx(e["samples"] / e["wall_s"], rel=1e-4) for e in logs if "profiled" not in e}
+    assert scalars["loss/test"] == {STEPS: pytest.approx(record.summary.test.loss)}
+    assert scalars["accuracy/test"] == {STEPS: pytest.approx(record.summary.test.accuracy)}
+    logs = record.events_of(LogEvent)
+    assert scalars["accuracy/train"] == {e.step: pytest.approx((e.correct or 0) / e.samples) for e in logs}
+    speeds = {e.step: pytest.approx(e.samples / e.wall_s, rel=1e-4) for e in logs if not e.profiled}
     assert scalars["speed/samples_per_s"] == speeds
 
 

@@ -34,12 +34,12 @@ def test_losses_are_those_of_one_process(tmp_path: Path, alone: list[float], str
     record = run(tmp_path / "run", *options)
     assert losses(record) == pytest.approx(alone, rel=1e-9)
     assert record.summary is not None
-    assert record.summary["weight_divergence"] == 0
+    assert record.summary.weight_divergence == 0
 
 
 def test_one_rank_speaks_nccl(tmp_path: Path) -> None:
     record = run(tmp_path / "run", "--strategy", "ddp", "--ranks", "1", "--precision", "bf16", "--channels-last")
-    assert record.topology["backend"] == "nccl"
+    assert record.topology.backend == "nccl"
     assert all(phase > 0 for phase in record.steps[0]["backward_s"])
 
 
@@ -59,7 +59,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, str],
         options = ("--strategy", strategy, "--ranks", str(ranks), "--backend", backend, "--steps", str(STEPS))
         train("vgg11", "--data", "synthetic", "--device", "cuda", "--batch", "64", "--out", str(out), *options)
         record = read_run(out)
-        assert record.topology["backend"] == backend
+        assert record.topology.backend == backend
         assert sorted(record.timelines) == list(range(ranks))
         return record
 

@@ -10,19 +10,20 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from paceline.analysis.steps.split import Split
 from paceline.measure.clock import HostClock
 from paceline.records import RunFolder
+from paceline.records.events import EvaluationEvent, LogEvent, RunEvent, StartEvent
+from paceline.records.summary import EvaluationResult, Split
 from paceline.training.tensorboard import TensorBoardWriter
 
-WINDOW = {"epoch": 0, "samples": 32, "correct": None, "wall_s": 0.5}
+WINDOW: dict[str, Any] = {"epoch": 0, "samples": 32, "correct": None, "wall_s": 0.5}
 
 
-def scalars_after(folder: Path, rank: int, *events: tuple[str, dict[str, Any]]) -> dict[str, dict[int, float]]:
+def scalars_after(folder: Path, rank: int, *events: RunEvent) -> dict[str, dict[int, float]]:
     """Return the scalars written for some events, without a timeline."""
     scalars = TensorBoardWriter(RunFolder(folder), rank, HostClock(), torch.device("cpu"))
-    for event, values in events:
-        scalars.on_event(event, **values)
+    for event in events:
+        scalars.on_event(event)
     scalars.add_split(9, Split(1.0, 0.25, 0.5, 0.125, 0.125, 0.0, None))
     scalars.close()
     scalars.close()
@@ -35,10 +36,10 @@ def test_what_is_not_known_has_no_point(tmp_path: Path) -> None:
     found = scalars_after(
         tmp_path,
         0,
-        ("start", {"steps": 7}),
-        ("log", WINDOW | {"step": 4, "losses": [2.5, 1.5, math.nan, math.inf]}),
-        ("log", WINDOW | {"step": 7, "losses": [0.5] * 3, "correct": 8, "profiled": True}),
-        ("evaluation", {"test": {"loss": 0.75, "accuracy": None}}),
+        StartEvent(steps=7, steps_per_epoch=None, dropped=0),
+        LogEvent(**(WINDOW | {"step": 4, "losses": [2.5, 1.5, math.nan, math.inf]})),
+        LogEvent(**(WINDOW | {"step": 7, "losses": [0.5] * 3, "correct": 8, "profiled": True})),
+        EvaluationEvent(test=EvaluationResult(loss=0.75, accuracy=None, samples=8, available=8)),
     )
     assert found["loss/train"] == {1: 2.5, 2: 1.5, 5: 0.5, 6: 0.5, 7: 0.5}
     assert found["speed/samples_per_s"] == {4: 64}, "the speed of profiled steps is not one"
@@ -54,7 +55,7 @@ def test_other_ranks_tell_of_themselves_only(tmp_path: Path, rank: int) -> None:
     found = scalars_after(
         tmp_path,
         rank,
-        ("log", WINDOW | {"step": 1, "losses": [2.5]}),
-        ("evaluation", {"test": {"loss": 0.75, "accuracy": 0.5}}),
+        LogEvent(**(WINDOW | {"step": 1, "losses": [2.5]})),
+        EvaluationEvent(test=EvaluationResult(loss=0.75, accuracy=0.5, samples=8, available=8)),
     )
     assert {tag.partition("/")[0] for tag in found} == {"resources", "split"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from paceline.analysis.traffic.payload import TOLERANCE
 from paceline.comm import Comm
 from paceline.comm.payload import PayloadCount
+from paceline.records.summary import PairTraffic, SocketLink
 from paceline.strategies.registry import ENTRIES, create
 from paceline.training.sync import Sync
 from paceline.training.traffic import planned_traffic
@@ -89,13 +90,14 @@ def _count(comm: Comm, strategy: str, model: nn.Module) -> tuple[Links, Links]:
     sync.detach()
     assert counted is not None
     assert planned is not None
-    return _by_pair(counted["links"], "received_bytes", by=COUNTED), _by_pair(
-        planned["links"], "payload_bytes", "framing_bytes"
+    assert planned.links is not None
+    return _by_pair(counted.links, "received_bytes", by=COUNTED), _by_pair(
+        planned.links, "payload_bytes", "framing_bytes"
     )
 
 
-def _by_pair(links: list[dict[str, Any]], *names: str, by: int = 1) -> Links:
-    sizes = {(link["source"], link["target"]): sum(link[name] for name in names) / by for link in links}
+def _by_pair(links: Sequence[SocketLink | PairTraffic], *names: str, by: int = 1) -> Links:
+    sizes = {(link.source, link.target): sum(getattr(link, name) for name in names) / by for link in links}
     return {pair: size for pair, size in sizes.items() if size}
 
 
@@ -115,7 +117,7 @@ def plan_with_unused(comm: Comm) -> bool:
     with Sync(tiny(), lambda named: torch.optim.SGD([p for _, p in named], lr=0.1), strategy, own, "local") as sync:
         planned = planned_traffic("allreduce", sync)
     assert planned is not None
-    return "links" in planned
+    return planned.links is not None
 
 
 def test_where_parameters_may_be_unused_nothing_exact_is_promised(pool: Pool) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from paceline.analysis.steps.candidate_split import CandidateSplit
 from paceline.analysis.traffic.wire import Traffic, Wire, bus_factor
+from paceline.records import Topology
 from paceline.records.examination import PairLink
 from paceline.records.timeline import RowKind
 
@@ -43,7 +44,7 @@ class Bottleneck:
 
 
 def bottlenecks(
-    split: CandidateSplit, wire: Wire | None, topology: Mapping[str, Any], link: PairLink | None
+    split: CandidateSplit, wire: Wire | None, topology: Topology, link: PairLink | None
 ) -> list[Bottleneck]:
     """Return the parts that a step's time goes to, largest first, without those below `NOTABLE`."""
     step_s = split.mean.step_s
@@ -71,21 +72,19 @@ def _wait_s(split: CandidateSplit, wire: Wire | None) -> float:
     return split.mean.exposed_s * min(1.0, (wire.wait_s or 0.0) / wire.exposed_s)
 
 
-def threads_per_core(topology: Mapping[str, Any]) -> float | None:
+def threads_per_core(topology: Topology) -> float | None:
     """Return compute threads per usable core of a host; None on a GPU."""
-    cores, threads = topology.get("cores"), topology.get("threads")
-    if not cores or not threads or topology.get("device") != "cpu":
+    if topology.device != "cpu":
         return None
-    busy = min(int(topology["workers"]), int(topology.get("ranks_per_host") or topology["workers"]))
-    return float(busy * threads / cores)
+    return min(topology.workers, topology.ranks_per_host) * topology.threads / topology.cores
 
 
-def _cores(descheduled_s: float, topology: Mapping[str, Any]) -> Bottleneck:
+def _cores(descheduled_s: float, topology: Topology) -> Bottleneck:
     facts = {
         "threads_per_core": threads_per_core(topology),
-        "ranks": min(topology["workers"], topology.get("ranks_per_host") or topology["workers"]),
-        "threads": topology.get("threads"),
-        "cores": topology.get("cores"),
+        "ranks": min(topology.workers, topology.ranks_per_host),
+        "threads": topology.threads,
+        "cores": topology.cores,
     }
     return Bottleneck("cores", 0.0, descheduled_s, facts)
 

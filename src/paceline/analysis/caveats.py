@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from paceline.analysis.curves import loss_curve
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import SHARE, format_cores, percent, whole
-from paceline.records import RunRecord
+from paceline.records import RunRecord, Summary, Topology
+from paceline.records.events import UnprovenEvent, events_of
 
 DRIFT = 1e-6
 """Largest relative difference between ranks' weights after a run under a lossless strategy. Ranks that apply the same
@@ -27,14 +27,14 @@ def caveats(
     `rank_step_spread` has the difference between ranks' step times by candidate, fastest candidate first. Pass
     `shared_cores=False` if the caller reports ranks that share cores itself.
     """
-    machines = {(p.get("host"), p.get("cpu")) for p in record_set.provenances}
+    machines = {(p.host, p.cpu) for p in record_set.provenances}
     if len(machines) > 1:
         names = ", ".join(sorted(f"{host} ({cpu})" for host, cpu in machines))
         yield (
             f"These records come from different machines: {names}. Their times are not comparable; "
             "run all strategies on one machine to compare them."
         )
-    versions = {str(p.get("versions", {}).get("torch")) for p in record_set.provenances}
+    versions = {str(p.versions.get("torch")) for p in record_set.provenances}
     if len(versions) > 1:
         yield (
             f"These records come from different versions of torch: {', '.join(sorted(versions))}. A difference in time "
@@ -48,13 +48,13 @@ def caveats(
     over = next((r.run.topology for r in record_set.runs if over_subscribed(r.run.topology)), None)
     if over and shared_cores:
         yield (
-            f"{over['workers']} ranks share {format_cores(over['cores'])} and take turns on them: times compare "
+            f"{over.workers} ranks share {format_cores(over.cores)} and take turns on them: times compare "
             "strategies on this machine, but do not predict more machines. Use fewer ranks or threads to give each "
             "rank its own core."
         )
     yield from _slowed(record_set)
     yield from record_set.read_warnings
-    yield from (event["reason"] for event in record_set.events if event["event"] == "unproven")
+    yield from (event.reason for event in events_of(record_set.events, UnprovenEvent))
     yield from _uneven_ranks(record_set, rank_step_spread)
     yield from _untracked(record_set)
     yield from _unplanned(record_set)
@@ -71,7 +71,7 @@ def _uneven_ranks(record_set: RecordSet, rank_step_spread: Mapping[str, float | 
         runs = [run for name in found for run in record_set.runs_of(name).values()]
         cause = (
             "ranks probably share cores with each other or with other programs. Stop other programs or use fewer ranks."
-            if all(run.topology.get("device") == "cpu" for run in runs)
+            if all(run.topology.device == "cpu" for run in runs)
             else "the GPUs or hosts differ in speed, or other programs use them. `paceline doctor` compares them."
         )
         yield f"{_listed(list(found))}: step times differ by {between} between ranks; {cause}"
@@ -94,10 +94,10 @@ def _slowed(record_set: RecordSet) -> Iterator[str]:
             yield f"{whose}{what if whose else what.capitalize()} on purpose (--slow-rank)."
 
 
-def untracked_traffic(name: str, summary: Mapping[str, Any] | None) -> str | None:
+def untracked_traffic(name: str, summary: Summary | None) -> str | None:
     """Return a warning if a run communicated outside the timed process groups; otherwise None."""
-    untracked = (summary or {}).get("untracked") or {}
-    groups, operations = untracked.get("groups", 0), untracked.get("operations", 0)
+    untracked = summary.untracked if summary else None
+    groups, operations = (untracked.groups, untracked.operations) if untracked else (0, 0)
     if groups:
         created = "1 process group" if groups == 1 else f"{groups} process groups"
         return (
@@ -142,7 +142,8 @@ def _drifts(record_set: RecordSet) -> Iterator[str]:
     for candidate in record_set.candidates:
         if candidate.role == "candidate" and candidate.lossless:
             runs = record_set.runs_of(candidate.name).values()
-            divergence = max([(run.summary or {}).get("weight_divergence") or 0.0 for run in runs], default=0.0)
+            summaries = [run.summary for run in runs if run.summary]
+            divergence = max([summary.weight_divergence or 0.0 for summary in summaries], default=0.0)
             if divergence > DRIFT:
                 share = percent(divergence, 0) if divergence >= 0.01 else percent(divergence, 4)
                 yield (
@@ -172,7 +173,7 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def over_subscribed(topology: Mapping[str, Any]) -> bool:
+def over_subscribed(topology: Topology) -> bool:
     """Return whether a host has more compute threads than cores; a fraction of a core is enough for one thread."""
-    threads = min(topology["workers"], topology["ranks_per_host"]) * topology["threads"]
-    return bool(topology["device"] == "cpu" and threads > math.ceil(topology["cores"]))
+    threads = min(topology.workers, topology.ranks_per_host) * topology.threads
+    return bool(topology.device == "cpu" and threads > math.ceil(topology.cores))

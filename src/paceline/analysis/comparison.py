@@ -27,8 +27,10 @@ from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of
 from paceline.analysis.traffic.payload import Payload, payload_of
 from paceline.analysis.traffic.wire import Wire, wire_of
 from paceline.records import RunRecord
+from paceline.records.events import FailureEvent, InterruptedEvent, LogEvent, ParityEvent, events_of
 from paceline.records.examination import Examination
 from paceline.records.experiment import Candidate
+from paceline.records.summary import EvaluationResult, StalenessSummary
 from paceline.records.writer import json_safe
 
 TimingKey = tuple[int, int]
@@ -182,7 +184,7 @@ class Comparison:
 def compare(record_set: RecordSet) -> Comparison:
     """Compare the candidates of a set of records."""
     costs = {candidate.name: cost_per_sample(record_set, candidate.name) for candidate in record_set.candidates}
-    failures = {e["candidate"]: e["message"] for e in record_set.events if e["event"] == "failure"}
+    failures = {event.candidate: event.message for event in events_of(record_set.events, FailureEvent)}
     reference = _reference(record_set, costs, failures)
     rows = [
         _row(record_set, candidate, costs, reference, failures.get(candidate.name))
@@ -190,17 +192,17 @@ def compare(record_set: RecordSet) -> Comparison:
     ]
     slowest = float("inf")
     rows.sort(key=lambda row: (row.failure is not None, median_time(costs[row.candidate.name].values() or [slowest])))
-    interim_analyses = max((design.get("interim_analyses", 1) for design in record_set.designs), default=1)
+    interim_analyses = max((design.interim_analyses for design in record_set.designs), default=1)
     spreads = {row.candidate.name: row.rank_step_spread for row in rows}
     return Comparison(
         record_set=record_set,
         reference=reference,
         rows=rows,
         decision=decide(record_set.candidates, costs, interim_analyses, failures.keys()),
-        proofs=[_proof(event) for event in record_set.events if event["event"] == "parity"],
+        proofs=[_proof(event) for event in events_of(record_set.events, ParityEvent)],
         loss_differences=loss_differences(record_set, reference),
         warnings=[*_other_reference(record_set, reference, failures), *caveats(record_set, spreads)],
-        interrupted=any(event["event"] == "interrupted" for event in record_set.events),
+        interrupted=bool(events_of(record_set.events, InterruptedEvent)),
     )
 
 
@@ -215,7 +217,7 @@ def _wire(record_set: RecordSet, name: str) -> Wire | None:
     run = record_set.recorded_runs_of(name)[measured[(len(measured) - 1) // 2][1]].run
     if not run.lockstep:  # Steps of the same number did not run at the same time on all ranks.
         return None
-    return wire_of(run.timelines, run.topology.get("gradient_bytes"), without=profiled_steps(windows_of(run)))
+    return wire_of(run.timelines, run.topology.gradient_bytes, without=profiled_steps(windows_of(run)))
 
 
 def _payload(record_set: RecordSet, name: str) -> Payload | None:
@@ -261,9 +263,9 @@ def _cost(run: RunRecord) -> float | None:
 
 
 def _samples_per_step(run: RunRecord) -> float | None:
-    logs = run.events_of("log")[1:]
-    steps = sum(len(event["losses"]) for event in logs)
-    return sum(event["samples"] for event in logs) / steps if steps else None
+    logs = run.events_of(LogEvent)[1:]
+    steps = sum(len(event.losses) for event in logs)
+    return sum(event.samples for event in logs) / steps if steps else None
 
 
 def _row(
@@ -278,7 +280,10 @@ def _row(
     own_costs = costs[candidate.name]
     times = [step_time(windows_of(recorded.run)) for recorded in recorded_runs if recorded.timing_key in own_costs]
     ranks = rank_rows(runs)
-    sent = [size for run in runs for size in ((run.summary or {}).get("traffic") or {}).get("sent_bytes", [])]
+    summaries = [run.summary for run in runs if run.summary]
+    tests = [summary.test for summary in summaries if summary.test]
+    staleness = [summary.staleness for summary in summaries if summary.staleness]
+    sent = [size for summary in summaries if summary.traffic for size in summary.traffic.sent_bytes]
     first = next(iter(runs), None)
     return CandidateRow(
         candidate=candidate,
@@ -290,19 +295,17 @@ def _row(
         above_bound=_above_bound(candidate, record_set.candidates, costs),
         busiest_sent_bytes=max(sent, default=None),
         imbalance=imbalance(ranks),
-        train_loss=estimate_levels(_known((run.summary or {}).get("average_loss") for run in runs)),
-        test_loss=estimate_levels(_known(_test(run).get("loss") for run in runs)),
-        test_accuracy=estimate_shares(_known(_test(run).get("accuracy") for run in runs)),
+        train_loss=estimate_levels(_known(summary.average_loss for summary in summaries)),
+        test_loss=estimate_levels(_known(test.loss for test in tests)),
+        test_accuracy=estimate_shares(_known(test.accuracy for test in tests)),
         peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
-        workers=first.topology["workers"] if first else None,
-        batch=first.topology["batch"] if first else None,
+        workers=first.topology.workers if first else None,
+        batch=first.topology.batch if first else None,
         ranks=ranks,
         accuracy_gain=_accuracy_gain(record_set, candidate.name, reference),
-        rank_step_spread=rank_step_spread(ranks) if first and first.topology["exchanges"] and first.lockstep else None,
-        staleness=estimate_levels(_known(staleness["mean"] for staleness in map(_staleness, runs) if staleness)),
-        over_limit_share=estimate_shares(
-            _known(_over_limit_share(staleness) for staleness in map(_staleness, runs) if staleness)
-        ),
+        rank_step_spread=rank_step_spread(ranks) if first and first.topology.exchanges and first.lockstep else None,
+        staleness=estimate_levels(_known(found.mean for found in staleness)),
+        over_limit_share=estimate_shares(_known(map(_over_limit_share, staleness))),
         failure=failure,
     )
 
@@ -327,9 +330,8 @@ def _accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> E
         return None
     ones, others = _accuracies(record_set, name), _accuracies(record_set, reference)
     common = [repeat for repeat in ones if repeat in others]
-    tested = _known(
-        _test(recorded.run).get("samples") for one in (name, reference) for recorded in record_set.recorded_runs_of(one)
-    )
+    runs = [recorded.run for one in (name, reference) for recorded in record_set.recorded_runs_of(one)]
+    tested = [test.samples for test in map(_test, runs) if test]
     if len(common) < MIN_ACCURACY_PAIRS or not tested or min(tested) < 1:
         return None
     shares = [statistics.fmean(side[repeat] for repeat in common) for side in (ones, others)]
@@ -339,32 +341,28 @@ def _accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> E
 
 
 def _accuracies(record_set: RecordSet, name: str) -> dict[Repeat, float]:
-    tests = {repeat: _test(run).get("accuracy") for repeat, run in record_set.runs_of(name).items()}
-    return {repeat: accuracy for repeat, accuracy in tests.items() if accuracy is not None}
+    tests = {repeat: _test(run) for repeat, run in record_set.runs_of(name).items()}
+    return {repeat: test.accuracy for repeat, test in tests.items() if test and test.accuracy is not None}
 
 
-def _staleness(run: RunRecord) -> dict[str, Any]:
-    return (run.summary or {}).get("staleness") or {}
+def _over_limit_share(staleness: StalenessSummary) -> float | None:
+    return (staleness.damped + staleness.dropped) / staleness.gradients if staleness.gradients else None
 
 
-def _over_limit_share(staleness: Mapping[str, Any]) -> float | None:
-    return (staleness["damped"] + staleness["dropped"]) / staleness["gradients"] if staleness["gradients"] else None
-
-
-def _test(run: RunRecord) -> dict[str, Any]:
-    return (run.summary or {}).get("test") or {}
+def _test(run: RunRecord) -> EvaluationResult | None:
+    return run.summary.test if run.summary else None
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _proof(event: Mapping[str, Any]) -> Proof:
+def _proof(event: ParityEvent) -> Proof:
     return Proof(
-        candidate=event["candidate"],
-        error=float("inf") if event["error"] is None else event["error"],
-        tolerance=event["tolerance"],
-        lossless=event["lossless"],
-        ranks=event["ranks"],
-        steps=event["steps"],
+        candidate=event.candidate,
+        error=event.relative_error,
+        tolerance=event.tolerance,
+        lossless=event.lossless,
+        ranks=event.ranks,
+        steps=event.steps,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from paceline.analysis.steps.timing import losses_of, windows_of
 from paceline.records import RunRecord
+from paceline.records.events import StartEvent
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class LossCurve:
 
 def loss_curve(run: RunRecord) -> LossCurve:
     """Return a run's losses. Times are known only per window, so the steps of a window share its time equally."""
-    starts = run.events_of("start")
-    per_epoch = starts[0]["steps_per_epoch"] if starts else None
+    starts = run.events_of(StartEvent)
+    per_epoch = starts[0].steps_per_epoch if starts else None
     losses = losses_of(run)
     step_times = [window.wall_s / window.steps for window in windows_of(run) for _ in range(window.steps)]
     return LossCurve(

@@ -63,7 +63,7 @@ def loss_differences(record_set: RecordSet, reference: str | None) -> list[LossD
 
 def _comparable(one: RunRecord, other: RunRecord) -> bool:
     """Return whether both runs have losses of the same samples; scripts on different rank counts may not."""
-    same_samples = "script" not in one.config or one.topology["workers"] == other.topology["workers"]
+    same_samples = "script" not in one.config or one.topology.workers == other.topology.workers
     return same_samples and bool(losses_of(one)) and bool(losses_of(other))
 
 
@@ -106,16 +106,16 @@ def _cause(run: RunRecord, reference: RunRecord, differences: Sequence[float]) -
     differing = {k for k in run.config if run.config[k] != reference.config.get(k)} - {"strategy"}
     if differing - {"bn"}:
         return "setting"
-    if run.topology.get("batch_norm_layers") and _batch_norm_shards(run) != _batch_norm_shards(reference):
+    if run.topology.batch_norm_layers and _batch_norm_shards(run) != _batch_norm_shards(reference):
         return "batch_norm"
     rounding = ROUNDING[run.config.get("precision", "fp32")]  # Records of scripts lack the precision.
     if differences[0] <= rounding:
         return "rounding"
     # Every rank draws its own dropout masks, so another number of ranks applies other masks to the same samples.
-    draws_differ = run.topology["workers"] != reference.topology["workers"]
-    return "random_layers" if run.topology.get("random_layers") and draws_differ else "unknown"
+    draws_differ = run.topology.workers != reference.topology.workers
+    return "random_layers" if run.topology.random_layers and draws_differ else "unknown"
 
 
 def _batch_norm_shards(run: RunRecord) -> int:
     """Return the number of shards of a batch that BatchNorm normalises separately."""
-    return 1 if run.config["bn"] == "sync" else int(run.topology["workers"])
+    return 1 if run.config["bn"] == "sync" else int(run.topology.workers)

@@ -73,24 +73,24 @@ def rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
 def _rank_row(rank: int, runs: Sequence[RunRecord], usages: Sequence[RankUsage]) -> RankRow:
     summaries = [summarise_rank(rank, run.steps[rank], windows_of(run)) for run in runs]
     written = [run.summary for run in runs if run.summary is not None]
-    entries = [entry for summary in written for entry in summary.get("ranks") or [] if entry.get("rank") == rank]
-    traffic: dict[str, list[int]] = next((summary["traffic"] for summary in written if summary.get("traffic")), {})
+    entries = [entry for summary in written for entry in summary.ranks if entry.rank == rank]
+    traffic = next((summary.traffic for summary in written if summary.traffic), None)
     return RankRow(
         rank=rank,
         samples=max(summary.samples for summary in summaries),
         **{name: _median([getattr(summary, name) for summary in summaries]) for name in RANK_FIGURES},
         **{
-            name: _median([entry.get(name) for entry in entries])
+            name: _median([getattr(entry, name) for entry in entries])
             for name in ("peak_bytes", "cpu_share", "resident_bytes")
         },
-        sent_bytes=_of_rank(traffic.get("sent_bytes"), rank),
-        received_bytes=_of_rank(traffic.get("received_bytes"), rank),
+        sent_bytes=_of_rank(traffic.sent_bytes if traffic else [], rank),
+        received_bytes=_of_rank(traffic.received_bytes if traffic else [], rank),
         **{name: _median([getattr(used, name) for used in usages]) for name in USAGE_FIGURES},
     )
 
 
-def _of_rank(values: Sequence[int] | None, rank: int) -> int | None:
-    return values[rank] if values is not None and rank < len(values) else None
+def _of_rank(values: Sequence[int], rank: int) -> int | None:
+    return values[rank] if rank < len(values) else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

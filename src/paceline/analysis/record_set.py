@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+
+import msgspec
 
 from paceline.config import RunConfig
 from paceline.config.setting import select
 from paceline.records import RunRecord
+from paceline.records.events import CandidateEvent, ExperimentEvent
 from paceline.records.examination import Examination
-from paceline.records.experiment import Candidate, CandidateRole, ExperimentRecord
-from paceline.records.reader import check_comparable
+from paceline.records.experiment import Candidate, CandidateRole, Design, ExperimentRecord
+from paceline.records.provenance import Provenance
+from paceline.records.settings import Settings
 
 NOT_A_SETTING = frozenset(select(RunConfig, lambda metadata: not metadata.compared))
 """Config keys in which two runs of one candidate may differ."""
@@ -44,13 +47,13 @@ class RecordSet:
     runs: list[RecordedRun]
     reference: str | None
     """Candidate that ratios should be relative to; it may not have been measured."""
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[ExperimentEvent] = field(default_factory=list)
     """Events of the experiments, such as parity proofs and failures, with candidate names as in this set."""
-    designs: list[dict[str, Any]] = field(default_factory=list)
+    designs: list[Design] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     """Folders of the records."""
-    provenances: list[dict[str, Any]] = field(default_factory=list)
-    config: dict[str, Any] = field(default_factory=dict)
+    provenances: list[Provenance] = field(default_factory=list)
+    config: Settings = field(default_factory=dict)
     """Settings that all runs share."""
     examination: Examination | None = None
     """First examination in the records; None if there is none."""
@@ -83,11 +86,11 @@ class _RecordSource:
 
     members: list[_SourceCandidate]
     reference: Candidate | None
-    events: list[dict[str, Any]]
-    designs: list[dict[str, Any]]
+    events: list[ExperimentEvent]
+    designs: list[Design]
     folders: list[str]
-    provenances: list[dict[str, Any]]
-    config: dict[str, Any]
+    provenances: list[Provenance]
+    config: Settings
     examination: Examination | None = None
     read_warnings: list[str] = field(default_factory=list)
 
@@ -95,18 +98,19 @@ class _RecordSource:
 def collect_records(records: Sequence[ExperimentRecord | RunRecord]) -> RecordSet:
     """Combine records into one set; candidates of the same name in different records get distinct names."""
     sources = _sources(records)
-    candidates, runs, events = list[Candidate](), list[RecordedRun](), list[dict[str, Any]]()
+    candidates, runs, events = list[Candidate](), list[RecordedRun](), list[ExperimentEvent]()
     reference = None
     for index, (source, names) in enumerate(zip(sources, _names(sources), strict=True)):
         by_old_name = {m.candidate.name: name for m, name in zip(source.members, names, strict=True)}
         for member, name in zip(source.members, names, strict=True):
-            candidates.append(replace(member.candidate, name=name))
+            candidates.append(msgspec.structs.replace(member.candidate, name=name))
             runs += [RecordedRun(name, (index, repeat), (index, timing), run) for repeat, timing, run in member.runs]
             if index == 0 and member.candidate is source.reference:
                 reference = name
         for event in source.events:
-            named = event.get("candidate")
-            events.append(event | {"candidate": by_old_name.get(named or "", named)})
+            if isinstance(event, CandidateEvent):
+                event = msgspec.structs.replace(event, candidate=by_old_name[event.candidate])
+            events.append(event)
     return RecordSet(
         candidates=candidates,
         runs=runs,
@@ -123,9 +127,6 @@ def collect_records(records: Sequence[ExperimentRecord | RunRecord]) -> RecordSe
 
 def _sources(records: Sequence[ExperimentRecord | RunRecord]) -> list[_RecordSource]:
     """Return one source per experiment, and one for all runs that were started separately."""
-    for record in records:
-        for run in [record] if isinstance(record, RunRecord) else [measured.run for measured in record.runs]:
-            check_comparable(run)
     experiments = [_of_experiment(record) for record in records if isinstance(record, ExperimentRecord)]
     alone = [record for record in records if isinstance(record, RunRecord)]
     return experiments + ([_of_runs(alone)] if alone else [])
@@ -135,12 +136,12 @@ def _of_experiment(record: ExperimentRecord) -> _RecordSource:
     members = []
     for candidate in record.candidates:
         runs = [(m.repeat, m.repeat, m.run) for m in record.runs if m.candidate is candidate]
-        planned = 1 if candidate.role == "baseline" else record.design.get("ranks")
+        planned = 1 if candidate.role == "baseline" else record.design.ranks
         ranks = _ranks(runs[0][2]) if runs else planned
-        members.append(_SourceCandidate(candidate, ranks, record.provenance.get("host"), runs))
+        members.append(_SourceCandidate(candidate, ranks, record.provenance.host, runs))
     return _RecordSource(
         members=members,
-        reference=next((c for c in record.candidates if c.name == record.design.get("reference")), None),
+        reference=next((c for c in record.candidates if c.name == record.design.reference), None),
         events=record.events,
         designs=[record.design],
         folders=[str(record.path)],
@@ -157,7 +158,7 @@ def _of_runs(runs: list[RunRecord]) -> _RecordSource:
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         settings = {key: value for key, value in run.config.items() if key not in NOT_A_SETTING}
-        identity = [run.config["strategy"], _ranks(run), run.provenance.get("host"), settings]
+        identity = [run.config["strategy"], _ranks(run), run.provenance.host, settings]
         groups.setdefault(json.dumps(identity, sort_keys=True, default=str), []).append(run)
     seeded = [_by_seed(members) for members in groups.values()]
     repeats = {key: number for number, key in enumerate(sorted({key for group in seeded for key in group}))}
@@ -167,9 +168,9 @@ def _of_runs(runs: list[RunRecord]) -> _RecordSource:
         first = next(iter(group.values()))
         settings = {k: v for k, v in first.config.items() if k not in shared and k not in NOT_A_SETTING}
         name = " ".join([first.config["strategy"], *[f"{k}={v}" for k, v in settings.items()]])
-        candidate = Candidate(name, first.config["strategy"], settings, _role(first), first.topology["lossless"])
+        candidate = Candidate(name, first.config["strategy"], settings, _role(first), first.topology.lossless)
         numbered = [(repeats[key], timing_numbers[id(run)], run) for key, run in group.items()]
-        members.append(_SourceCandidate(candidate, _ranks(first), first.provenance.get("host"), numbered))
+        members.append(_SourceCandidate(candidate, _ranks(first), first.provenance.host, numbered))
     return _RecordSource(
         members=members,
         reference=reference_of([member.candidate for member in members]),
@@ -189,18 +190,18 @@ def reference_of(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def _role(run: RunRecord) -> CandidateRole:
-    if not run.topology["exchanges"]:
+    if not run.topology.exchanges:
         return "bound"
     return "baseline" if _trains_alone(run) else "candidate"
 
 
 def _trains_alone(run: RunRecord) -> bool:
-    return int(run.topology["workers"]) == 1 and not run.topology.get("servers")
+    return run.topology.workers == 1 and not run.topology.servers
 
 
 def _ranks(run: RunRecord) -> int:
     """Return the world size; 1 for a baseline, which trains in one process however many were started."""
-    return 1 if _trains_alone(run) else int(run.topology.get("world_size") or run.topology["workers"])
+    return 1 if _trains_alone(run) else run.topology.world_size
 
 
 def _by_seed(runs: Sequence[RunRecord]) -> dict[tuple[int, int], RunRecord]:
@@ -208,7 +209,7 @@ def _by_seed(runs: Sequence[RunRecord]) -> dict[tuple[int, int], RunRecord]:
     seen = Counter[int]()
     found = {}
     for run in sorted(runs, key=lambda run: str(run.path)):
-        seed = int(run.config.get("seed") or 0)
+        seed = int(run.config["seed"])
         found[seed, seen[seed]] = run
         seen[seed] += 1
     return found
@@ -245,7 +246,7 @@ def _unused(name: str, taken: set[str]) -> str:
     return unused
 
 
-def _shared(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _shared(configs: Sequence[Settings]) -> Settings:
     """Return the settings that all configurations have in common."""
     first, *others = configs
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}

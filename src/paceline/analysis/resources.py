@@ -122,8 +122,7 @@ def cpu_shares(samples: Resources) -> tuple[FloatColumn, FloatColumn]:
 
 
 def _host_of(rank: int, run: RunRecord) -> int:
-    per_host = run.topology.get("ranks_per_host")
-    return rank // per_host if isinstance(per_host, int) and per_host > 0 else 0
+    return rank // run.topology.ranks_per_host
 
 
 def _host_usage(host: int, ranks: Sequence[RankUsage], run: RunRecord) -> HostUsage:

@@ -3,62 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.analysis.resources import usage
+from paceline.analysis.resources import RankUsage, usage
 from paceline.analysis.running_median import RunningMedian
 from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.analysis.steps.timing import WindowTime, profiled_steps, windows_of
-from paceline.errors import RecordError
 from paceline.records.reader import RunRecord, Steps
-from paceline.records.schema import SUMMARY_FILE
+from paceline.records.summary import RankSummary, Split, Summary
 
 PHASES = ("data_s", "forward_s", "backward_s", "update_s")
 BoolColumn = npt.NDArray[np.bool_]
-
-RANK_NUMBERS = frozenset(
-    {"samples", "average_loss", "accuracy", "first_step_s", "step_s", "forward_s", "backward_s", "update_s"}
-)
-"""Required values of a rank in a summary, besides its number; null if not measured."""
-NUMBERS = {
-    "test": frozenset({"loss", "accuracy", "samples", "available"}),
-    "estimate": frozenset({"epochs", "seconds"}),
-    "untracked": frozenset({"groups", "operations"}),
-}
-"""Required values in optional parts of a summary."""
-
-
-@dataclass(frozen=True)
-class RankSummary:
-    """Results of one rank in a run. A value is None if nothing was measured."""
-
-    rank: int
-    steps: int
-    samples: int
-    average_loss: float | None
-    """Mean loss over all trained samples; None also if a loss is not finite or was not reported."""
-    diverged_step: int | None
-    """First step whose loss is not finite; None if there is none."""
-    accuracy: float | None
-    """Share of the trained samples with correct predictions, at the time of their step."""
-    first_step_s: float | None
-    step_s: float | None
-    """Mean step time after the warm-up; in a run that is too short for that, without the first step."""
-    median_step_s: float | None
-    data_s: float | None
-    forward_s: float | None
-    backward_s: float | None
-    update_s: float | None
-    """The four phases are mean times over the same steps."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary as JSON values."""
-        return asdict(self)
 
 
 class RankTotals:
@@ -108,12 +66,20 @@ class RankTotals:
         with np.errstate(invalid="ignore", over="ignore"):  # Losses that diverged.
             self._loss += float((steps["loss"] * steps["samples"]).sum())
 
-    def summary(self, rank: int) -> RankSummary:
+    def summary(
+        self,
+        rank: int,
+        *,
+        used: RankUsage | None = None,
+        peak_bytes: int | None = None,
+        split: Split | None = None,
+    ) -> RankSummary:
         """Return the rank's results. Without steps after the warm-up, times are of all steps but the first."""
         times = self._later if self._later.count else self._warm_up
         step_s, data_s, forward_s, backward_s, update_s = times.means()
         average = self._loss / self._samples if self._samples else math.nan
         counts_correct = self._has_correct and self._samples > 0
+        resident_bytes = used.resident_bytes if used else None
         return RankSummary(
             rank=rank,
             steps=self._steps,
@@ -128,6 +94,10 @@ class RankTotals:
             forward_s=forward_s,
             backward_s=backward_s,
             update_s=update_s,
+            peak_bytes=peak_bytes,
+            cpu_share=used.cpu_share if used else None,
+            resident_bytes=None if resident_bytes is None else int(resident_bytes),
+            split=split,
         )
 
 
@@ -150,49 +120,36 @@ class _TimeTotals:
         return (self._sums / self.count).tolist() if self.count else [None] * len(self._sums)
 
 
-def summarise_rank(rank: int, steps: Steps, windows: Iterable[WindowTime] = ()) -> RankSummary:
+def summarise_rank(
+    rank: int, steps: Steps, windows: Iterable[WindowTime] = (), *, used: RankUsage | None = None
+) -> RankSummary:
     """Return one rank's results from its steps; times exclude steps in profiled windows."""
     totals = RankTotals()
     totals.add(steps, profiled=np.isin(np.arange(len(steps)), list(profiled_steps(windows))))
-    return totals.summary(rank)
+    return totals.summary(rank, used=used)
 
 
-def summarise(record: RunRecord) -> dict[str, Any]:
+def summarise(record: RunRecord) -> Summary:
     """Return the summary of a run: as written, or, for an interrupted run, computed from its steps."""
     if record.summary is not None:
-        _check(record.summary, str(record.path / SUMMARY_FILE))
         return record.summary
-    used = {rank.rank: {"cpu_share": rank.cpu_share, "resident_bytes": rank.resident_bytes} for rank in usage(record)}
+    used = {rank.rank: rank for rank in usage(record)}
     windows = windows_of(record)
-    ranks = [
-        summarise_rank(rank, steps, windows).to_dict() | used.get(rank, {})
-        for rank, steps in sorted(record.steps.items())
-    ]
-    return {"ranks": ranks, "steps": min((rank["steps"] for rank in ranks), default=0)}
-
-
-def _check(summary: Mapping[str, Any], file: str) -> None:
-    """Raise `RecordError` if a summary lacks a required value or has one of the wrong type."""
-    ranks = summary.get("ranks")
-    if not isinstance(ranks, list) or not all(isinstance(rank, Mapping) for rank in ranks):
-        raise RecordError(f"{file} is damaged: it has no list of ranks.")
-    for rank in ranks:
-        _check_numbers(rank, RANK_NUMBERS | {"rank", "diverged_step"}, "a rank", file)
-        if rank["rank"] is None or rank["samples"] is None:
-            raise RecordError(f"{file} is damaged: a rank has no number or no samples.")
-    if "train_s" in summary:
-        _check_numbers(summary, {"steps", "train_s", "samples_per_s"}, "it", file)
-    for part, names in NUMBERS.items():
-        if summary.get(part) is not None:
-            _check_numbers(summary[part], names, part, file)
-    for replica in summary.get("test_by_rank") or []:
-        _check_numbers(replica, {"loss", "accuracy"}, "test_by_rank", file)
-
-
-def _check_numbers(values: Any, names: Iterable[str], what: str, file: str) -> None:
-    missing = sorted(names) if not isinstance(values, Mapping) else sorted(set(names) - values.keys())
-    if missing:
-        raise RecordError(f"{file} is damaged: {what} has no {', '.join(missing)}.")
-    wrong = [name for name in sorted(names) if not isinstance(values[name], int | float | None)]
-    if wrong:
-        raise RecordError(f"{file} is damaged: {wrong[0]} of {what} is not a number.")
+    ranks = [summarise_rank(rank, steps, windows, used=used.get(rank)) for rank, steps in sorted(record.steps.items())]
+    return Summary(
+        strategy=record.topology.strategy,
+        steps=min((rank.steps for rank in ranks), default=0),
+        train_s=None,
+        step_s=None,
+        samples_per_s=None,
+        average_loss=None,
+        train_accuracy=None,
+        ranks=ranks,
+        servers=record.topology.servers,
+        traffic=None,
+        sockets=None,
+        untracked=None,
+        clock=None,
+        buffer_divergence=None,
+        weight_divergence=None,
+    )

@@ -46,9 +46,9 @@ class ExperimentOutput:
 def analyse_records(records: Sequence[Record]) -> ExperimentOutput:
     """Analyse a scaling experiment as such, and all other records as one comparison."""
     from paceline.analysis.record_set import collect_records
-    from paceline.analysis.scaling.curves import KIND
+    from paceline.records.schema import SCALE_KIND
 
-    is_scaling = [getattr(record, "kind", None) == KIND for record in records]
+    is_scaling = [getattr(record, "kind", None) == SCALE_KIND for record in records]
     if any(is_scaling) and len(records) > 1:
         raise UsageError(
             "a scaling experiment cannot be compared with other records.",

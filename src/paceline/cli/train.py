@@ -81,6 +81,8 @@ def _print_summary(record: RunRecord, *, as_json: bool, trace: bool) -> Paceline
 
 
 def _to_json(record: RunRecord, traces: list[Path]) -> dict[str, object]:
+    import msgspec
+
     from paceline.analysis.summary import summarise
     from paceline.analysis.traffic.payload import payload_of
     from paceline.report.tables.resources import run_json
@@ -89,7 +91,7 @@ def _to_json(record: RunRecord, traces: list[Path]) -> dict[str, object]:
     return {
         "record": str(record.path),
         "trace": str(traces[0]) if traces else None,
-        **summarise(record),
+        **msgspec.to_builtins(summarise(record)),
         **run_json(record),
         "payload": None if payload is None else payload.to_dict(),
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,13 +18,25 @@ JsonMessage = Mapping[str, Mapping[str, Any]]
 """Values by two keys, as in an optimiser's state: the parameter, then the name of the value."""
 
 
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
 def gather_json(value: Any, control: ControlChannel) -> list[Any]:
     """Return every rank's value, on every rank."""
-    text = json.dumps(value, allow_nan=False).encode()
+    return [json.loads(text) for text in _gather_bytes(json.dumps(value, allow_nan=False).encode(), control)]
+
+
+def gather_structs(own: StructT, control: ControlChannel) -> list[StructT]:
+    """Return every rank's part of a record, on every rank. NaN and infinite numbers become None."""
+    decoder = msgspec.json.Decoder(type(own))
+    return [decoder.decode(text) for text in _gather_bytes(msgspec.json.encode(own), control)]
+
+
+def _gather_bytes(text: bytes, control: ControlChannel) -> list[bytes]:
     lengths = [int(length) for length in control.gather(torch.tensor(len(text)))]
     padded = text.ljust(max(lengths))
     received = control.gather(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
-    return [json.loads(bytes(tensor.numpy())[:length]) for tensor, length in zip(received, lengths, strict=True)]
+    return [bytes(tensor.numpy())[:length] for tensor, length in zip(received, lengths, strict=True)]
 
 
 def send_json_message(message: JsonMessage, rank: int, group: dist.ProcessGroup, tag: int = 0) -> None:

@@ -17,6 +17,7 @@ from paceline.comm.group import Comm
 from paceline.comm.json_messages import gather_json
 from paceline.measure.host import network_id
 from paceline.measure.sockets import InterfaceBytes, connections, interface_bytes
+from paceline.records.summary import InterfaceTraffic, SocketLink, SocketTraffic
 
 ConnectionEnds = tuple[str, str]
 """Local and remote address of a connection."""
@@ -59,7 +60,7 @@ class PayloadCount:
             self._add(self._last, reading)
         self._last, self._is_discarded = reading, False
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> SocketTraffic | None:
         """Return the entry for the run's record, on every rank; None if a rank could not count. All ranks call this."""
         ends = sorted(self._received)
         own = {
@@ -74,8 +75,8 @@ class PayloadCount:
         if not self._steps or len(links) < all_pairs:
             return None
         # 100 ranks have 9,900 pairs, and few of them carry traffic.
-        used = [link for link in links if link["sent_bytes"] or link["received_bytes"]]
-        return {"steps": self._steps, "links": used, "interfaces": _interfaces(ranks)}
+        used = [link for link in links if link.sent_bytes or link.received_bytes]
+        return SocketTraffic(steps=self._steps, links=used, interfaces=_interfaces(ranks))
 
     def _read(self) -> SocketReading:
         found = connections(self._comm.owned.sockets)
@@ -101,7 +102,7 @@ class PayloadCount:
 
 def match_connections(
     ranks: Sequence[Sequence[Sequence[Any]]], uncounted: Mapping[ConnectionEnds, int] | None = None
-) -> list[dict[str, int]]:
+) -> list[SocketLink]:
     """Return the bytes between each pair of ranks.
 
     `ranks` holds each rank's connections: local and remote address, bytes sent, received and retransmitted. `uncounted`
@@ -123,16 +124,16 @@ def match_connections(
             if (remote, local) in uncounted:
                 links[rank, peer].update(received_bytes=sent)
                 links[peer, rank].update(sent_bytes=received, retransmitted_bytes=0)
-    return [{"source": source, "target": target, **counts} for (source, target), counts in sorted(links.items())]
+    return [SocketLink(source=source, target=target, **counts) for (source, target), counts in sorted(links.items())]
 
 
-def _interfaces(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _interfaces(ranks: Sequence[Mapping[str, Any]]) -> list[InterfaceTraffic]:
     """Return the byte counts of each host's interface, as read by its first rank."""
     hosts: dict[tuple[str, str], list[int]] = {}
     for number, rank in enumerate(ranks):
         if rank["on_interface"] is not None:
             hosts.setdefault((rank["network"], rank["interface"]), []).append(number)
     return [
-        {"name": interface, "ranks": members, **ranks[members[0]]["on_interface"]}
+        InterfaceTraffic(name=interface, ranks=members, **ranks[members[0]]["on_interface"])
         for (_, interface), members in hosts.items()
     ]

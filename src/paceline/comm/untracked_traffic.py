@@ -9,6 +9,7 @@ from torch.distributed import distributed_c10d
 
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import gather_json
+from paceline.records.summary import UntrackedCounts
 
 
 class UntrackedTraffic:
@@ -17,7 +18,7 @@ class UntrackedTraffic:
     def __init__(self) -> None:
         self._before = _operations()
 
-    def untracked(self, comm: Comm) -> dict[str, int]:
+    def untracked(self, comm: Comm) -> UntrackedCounts:
         """Return the number of new groups that are not the run's, and of operations on groups that are not the run's.
 
         Groups are counted over all ranks; operations are those of the rank with most. Every rank calls this.
@@ -29,7 +30,7 @@ class UntrackedTraffic:
             {"created": sorted(others.keys() - self._before.keys()), "operations": sum(counts)}, comm.control
         )
         created = {name for rank in ranks for name in rank["created"]}
-        return {"groups": len(created), "operations": max(rank["operations"] for rank in ranks)}
+        return UntrackedCounts(groups=len(created), operations=max(rank["operations"] for rank in ranks))
 
 
 def _names() -> Mapping[dist.ProcessGroup, str]:

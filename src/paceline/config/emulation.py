@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any
 
 from paceline.errors import UsageError
 
@@ -128,9 +127,3 @@ def emulation_info(environment: Mapping[str, str]) -> EmulationInfo | None:
     if not known or not all(isinstance(values[name], kinds) for name, kinds in _KINDS.items()):
         raise UsageError(f"{EMULATION_VARIABLE} was not set by Paceline.", hint=f"unset {EMULATION_VARIABLE}")
     return EmulationInfo(**values)
-
-
-def emulation_of(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the emulation settings for the record; None on real hosts."""
-    info = emulation_info(environment)
-    return None if info is None else {"spec": info.spec, "host_cpus": info.host_cpus}

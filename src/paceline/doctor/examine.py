@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from paceline.comm import Comm, World, close_comm, open_comm
 from paceline.comm.json_messages import gather_json
@@ -17,7 +19,7 @@ from paceline.doctor.measuring_cost import measure_cost
 from paceline.doctor.rank_info import gather_rank_info
 from paceline.errors import WorkloadError
 from paceline.records import EventWriter, RunFolder, provenance, read_run
-from paceline.records.decode import build
+from paceline.records.events import EndEvent, StageEvent
 from paceline.records.examination import AllReduceTimes, Examination, MeasuredLinks, WorkloadNeeds, write_examination
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
@@ -80,12 +82,12 @@ class ExaminationProgress:
     def enter(self, stage: str) -> None:
         """Record that the next stage begins."""
         if self._events is not None:
-            self._events.write("stage", stage=stage)
+            self._events.write(StageEvent(stage=stage))
 
     def close(self) -> None:
         """Record the end and close the file."""
         if self._events is not None:
-            self._events.write("end")
+            self._events.write(EndEvent())
             self._events.close()
 
 
@@ -142,8 +144,8 @@ def _measure_link(
         close_comm(subgroup)
         if subgroup.rank == 0:
             measured.append(AllReduceTimes(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
-    gathered = gather_json([asdict(times) for times in measured], comm.control)
-    parts = [build(AllReduceTimes, part) for rank in gathered for part in rank]
+    gathered = gather_json(msgspec.to_builtins(measured), comm.control)
+    parts = [part for rank in gathered for part in msgspec.convert(rank, list[AllReduceTimes])]
     return MeasuredLinks(pairs, [over_all_ranks, *sorted(parts, key=lambda part: not part.within_host)])
 
 
@@ -166,22 +168,22 @@ def _try_workload(
         return None
     record = read_run(folder)
     assert record.summary is not None
-    trained = record.summary["ranks"]
-    times = [rank["median_step_s"] for rank in trained if rank["median_step_s"] is not None]
+    trained = record.summary.ranks
+    times = [rank.median_step_s for rank in trained if rank.median_step_s is not None]
     if not times:
         raise WorkloadError("the training data has fewer than two batches.", hint="use a smaller --batch")
     roles = create(config.strategy).roles(world.size)
     workers = [rank for rank, role in enumerate(roles) if role is Role.WORKER]
-    peaks = {rank: summary["peak_bytes"] for rank, summary in zip(workers, trained, strict=True)}
+    peaks = {rank: summary.peak_bytes for rank, summary in zip(workers, trained, strict=True)}
     topology = record.topology
     return WorkloadNeeds(
-        name=topology["workload"],
+        name=topology.workload,
         strategy=config.strategy,
-        batch=topology["batch"],
-        workers=topology["workers"],
-        parameters=topology["parameters"],
-        gradient_bytes=topology["gradient_bytes"],
-        steps=record.summary["steps"],
+        batch=topology.batch,
+        workers=topology.workers,
+        parameters=topology.parameters,
+        gradient_bytes=topology.gradient_bytes,
+        steps=record.summary.steps,
         step_s=max(times),
         peak_bytes=[peaks.get(rank) for rank in range(world.size)],
     )

@@ -12,8 +12,8 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,7 +21,6 @@ from torch import Tensor
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import gather_json
 from paceline.comm.messages import irecv, isend
-from paceline.records.decode import build
 from paceline.records.examination import AllReducePoint, PairLink, PairPoint
 
 GROWTH = 4
@@ -57,8 +56,8 @@ def measure_pairs(comm: Comm, hosts: Sequence[int], pair_s: float = PAIR_S) -> l
             measured.append(_measure_pair(comm, other, hosts, pair_s))
         elif comm.rank == other:
             _echo_messages(comm, one)
-    gathered = gather_json([asdict(pair) for pair in measured], comm.control)
-    pairs = [build(PairLink, pair) for rank in gathered for pair in rank]
+    gathered = gather_json(msgspec.to_builtins(measured), comm.control)
+    pairs = [pair for rank in gathered for pair in msgspec.convert(rank, list[PairLink])]
     return sorted(pairs, key=lambda pair: not pair.within_host)
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import torch
 
@@ -20,7 +21,6 @@ from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.measure.cores import affine_cores, cgroup_quota, usable_cores
 from paceline.measure.host import boot_id, network_id
 from paceline.records import provenance
-from paceline.records.decode import build
 from paceline.records.examination import RankInfo
 from paceline.training.placement import Placement
 
@@ -40,7 +40,7 @@ def gather_rank_info(
     for rank, (rank_info, offset) in enumerate(zip(all_info, offsets, strict=True)):
         host = networks.index(rank_info.pop("network"))
         clock = {"clock_offset_s": offset.offset_s, "clock_error_s": offset.error_s}
-        found.append(build(RankInfo, rank_info | clock | {"rank": rank, "host": host}))
+        found.append(msgspec.convert(rank_info | clock | {"rank": rank, "host": host}, RankInfo))
     return found
 
 
@@ -70,7 +70,7 @@ def own_rank_info(world: World, placement: Placement, folder: Path) -> dict[str,
         "cores": usable_cores(),
         "folder": str(folder.resolve()),
         "disk_free_bytes": free_disk_bytes(folder),
-        "versions": {"python": about["python"], **about["versions"]},
+        "versions": {"python": about.python, **about.versions},
         **_memory(placement.device),
     }
 

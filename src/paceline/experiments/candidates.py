@@ -17,6 +17,7 @@ from paceline.experiments.checks import check_strategy
 from paceline.experiments.names import check_names
 from paceline.launch.launcher_process import Shape
 from paceline.records.experiment import Candidate, CandidateRole
+from paceline.records.settings import Settings
 from paceline.strategies.base.strategy import Strategy, uses_one_rank
 from paceline.strategies.registry import create, parse_list, selected_by_set
 
@@ -96,7 +97,7 @@ def make_candidates(
     return candidate_configs
 
 
-def _variations(vary: Sequence[str], fixed: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _variations(vary: Sequence[str], fixed: Mapping[str, str]) -> Iterator[Settings]:
     """Yield every combination of the settings in `KEY=A,B` texts."""
     axes = [_axis(text, fixed) for text in vary]
     keys = [key for key, _ in axes]
@@ -146,7 +147,7 @@ def _format_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or NO_RANK
 
 
-def shared_settings(settings: Mapping[str, Any], candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
+def shared_settings(settings: Settings, candidate_configs: Sequence[CandidateConfig]) -> Settings:
     """Return the settings of one candidate that all candidates share, for the record."""
     varied = {
         "strategy",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from paceline.config import LaunchConfig, RunConfig
-from paceline.config.emulation import emulation_info
 from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import check_slow_ranks
 from paceline.config.specs import Spec
@@ -70,12 +68,6 @@ def _user_code(settings: Mapping[str, Any]) -> list[str | None]:
     named = (str(settings["workload"]), Spec.parse(str(settings["strategy"])).name)
     modules = [name.partition(":")[0] for name in named if is_user_workload(name)]
     return [*[source_digest(module) for module in modules], file_digest(Path(script)) if script else None]
-
-
-def place_settings() -> dict[str, Any]:
-    """Return the emulation settings of an experiment; None values on real hosts."""
-    info = emulation_info(os.environ)
-    return {"emulated": info and info.spec, "host_cpus": info and info.host_cpus}
 
 
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:

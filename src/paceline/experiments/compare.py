@@ -11,9 +11,10 @@ from paceline.analysis.comparison import compare as compare_records
 from paceline.analysis.record_set import collect_records, reference_of
 from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.config import LENGTH_SETTINGS, CompareConfig, LaunchConfig, RunConfig
+from paceline.config.emulation import emulation_info
 from paceline.errors import UsageError
 from paceline.experiments.candidates import make_candidates, varied_keys
-from paceline.experiments.checks import choose_shape, place_settings, settings_of
+from paceline.experiments.checks import choose_shape, settings_of
 from paceline.experiments.engine import Experiment, ProgressDisplay
 from paceline.experiments.train import new_folder
 from paceline.experiments.training_targets import choose_target
@@ -22,7 +23,8 @@ from paceline.launch.leader import join_launch
 from paceline.launch.rank_assignment import find_launcher_process
 from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
-from paceline.records.experiment import ExperimentFolder, read_experiment
+from paceline.records.experiment import CompareDescription, CompareDesign, ExperimentFolder, read_experiment
+from paceline.records.schema import COMPARE_KIND
 
 DEFAULT_STEPS = 40
 
@@ -68,34 +70,39 @@ def compare(
         )
     candidates = [candidate_config.candidate for candidate_config in candidate_configs]
     target.prepare(candidate_configs)
-    known = target.describe(candidate_configs, shape.ranks, config) if launcher.is_leader else {}
+    known = target.describe(candidate_configs, shape.ranks, config) if launcher.is_leader else None
     settings = settings_of("compare", launch, base, config) | {"script_args": list(script_args)}
     leader = join_launch(launcher, launch, settings, timeout_s=base.timeout, notify=notify)
     if leader is None:
         return
-    design = {
-        "ranks": shape.ranks,
-        "hosts": shape.hosts,
-        "ranks_per_host": shape.ranks_per_host,
-        **place_settings(),
-        "threads": launch.threads or threads_per_rank(shape.ranks_per_host),
-        "requested_threads": launch.threads,
-        "repeats": config.repeats,
-        "max_repeats": config.max_repeats,
-        "interim_analyses": config.interim_analyses,
-        "reference": reference_of(candidates).name,
-        "proof": config.proof,
-        **known,
-    }
+    assert known is not None, "the leader describes the target"
+    emulation = emulation_info(os.environ)
+    design = CompareDesign(
+        ranks=shape.ranks,
+        hosts=shape.hosts,
+        ranks_per_host=shape.ranks_per_host,
+        emulated=None if emulation is None else emulation.spec,
+        host_cpus=None if emulation is None else emulation.host_cpus,
+        threads=launch.threads or threads_per_rank(shape.ranks_per_host),
+        requested_threads=launch.threads,
+        repeats=config.repeats,
+        max_repeats=config.max_repeats,
+        interim_analyses=config.interim_analyses,
+        reference=reference_of(candidates).name,
+        proof=config.proof,
+        target=known.target,
+        batch=known.batch,
+        estimate_s=known.estimate_s,
+    )
     with leader:
-        folder = ExperimentFolder.create(
-            out or new_folder(base, "compare"),
-            kind="compare",
+        description = CompareDescription(
+            kind=COMPARE_KIND,
             candidates=candidates,
             config=target.settings(candidate_configs),
             design=design,
             provenance=provenance(),
         )
+        folder = ExperimentFolder.create(out or new_folder(base, COMPARE_KIND), description)
         on_folder(folder.path)
-        display.plan(design | {"candidates": [candidate.name for candidate in candidates]}, candidate_configs[0].config)
+        display.plan(design, [candidate.name for candidate in candidates], candidate_configs[0].config)
         CompareExperiment(target, candidate_configs, leader, config, folder, display).run()

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.findings import Finding, findings
 from paceline.config import RunConfig
@@ -20,11 +22,20 @@ from paceline.experiments.training_targets import ScheduledRun, TrainingTarget, 
 from paceline.launch.job import Job, Task
 from paceline.launch.leader import Leader
 from paceline.records import EventWriter, RunFolder
+from paceline.records.events import (
+    EndEvent,
+    FailureEvent,
+    InterruptedEvent,
+    ParityEvent,
+    ScheduledEvent,
+    UnexaminedEvent,
+    UnprovenEvent,
+)
 from paceline.records.examination import write_examination
-from paceline.records.experiment import ExperimentFolder
+from paceline.records.experiment import Design, ExperimentFolder
+from paceline.records.parity import Parity
 from paceline.records.provenance import command_line
-from paceline.records.reader import read_json
-from paceline.records.schema import FINISHED_FILE, PARITY_FILE
+from paceline.records.schema import FINISHED_FILE
 from paceline.strategies.registry import create
 
 Item = TypeVar("Item")
@@ -53,13 +64,13 @@ class MeasurementConfig(Protocol):
 class ProgressDisplay(Protocol):
     """Display of an experiment in progress; the engine calls these methods as things happen."""
 
-    def plan(self, design: dict[str, Any], config: RunConfig) -> None:
+    def plan(self, design: Design, candidates: Sequence[str], config: RunConfig) -> None:
         """Show what will be measured, and the estimated time."""
 
     def launch(self, stage: str, runs: Sequence[ScheduledRun], steps: int | None) -> Any:
         """Return a context manager to enter while ranks carry out these runs."""
 
-    def proved(self, name: str, parity: dict[str, Any]) -> None:
+    def proved(self, name: str, parity: Parity) -> None:
         """Show the result of one parity proof."""
 
     def unproven(self, reason: str) -> None:
@@ -122,9 +133,9 @@ class Experiment(ABC):
             if self.config.proof:
                 self._prove()
             self._measure()
-            self.events.write("end")
+            self.events.write(EndEvent())
         except KeyboardInterrupt:
-            self.events.write("interrupted")
+            self.events.write(InterruptedEvent())
             raise
         finally:
             self.events.close()
@@ -140,7 +151,7 @@ class Experiment(ABC):
             with self.display.examine(folder):
                 found = examine(examined.config, self.leader, examined.shape, folder, with_workload=not is_script)
         except PacelineError as error:
-            self.events.write("unexamined", reason=error.message, hint=error.hint)
+            self.events.write(UnexaminedEvent(reason=error.message, hint=error.hint))
             self.display.unexamined(error.message)
             return
         write_examination(self.folder.path, found)
@@ -151,7 +162,7 @@ class Experiment(ABC):
         try:
             self.target.prove(runs, self)
         except Unproven as reason:
-            self.events.write("unproven", reason=str(reason))
+            self.events.write(UnprovenEvent(reason=str(reason)))
             self.display.unproven(str(reason))
             return
         unproven: dict[str, list[str]] = {}
@@ -162,15 +173,14 @@ class Experiment(ABC):
             if parity.unproven:
                 unproven.setdefault(parity.unproven, []).append(run.name)
                 continue
-            found = read_json(run.folder / PARITY_FILE)
-            self.events.write("parity", candidate=run.name, **found)
-            self.display.proved(run.name, found)
-            if found["lossless"]:
-                replace(parity, strategy=run.name).check()
+            self.events.write(ParityEvent(candidate=run.name, **msgspec.structs.asdict(parity)))
+            self.display.proved(run.name, parity)
+            if parity.lossless:
+                msgspec.structs.replace(parity, strategy=run.name).check()
         for reason_text, names in unproven.items():
             verb = "is" if len(names) == 1 else "are"
             message = f"{', '.join(names)} {verb} measured without a parity proof: {reason_text}"
-            self.events.write("unproven", candidates=names, reason=message)
+            self.events.write(UnprovenEvent(candidates=names, reason=message))
             self.display.unproven(message)
 
     def _measure(self) -> None:
@@ -189,7 +199,7 @@ class Experiment(ABC):
             runs.append(self._scheduled_run(seeded, f"repeat-{repeat + 1}"))
         for run in runs:
             where = run.folder.relative_to(self.folder.path)
-            self.events.write("run", candidate=run.name, repeat=repeat, folder=str(where))
+            self.events.write(ScheduledEvent(candidate=run.name, repeat=repeat, folder=str(where)))
         self.run_in_order("train", f"repeat {repeat + 1}", runs)
 
     def run_in_order(self, task: Task, stage: str, runs: Sequence[ScheduledRun], oracle: str = "") -> None:
@@ -236,9 +246,8 @@ class Experiment(ABC):
         name = candidate_config.candidate.name
         self.failed_names.add(name)
         self.first_error = self.first_error or error
-        self.events.write(
-            "failure", candidate=name, stage=stage, kind=type(error).__name__, message=str(error), hint=error.hint
-        )
+        kind = type(error).__name__
+        self.events.write(FailureEvent(candidate=name, stage=stage, kind=kind, message=str(error), hint=error.hint))
         self.display.failed(name, error)
 
     def _scheduled_run(self, candidate_config: CandidateConfig, stage: str) -> ScheduledRun:

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.record_set import collect_records
-from paceline.analysis.scaling.curves import KIND, scaling
+from paceline.analysis.scaling.curves import scaling
 from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
+from paceline.config.emulation import emulation_info
 from paceline.errors import UsageError
 from paceline.experiments.candidates import CandidateConfig
-from paceline.experiments.checks import gpus_to_use, place_settings, settings_of
+from paceline.experiments.checks import gpus_to_use, settings_of
 from paceline.experiments.engine import Experiment, ProgressDisplay
 from paceline.experiments.names import prepare_data
 from paceline.experiments.scaling.estimate import estimate_s
 from paceline.experiments.scaling.machines import (
+    DetectedMachines,
     ThreadCounts,
     are_bound,
     choose_threads,
@@ -36,7 +38,14 @@ from paceline.launch.leader import join_launch
 from paceline.launch.rank_assignment import find_launcher_process
 from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
-from paceline.records.experiment import ExperimentFolder, read_experiment
+from paceline.records.experiment import (
+    ExperimentFolder,
+    ScaleDescription,
+    ScaleDesign,
+    ScaleShape,
+    read_experiment,
+)
+from paceline.records.schema import SCALE_KIND
 from paceline.workloads.names import is_user_workload
 
 DEFAULT_STEPS = 20
@@ -104,28 +113,33 @@ def scale(
     if leader is None:
         return
     with leader:
-        place = place_settings() | {"machine_cores": cores}
-        place |= {
-            "machines": find_machines(leader.launcher_infos, emulated=place["emulated"] is not None, quota=own_quota())
-        }
-        place |= {"ranks_pinned": are_bound(leader.launcher_infos)}
-        threads = choose_threads(shapes, launch, place, gpus)
-        expected_s = estimate_s(candidate_configs, config, place)
-        design = (
-            _design(config, candidate_configs, shapes, threads, launch)
-            | place
-            | {"gpus": gpus, "estimate_s": expected_s}
+        emulation = emulation_info(os.environ)
+        place = DetectedMachines(
+            emulated=None if emulation is None else emulation.spec,
+            host_cpus=None if emulation is None else emulation.host_cpus,
+            machine_cores=cores,
+            machines=find_machines(leader.launcher_infos, emulated=emulation is not None, quota=own_quota()),
+            ranks_pinned=are_bound(leader.launcher_infos),
         )
-        folder = ExperimentFolder.create(
-            out or new_folder(base, KIND),
-            kind=KIND,
-            candidates=[candidate_config.candidate for candidate_config in candidate_configs],
+        threads = choose_threads(shapes, launch, place, gpus)
+        design = ScaleDesign(
+            **_design(config, candidate_configs, shapes, threads, launch),
+            **dataclasses.asdict(place),
+            gpus=gpus,
+            estimate_s=estimate_s(candidate_configs, config, place),
+            target=_target(base),
+        )
+        candidates = [candidate_config.candidate for candidate_config in candidate_configs]
+        description = ScaleDescription(
+            kind=SCALE_KIND,
+            candidates=candidates,
             config=shared_settings(dataclasses.asdict(candidate_configs[0].config)),
             design=design,
             provenance=provenance(),
         )
+        folder = ExperimentFolder.create(out or new_folder(base, SCALE_KIND), description)
         on_folder(folder.path)
-        display.plan(design | {"target": _target(base)}, candidate_configs[0].config)
+        display.plan(design, [candidate.name for candidate in candidates], candidate_configs[0].config)
         ScaleExperiment(WorkloadTarget(), candidate_configs, leader, config, folder, display, threads=threads).run()
 
 
@@ -149,12 +163,13 @@ def _design(
     threads: ThreadCounts,
     launch: LaunchConfig,
 ) -> dict[str, Any]:
+    """Return the part of the design that follows from the configuration."""
     largest = max(shapes, key=lambda shape: (shape.ranks, shape.hosts))
     batches = ScaleBatches.of(config, largest.ranks)
     return {
         "ranks": largest.ranks,
         "hosts": largest.hosts,
-        "shapes": [{"hosts": shape.hosts, "ranks_per_host": shape.ranks_per_host} for shape in shapes],
+        "shapes": [ScaleShape(hosts=shape.hosts, ranks_per_host=shape.ranks_per_host) for shape in shapes],
         "modes": list(config.modes),
         "batch": batches.whole,
         "batch_per_rank": batches.share,

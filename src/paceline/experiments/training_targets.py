@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.config import ATTACH_SETTINGS, SCRIPT_SETTINGS, VARIED_IN_SCRIPTS, CompareConfig, RunConfig, Script
 from paceline.config.setting import option_name
@@ -23,11 +23,12 @@ from paceline.experiments.estimate import estimate_s
 from paceline.experiments.names import prepare_data
 from paceline.launch.job import Task
 from paceline.launch.launcher_process import Shape
-from paceline.records.reader import read_json
+from paceline.records.decoder import read_model
+from paceline.records.parity import Parity
 from paceline.records.schema import PARITY_FILE
+from paceline.records.settings import Settings
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import create
-from paceline.training.parity.proof import Parity
 from paceline.workloads.names import is_user_workload
 
 GRADIENTS_FILE = "gradients.pt"
@@ -40,6 +41,18 @@ class ScheduledRun:
     name: str
     candidate_config: CandidateConfig
     folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetInfo:
+    """Figures of a target for the design of an experiment; None where unknown."""
+
+    target: str
+    """Name of the workload, or the command line of the script."""
+    batch: int | None
+    """Global batch."""
+    estimate_s: float | None
+    """Estimated time of the experiment."""
 
 
 class Unproven(Exception):
@@ -63,16 +76,14 @@ class TrainingTarget(Protocol):
     def rules(self) -> CandidateRules:
         """Rules on what may vary between candidates."""
 
-    def settings(self, candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
+    def settings(self, candidate_configs: Sequence[CandidateConfig]) -> Settings:
         """Return the settings that all candidates share, for the record."""
 
     def prepare(self, candidate_configs: Sequence[CandidateConfig]) -> None:
         """Fetch the data; called on every host."""
 
-    def describe(
-        self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig
-    ) -> dict[str, Any]:
-        """Return its name (`target`), the global `batch` and the estimated time (`estimate_s`), None where unknown."""
+    def describe(self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig) -> TargetInfo:
+        """Return its name, its global batch and the estimated time of the experiment."""
 
     def script_of(self, run: ScheduledRun) -> Script | None:
         """Return the script that the ranks of a run execute in place of our own loop."""
@@ -95,26 +106,24 @@ class WorkloadTarget:
 
     rules: CandidateRules = WORKLOAD_RULES
 
-    def settings(self, candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
+    def settings(self, candidate_configs: Sequence[CandidateConfig]) -> Settings:
         return shared_settings(dataclasses.asdict(candidate_configs[0].config), candidate_configs)
 
     def prepare(self, candidate_configs: Sequence[CandidateConfig]) -> None:
         for candidate_config in candidate_configs:
             prepare_data(candidate_config.config)
 
-    def describe(
-        self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig
-    ) -> dict[str, Any]:
+    def describe(self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig) -> TargetInfo:
         config = candidate_configs[0].config
-        return {
-            "target": config.workload if is_user_workload(config.workload) else f"{config.workload} on {config.data}",
-            "batch": None
+        return TargetInfo(
+            target=config.workload if is_user_workload(config.workload) else f"{config.workload} on {config.data}",
+            batch=None
             if len({candidate_config.config.batch for candidate_config in candidate_configs}) > 1
             else config.global_batch(ranks),
-            "estimate_s": estimate_s(
+            estimate_s=estimate_s(
                 candidate_configs, ranks, compare.repeats, proof=compare.proof, doctor=compare.doctor
             ),
-        }
+        )
 
     def script_of(self, run: ScheduledRun) -> Script | None:  # noqa: ARG002
         return None
@@ -164,17 +173,15 @@ class ScriptTarget:
     script: Script
     rules: CandidateRules = SCRIPT_RULES
 
-    def settings(self, candidate_configs: Sequence[CandidateConfig]) -> dict[str, Any]:
+    def settings(self, candidate_configs: Sequence[CandidateConfig]) -> Settings:
         return shared_settings(self.script.settings_to_keep(candidate_configs[0].config), candidate_configs)
 
     def prepare(self, candidate_configs: Sequence[CandidateConfig]) -> None:
         """Do nothing: a script fetches its data itself."""
 
-    def describe(
-        self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig
-    ) -> dict[str, Any]:
+    def describe(self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig) -> TargetInfo:
         del candidate_configs, ranks, compare
-        return {"target": shlex.join([self.script.path, *self.script.args]), "batch": None, "estimate_s": None}
+        return TargetInfo(target=shlex.join([self.script.path, *self.script.args]), batch=None, estimate_s=None)
 
     def script_of(self, run: ScheduledRun) -> Script | None:
         named = {*self.script.settings, *run.candidate_config.candidate.settings}
@@ -219,7 +226,7 @@ class ScriptTarget:
             str(gradients),
         )
         found = read_parity(folder)
-        if found is not None and math.isinf(found.error):
+        if found is not None and math.isinf(found.relative_error):
             raise Unproven(
                 f"{self.script.name} has gradients that are not finite, or different ones each time, so parity cannot "
                 "be proven: debug it on one rank."
@@ -247,10 +254,7 @@ def read_parity(folder: Path) -> Parity | None:
     """Return the result of a parity proof; None if it did not finish."""
     if not (folder / PARITY_FILE).is_file():
         return None
-    found = read_json(folder / PARITY_FILE)
-    values = {field.name: found[field.name] for field in dataclasses.fields(Parity) if field.name in found}
-    values["error"] = float("inf") if values["error"] is None else values["error"]
-    return Parity(**values)
+    return read_model(folder / PARITY_FILE, Parity, "parity")
 
 
 def _script_target(base: RunConfig, path: str, args: Sequence[str]) -> ScriptTarget:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from paceline.measure.marks import Marks
 from paceline.measure.resources import ProcessProbe, ResourceSampler
 from paceline.records import RunFolder
+from paceline.records.events import EpochEvent, RunEvent
 from paceline.records.writer import MarkWriter, ResourceWriter
 
 
@@ -25,10 +25,10 @@ class RunMonitor:
         self.sampler.start()
         self._is_open = True
 
-    def on_event(self, event: str, **values: Any) -> None:
+    def on_event(self, event: RunEvent) -> None:
         """Handle an event of the run recorder: record the end of an epoch."""
-        if event == "epoch":
-            self.marks.add_now("epoch", str(values["epoch"]))
+        if isinstance(event, EpochEvent):
+            self.marks.add_now("epoch", str(event.epoch))
 
     def close(self) -> None:
         """Stop, and write everything to disk; calls after the first have no effect."""

@@ -4,6 +4,6 @@ A plan is a pure function of sizes, `(gradients, ranks, hosts=…, **options) ->
 strategy registry. `hosts` holds the ranks of each host; most plans do not depend on it.
 """
 
-from paceline.plans.plan import Gradient, Operation, PairTraffic, Plan, Transfer, all_reduce_lower_bound
+from paceline.plans.plan import Gradient, Operation, Plan, Transfer, all_reduce_lower_bound
 
-__all__ = ["Gradient", "Operation", "PairTraffic", "Plan", "Transfer", "all_reduce_lower_bound"]
+__all__ = ["Gradient", "Operation", "Plan", "Transfer", "all_reduce_lower_bound"]

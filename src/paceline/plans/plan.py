@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.plans.framing import TO_RECEIVE_BYTES, TO_SEND_BYTES
+from paceline.records.summary import PairTraffic
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,6 @@ class Transfer:
     bytes: int
     messages: int = 1
     """Number of messages; each has its framing (`framing.py`)."""
-
-
-@dataclass(frozen=True)
-class PairTraffic:
-    """Total bytes sent from one rank to another in a step."""
-
-    source: int
-    target: int
-    payload_bytes: int
-    """Bytes of tensors."""
-    framing_bytes: int
-    """Bytes that Gloo adds for these tensors, and for those sent in the other direction."""
 
 
 @dataclass(frozen=True)

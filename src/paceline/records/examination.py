@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from paceline.errors import RecordError
-from paceline.records.decode import DecodeError, build
-from paceline.records.reader import check_schema, read_json
-from paceline.records.schema import DOCTOR_FILE, SCHEMA_VERSION
+from paceline.records.decoder import VersionedFile, read_model
+from paceline.records.provenance import Provenance
+from paceline.records.schema import DOCTOR_FILE
+from paceline.records.value_types import Count, Positive, PositiveCount, WholeNumber
 from paceline.records.writer import write_json
 
 LARGE_BYTES = 1 << 20
 """Size from which buffers on the way no longer inflate a measured bandwidth."""
 MAX_BYTES_PER_S = 1e18
 """Upper limit of a plausible bandwidth."""
+Latency = Annotated[float, Meta(ge=0)]
+SecondsPerByte = Annotated[float, Meta(gt=1 / MAX_BYTES_PER_S)]
+TwoRanks = Annotated[list[Count], Meta(min_length=2, max_length=2)]
+NumberedRanks = Annotated[list[Count], Meta(min_length=1)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankInfo:
+class RankInfo(Struct, frozen=True, kw_only=True):
     """One rank and its machine."""
 
-    rank: int
-    host: int
+    rank: Count
+    host: Count
     """Number of its host, from 0. Ranks on one host communicate without leaving it; emulated hosts count separately."""
     host_name: str
     boot_id: str
@@ -38,32 +44,32 @@ class RankInfo:
     """Error when opening a port on the address; None on success."""
     device: str
     """`cpu`, or the name of the GPU."""
-    device_index: int | None
+    device_index: Count | None
     backend: str
-    threads: int
+    threads: PositiveCount
     """Compute threads of torch."""
-    cpu_count: int
+    cpu_count: Count
     """Cores of the machine."""
-    affinity: int
+    affinity: Count
     """Number of cores in the CPU affinity mask of the process."""
     cpu_quota: float | None
     """CPU quota of its cgroups, in cores; None if there is no quota."""
-    cores: float
+    cores: Positive
     """Usable cores: the smaller of affinity and quota."""
     busy_cores: float
     """Cores of the machine that other programs used while the ranks were idle."""
-    memory_available_bytes: int
+    memory_available_bytes: WholeNumber
     """Memory available before the workload: free memory of the machine, or what the tightest cgroup leaves."""
-    memory_limit_bytes: int | None
+    memory_limit_bytes: Count | None
     """Memory limit of the tightest cgroup; None if there is no limit."""
-    resident_bytes: int
+    resident_bytes: Count
     """Resident memory of the rank's process before the workload: Python, torch, process groups."""
-    device_memory_bytes: int | None
+    device_memory_bytes: Count | None
     """Memory of the GPU; None on a CPU."""
-    device_free_bytes: int | None
+    device_free_bytes: Count | None
     folder: str
     """Folder of the records."""
-    disk_free_bytes: int
+    disk_free_bytes: Count
     versions: dict[str, str | None]
     clock_offset_s: float
     """Time of day on its clock minus that of rank 0."""
@@ -71,26 +77,24 @@ class RankInfo:
     """Uncertainty of the offset."""
 
 
-@dataclass(frozen=True)
-class PairPoint:
+class PairPoint(Struct, frozen=True):
     """Time of messages of one size between two ranks."""
 
-    bytes: int
+    bytes: Count
     one_way_s: float
     """Half of the median round-trip time."""
-    repeats: int
+    repeats: Count
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairLink:
+class PairLink(Struct, frozen=True, kw_only=True):
     """Measured link between two ranks."""
 
-    ranks: list[int]
-    hosts: list[int]
+    ranks: TwoRanks
+    hosts: TwoRanks
     """Hosts of the two ranks; equal for a link within a host."""
-    alpha_s: float
+    alpha_s: Latency
     """Latency: half of the median round-trip time of one-element messages."""
-    beta_s_per_byte: float
+    beta_s_per_byte: SecondsPerByte
     """Slope of one-way time over size, by least squares."""
     points: list[PairPoint]
 
@@ -105,28 +109,26 @@ class PairLink:
         return 1 / self.beta_s_per_byte
 
 
-@dataclass(frozen=True)
-class AllReducePoint:
+class AllReducePoint(Struct, frozen=True):
     """Time and bandwidth of an all-reduce of one size."""
 
-    bytes: int
-    time_s: float
+    bytes: PositiveCount
+    time_s: Positive
     """Median over repeats of the slowest rank's time."""
-    algbw_bytes_per_s: float
+    algbw_bytes_per_s: Positive
     """Size ÷ time."""
-    busbw_bytes_per_s: float
+    busbw_bytes_per_s: Positive
     """algbw × 2(n − 1)/n: rate on every rank's link in each direction."""
-    repeats: int
+    repeats: Count
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllReduceTimes:
+class AllReduceTimes(Struct, frozen=True, kw_only=True):
     """All-reduces over some ranks, smallest size first."""
 
-    ranks: list[int]
-    hosts: list[int]
+    ranks: NumberedRanks
+    hosts: NumberedRanks
     """Hosts of these ranks, without duplicates."""
-    points: list[AllReducePoint]
+    points: Annotated[list[AllReducePoint], Meta(min_length=1)]
 
     @property
     def within_host(self) -> bool:
@@ -140,12 +142,11 @@ class AllReduceTimes:
         return max(large, key=lambda point: point.busbw_bytes_per_s, default=self.points[-1])
 
 
-@dataclass(frozen=True)
-class MeasuredLinks:
+class MeasuredLinks(Struct, frozen=True):
     """Measured links of all pairs, and all-reduces."""
 
-    pairs: list[PairLink]
-    all_reduces: list[AllReduceTimes]
+    pairs: Annotated[list[PairLink], Meta(min_length=1)]
+    all_reduces: Annotated[list[AllReduceTimes], Meta(min_length=1)]
     """The first is over all ranks, as in training. With several hosts, others follow: within a host, between hosts."""
 
     def of(self, *, within_host: bool) -> list[PairLink]:
@@ -163,19 +164,18 @@ class MeasuredLinks:
         return self.slowest.bytes_per_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contention:
+class Contention(Struct, frozen=True, kw_only=True):
     """Slow-down of communication and compute when both run at the same time."""
 
-    flop: int
+    flop: Count
     """Floating-point operations of one matrix product."""
-    matmul_alone_s: float
-    matmul_contended_s: float
+    matmul_alone_s: Positive
+    matmul_contended_s: Positive
     """Time of a matrix product while an all-reduce is always in progress."""
-    bytes: int
+    bytes: Count
     """Size of the all-reduce."""
-    all_reduce_alone_s: float
-    all_reduce_contended_s: float
+    all_reduce_alone_s: Positive
+    all_reduce_contended_s: Positive
     """Time of an all-reduce while all ranks compute."""
 
     @property
@@ -189,27 +189,25 @@ class Contention:
         return self.all_reduce_contended_s / self.all_reduce_alone_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkloadNeeds:
+class WorkloadNeeds(Struct, frozen=True, kw_only=True):
     """Step time and memory of the workload, measured by training a few steps."""
 
     name: str
     strategy: str
-    batch: int | None
+    batch: PositiveCount | None
     """Global batch; None if the workload's data sets it."""
-    workers: int
-    parameters: int
-    gradient_bytes: int
-    steps: int
-    step_s: float
+    workers: PositiveCount
+    parameters: Count
+    gradient_bytes: Count
+    steps: Count
+    step_s: Positive
     """Median step time of the slowest rank, without the first step."""
-    peak_bytes: list[int | None]
+    peak_bytes: list[Count | None]
     """Peak memory by rank: resident memory on a CPU, tensor memory on a GPU. None for a rank that did not train, and if
     the system does not report it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuringCost:
+class MeasuringCost(Struct, frozen=True, kw_only=True):
     """Overhead of collecting events: alternating blocks of steps with and without it, on the same data."""
 
     workload: str
@@ -219,19 +217,18 @@ class MeasuringCost:
     low: float
     high: float
     """`low` to `high` is the 95% interval of the share."""
-    pairs: int
+    pairs: Count
     """Pairs of blocks, one with events and one without."""
-    steps: int
+    steps: Count
     """Steps per block."""
     step_cpu_s: float
     """CPU time of a step without events, over all threads of one rank."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Examination:
+class Examination(VersionedFile, frozen=True, kw_only=True):
     """All results of `paceline doctor`."""
 
-    provenance: dict[str, Any]
+    provenance: Provenance
     ranks: list[RankInfo]
     link: MeasuredLinks | None
     """None for a single rank."""
@@ -255,67 +252,38 @@ class Examination:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the examination as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: Any) -> Examination:
-        """Build an examination from JSON values; raise `DecodeError` if they are invalid."""
-        found = build(cls, content)
-        _check(found)
-        return found
+        """Return the examination as JSON values, without the schema version."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        del values["schema"]
+        return values
 
 
-def _check(found: Examination) -> None:
-    """Raise `DecodeError` for values that readers cannot use as divisors or indices."""
-    if [rank.rank for rank in found.ranks] != list(range(len(found.ranks))) or not found.ranks:
-        raise DecodeError("its ranks are not numbered from 0")
-    if found.workload is not None and len(found.workload.peak_bytes) != len(found.ranks):
-        raise DecodeError("it.workload.peak_bytes does not have one value per rank")
-    if not all(rank.cores > 0 and rank.threads > 0 for rank in found.ranks):
-        raise DecodeError("it.ranks has a rank without cores or threads")
-    if found.workload is not None and not (found.workload.step_s > 0 and found.workload.workers > 0):
-        raise DecodeError("it.workload has a step time that is not above 0, or no workers")
-    if found.link is not None:
-        _check_link(found.link, len(found.ranks))
-    if found.contention is not None:
-        both = found.contention
-        times = (both.matmul_alone_s, both.matmul_contended_s, both.all_reduce_alone_s, both.all_reduce_contended_s)
-        if not min(times) > 0:
-            raise DecodeError("it.contention has a time that is not above 0")
-
-
-def _check_link(link: MeasuredLinks, ranks: int) -> None:
-    for pair in link.pairs:
-        between = len(pair.ranks) == 2 and len(pair.hosts) == 2 and set(pair.ranks) <= set(range(ranks))
-        if not between or pair.alpha_s < 0 or not pair.beta_s_per_byte > 1 / MAX_BYTES_PER_S:
-            raise DecodeError(
-                "it.link.pairs has a link that is not between two ranks, or has an impossible latency or bandwidth"
-            )
-    if not link.pairs or not link.all_reduces:
-        raise DecodeError("it.link has no pair or no all-reduce")
-    if not all(group.points and group.hosts and group.ranks for group in link.all_reduces):
-        raise DecodeError("it.link.all_reduces has an entry without points")
-    for point in (point for group in link.all_reduces for point in group.points):
-        if not min(point.bytes, point.time_s, point.algbw_bytes_per_s, point.busbw_bytes_per_s) > 0:
-            raise DecodeError("it.link.all_reduces has a size, time or bandwidth that is not above 0")
+def check_examination(found: Examination) -> None:
+    """Raise `ValueError` for values that fit one by one and contradict each other."""
+    ranks = len(found.ranks)
+    if [rank.rank for rank in found.ranks] != list(range(ranks)) or not found.ranks:
+        raise ValueError("doctor.ranks are not numbered from 0")
+    if found.workload is not None and len(found.workload.peak_bytes) != ranks:
+        raise ValueError("doctor.workload.peak_bytes does not have one value per rank")
+    for number, pair in enumerate(found.link.pairs if found.link else []):
+        if max(pair.ranks) >= ranks:
+            raise ValueError(f"doctor.link.pairs[{number}] names a rank that there is not")
 
 
 def write_examination(folder: Path, examination: Examination) -> None:
     """Write an examination to a folder."""
-    write_json(folder / DOCTOR_FILE, {"schema": SCHEMA_VERSION, **examination.to_dict()})
+    write_json(folder / DOCTOR_FILE, examination)
 
 
 def read_examination(folder: Path) -> Examination:
     """Read the examination in a folder."""
     file = folder / DOCTOR_FILE
-    content = read_json(file)
-    check_schema(content, file, set())
-    del content["schema"]
+    found = read_model(file, Examination, "doctor")
     try:
-        return Examination.from_dict(content)
-    except DecodeError as error:
+        check_examination(found)
+    except ValueError as error:
         raise RecordError(f"{file} is damaged: {error}.") from None
+    return found
 
 
 def find_examination(folder: Path) -> Examination | None:

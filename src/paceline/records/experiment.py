@@ -2,77 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
 
 from paceline.errors import RecordError
 from paceline.records import schema
-from paceline.records.examination import Examination, find_examination
-from paceline.records.reader import RunRecord, check_schema, read_events, read_json, read_run
-from paceline.records.value_checks import (
-    COUNT,
-    DESIGN,
-    FLAG,
-    NUMBER,
-    POSITIVE,
-    POSITIVE_COUNT,
-    PROVENANCE,
-    TEXT,
-    ValueKind,
-    check_kinds,
+from paceline.records.decoder import VersionedFile, read_model
+from paceline.records.events import (
+    EXPERIMENT_EVENTS,
+    CandidateEvent,
+    EventT,
+    ExperimentEvent,
+    ScheduledEvent,
+    events_of,
+    read_events,
 )
+from paceline.records.examination import Examination, find_examination
+from paceline.records.provenance import Provenance
+from paceline.records.reader import RunRecord, read_run
+from paceline.records.settings import Settings, check_settings
+from paceline.records.value_types import Count, Positive, PositiveCount, Seconds
 from paceline.records.writer import write_json
 
 CandidateRole = Literal["candidate", "bound", "baseline"]
-
-EVENT_KINDS = {
-    "run": {"candidate": TEXT, "repeat": COUNT, "folder": TEXT},
-    "parity": {
-        "candidate": TEXT,
-        "error": NUMBER.or_null,
-        "tolerance": NUMBER,
-        "lossless": FLAG,
-        "ranks": COUNT,
-        "steps": COUNT,
-    },
-    "failure": {"candidate": TEXT, "message": TEXT},
-    "unproven": {"reason": TEXT},
-}
-"""Values that readers require in each kind of event of an experiment."""
-MODES = ("strong", "weak", "both")
-POINT_KINDS = {
-    "mode": ValueKind(f"one of {', '.join(MODES)}", lambda value: value in MODES),
-    "ranks": POSITIVE_COUNT,
-    "hosts": POSITIVE_COUNT,
-    "ranks_per_host": POSITIVE_COUNT,
-    "batch": POSITIVE_COUNT,
-    "batch_per_rank": POSITIVE,
-}
-"""Values of `Candidate.point`."""
+PointMode = Literal["strong", "weak", "both"]
 
 
-@dataclass(frozen=True)
-class Candidate:
+class CandidatePoint(Struct, frozen=True, kw_only=True):
+    """Position of a candidate in a scaling experiment."""
+
+    mode: PointMode
+    """Scaling mode; `both` if the two modes share the run."""
+    ranks: PositiveCount
+    hosts: PositiveCount
+    ranks_per_host: PositiveCount
+    batch: PositiveCount
+    """Global batch."""
+    batch_per_rank: PositiveCount | Positive
+    """Batch ÷ ranks; not whole if the shares are uneven."""
+
+
+class Candidate(Struct, frozen=True):
     """A strategy with one set of settings, compared with others in an experiment."""
 
     name: str
     """Name in tables; unique within an experiment."""
     strategy: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = {}
     """Settings from `--vary`."""
     role: CandidateRole = "candidate"
     """`bound` exchanges nothing, so it is never recommended; `baseline` trains in one process; else `candidate`."""
     lossless: bool = True
-    point: dict[str, Any] | None = None
-    """Position in a scaling experiment: `mode` (`strong`, `weak`, or `both` if the two modes share the run), `ranks`,
-    `hosts`, `ranks_per_host`, `batch` and `batch_per_rank`. None in other experiments."""
+    point: CandidatePoint | None = None
+    """None in experiments other than scaling."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the candidate as JSON values, without `point` if it is None."""
-        values = asdict(self)
+        values: dict[str, Any] = msgspec.to_builtins(self)
         return values if self.point is not None else {key: value for key, value in values.items() if key != "point"}
+
+
+class Design(Struct, frozen=True, kw_only=True):
+    """Design of the measurements of an experiment."""
+
+    ranks: PositiveCount
+    """Largest world size."""
+    hosts: PositiveCount
+    threads: PositiveCount
+    """Compute threads per rank."""
+    requested_threads: PositiveCount | None
+    """Value of `--threads`; None if it was not given."""
+    repeats: Count
+    """Least number of repeats."""
+    max_repeats: Count
+    interim_analyses: Count
+    """Number of times that the experiment may check for a winner."""
+    reference: str | None
+    """Candidate that ratios are relative to."""
+    proof: bool
+    """Whether parity is tested first."""
+    target: str = ""
+    """Name of the workload, or the command line of the script."""
+    batch: PositiveCount | None
+    """Global batch (of strong scaling); None if it varies or a script sets it."""
+    estimate_s: Seconds | None
+    """Estimated time of the experiment; None if unknown."""
+    emulated: str | None
+    """Value of `--emulate`; None on real hosts."""
+    host_cpus: Positive | None
+    """Cores that the ranks of one emulated host share; None for no limit."""
+
+
+class CompareDesign(Design, frozen=True, kw_only=True):
+    """Design of a comparison."""
+
+    ranks_per_host: PositiveCount
+
+
+class ScaleShape(Struct, frozen=True, kw_only=True):
+    """Ranks and hosts of some points."""
+
+    hosts: PositiveCount
+    ranks_per_host: PositiveCount
+
+
+class ScaleDesign(Design, frozen=True, kw_only=True):
+    """Design of a scaling experiment."""
+
+    shapes: list[ScaleShape]
+    modes: list[str]
+    """`strong`, `weak` or both."""
+    batch_per_rank: PositiveCount
+    """Batch per rank of weak scaling."""
+    strategies: list[str]
+    requested_ranks_per_host: list[PositiveCount]
+    """Value of `--ranks-per-host`; empty if it was not given."""
+    machines: list[Count]
+    """Number of the machine of each host: hosts on one machine share its cores."""
+    machine_cores: Positive
+    ranks_pinned: bool
+    """Whether a launcher bound ranks to cores."""
+    gpus: Count
+    """GPUs of this host that ranks may use; 0 on CPUs."""
+
+
+class ExperimentDescription(VersionedFile, frozen=True, kw_only=True):
+    """Content of `experiment.json`."""
+
+    kind: str
+    """`compare` or `scale`."""
+    candidates: list[Candidate]
+    config: Settings
+    """Settings that all runs share."""
+    design: Design
+    provenance: Provenance
+
+
+class CompareDescription(ExperimentDescription, frozen=True, kw_only=True):
+    """Content of `experiment.json` of a comparison."""
+
+    design: CompareDesign
+
+
+class ScaleDescription(ExperimentDescription, frozen=True, kw_only=True):
+    """Content of `experiment.json` of a scaling experiment."""
+
+    design: ScaleDesign
+
+
+DESCRIPTIONS: dict[str, type[ExperimentDescription]] = {
+    schema.COMPARE_KIND: CompareDescription,
+    schema.SCALE_KIND: ScaleDescription,
+}
+
+
+class _KindOnly(VersionedFile, frozen=True, kw_only=True):
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -82,7 +171,7 @@ class ExperimentFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, *, kind: str, candidates: Sequence[Candidate], **sections: Any) -> ExperimentFolder:
+    def create(cls, path: Path, description: ExperimentDescription) -> ExperimentFolder:
         """Create the folder and write `experiment.json`; raise `RecordError` if the folder contains a record."""
         for file in (schema.EXPERIMENT_FILE, schema.RUN_FILE):
             if (path / file).exists():
@@ -91,8 +180,7 @@ class ExperimentFolder:
                 )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            described = {"schema": schema.SCHEMA_VERSION, "kind": kind, "candidates": [c.to_dict() for c in candidates]}
-            write_json(path / schema.EXPERIMENT_FILE, described | sections)
+            write_json(path / schema.EXPERIMENT_FILE, description)
         except OSError as error:
             hint = "name another folder with --out"
             raise RecordError(f"cannot write to {path}: {error.strerror}.", hint=hint) from None
@@ -116,21 +204,21 @@ class ExperimentRecord:
     path: Path
     kind: str
     candidates: list[Candidate]
-    config: dict[str, Any]
+    config: Settings
     """Settings that all runs share."""
-    design: dict[str, Any]
+    design: Design
     """Design of the measurement: ranks, repeats, stopping rule."""
-    provenance: dict[str, Any]
-    events: list[dict[str, Any]]
+    provenance: Provenance
+    events: list[ExperimentEvent]
     runs: list[ExperimentRun]
     examination: Examination | None = None
     """Examination of the machine before the experiment; None if there was none."""
     read_warnings: list[str] = field(default_factory=list)
     """Sentences on damaged parts that were skipped."""
 
-    def events_of(self, kind: str) -> list[dict[str, Any]]:
-        """Return the events of one kind, in order."""
-        return [event for event in self.events if event["event"] == kind]
+    def events_of(self, kind: type[EventT]) -> list[EventT]:
+        """Return the events of one type, in order."""
+        return events_of(self.events, kind)
 
 
 def is_experiment(path: Path) -> bool:
@@ -142,29 +230,29 @@ def read_experiment(path: Path) -> ExperimentRecord:
     """Read an experiment, also an interrupted one or one in progress; runs that never started are omitted."""
     if not is_experiment(path):
         raise RecordError(f"{path} contains no experiment: {schema.EXPERIMENT_FILE} is missing.")
-    content = read_json(path / schema.EXPERIMENT_FILE)
-    check_schema(content, path / schema.EXPERIMENT_FILE, {"kind", "candidates", "config", "design", "provenance"})
-    check_kinds(content["design"], DESIGN, "its design", path / schema.EXPERIMENT_FILE)
-    check_kinds(content["provenance"], PROVENANCE, "its provenance", path / schema.EXPERIMENT_FILE)
-    candidates = _candidates(content["candidates"], path / schema.EXPERIMENT_FILE)
-    by_name = {candidate.name: candidate for candidate in candidates}
-    events = read_events(path / schema.EVENTS_FILE)
+    found = _read_description(path / schema.EXPERIMENT_FILE)
+    by_name = {candidate.name: candidate for candidate in found.candidates}
+    events = read_events(path / schema.EVENTS_FILE, EXPERIMENT_EVENTS)
     for event in events:
-        _check_event(event, by_name, path / schema.EVENTS_FILE)
-    started = [(event, _folder_of(event, path)) for event in events if event["event"] == "run"]
+        if isinstance(event, CandidateEvent) and event.candidate not in by_name:
+            raise RecordError(
+                f"{path / schema.EVENTS_FILE} is damaged: {schema.EXPERIMENT_FILE} does not list the candidate "
+                f"{event.candidate!r}."
+            )
+    scheduled = [(event, _folder_of(event, path)) for event in events_of(events, ScheduledEvent)]
     examination, read_warnings = _examination_of(path)
     runs = [
-        ExperimentRun(by_name[event["candidate"]], event["repeat"], read_run(folder))
-        for event, folder in started
+        ExperimentRun(by_name[event.candidate], event.repeat, read_run(folder))
+        for event, folder in scheduled
         if (folder / schema.RUN_FILE).is_file()
     ]
     return ExperimentRecord(
         path=path,
-        kind=content["kind"],
-        candidates=candidates,
-        config=content["config"],
-        design=content["design"],
-        provenance=content["provenance"],
+        kind=found.kind,
+        candidates=found.candidates,
+        config=found.config,
+        design=found.design,
+        provenance=found.provenance,
         events=events,
         runs=runs,
         examination=examination,
@@ -180,58 +268,30 @@ def _examination_of(path: Path) -> tuple[Examination | None, list[str]]:
         return None, [f"{error.message} The report omits the examination by `paceline doctor`."]
 
 
-def _candidates(entries: Any, file: Path) -> list[Candidate]:
-    if not isinstance(entries, list):
-        raise RecordError(f"{file} is damaged: its candidates are not a list.")
-    candidates = [_candidate(entry, file) for entry in entries]
-    if len({candidate.name for candidate in candidates}) < len(candidates):
-        raise RecordError(f"{file} is damaged: two candidates have the same name.")
-    return candidates
+def _read_description(file: Path) -> ExperimentDescription:
+    """Read `experiment.json`; its kind determines the type of its design."""
+    kind = read_model(file, _KindOnly, "experiment").kind
+    found = read_model(file, DESCRIPTIONS.get(kind, ExperimentDescription), "experiment")
+    check_settings(found.config, "experiment.config", file)
+    if len({candidate.name for candidate in found.candidates}) < len(found.candidates):
+        raise RecordError(f"{file} is damaged: two of experiment.candidates have the same name.")
+    for number, candidate in enumerate(found.candidates):
+        place = f"experiment.candidates[{number}]"
+        check_settings(candidate.settings, f"{place}.settings", file)
+        point = candidate.point
+        if point is not None and (point.ranks != point.hosts * point.ranks_per_host or point.batch < point.ranks):
+            raise RecordError(
+                f"{file} is damaged: {place}.point has ranks that are not hosts × ranks_per_host, or exceed its batch."
+            )
+    return found
 
 
-def _candidate(entry: Any, file: Path) -> Candidate:
-    try:
-        candidate = Candidate(**entry)
-    except TypeError as error:
-        raise RecordError(f"{file} is damaged: {error}.") from None
-    if candidate.role not in get_args(CandidateRole):
-        raise RecordError(f"{file} is damaged: {candidate.role!r} is not a role.")
-    texts = isinstance(candidate.name, str) and isinstance(candidate.strategy, str)
-    if not texts or not isinstance(candidate.settings, dict) or not isinstance(candidate.lossless, bool):
-        raise RecordError(
-            f"{file} is damaged: the name, strategy, settings or lossless flag of a candidate has a wrong type."
-        )
-    if candidate.point is not None:
-        _check_point(candidate.point, file)
-    return candidate
-
-
-def _check_point(point: Any, file: Path) -> None:
-    if not isinstance(point, dict):
-        raise RecordError(f"{file} is damaged: the point of a candidate is not a JSON object.")
-    check_kinds(point, POINT_KINDS, "the point of a candidate", file, needed=POINT_KINDS)
-    if point["ranks"] != point["hosts"] * point["ranks_per_host"] or point["batch"] < point["ranks"]:
-        raise RecordError(
-            f"{file} is damaged: the ranks of a point are not hosts × ranks_per_host, or exceed its batch."
-        )
-
-
-def _check_event(event: Mapping[str, Any], known: Mapping[str, Candidate], file: Path) -> None:
-    """Raise `RecordError` if an event lacks a required value or names an unknown candidate."""
-    kind = event["event"]
-    kinds = EVENT_KINDS.get(kind, {})
-    check_kinds(event, kinds, f"an event {kind!r}", file, needed=kinds)
-    name = event.get("candidate")
-    if "candidate" in kinds and name not in known:
-        raise RecordError(f"{file} is damaged: {schema.EXPERIMENT_FILE} does not list the candidate {name!r}.")
-
-
-def _folder_of(event: Mapping[str, Any], path: Path) -> Path:
+def _folder_of(event: ScheduledEvent, path: Path) -> Path:
     """Return the folder of a run; raise `RecordError` if it lies outside the experiment (records may be untrusted)."""
-    folder = path / str(event["folder"])
+    folder = path / event.folder
     if path.resolve() not in folder.resolve().parents:
         raise RecordError(
-            f"{path / schema.EVENTS_FILE} names a run outside the experiment: {event['folder']}.",
+            f"{path / schema.EVENTS_FILE} names a run outside the experiment: {event.folder}.",
             hint="name the folder of that run directly",
         )
     return folder

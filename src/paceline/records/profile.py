@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from paceline.errors import RecordError
-from paceline.records.decode import DecodeError, build
-from paceline.records.reader import read_json
+from paceline.records.decoder import read_model
 from paceline.records.schema import profile_file
-from paceline.records.value_checks import MAX_TIME_S
+from paceline.records.value_types import PositiveSeconds
 from paceline.records.writer import RunFolder, write_json
 
 LAST_STEP = 1 << 32
 """Upper limit of step numbers, which timelines store in 32 bits."""
+StepNumber = Annotated[int, Meta(ge=0, lt=LAST_STEP)]
 
 
-@dataclass(frozen=True)
-class Operator:
+class Operator(Struct, frozen=True):
     """An operator, such as `aten::mm`. Values are per step; `self_` values exclude the operators that it called."""
 
     name: str
@@ -29,13 +30,12 @@ class Operator:
     device_s: float | None
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(Struct, frozen=True):
     """Profile of some steps on one rank."""
 
-    first_step: int
-    last_step: int
-    step_s: float
+    first_step: StepNumber
+    last_step: StepNumber
+    step_s: PositiveSeconds
     """Wall time of a step under the profiler, which slows it down."""
     operators: list[Operator]
     """Operators with the most self time, largest first."""
@@ -50,15 +50,12 @@ class Profile:
 
 def write_profile(profile: Profile, folder: RunFolder, rank: int) -> None:
     """Write the profile to the record."""
-    write_json(folder.path / profile_file(rank), asdict(profile))
+    write_json(folder.path / profile_file(rank), profile)
 
 
 def read_profile(file: Path) -> Profile:
     """Read one rank's profile."""
-    try:
-        found = build(Profile, read_json(file))
-    except DecodeError as error:
-        raise RecordError(f"{file} is damaged: {error}.") from None
-    if not 0 <= found.first_step <= found.last_step < LAST_STEP or not 0 < found.step_s < MAX_TIME_S:
-        raise RecordError(f"{file} is damaged: its range of steps is empty, or its step time is not above 0.")
+    found = read_model(file, Profile, "profile")
+    if found.last_step < found.first_step:
+        raise RecordError(f"{file} is damaged: profile.last_step is before profile.first_step.")
     return found

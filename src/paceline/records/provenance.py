@@ -10,7 +10,31 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct
+
+from paceline.records.value_types import Count, PositiveCount
+
+
+class Provenance(Struct, frozen=True, kw_only=True):
+    """Origin of a result: what a reader needs to trust or reproduce it."""
+
+    time: str
+    """Local time with its offset from UTC, as in `2026-01-02T03:04:05+0000`."""
+    command: str
+    """Command that the user typed."""
+    host: str | None
+    system: str
+    """Operating system, its release, and the machine's architecture."""
+    cpu: str | None
+    """Model of the processor."""
+    cpu_count: PositiveCount | None
+    memory_bytes: Count | None
+    python: str
+    versions: dict[str, str | None]
+    """Version by package; None if the package is not installed."""
+    commit: str | None
+    """Git commit of the working directory; None outside of a repository."""
 
 
 def command_line() -> str:
@@ -18,20 +42,20 @@ def command_line() -> str:
     return shlex.join(["paceline" if Path(sys.argv[0]).stem == "__main__" else Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def provenance(command: str | None = None) -> dict[str, Any]:
-    """Return what a reader needs to trust or reproduce a result; `command` is the command that the user typed."""
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": command or command_line(),
-        "host": platform.node(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": _cpu_name(),
-        "cpu_count": os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
-        "python": platform.python_version(),
-        "versions": {name: version_of(name) for name in ("paceline", "torch", "numpy")},
-        "commit": _commit(),
-    }
+def provenance(command: str | None = None) -> Provenance:
+    """Return the provenance of a result measured now; `command` is the command that the user typed."""
+    return Provenance(
+        time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        command=command or command_line(),
+        host=platform.node(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=_cpu_name(),
+        cpu_count=os.cpu_count(),
+        memory_bytes=_memory_bytes(),
+        python=platform.python_version(),
+        versions={name: version_of(name) for name in ("paceline", "torch", "numpy")},
+        commit=_commit(),
+    )
 
 
 def version_of(package: str) -> str | None:

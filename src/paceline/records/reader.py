@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import RecordError
 from paceline.records import schema
-from paceline.records.value_checks import LOG, check_kinds, check_run, check_run_events, check_summary
+from paceline.records.decoder import read_model
+from paceline.records.description import RunDescription, Topology
+from paceline.records.events import RUN_EVENTS, EventT, RunEvent, events_of, read_events
+from paceline.records.provenance import Provenance
+from paceline.records.settings import Settings, check_settings
+from paceline.records.summary import Summary, check_summary
 
 if TYPE_CHECKING:
     from paceline.records.profile import Profile
     from paceline.records.resources import Resources
     from paceline.records.timeline import Timeline
 
-OBJECT_SECTIONS = frozenset({"config", "topology", "design", "provenance"})
-"""Sections that are JSON objects."""
-COMPARISON_KEYS = frozenset(
-    {"workers", "device", "exchanges", "lossless", "batch", "threads", "cores", "ranks_per_host"}
-)
-"""Keys of the topology that a comparison requires."""
-MAX_JSON_DEPTH = 50
-"""Deepest nesting of JSON that is accepted: far deeper than records are, far below the recursion limit."""
 MAX_VALUE = 1e18
 """Upper limit of every value of a step or sample: 10¹⁸ bytes exceed the memory of any host."""
 
@@ -67,24 +62,24 @@ class RunRecord:
     """A run read from disk."""
 
     path: Path
-    config: dict[str, Any]
-    topology: dict[str, Any]
-    provenance: dict[str, Any]
+    config: Settings
+    topology: Topology
+    provenance: Provenance
     steps: dict[int, Steps]
     """Steps by rank; ranks that never trained (idle ranks, servers) are missing."""
-    events: list[dict[str, Any]]
-    summary: dict[str, Any] | None
+    events: list[RunEvent]
+    summary: Summary | None
     """None if the run did not complete."""
     finished: bool
 
     @property
     def lockstep(self) -> bool:
         """Whether its ranks stepped together; otherwise ranks have different numbers of steps."""
-        return bool(self.topology.get("lockstep", True))
+        return self.topology.lockstep
 
-    def events_of(self, kind: str) -> list[dict[str, Any]]:
-        """Return the events of one kind, in order."""
-        return [event for event in self.events if event["event"] == kind]
+    def events_of(self, kind: type[EventT]) -> list[EventT]:
+        """Return the events of one type, in order."""
+        return events_of(self.events, kind)
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
@@ -92,8 +87,7 @@ class RunRecord:
         from paceline.records.timeline import read_timeline
 
         files = self._files("timeline-*.bin")
-        ranks = self.topology.get("world_size") or max(files, default=0) + 1
-        found = {rank: read_timeline(file, ranks) for rank, file in files.items()}
+        found = {rank: read_timeline(file, self.topology.world_size) for rank, file in files.items()}
         return {rank: timeline.without_drift(self._drift_rate(rank)) for rank, timeline in found.items()}
 
     @cached_property
@@ -121,17 +115,18 @@ class RunRecord:
 
     def _files(self, pattern: str) -> dict[int, Path]:
         """Return per-rank files by rank; raise `RecordError` for a rank beyond the world size."""
-        files, ranks = files_by_rank(self.path, pattern), self.topology.get("world_size")
+        files, ranks = files_by_rank(self.path, pattern), self.topology.world_size
         for rank, file in files.items():
-            if ranks is not None and rank >= ranks:
+            if rank >= ranks:
                 raise RecordError(f"{file} belongs to a rank that the run did not have: its world size was {ranks}.")
         return files
 
     def _drift_rate(self, rank: int) -> float:
         """Return the drift of a rank's clock relative to rank 0's, in seconds per second."""
-        clock = (self.summary or {}).get("clock") or {}
-        drift_s, measured_at_s = clock.get("drift_s", []), clock.get("measured_at_s")
-        return drift_s[rank] / measured_at_s if measured_at_s and rank < len(drift_s) else 0.0
+        clock = self.summary.clock if self.summary else None
+        if clock is None or not clock.measured_at_s or rank >= len(clock.drift_s):
+            return 0.0
+        return clock.drift_s[rank] / clock.measured_at_s
 
 
 def files_by_rank(path: Path, pattern: str) -> dict[int, Path]:
@@ -146,35 +141,30 @@ def read_run(path: Path) -> RunRecord:
     run_file = path / schema.RUN_FILE
     if not run_file.is_file():
         raise RecordError(f"{path} contains no record: {schema.RUN_FILE} is missing.", hint="name the folder of a run")
-    run = read_json(run_file)
-    check_schema(run, run_file, {"config", "topology", "provenance"})
-    check_run(run, run_file)
-    events = read_events(path / schema.EVENTS_FILE)
-    check_run_events(events, path / schema.EVENTS_FILE)
-    summary_file = path / schema.SUMMARY_FILE
-    summary = read_json(summary_file) if summary_file.is_file() else None
-    if summary is not None:
-        check_summary(summary, summary_file)
+    run = read_model(run_file, RunDescription, "run")
+    check_settings(run.config, "run.config", run_file, needed=("strategy", "bn"))
     return RunRecord(
         path=path,
-        config=run["config"],
-        topology=run["topology"],
-        provenance=run["provenance"],
+        config=run.config,
+        topology=run.topology,
+        provenance=run.provenance,
         steps={rank: read_steps(file) for rank, file in files_by_rank(path, "rank-*.csv").items()},
-        events=events,
-        summary=summary,
+        events=read_events(path / schema.EVENTS_FILE, RUN_EVENTS),
+        summary=_read_summary(path / schema.SUMMARY_FILE),
         finished=(path / schema.FINISHED_FILE).is_file(),
     )
 
 
-def check_comparable(run: RunRecord) -> None:
-    """Raise `RecordError` if a record lacks values that a comparison needs (a summary of one run does not)."""
-    file = run.path / schema.RUN_FILE
-    bn = {"bn"} if run.topology.get("batch_norm_layers") else set()
-    check_kinds(run.config, {}, "its config", file, needed={"strategy"} | bn)
-    check_kinds(run.topology, {}, "its topology", file, needed=COMPARISON_KEYS)
-    for event in run.events_of("log"):
-        check_kinds(event, {}, "an event 'log'", run.path / schema.EVENTS_FILE, needed=LOG)
+def _read_summary(file: Path) -> Summary | None:
+    """Read the summary; return None if the run has not written it."""
+    if not file.is_file():
+        return None
+    summary = read_model(file, Summary, "summary")
+    try:
+        check_summary(summary)
+    except ValueError as error:
+        raise RecordError(f"{file} is damaged: {error}.") from None
+    return summary
 
 
 def read_steps(file: Path) -> Steps:
@@ -198,20 +188,6 @@ def read_steps(file: Path) -> Steps:
     return Steps(columns, has_loss=not any(",," in line for line in lines))
 
 
-def read_events(file: Path) -> list[dict[str, Any]]:
-    """Read the events that were written so far; return an empty list if there is no file."""
-    if not file.is_file():
-        return []
-    try:
-        events = [parse_json(line) for line in whole_lines(read_text(file))]
-    except ValueError as error:
-        raise RecordError(f"{file} is damaged: {error}.") from None
-    for event in events:
-        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-            raise RecordError(f"{file} is damaged: a line does not name its event.")
-    return events
-
-
 def whole_lines(text: str) -> list[str]:
     """Return the lines that end with a line break; a truncated last line is ignored."""
     return text[: text.rfind("\n") + 1].splitlines()
@@ -230,72 +206,3 @@ def read_text(file: Path) -> str:
 def is_measured(values: npt.NDArray[np.float64]) -> bool:
     """Return whether all values are finite and below `MAX_VALUE`."""
     return bool((np.isfinite(values) & (np.abs(values) < MAX_VALUE)).all())
-
-
-def check_schema(content: dict[str, Any], file: Path, sections: set[str]) -> None:
-    """Raise `RecordError` if another schema version wrote the file, or if a section is missing."""
-    if content.get("schema") != schema.SCHEMA_VERSION:
-        raise RecordError(
-            f"{file} has record schema {content.get('schema')}; this version of Paceline reads only schema "
-            f"{schema.SCHEMA_VERSION}.",
-            hint="repeat the run with this version, or read the record with the version that wrote it",
-        )
-    missing = sections - content.keys()
-    if missing:
-        raise RecordError(f"{file} is damaged: it has no {', '.join(sorted(missing))}.")
-    for name in sorted(sections & OBJECT_SECTIONS):
-        if not isinstance(content[name], dict):
-            raise RecordError(f"{file} is damaged: its {name} is not a JSON object.")
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; raise `RecordError` if that fails."""
-    try:
-        content = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{file} cannot be read: {error}.") from None
-    if not isinstance(content, dict):
-        raise RecordError(f"{file} is damaged: it is not a JSON object.")
-    return content
-
-
-def parse_json(text: str) -> Any:
-    """Decode JSON; raise `ValueError` for NaN, infinite numbers, deep nesting and invalid surrogates."""
-    try:
-        content = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_finite_int)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    _check_depth(content)
-    if "\\u" in text:  # A lone surrogate can be escaped in JSON, but not encoded for output.
-        json.dumps(content, ensure_ascii=False).encode()
-    return content
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is too large")
-    return value
-
-
-def _finite_int(text: str) -> int:
-    _finite(text)
-    return int(text)
-
-
-def _check_depth(content: Any) -> None:
-    level = [content]
-    for _ in range(MAX_JSON_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, list | dict)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return
-    raise ValueError("it is nested too deeply")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paceline.errors import RecordError
 from paceline.records import schema
 from paceline.records.reader import is_measured, read_text, whole_lines
-from paceline.records.value_checks import MAX_TIME_S
+from paceline.records.value_types import MAX_TIME_S
 
 ALWAYS = ("time_s", "cpu_s", "resident_bytes", "threads", "sampler_cpu_s")
 """Columns that every rank measures; the others depend on the device and the host."""

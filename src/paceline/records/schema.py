@@ -1,10 +1,18 @@
-"""File names and columns of a record. A change that an older reader would misread raises `SCHEMA_VERSION`."""
+"""File names and columns of a record. A change that an older reader would misread raises `SCHEMA_VERSION`.
+
+The models of the JSON files are in the other modules of this folder, and `decoder.py` reads all of them by one rule: a
+key that the model declares must fit, and must exist unless the model has a default for it. Keys and events that are
+unknown are ignored, so that a later version may add some without raising the schema version.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 SCHEMA_VERSION = 3
+
+COMPARE_KIND, SCALE_KIND = "compare", "scale"
+"""Kinds of experiments."""
 
 RUN_FILE = "run.json"
 """Written before the first step: schema version, configuration, topology, provenance."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import RecordError
-from paceline.records.value_checks import MAX_TIME_S
+from paceline.records.value_types import MAX_TIME_S
 
 MAGIC = b"paceline-timeline"
 FORMAT = 1

@@ -5,7 +5,6 @@ Complete files are written by rename, and growing files grow by whole lines; rea
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -14,8 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from paceline.errors import RecordError
 from paceline.records import schema
+from paceline.records.description import RunDescription
+from paceline.records.events import Event
+from paceline.records.parity import Parity
+from paceline.records.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -47,15 +52,15 @@ class RunFolder:
         """Whether `run.json` has been written."""
         return (self.path / schema.RUN_FILE).exists()
 
-    def write_run(self, **sections: Any) -> None:
+    def write_run(self, description: RunDescription) -> None:
         """Write `run.json`, with everything known before the first step."""
-        write_json(self.path / schema.RUN_FILE, {"schema": schema.SCHEMA_VERSION, **sections})
+        write_json(self.path / schema.RUN_FILE, description)
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         """Write the results of the whole run."""
         write_json(self.path / schema.SUMMARY_FILE, summary)
 
-    def write_parity(self, parity: Mapping[str, Any]) -> None:
+    def write_parity(self, parity: Parity) -> None:
         """Write the result of a parity proof."""
         write_json(self.path / schema.PARITY_FILE, parity)
 
@@ -131,15 +136,13 @@ class EventWriter:
 
     def __init__(self, folder: EventFolder, now: Callable[[], float] | None = None) -> None:
         """Open the file. `now` returns seconds since the start; by default, time starts at this call."""
-        self._file = (folder.path / schema.EVENTS_FILE).open("w", encoding="utf-8")
+        self._file = (folder.path / schema.EVENTS_FILE).open("wb", buffering=0)
         start_s = time.perf_counter()
         self._now = now or (lambda: time.perf_counter() - start_s)
 
-    def write(self, event: str, **values: Any) -> None:
-        """Append one event."""
-        line = {"event": event, "time_s": round(self._now(), 6), **values}
-        self._file.write(json.dumps(json_safe(line), allow_nan=False) + "\n")
-        self._file.flush()
+    def write(self, event: Event) -> None:
+        """Append one event, with the time of this call."""
+        self._file.write(encode(msgspec.structs.replace(event, time_s=round(self._now(), 6))) + b"\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -147,9 +150,11 @@ class EventWriter:
 
 
 def json_safe(content: Any) -> Any:
-    """Return the content with None for NaN and infinity, which JSON cannot represent (a loss that diverged)."""
+    """Return the content as JSON values, with None for NaN and infinity, which JSON cannot represent."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None
+    if isinstance(content, msgspec.Struct):
+        content = msgspec.structs.asdict(content)
     if isinstance(content, Mapping):
         return {key: json_safe(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -157,8 +162,34 @@ def json_safe(content: Any) -> Any:
     return content
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: msgspec.Struct | Mapping[str, Any]) -> None:
     """Write a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(json_safe(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.write_bytes(msgspec.json.format(encode(content), indent=2) + b"\n")
     temporary.replace(path)
+
+
+def encode(content: Any) -> bytes:
+    """Encode a model or other values as JSON. NaN and infinity become null, as in `json_safe`."""
+    try:
+        return msgspec.json.encode(content, enc_hook=_plain_number)
+    except UnicodeEncodeError:  # A path or an argument on the command line may not be valid Unicode.
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(content, enc_hook=_plain_number)))
+
+
+def _plain_number(value: Any) -> float | int:
+    """Return a number of a type that JSON does not know, such as numpy's, as a plain one."""
+    if hasattr(value, "__index__"):
+        return int(value)
+    if hasattr(value, "__float__"):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} cannot be written to a record.")
+
+
+def _encodable(content: Any) -> Any:
+    """Return the content with question marks for lone surrogates, which UTF-8 cannot represent."""
+    if isinstance(content, str):
+        return content.encode("utf-8", "replace").decode()
+    if isinstance(content, Mapping):
+        return {_encodable(key): _encodable(value) for key, value in content.items()}
+    return [_encodable(value) for value in content] if isinstance(content, list) else content

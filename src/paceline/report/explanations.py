@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,10 @@ from paceline.config.slow_ranks import parse_slow_ranks
 from paceline.formatting import format_cores, percent, plural, seconds, size
 from paceline.plans.halving_doubling import ALGORITHM as HALVING_DOUBLING
 from paceline.plans.halving_doubling import folded
+from paceline.records import Topology
 from paceline.records.examination import PairLink
+from paceline.records.settings import Settings
+from paceline.records.summary import PlannedTraffic
 from paceline.strategies.registry import option_names
 
 MOST_REASONS = 3
@@ -65,8 +68,8 @@ class ExplainedCandidate:
     """Facts about one candidate that the sentences use."""
 
     row: CandidateRow
-    topology: Mapping[str, Any]
-    config: Mapping[str, Any]
+    topology: Topology
+    config: Settings
     link: PairLink | None
 
     central_rank: int | None = None
@@ -77,12 +80,12 @@ class ExplainedCandidate:
     @property
     def lockstep(self) -> bool:
         """Whether ranks step together."""
-        return bool(self.topology.get("lockstep", True))
+        return self.topology.lockstep
 
     @property
     def folded(self) -> int:
         """Number of last ranks that hand their gradients to a partner, which then has twice the work."""
-        return folded(int(self.topology.get("workers") or 1)) if HALVING_DOUBLING.name in self.algorithms else 0
+        return folded(self.topology.workers) if HALVING_DOUBLING.name in self.algorithms else 0
 
     @property
     def name(self) -> str:
@@ -92,7 +95,7 @@ class ExplainedCandidate:
     @property
     def sends(self) -> str:
         """Way its gradients are sent, as the strategy declares it."""
-        return str(self.topology.get("sends") or "singly")
+        return self.topology.sends
 
     @property
     def overlaps(self) -> bool:
@@ -113,10 +116,9 @@ def explain(comparison: Comparison) -> list[Reason]:
         if row.split is None or not row.is_measured:
             continue
         run = comparison.record_set.recorded_runs_of(row.candidate.name)[0].run
-        traffic = (run.summary or {}).get("traffic") or {}
-        case = ExplainedCandidate(
-            row, run.topology, run.config, _link(comparison), _central_rank(traffic), traffic.get("algorithms") or ()
-        )
+        traffic = run.summary.traffic if run.summary else None
+        algorithms = traffic.algorithms if traffic else ()
+        case = ExplainedCandidate(row, run.topology, run.config, _link(comparison), _central_rank(traffic), algorithms)
         parts = bottlenecks(row.split, comparison.wires.get(row.candidate.name), case.topology, case.link)
         for limit in [limit for limit in parts if limit.kind != "compute" or limit is parts[0]][:MOST_REASONS]:
             text, remedy = SENTENCES[limit.kind](limit, case)
@@ -127,9 +129,9 @@ def explain(comparison: Comparison) -> list[Reason]:
     return found
 
 
-def _central_rank(traffic: Mapping[str, Any]) -> int | None:
+def _central_rank(traffic: PlannedTraffic | None) -> int | None:
     """Return the rank that all planned traffic passes through; None without a plan or such a rank."""
-    return hub_rank(traffic["sent_bytes"], traffic["received_bytes"]) if traffic else None
+    return hub_rank(traffic.sent_bytes, traffic.received_bytes) if traffic else None
 
 
 def _link(comparison: Comparison) -> PairLink | None:
@@ -207,7 +209,7 @@ def _folding(case: ExplainedCandidate) -> str:
     last = "the last rank sends its gradients to a partner, which then has twice the work"
     if case.folded > 1:
         last = f"the last {case.folded} ranks send theirs to partners, which then have twice the work"
-    return f"{case.topology['workers']} ranks are not a power of two, so {last}"
+    return f"{case.topology.workers} ranks are not a power of two, so {last}"
 
 
 def _slow_rank(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:

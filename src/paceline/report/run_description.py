@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from paceline.analysis.comparison import Comparison
 from paceline.config import RunConfig
 from paceline.config.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
 from paceline.formatting import format_cores, plural
+from paceline.records.experiment import Design
 
 WARM_UP_COUNTS = "warm-up steps included: fewer than 6 steps"
 """Remark on runs that are too short for means without the warm-up steps."""
@@ -29,9 +27,9 @@ def run_length(config: RunConfig) -> str:
     return length if config.seconds is None else f"{length}, {config.seconds:g} s at most,"
 
 
-def on_hosts(design: Mapping[str, Any]) -> str:
+def on_hosts(design: Design) -> str:
     """Format the hosts of an experiment as a suffix to its ranks; empty for a single host."""
-    hosts, spec, share = design.get("hosts") or 1, design.get("emulated"), design.get("host_cpus")
+    hosts, spec, share = design.hosts, design.emulated, design.host_cpus
     if spec is None:
         return f" on {plural(hosts, 'host')}" if hosts > 1 else ""
     try:

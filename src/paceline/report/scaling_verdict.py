@@ -68,10 +68,10 @@ def format_hosts_used(scaling: Scaling) -> str:
     """Format the hosts that the ranks ran on."""
     hosts = max((point.hosts for mode in scaling.modes for point in scaling.points(mode)), default=1)
     design = scaling.design
-    kind = "emulated host" if design.get("emulated") else "host"
-    share = design.get("host_cpus")
+    kind = "emulated host" if design.emulated else "host"
+    share = design.host_cpus
     of = f" of {format_cores(share)} each" if share is not None else ""
-    spec = str(design.get("emulated") or "")
+    spec = str(design.emulated or "")
     rate = f" ({spec})" if "@" in spec else ""
     return f"up to {plural(hosts, kind)}{of}{rate}" if hosts > 1 else "one host"
 

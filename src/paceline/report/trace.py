@@ -86,13 +86,12 @@ def trace_events(run: RunRecord) -> Iterator[TraceEvent]:
 
 def _process_name(rank: int, run: RunRecord) -> str:
     """Return a rank's name, with its host where there are several."""
-    per_host, world = run.topology.get("ranks_per_host"), run.topology.get("world_size")
-    several = isinstance(per_host, int) and isinstance(world, int) and 0 < per_host < world
-    return f"rank {rank}, host {rank // per_host}" if several and per_host else f"rank {rank}"
+    per_host, world = run.topology.ranks_per_host, run.topology.world_size
+    return f"rank {rank}, host {rank // per_host}" if per_host < world else f"rank {rank}"
 
 
 def _about(run: RunRecord) -> TraceEvent:
-    names = {"workload": run.topology.get("workload"), "strategy": run.config.get("strategy")}
+    names = {"workload": run.topology.workload, "strategy": run.config["strategy"]}
     return {"clock": "seconds since the run began, on rank 0's clock", **{k: v for k, v in names.items() if v}}
 
 

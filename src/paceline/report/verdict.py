@@ -16,6 +16,7 @@ from paceline.analysis.traffic.payload import Payload, RankBytes
 from paceline.config import LENGTH_SETTINGS, RunConfig
 from paceline.config.setting import select
 from paceline.formatting import ACCURACY, FACTOR, factor, interval, join_names, percent, plural, seconds, size
+from paceline.records.experiment import Design
 
 OMITTED_SETTINGS = frozenset(select(RunConfig, lambda metadata: metadata.positional or not metadata.in_next_command))
 """Settings left out of a suggested command: it names the workload elsewhere, and the others were for one run only."""
@@ -219,9 +220,9 @@ class Chance:
 
 
 def _chance(comparison: Comparison) -> Chance | None:
-    classes = {entry.run.topology.get("classes") for entry in comparison.record_set.runs}
-    tests = [(entry.run.summary or {}).get("test") or {} for entry in comparison.record_set.runs]
-    samples = min((test["samples"] for test in tests if test.get("samples")), default=0)
+    classes = {entry.run.topology.classes for entry in comparison.record_set.runs}
+    tests = [entry.run.summary and entry.run.summary.test for entry in comparison.record_set.runs]
+    samples = min((test.samples for test in tests if test and test.samples), default=0)
     known = classes.pop() if len(classes) == 1 else None
     if not known or not samples:
         return None
@@ -247,7 +248,7 @@ def next_command(comparison: Comparison) -> str | None:
     decision, record_set = comparison.decision, comparison.record_set
     if decision.first is None or len(record_set.designs) != 1:  # No single experiment to continue.
         return None
-    ranks = record_set.designs[0]["ranks"]
+    ranks = record_set.designs[0].ranks
     launch = _launch_settings(record_set.designs[0])
     if comparison.pick is None and decision.outcome == "undecided":
         config = dict(record_set.config) | _longer_run(record_set.config)
@@ -258,7 +259,7 @@ def next_command(comparison: Comparison) -> str | None:
         extra = {
             "strategies": names,
             **launch,
-            "max_repeats": 2 * record_set.designs[0]["max_repeats"],
+            "max_repeats": 2 * record_set.designs[0].max_repeats,
         }
         return _command("compare", config, extra, _vary_options(comparison))
     winner = comparison.row(comparison.pick or decision.first).candidate
@@ -272,13 +273,13 @@ def next_command(comparison: Comparison) -> str | None:
     return _command("train", config, {"strategy": winner.strategy, **launch})
 
 
-def _launch_settings(design: dict[str, Any]) -> dict[str, Any]:
+def _launch_settings(design: Design) -> dict[str, Any]:
     """Return the options that start the same ranks on the same hosts; real hosts each need their own `--node-rank`."""
-    settings = {"ranks": design["ranks"], "threads": design.get("requested_threads")}
-    if design.get("emulated"):
-        return settings | {"emulate": design["emulated"], "host_cpus": design.get("host_cpus")}
-    if (design.get("hosts") or 1) > 1:
-        return settings | {"hosts": design["hosts"], "node_rank": "R", "master": "ADDRESS:PORT"}
+    settings = {"ranks": design.ranks, "threads": design.requested_threads}
+    if design.emulated:
+        return settings | {"emulate": design.emulated, "host_cpus": design.host_cpus}
+    if design.hosts > 1:
+        return settings | {"hosts": design.hosts, "node_rank": "R", "master": "ADDRESS:PORT"}
     return settings
 
 

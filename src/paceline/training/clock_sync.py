@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
 from paceline.comm import Comm
 from paceline.comm.clocks import clock_offsets
+from paceline.records.summary import ClockDrift
 
 
 def start_clocks(comm: Comm) -> None:
@@ -19,8 +19,8 @@ def start_clocks(comm: Comm) -> None:
     comm.stopwatch.clock.set_origin(moment_s + offset_s)
 
 
-def measure_drift(comm: Comm) -> dict[str, Any]:
+def measure_drift(comm: Comm) -> ClockDrift:
     """Return how far each rank's clock has drifted since the start; readers of the record correct timestamps by it."""
     assert comm.stopwatch is not None
     now = comm.stopwatch.clock.now
-    return {"measured_at_s": now(), "drift_s": clock_offsets(comm, now)}
+    return ClockDrift(measured_at_s=now(), drift_s=clock_offsets(comm, now))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,10 +22,6 @@ class Evaluation:
     accuracy: float | None
     samples: int
     """Evaluated samples, each counted once."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return {"loss": self.loss, "accuracy": self.accuracy, "samples": self.samples}
 
 
 def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunConfig, comm: Comm | None) -> Evaluation:

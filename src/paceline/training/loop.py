@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
+from paceline.records.events import EpochEvent, StartEvent
 from paceline.training.precision import autocast
 from paceline.training.recording import Recording
 from paceline.training.sync import Sync
@@ -33,9 +34,9 @@ class TrainingLoop:
     def train(self) -> None:
         """Train for the configured epochs, steps or seconds."""
         total = self.total_steps()
-        self.recording.write_event(
-            "start", steps=total, steps_per_epoch=self.source.expected_steps, dropped=self.source.dropped
-        )
+        source = self.source
+        start = StartEvent(steps=total, steps_per_epoch=source.expected_steps, dropped=source.dropped)
+        self.recording.write_event(start)
         if self.sync.strategy.lockstep:
             self._train_in_lockstep(total)
         else:
@@ -86,7 +87,8 @@ class TrainingLoop:
         self._report_epoch(epoch, step)
 
     def _report_epoch(self, epoch: int, step: int) -> None:
-        self.recording.write_event("epoch", epoch=epoch, step=step, buffer_divergence=self.sync.buffers.divergence())
+        divergence = self.sync.buffers.divergence()
+        self.recording.write_event(EpochEvent(epoch=epoch, step=step, buffer_divergence=divergence))
 
     def _ended_on_all_ranks(self, tickets: Tickets) -> bool:
         """Whether every rank has trained all its data."""

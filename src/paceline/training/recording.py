@@ -5,10 +5,8 @@ Paceline's loop, a user's script and the measurement of the cost of recording al
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Self
 
 from paceline.analysis.resources import training_time, usage_between
 from paceline.analysis.steps.split import split_of
@@ -17,7 +15,10 @@ from paceline.config import RunConfig
 from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.profiler import StepProfiler
 from paceline.measure.run_monitor import RunMonitor
-from paceline.records import RunFolder
+from paceline.records import RunFolder, Summary, Topology
+from paceline.records.events import RunEvent
+from paceline.records.settings import Settings
+from paceline.records.summary import RankSummary
 from paceline.records.timeline import read_timeline, timeline_file
 from paceline.training import results
 from paceline.training.clock_sync import start_clocks
@@ -60,7 +61,7 @@ class Recording:
         self._recorder = RunRecorder(folder, comm.rank, self.stopwatch.clock.now, on_event)
         self._monitor: RunMonitor | None = None
 
-    def describe(self, settings: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
+    def describe(self, settings: Settings, topology: Topology, command: str | None) -> None:
         """Write the information known before the first step; called on every rank.
 
         Rank 0 writes it, and so does the first rank of a host that does not share rank 0's disk.
@@ -94,22 +95,22 @@ class Recording:
         if self._config.tensorboard:
             self._recorder.add_listener(TensorBoardWriter(self._folder, rank, clock, device))
 
-    def write_event(self, event: str, **values: Any) -> None:
+    def write_event(self, event: RunEvent) -> None:
         """Write an event to the record."""
-        self._recorder.write_event(event, **values)
+        self._recorder.write_event(event)
 
     def span(self, kind: str) -> AbstractContextManager[None]:
         """Record the `with` block as an event on this rank, such as an evaluation."""
         assert self._monitor is not None
         return self._monitor.marks.span(kind)
 
-    def summarise(self) -> dict[str, Any]:
+    def summarise(self) -> Summary:
         """End training and return its figures, the same on every rank; called on every rank before evaluation."""
         self.windows.finish()
-        own = self._own_figures()
+        own = self._own_summary()
         return results.summarise(self._config.strategy, self._sync, own, self.windows.totals)
 
-    def _own_figures(self) -> dict[str, Any]:
+    def _own_summary(self) -> RankSummary:
         """Return the figures of this rank.
 
         They were summed while it trained. Only the time split is computed now, from the timeline on disk, which has
@@ -123,18 +124,14 @@ class Recording:
         timeline = self._folder.path / timeline_file(rank)
         without = self.windows.totals.profiled_steps
         split = split_of(read_timeline(timeline), without) if timeline.is_file() else None
-        return totals.summary(rank).to_dict() | {
-            "peak_bytes": peak_bytes(self._comm.device) if self._peak_is_ours else None,
-            "cpu_share": used.cpu_share,
-            "resident_bytes": used.resident_bytes,
-            "split": None if split is None else dataclasses.asdict(split),
-        }
+        peak = peak_bytes(self._comm.device) if self._peak_is_ours else None
+        return totals.summary(rank, used=used, peak_bytes=peak, split=split)
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         """Write the figures of the whole run, which may not be complete yet."""
         self._recorder.write_summary(summary)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Summary) -> None:
         """Write the figures and mark the run as finished."""
         self._recorder.finish(summary)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from paceline.analysis.steps.timing import WindowTotals
-from paceline.comm.control import ControlChannel
+from paceline.comm.json_messages import gather_structs
 from paceline.config import RunConfig
+from paceline.records.events import EvaluationEvent
+from paceline.records.summary import EpochEstimate, EvaluationResult, RankSummary, ReplicaEvaluation, Summary
 from paceline.strategies.base.abilities import ReportsMetrics
+from paceline.strategies.base.strategy import Strategy
 from paceline.training.batchnorm import relative_divergence
 from paceline.training.clock_sync import measure_drift
 from paceline.training.evaluate import evaluate
@@ -22,8 +22,6 @@ from paceline.workloads.batches import Share, Source, make_source
 from paceline.workloads.workload import Workload
 
 LARGEST_TEST_BATCH = 256
-SPLIT = "split."
-"""Prefix of the time split's names while all figures of a rank are one flat row."""
 
 
 @dataclass(frozen=True)
@@ -47,66 +45,58 @@ def make_held_out(config: RunConfig, workload: Workload, share: Share) -> HeldOu
     )
 
 
-def run_evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: HeldOut) -> dict[str, Any]:
+def run_evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: HeldOut) -> EvaluationEvent:
     """Evaluate the agreed weights, split among the ranks, and each rank's replica with `--eval-ranks`."""
     with sync.agreed() as model:
-        agreed = evaluate(model, workload, sources.shared, config, sync.comm).to_dict()
-    tests: dict[str, Any] = {"test": agreed | {"available": sources.shared.samples}}
+        agreed = evaluate(model, workload, sources.shared, config, sync.comm)
+    test = EvaluationResult(
+        loss=agreed.loss, accuracy=agreed.accuracy, samples=agreed.samples, available=sources.shared.samples
+    )
+    by_rank: list[ReplicaEvaluation] = []
     if config.eval_ranks:
         own = evaluate(sync.strategy.model, workload, sources.whole, config, comm=None)
-        accuracy = float("nan") if own.accuracy is None else own.accuracy
-        replicas = sync.comm.control.gather(torch.tensor([own.loss, accuracy], dtype=torch.float64))
-        tests["test_by_rank"] = [_from_floats(["loss", "accuracy"], replica.tolist()) for replica in replicas]
-    return tests
+        replica = ReplicaEvaluation(loss=own.loss, accuracy=own.accuracy)
+        by_rank = gather_structs(replica, sync.comm.control)
+    return EvaluationEvent(test=test, test_by_rank=by_rank)
 
 
-def summarise(strategy: str, sync: Sync, own: Mapping[str, Any], windows: WindowTotals) -> dict[str, Any]:
+def summarise(strategy: str, sync: Sync, own: RankSummary, windows: WindowTotals) -> Summary:
     """Return the figures of the run from each rank's own, the same on every rank; called on every rank."""
-    ranks = _gather(own, sync.comm.control)
-    samples = sum(rank["samples"] for rank in ranks) / (windows.steps or 1)
+    ranks = gather_structs(own, sync.comm.control)
+    samples = sum(rank.samples for rank in ranks) / (windows.steps or 1)
     step_s = windows.step_s
-    return {
-        "strategy": strategy,
-        "steps": windows.steps,  # Global steps: a single rank may have trained more shares.
-        "train_s": windows.wall_s,
-        "step_s": step_s,
-        "samples_per_s": samples / step_s if step_s else None,
-        "average_loss": _weighted([(rank["average_loss"], rank["samples"]) for rank in ranks]),
-        "train_accuracy": _weighted([(rank["accuracy"], rank["samples"]) for rank in ranks]),
-        "ranks": ranks,
-        "servers": sync.comm.servers,
-        "traffic": planned_traffic(strategy, sync),
-        "sockets": None if sync.payload is None else sync.payload.result(),
-        "untracked": sync.untracked(),
-        "clock": measure_drift(sync.comm),
-        "buffer_divergence": sync.buffers.divergence(),
-        "weight_divergence": relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
-        **(sync.strategy.metrics() if isinstance(sync.strategy, ReportsMetrics) else {}),
-    }
+    return Summary(
+        strategy=strategy,
+        steps=windows.steps,  # Global steps: a single rank may have trained more shares.
+        train_s=windows.wall_s,
+        step_s=step_s,
+        samples_per_s=samples / step_s if step_s else None,
+        average_loss=_weighted([(rank.average_loss, rank.samples) for rank in ranks]),
+        train_accuracy=_weighted([(rank.accuracy, rank.samples) for rank in ranks]),
+        ranks=ranks,
+        servers=sync.comm.servers,
+        traffic=planned_traffic(strategy, sync),
+        sockets=None if sync.payload is None else sync.payload.result(),
+        untracked=sync.untracked(),
+        clock=measure_drift(sync.comm),
+        buffer_divergence=sync.buffers.divergence(),
+        weight_divergence=relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
+        **_metrics(sync.strategy),
+    )
 
 
-def _gather(own: Mapping[str, Any], control: ControlChannel) -> list[dict[str, Any]]:
-    """Return the figures of every rank, on every rank; the names of the time split have a prefix on the way."""
-    split = own["split"] or {}
-    flat = {name: own[name] for name in own if name != "split"} | {f"{SPLIT}{name}": split[name] for name in split}
-    values = [float("nan") if value is None else float(value) for value in flat.values()]
-    gathered = control.gather(torch.tensor(values, dtype=torch.float64))
-    return [_nested(_from_floats(list(flat), everyone.tolist())) for everyone in gathered]
+def _metrics(strategy: Strategy) -> dict[str, Any]:
+    """Return the strategy's own figures: the staleness of gradients has its place in a summary, others have none."""
+    metrics = dict(strategy.metrics()) if isinstance(strategy, ReportsMetrics) else {}
+    return {"staleness": metrics.pop("staleness", None), "metrics": metrics}
 
 
-def _nested(rank: dict[str, Any]) -> dict[str, Any]:
-    """Move the figures of a rank's time split into a nested dictionary."""
-    split = {name.removeprefix(SPLIT): rank.pop(name) for name in list(rank) if name.startswith(SPLIT)}
-    return rank | ({"split": split} if split else {})
-
-
-def estimate_epochs(config: RunConfig, source: Source, step_s: float | None) -> dict[str, Any]:
-    """Return the estimated time of the configured epochs, and the samples that each epoch drops."""
+def estimate_epochs(config: RunConfig, source: Source, step_s: float | None) -> EpochEstimate | None:
+    """Return the estimated time of the configured epochs; None if all of them are trained."""
     per_epoch = source.expected_steps
-    estimate = None
-    if config.steps is not None and config.epochs is not None and per_epoch and step_s:
-        estimate = {"epochs": config.epochs, "seconds": step_s * per_epoch * config.epochs}
-    return {"estimate": estimate, "dropped_per_epoch": source.dropped}
+    if config.steps is None or config.epochs is None or not per_epoch or not step_s:
+        return None
+    return EpochEstimate(epochs=config.epochs, seconds=step_s * per_epoch * config.epochs)
 
 
 def _weighted(figures: list[tuple[float | None, int]]) -> float | None:
@@ -114,9 +104,3 @@ def _weighted(figures: list[tuple[float | None, int]]) -> float | None:
     known = [(value, samples) for value, samples in figures if value is not None]
     total = sum(samples for _, samples in known)
     return sum(value * samples for value, samples in known) / total if total and len(known) == len(figures) else None
-
-
-def _from_floats(names: list[str], values: list[float]) -> dict[str, Any]:
-    """Return the figures by name: NaN becomes None, and counts become integers."""
-    counts = {"rank", "steps", "samples", "diverged_step", "peak_bytes", "resident_bytes"}
-    return {n: None if v != v else int(v) if n in counts else v for n, v in zip(names, values, strict=True)}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
 
+import msgspec
 import torch
 
 from paceline.comm import World, close_comm
 from paceline.config import RunConfig
-from paceline.config.emulation import emulation_of
-from paceline.records import RunFolder
+from paceline.config.emulation import emulation_info
+from paceline.records import RunFolder, Topology
+from paceline.records.description import RecordedEmulation
 from paceline.strategies.base.strategy import MakeOptimizer
 from paceline.training import results
 from paceline.training.loop import TrainingLoop
@@ -63,13 +64,14 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
         recording.start(sync)
         TrainingLoop(config, workload, sync, source, recording).train()
         summary = recording.summarise()
-        summary |= results.estimate_epochs(config, source, summary["step_s"])
+        estimate = results.estimate_epochs(config, source, summary.step_s)
+        summary = msgspec.structs.replace(summary, estimate=estimate, dropped_per_epoch=source.dropped)
         recording.write_summary(summary)  # Before evaluation, so that its failure does not lose the training's figures.
         if held_out is not None:
             with recording.span("evaluation"):
                 tests = results.run_evaluations(config, workload, sync, held_out)
-            recording.write_event("evaluation", **tests)
-            summary |= tests
+            recording.write_event(tests)
+            summary = msgspec.structs.replace(summary, test=tests.test, test_by_rank=tests.test_by_rank)
         recording.finish(summary)
     sync.close()
 
@@ -84,24 +86,25 @@ def optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
     )
 
 
-def _topology(setup: RankSetup, batch: int | None) -> dict[str, Any]:
+def _topology(setup: RankSetup, batch: int | None) -> Topology:
     config, workload, world = setup.config, setup.workload, setup.world
     workers = setup.comm.world_size
-    return {
-        "workload": workload.name,
+    info = emulation_info(os.environ)
+    return Topology(
+        workload=workload.name,
         **describe_strategy(config.strategy, setup.strategy),
-        "world_size": world.size,
-        "workers": workers,
-        "servers": setup.comm.servers,
-        "ranks_per_host": world.local_size,
-        "batch": batch,
-        "batch_per_rank": [] if batch is None else sorted({batch // workers, -(-batch // workers)}),
+        world_size=world.size,
+        workers=workers,
+        servers=setup.comm.servers,
+        ranks_per_host=world.local_size,
+        batch=batch,
+        batch_per_rank=[] if batch is None else sorted({batch // workers, -(-batch // workers)}),
         **describe_placement(setup.placement, interface=world.interface),
         **describe_model(workload.model),
-        "classes": workload.classes,
-        "user_optimizer": workload.optimizer is not None,
-        "lr": config.lr,
-        "log_every": config.log_every,
-        "slow_rank": config.slow_rank,
-        "emulated": emulation_of(os.environ),
-    }
+        classes=workload.classes,
+        user_optimizer=workload.optimizer is not None,
+        lr=config.lr,
+        log_every=config.log_every,
+        slow_rank=config.slow_rank,
+        emulated=None if info is None else RecordedEmulation(spec=info.spec, host_cpus=info.host_cpus),
+    )

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
-from paceline.records import EventWriter, RunFolder, StepWriter, provenance
+import msgspec
+
+from paceline.records import EventWriter, RunDescription, RunFolder, StepWriter, Summary, Topology, provenance
+from paceline.records.events import ConfigEvent, EndEvent, RunEvent
+from paceline.records.settings import Settings
 from paceline.records.timeline import TimelineWriter
 
-WriteEvent = Callable[..., None]
-"""Callback for events: `write_event(event, **values)`."""
+WriteEvent = Callable[[RunEvent], None]
+"""Callback for events."""
 
 
-def discard_event(event: str, **values: Any) -> None:
+def discard_event(event: RunEvent) -> None:
     """Ignore the event."""
 
 
 class RecordListener(Protocol):
     """Receiver of a run's events on this rank, such as the TensorBoard writer."""
 
-    def on_event(self, event: str, **values: Any) -> None:
+    def on_event(self, event: RunEvent) -> None:
         """Handle an event."""
 
     def close(self) -> None:
@@ -49,33 +53,33 @@ class RunRecorder:
         """Writer of this rank's timeline."""
         return TimelineWriter(self.folder.path, self._rank)
 
-    def write_event(self, event: str, **values: Any) -> None:
+    def write_event(self, event: RunEvent) -> None:
         """Write an event to the record (rank 0 only) and pass it to this rank's listeners."""
         if self._events is not None:
-            self._events.write(event, **values)
-        self._on_event(event, **values)
+            self._events.write(event)
+        self._on_event(event)
         for listener in self._listeners:
-            listener.on_event(event, **values)
+            listener.on_event(event)
 
     def add_listener(self, listener: RecordListener) -> None:
         """Add a listener, which receives events until `close`."""
         self._listeners.append(listener)
 
-    def write_description(self, config: Mapping[str, Any], topology: Mapping[str, Any], command: str | None) -> None:
+    def write_description(self, config: Settings, topology: Topology, command: str | None) -> None:
         """Write the information known before the first step; `command` is the command line of the user."""
-        self.folder.write_run(config=config, topology=topology, provenance=provenance(command))
-        self.write_event("config", **topology)
+        self.folder.write_run(RunDescription(config=config, topology=topology, provenance=provenance(command)))
+        self.write_event(ConfigEvent(**msgspec.structs.asdict(topology)))
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         """Write the figures of the whole run."""
         if self._events is not None:
             self.folder.write_summary(summary)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Summary) -> None:
         """Write the figures and mark the run as finished."""
         self.write_summary(summary)
         if self._events is not None:
-            self.write_event("end")
+            self.write_event(EndEvent())
             self.folder.mark_finished()
 
     def close(self) -> None:

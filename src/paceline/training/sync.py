@@ -14,6 +14,7 @@ from paceline.comm.payload import PayloadCount
 from paceline.comm.untracked_traffic import UntrackedTraffic
 from paceline.config import BatchNormMode
 from paceline.errors import UsageError
+from paceline.records.summary import UntrackedCounts
 from paceline.strategies.base.abilities import GivesTickets
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
@@ -92,7 +93,7 @@ class Sync:
         """Bytes of each message that rank 0 broadcasts before a step: the known updated buffers."""
         return self.buffers.message_bytes if self._broadcasts_buffers else []
 
-    def untracked(self) -> dict[str, int] | None:
+    def untracked(self) -> UntrackedCounts | None:
         """Return the traffic outside the timed process groups, None without timing; called on every rank."""
         return self._untracked.untracked(self.comm) if self.comm.is_timed else None
 

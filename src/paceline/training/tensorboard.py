@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib.util
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.analysis.steps.split import PARTS, Split, mean_split, split_steps
+from paceline.analysis.steps.split import PARTS, mean_split, split_steps
 from paceline.errors import PacelineError
 from paceline.measure.clock import Clock
 from paceline.measure.resources import ProcessProbe
 from paceline.records import RunFolder
+from paceline.records.events import EvaluationEvent, LogEvent, RunEvent
 from paceline.records.schema import TENSORBOARD_FOLDER
+from paceline.records.summary import Split
 from paceline.records.timeline import HEADER, ROW, Timeline, timeline_file
 
 FLUSH_S = 5
@@ -48,13 +49,13 @@ class TensorBoardWriter:
         self._timeline = TimelineTail(folder.path / timeline_file(rank))
         self._step = 0
 
-    def on_event(self, event: str, **values: Any) -> None:
+    def on_event(self, event: RunEvent) -> None:
         """Write the figures of an event for which TensorBoard has a plot."""
-        if event == "log":
-            self._on_log(**values)
-        elif event == "evaluation" and self._rank == 0:
-            self._add("loss/test", values["test"]["loss"], self._step)
-            self._add("accuracy/test", values["test"]["accuracy"], self._step)
+        if isinstance(event, LogEvent):
+            self._on_log(event)
+        elif isinstance(event, EvaluationEvent) and self._rank == 0:
+            self._add("loss/test", event.test.loss, self._step)
+            self._add("accuracy/test", event.test.accuracy, self._step)
 
     def add_split(self, step: int, split: Split) -> None:
         """Write the time split of a step."""
@@ -65,26 +66,17 @@ class TensorBoardWriter:
         """Write buffered figures and close the file."""
         self._writer.close()
 
-    def _on_log(
-        self,
-        step: int,
-        losses: list[float],
-        samples: int,
-        correct: int | None,
-        wall_s: float,
-        profiled: bool = False,
-        **_: Any,
-    ) -> None:
-        self._step = step
+    def _on_log(self, event: LogEvent) -> None:
+        self._step = step = event.step
         if self._rank == 0:
-            for at, loss in enumerate(losses, start=step - len(losses) + 1):
+            for at, loss in enumerate(event.losses, start=step - len(event.losses) + 1):
                 self._add("loss/train", loss, at)
-            self._add("accuracy/train", None if correct is None else correct / samples, step)
-            if not profiled:
-                self._add("speed/samples_per_s", samples / wall_s, step)
+            self._add("accuracy/train", None if event.correct is None else event.correct / event.samples, step)
+            if not event.profiled:
+                self._add("speed/samples_per_s", event.samples / event.wall_s, step)
         self._add_resources(step)
         split = mean_split([found.split for found in split_steps(self._timeline.new_steps())[-MAX_STEPS_SPLIT:]])
-        if split is not None and not profiled:
+        if split is not None and not event.profiled:
             self.add_split(step, split)
 
     def _add_resources(self, step: int) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from paceline.config.specs import Spec
 from paceline.plans import Gradient, Plan
 from paceline.plans.operations import broadcast
+from paceline.records.summary import PlannedTraffic
 from paceline.strategies.registry import ENTRIES, plan_of
 from paceline.training.sync import Sync
 
 
-def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
+def planned_traffic(strategy: str, sync: Sync) -> PlannedTraffic | None:
     """Return bytes sent and received per rank and step, and bytes per link; None if a part of the traffic has no plan.
 
     That is the case for a user's strategy and for BatchNorm's messages under `--bn sync`.
@@ -26,11 +26,11 @@ def planned_traffic(strategy: str, sync: Sync) -> dict[str, Any] | None:
     # If ranks do not step together, some send more often than others.
     exact = not sync.strategy.allow_unused and sync.strategy.lockstep
     all_ranks = range(sync.ranks + sync.comm.servers)
-    return {
-        **({"links": [dataclasses.asdict(link) for link in step_plan.links()]} if exact else {}),
-        "sent_bytes": [step_plan.sent_bytes(rank) for rank in all_ranks],
-        "received_bytes": [step_plan.received_bytes(rank) for rank in all_ranks],
-        "operations": len(step_plan.operations),
-        "algorithms": sorted({operation.algorithm for operation in plan.operations}),
-        "buffer_bytes": sum(sync.broadcast_bytes),
-    }
+    return PlannedTraffic(
+        sent_bytes=[step_plan.sent_bytes(rank) for rank in all_ranks],
+        received_bytes=[step_plan.received_bytes(rank) for rank in all_ranks],
+        operations=len(step_plan.operations),
+        algorithms=sorted({operation.algorithm for operation in plan.operations}),
+        buffer_bytes=sum(sync.broadcast_bytes),
+        links=step_plan.links() if exact else None,
+    )

@@ -12,6 +12,7 @@ import torch
 from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.analysis.steps.timing import WindowTime, WindowTotals
 from paceline.measure.profiler import StepProfiler
+from paceline.records.events import LogEvent
 from paceline.training.run_recorder import WriteEvent
 from paceline.training.step_recorder import StepRecorder
 from paceline.training.sync import Sync
@@ -117,17 +118,17 @@ class Windows:
         if not profiled:
             log_s = window.wall_s * self._log_every / len(window.losses)
             self._logs_per_window = max(1, min(MAX_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
-        self._write_event(
-            "log",
+        event = LogEvent(
             epoch=window.epochs[-1],
             step=step,
             wall_s=window.wall_s,
-            losses=window.losses,
+            losses=list(window.losses),
             samples=window.samples,
             correct=window.correct,
-            **({"epochs": window.epochs} if window.epochs[0] != window.epochs[-1] else {}),
-            **({"profiled": True} if profiled else {}),
+            epochs=window.epochs if window.epochs[0] != window.epochs[-1] else None,
+            profiled=profiled,
         )
+        self._write_event(event)
         return step
 
     def _track_epoch_ends(self, start: int, epochs: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from paceline.analysis.scaling.curves import Scaling, ScalingPoint, scaling
 from paceline.analysis.scaling.machines import oversubscription
 from paceline.errors import RecordError
 from paceline.records.experiment import Candidate, read_experiment
+from run_models import scale_design, topology
 from scaling_on_disk import HALF_CORES, ONE_HOST, even, read_scaling, write_scaling
 
 APART = HALF_CORES | {"host_cpus": None, "machines": [0, 1, 2, 3], "emulated": None}
@@ -151,8 +152,8 @@ def test_oversubscribed_cores(
     ("workers", "gpus", "oversubscribed"), [(2, 2, ""), (4, 2, "4 ranks share 2 GPUs"), (2, 1, "2 ranks share 1 GPU")]
 )
 def test_oversubscribed_gpus(workers: int, gpus: int, oversubscribed: str) -> None:
-    topology = {"device": "H200", "workers": workers, "ranks_per_host": workers, "threads": 8, "cores": 8.0}
-    assert oversubscription(topology, {"gpus": gpus, "host_cpus": None}) == oversubscribed
+    on_gpus = topology(workers, device="H200", threads=8, cores=8.0)
+    assert oversubscription(on_gpus, scale_design(gpus=gpus)) == oversubscribed
 
 
 def test_efficiency_needs_the_cores_of_the_baseline(tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_efficiency_needs_the_cores_of_the_baseline(tmp_path: Path) -> None:
 def test_the_same_ranks_on_fewer_hosts(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         assert candidate.point is not None
-        return steady(candidate, repeat) * (1 + 0.3 * (candidate.point["ranks_per_host"] - 1))
+        return steady(candidate, repeat) * (1 + 0.3 * (candidate.point.ranks_per_host - 1))
 
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     found = read_scaling(write_scaling(tmp_path / "e", shapes=shapes, step_s=step_s, modes=["strong"]))
@@ -226,7 +227,7 @@ def test_without_the_baseline_strategies_are_compared_with_their_one_rank_run(tm
 def test_an_efficiency_above_one_is_reported(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         assert candidate.point is not None
-        return steady(candidate, repeat) * (3 if candidate.point["ranks"] == 1 else 1)
+        return steady(candidate, repeat) * (3 if candidate.point.ranks == 1 else 1)
 
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"]))
     (warning,) = [warning for warning in found.warnings if warning.startswith("Efficiency above 100%")]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.timelines import FIRST, operation, phase, timeline
-from paceline.analysis.steps.split import PARTS, Split, mean_split, split_of, split_steps
+from paceline.analysis.steps.split import PARTS, mean_split, split_of, split_steps
+from paceline.records.summary import Split
 from paceline.records.timeline import ROW, Purpose, RowKind, Timeline
 
 Row = tuple[Any, ...]
@@ -213,6 +214,6 @@ def test_mean_descheduled_time_needs_all_steps() -> None:
     known = Split(
         step_s=1.0, compute_s=1.0, overlapped_s=0.0, exposed_s=0.0, other_s=0.0, data_s=0.0, descheduled_s=0.5
     )
-    mean = mean_split([known, replace(known, descheduled_s=None)])
+    mean = mean_split([known, msgspec.structs.replace(known, descheduled_s=None)])
     assert mean is not None
     assert mean.descheduled_s is None

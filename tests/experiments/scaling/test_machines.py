@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from paceline.config import LaunchConfig
-from paceline.experiments.scaling.machines import ThreadCounts, are_bound, choose_threads, find_machines
+from paceline.experiments.scaling.machines import (
+    DetectedMachines,
+    ThreadCounts,
+    are_bound,
+    choose_threads,
+    find_machines,
+)
 from paceline.launch.launcher_process import LauncherInfo, Shape
 
-ON_ONE_MACHINE: dict[str, Any] = {"machines": [0], "ranks_pinned": False, "machine_cores": 4.0, "host_cpus": None}
+ON_ONE_MACHINE = DetectedMachines(emulated=None, host_cpus=None, machine_cores=4.0, machines=[0], ranks_pinned=False)
 BOOT, OTHER = "5a0c", "77fe"
 
 
@@ -82,5 +89,5 @@ def test_emulated_hosts_are_one_machine_whatever_its_quota() -> None:
 def test_threads_are_such_that_more_ranks_have_more_cores(
     launch: dict[str, int], place: dict[str, Any], most: int, threads: ThreadCounts
 ) -> None:
-    found = choose_threads([Shape(1, 1), Shape(1, most)], LaunchConfig(**launch), ON_ONE_MACHINE | place, 0)
+    found = choose_threads([Shape(1, 1), Shape(1, most)], LaunchConfig(**launch), replace(ON_ONE_MACHINE, **place), 0)
     assert found == threads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -10,10 +10,11 @@ from paceline.config import RunConfig, ScaleConfig
 from paceline.errors import UsageError
 from paceline.experiments.estimate import LAUNCH_S, RUN_S, SYNCHRONISING, Trial
 from paceline.experiments.scaling.estimate import estimate_from_trial
+from paceline.experiments.scaling.machines import DetectedMachines
 from paceline.experiments.scaling.points import ScaleBatches, make_points
 from paceline.launch.launcher_process import Shape
 
-ON_ONE_MACHINE: dict[str, Any] = {"machines": [0], "machine_cores": 4.0, "host_cpus": None, "emulated": None}
+ON_ONE_MACHINE = DetectedMachines(emulated=None, host_cpus=None, machine_cores=4.0, machines=[0], ranks_pinned=False)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +38,8 @@ def test_points_have_the_batches_of_their_kind_and_share_what_is_the_same() -> N
     config = ScaleConfig(strategies="ddp", mode="weak,strong", ranks="1,2,4")
     candidate_configs = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1), Shape(4, 1)])
     points = [(e.candidate.strategy, e.candidate.point, e.config.batch, e.shape) for e in candidate_configs]
-    assert all(point is not None and point["batch"] == batch for _, point, batch, _ in points)
-    told = [(name, point["mode"], point["ranks"], point["batch"]) for name, point, _, _ in points if point]
+    assert all(point is not None and point.batch == batch for _, point, batch, _ in points)
+    told = [(name, point.mode, point.ranks, point.batch) for name, point, _, _ in points if point]
     assert told == [
         ("single", "strong", 1, 256),
         ("ddp", "strong", 1, 256),
@@ -61,7 +62,7 @@ def test_uneven_shares_are_told_as_they_are() -> None:
     candidate_configs = make_points(RunConfig(), ScaleConfig(strategies="ddp", batch=256), [Shape(1, 1), Shape(3, 1)])
     point = candidate_configs[-1].candidate.point
     assert point is not None
-    assert point["batch_per_rank"] == pytest.approx(256 / 3)
+    assert point.batch_per_rank == pytest.approx(256 / 3)
 
 
 def test_there_has_to_be_something_that_shares_the_work() -> None:
@@ -79,7 +80,7 @@ def test_the_estimate_knows_shares_and_links() -> None:
     candidate_configs = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1)])
     trial = Trial(sample_s=0.001, steps_per_epoch=6, test_samples=0, gradient_bytes=1_000_000)
     wide, narrow, slow = (
-        estimate_from_trial(candidate_configs, config, ON_ONE_MACHINE | place, trial, 0.001)
+        estimate_from_trial(candidate_configs, config, replace(ON_ONE_MACHINE, **place), trial, 0.001)
         for place in ({}, {"emulated": "2@8mbit"}, {"host_cpus": 0.1})
     )
     # Twice: starting ranks of two shapes, five runs of 20 steps of 256 samples, two of which have two cores.

@@ -28,6 +28,7 @@ from paceline.launch.emulation.hosts import EmulatedHost, emulated_hosts
 from paceline.launch.emulation.run import run_emulated, run_on_all
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.records import read_run
+from paceline.records.description import RecordedEmulation
 from paceline.workloads.data import cifar10
 from paceline.workloads.data.download import Remote
 from tries import eventually
@@ -177,9 +178,9 @@ def test_hosts_with_rates_and_cpu_limits(tmp_path: Path, each: int) -> None:
     assert f"{hosts} emulated hosts: {rates}, 0.5 cores each, 198.18.0.1–{hosts}" in output
     record = read_run(out)
     assert record.finished
-    assert record.topology["emulated"] == {"spec": spec, "host_cpus": 0.5}
-    assert (record.topology["world_size"], record.topology["ranks_per_host"]) == (hosts, 1)
-    assert (record.topology["interface"], record.topology["cores"], record.topology["threads"]) == ("eth0", 0.5, 1)
+    assert record.topology.emulated == RecordedEmulation(spec=spec, host_cpus=0.5)
+    assert (record.topology.world_size, record.topology.ranks_per_host) == (hosts, 1)
+    assert (record.topology.interface, record.topology.cores, record.topology.threads) == ("eth0", 0.5, 1)
     assert [len(steps) for steps in record.steps.values()] == [12] * hosts
     assert not cgroups_of(process.pid)
 

@@ -356,7 +356,7 @@ def test_train_over_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("record: ") == 1
     record = read_run(tmp_path / "record")
-    assert (record.topology["world_size"], record.topology["ranks_per_host"]) == (2, 1)
+    assert (record.topology.world_size, record.topology.ranks_per_host) == (2, 1)
     assert sorted(record.steps) == [0, 1]
 
 

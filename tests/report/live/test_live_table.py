@@ -8,24 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.config import RunConfig
 from paceline.errors import RankError
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
+from paceline.records.events import StartEvent
+from paceline.records.parity import Parity
 from paceline.report.live.live_table import LiveTable, format_plan, format_proof
+from run_models import compare_design
 
-DESIGN = {
-    "candidates": ["single", "ddp"],
-    "ranks": 2,
-    "threads": 1,
-    "repeats": 3,
-    "max_repeats": 10,
-    "target": "cnn on digits",
-    "batch": 256,
-    "estimate_s": 62.0,
-}
+DESIGN = compare_design(repeats=3, max_repeats=10, batch=256, estimate_s=62.0)
+CANDIDATES = ["single", "ddp"]
 
 
 @dataclass(frozen=True)
@@ -47,27 +43,27 @@ def until(holds: Callable[..., object]) -> None:
 
 
 def test_the_plan_is_one_line_with_its_time() -> None:
-    line = format_plan(DESIGN, RunConfig(steps=40), "3–10")
+    line = format_plan(DESIGN, CANDIDATES, RunConfig(steps=40), "3–10")
     assert line == (
         "cnn on digits: single, ddp · 2 ranks × 1 thread, global batch 256 · 40 steps × 3–10 repeats · "
         "about 60 s, more if the result is close"
     )
-    known = format_plan(DESIGN | {"estimate_s": None, "batch": None}, RunConfig(epochs=1), "1")
+    known = format_plan(replace(DESIGN, estimate_s=None, batch=None), CANDIDATES, RunConfig(epochs=1), "1")
     assert known == "cnn on digits: single, ddp · 2 ranks × 1 thread · 1 epoch × 1 repeat"
 
 
 def test_format_proof() -> None:
-    right = {"error": 3e-8, "tolerance": 1e-5, "lossless": True}
+    right = Parity("ddp", 2, 3e-8, 1.0, 1e-5, lossless=True, steps=3)
     assert format_proof(right) == "computes the same mean gradient as one process (relative error 3e-8, allowed 1e-5)"
     wrong = "does not compute the mean gradient of one process, although it promises to (relative error 0.50)"
-    assert format_proof(right | {"error": 0.5}) == wrong
-    assert "does not promise to" in format_proof(right | {"error": 0.5, "lossless": False})
-    assert "relative error ∞" in format_proof(right | {"error": None})
+    assert format_proof(replace(right, error=0.5)) == wrong
+    assert "does not promise to" in format_proof(replace(right, error=0.5, lossless=False))
+    assert "relative error ∞" in format_proof(replace(right, error=None))
 
 
 def test_without_a_terminal_there_is_a_line_per_repeat_with_the_remaining_time(tmp_path: Path) -> None:
     shown, stream = display(terminal=False)
-    shown.plan(DESIGN, RunConfig(steps=40))
+    shown.plan(DESIGN, CANDIDATES, RunConfig(steps=40))
     with shown.launch("repeat 1", [], 40):
         pass
     comparison = read_comparison(write_experiment(tmp_path / "e"))
@@ -82,14 +78,14 @@ def test_without_a_terminal_there_is_a_line_per_repeat_with_the_remaining_time(t
 
 def test_a_terminal_shows_the_current_run_and_the_results_so_far(tmp_path: Path) -> None:
     shown, stream = display(terminal=True)
-    shown.plan(DESIGN, RunConfig(steps=40))
+    shown.plan(DESIGN, CANDIDATES, RunConfig(steps=40))
     shown.refresh(read_comparison(write_experiment(tmp_path / "e")), 1)
     schedule = [FakeRun(name, tmp_path / name) for name in ("first [one]", "second")]
     with shown.launch("repeat 2", schedule, None):
         for scheduled in schedule:
             folder = RunFolder.create(scheduled.folder)
             events, steps = EventWriter(folder), StepWriter(folder, 0)
-            events.write("start", steps=7)
+            events.write(StartEvent(steps=7, steps_per_epoch=None, dropped=0))
             steps.write([StepRow(step, 0, 4, 0.0, 0.1, 0.1, 0.1, 0.1, 2.0, 1) for step in range(3)])
             until(lambda name=scheduled.name: "3/7" in stream.getvalue().partition(name)[2])
             folder.mark_finished()

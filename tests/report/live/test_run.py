@@ -11,31 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict, replace
 from rich.console import Console
 
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
+from paceline.records.events import ConfigEvent, EpochEvent, LogEvent, StartEvent
 from paceline.report.live import run as live
 from paceline.report.live.run import LiveRun, Tail, configuration_line
+from run_models import topology
 
-TOPOLOGY = {
-    "workload": "cnn on digits",
-    "strategy": "ddp",
-    "world_size": 3,
-    "workers": 3,
-    "batch": 64,
-    "batch_per_rank": [21, 22],
-    "device": "cpu",
-    "backend": "gloo",
-    "interface": "lo",
-    "threads": 1,
-    "cores": 4.0,
-    "ranks_per_host": 3,
-    "parameters": 53_762,
-    "user_optimizer": False,
-    "lr": 0.1,
-    "log_every": 20,
-}
-LOG = {"step": 20, "epoch": 0, "losses": [2.5, 1.25], "samples": 1280, "correct": 960, "wall_s": 0.5}
+TOPOLOGY = topology(3, batch=64, batch_per_rank=[21, 22], cores=4.0, parameters=53_762)
+LOG: dict[str, Any] = {"step": 20, "epoch": 0, "losses": [2.5, 1.25], "samples": 1280, "correct": 960, "wall_s": 0.5}
+
+
+def config_event(**changes: Any) -> ConfigEvent:
+    return ConfigEvent(**asdict(replace(TOPOLOGY, **changes)))
 
 
 def console(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
@@ -84,11 +74,11 @@ def test_events_are_printed_as_they_are_written(folder: RunFolder) -> None:
     with LiveRun(folder.path, screen):
         time.sleep(0.02)  # The record is still empty: the ranks are starting.
         events = EventWriter(folder)
-        events.write("config", **TOPOLOGY)
+        events.write(config_event())
         until(lambda: "cnn on digits" in out.getvalue())
-        events.write("start", steps=100, dropped=5)
+        events.write(StartEvent(steps=100, steps_per_epoch=None, dropped=5))
         until(lambda: "each epoch leaves out 5 samples" in out.getvalue())
-        events.write("log", **LOG)
+        events.write(LogEvent(**LOG))
         until(lambda: "step     20" in out.getvalue())
         events.close()
     lines = out.getvalue().splitlines()
@@ -103,7 +93,7 @@ def test_the_last_events_are_printed_after_the_end(folder: RunFolder, monkeypatc
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
-        events.write("log", **LOG)
+        events.write(LogEvent(**LOG))
         events.close()
         assert out.getvalue() == ""
     assert out.getvalue().count("loss 1.2500") == 1
@@ -127,7 +117,7 @@ def test_each_step_has_its_own_epoch_where_a_window_has_several(folder: RunFolde
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
-        events.write("log", **LOG | {"step": 21, "epoch": 3, "epochs": [2, 3]})
+        events.write(LogEvent(**(LOG | {"step": 21, "epoch": 3, "epochs": [2, 3]})))
         events.close()
     assert out.getvalue().startswith("step     20  epoch   3  loss 2.5000")
 
@@ -136,7 +126,7 @@ def test_a_workload_without_correct_predictions_has_no_accuracy(folder: RunFolde
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
-        events.write("log", **LOG | {"correct": None})
+        events.write(LogEvent(**(LOG | {"correct": None})))
         events.close()
     assert "loss 1.2500 2,560 samples/s" in out.getvalue()
     assert "accuracy" not in out.getvalue()
@@ -146,9 +136,10 @@ def test_an_epoch_that_leaves_nothing_out_prints_nothing(folder: RunFolder) -> N
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
-        events.write("start", steps=3, dropped=0)
-        events.write("unheard of", value=1)
+        events.write(StartEvent(steps=3, steps_per_epoch=None, dropped=0))
         events.close()
+        with (folder.path / "events.jsonl").open("a") as file:
+            file.write('{"event": "unheard of", "value": 1}\n')
     assert out.getvalue() == ""
 
 
@@ -156,8 +147,8 @@ def test_quiet_is_quiet(folder: RunFolder) -> None:
     screen, out = console(terminal=True)
     with LiveRun(folder.path, screen, quiet=True):
         events = EventWriter(folder)
-        events.write("config", **TOPOLOGY)
-        events.write("log", **LOG)
+        events.write(config_event())
+        events.write(LogEvent(**LOG))
         events.close()
     assert out.getvalue() == ""
 
@@ -167,13 +158,13 @@ def test_in_a_terminal_a_bar_counts_the_steps_of_rank_0(folder: RunFolder) -> No
     with LiveRun(folder.path, screen):
         until(lambda: "starting ranks" in out.getvalue())
         events, steps = EventWriter(folder), StepWriter(folder, 0)
-        events.write("start", steps=7, dropped=0)
+        events.write(StartEvent(steps=7, steps_per_epoch=None, dropped=0))
         steps.write([row(0), row(1)])
         until(lambda: "training" in out.getvalue())
         until(lambda: "2/7" in out.getvalue())
         steps.write([row(2)])
         until(lambda: "3/7" in out.getvalue())
-        events.write("epoch", epoch=0)
+        events.write(EpochEvent(epoch=0, step=3, buffer_divergence=None))
         until(lambda: "trained 1 epoch" in out.getvalue())
         events.close()
         steps.close()
@@ -185,7 +176,7 @@ def test_an_error_inside_passes_through(folder: RunFolder) -> None:
     def fail() -> None:
         with LiveRun(folder.path, screen):
             events = EventWriter(folder)
-            events.write("log", **LOG)
+            events.write(LogEvent(**LOG))
             events.close()
             raise KeyError("mine")
 
@@ -207,17 +198,17 @@ def test_an_error_inside_passes_through(folder: RunFolder) -> None:
     ],
 )
 def test_the_configuration_line(change: dict[str, Any], part: str) -> None:
-    assert part in configuration_line(TOPOLOGY | change)
+    assert part in configuration_line(replace(TOPOLOGY, **change))
 
 
 def test_losses_are_printed_at_log_intervals_and_at_the_end(folder: RunFolder) -> None:
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
-        events.write("config", **TOPOLOGY)
-        events.write("start", steps=47, dropped=0)
+        events.write(config_event())
+        events.write(StartEvent(steps=47, steps_per_epoch=None, dropped=0))
         for last, count in ((23, 23), (46, 23), (47, 1)):
-            events.write("log", **LOG | {"step": last, "losses": [float(last)] * count})
+            events.write(LogEvent(**(LOG | {"step": last, "losses": [float(last)] * count})))
         events.close()
     assert [line.split()[1] for line in out.getvalue().splitlines()[1:]] == ["20", "40", "47"]
 
@@ -226,9 +217,9 @@ def test_a_loss_that_is_not_finite_is_reported(folder: RunFolder) -> None:
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
-        events.write("config", **TOPOLOGY)
-        events.write("start", steps=20, dropped=0)
-        events.write("log", **LOG | {"step": 20, "losses": [math.nan] * 20})
+        events.write(config_event())
+        events.write(StartEvent(steps=20, steps_per_epoch=None, dropped=0))
+        events.write(LogEvent(**(LOG | {"step": 20, "losses": [math.nan] * 20})))
         events.close()
     assert "loss not finite" in out.getvalue()
 
@@ -240,7 +231,7 @@ def test_over_subscribed_cores_are_reported(folder: RunFolder, cores: float, wor
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
-        events.write("config", **TOPOLOGY | {"cores": cores})
+        events.write(config_event(**{"cores": cores}))
         events.close()
     assert ("over-subscribed: 3 threads" in out.getvalue()) == (words is not None)
     assert words is None or words in out.getvalue()

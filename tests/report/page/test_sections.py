@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from examinations import examination
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
-from paceline.records import RunFolder, RunRecord, read_run
+from paceline.records import RunDescription, RunFolder, RunRecord, read_run
 from paceline.records.profile import Operator, Profile, write_profile
 from paceline.report.figures.columns import page_columns
 from paceline.report.figures.machine import OPERATOR_FIGURES
 from paceline.report.tables.profile import profile_rows, profile_sentences
 from paceline.report.terminal.profile import profile_table
+from run_models import PROVENANCE, recorded_settings, topology
 
 CONV = Operator("aten::convolution", 2, 0.006, 0.008, 0, 0)
 ADD = Operator("[bold]aten::add[/]", 4, 0.003, 0.003, 0, 0)
@@ -23,7 +24,8 @@ PROFILE = Profile(8, 9, 0.012, [CONV, ADD], REST)
 
 def run_with(tmp_path: Path, profile: Profile | None, asked: str = "8-9") -> RunRecord:
     folder = RunFolder.create(tmp_path)
-    folder.write_run(config={"profile": asked}, topology={}, provenance={})
+    config = recorded_settings(profile=asked)
+    folder.write_run(RunDescription(config=config, topology=topology(), provenance=PROVENANCE))
     if profile is not None:
         write_profile(profile, folder, 1)
     return read_run(tmp_path)

@@ -9,21 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as change
 from rich.console import Console
 
 from experiments_on_disk import CLASSIC, write_experiment
 from paceline.analysis.summary import summarise_rank
 from paceline.records import RunRecord, read_run
+from paceline.records.summary import EpochEstimate, EvaluationResult
 from paceline.report.terminal.run import print_run, sentences
+from run_models import PROVENANCE, rank_summary, recorded_settings, summary, topology
 
 
-def said(*, topology: dict[str, Any] | None = None, **summary: Any) -> str:
-    """Return the sentences on a run of two ranks."""
-    ranks = [{"rank": rank, "step_s": 0.01, "diverged_step": None} for rank in (0, 1)]
-    whole = {"ranks": ranks, "steps": 40, "train_s": 0.4, "samples_per_s": 6400.0} | summary
-    record = RunRecord(
-        Path("runs/x"), {"bn": "local"}, topology or {"exchanges": True}, {}, {}, [], whole, finished=True
-    )
+def said(*, changes: dict[str, Any] | None = None, **results: Any) -> str:
+    """Return the sentences on a run of two ranks; `changes` are those to its topology."""
+    whole = summary(steps=40, train_s=0.4, samples_per_s=6400.0, **results)
+    about = (recorded_settings(bn="local"), topology(**(changes or {})), PROVENANCE)
+    record = RunRecord(Path("runs/x"), *about, {}, [], whole, finished=True)
     return "\n".join(sentences(whole, record))
 
 
@@ -32,9 +33,9 @@ def test_the_plain_end() -> None:
 
 
 def test_the_test_says_how_many_samples_it_counted() -> None:
-    test = {"loss": 0.25, "accuracy": 0.5, "samples": 9999, "available": 10000}
+    test = EvaluationResult(loss=0.25, accuracy=0.5, samples=9999, available=10000)
     assert "test loss 0.2500, accuracy 50.0%: evaluated 9999/10000 unique samples" in said(test=test)
-    assert "evaluated 9999 unique samples" in said(test=test | {"available": None, "accuracy": None})
+    assert "evaluated 9999 unique samples" in said(test=change(test, available=None, accuracy=None))
 
 
 def test_buffers() -> None:
@@ -47,29 +48,28 @@ def test_buffers() -> None:
     ("slower", "exchanges", "flagged"), [(1.04, True, False), (1.06, True, True), (2, False, False)]
 )
 def test_ranks_of_a_synchronous_run_take_the_same_time(slower: float, exchanges: bool, flagged: bool) -> None:
-    ranks = [{"rank": r, "step_s": 0.01 * factor, "diverged_step": None} for r, factor in ((0, 1), (1, slower))]
-    assert ("step times differ by" in said(ranks=ranks, topology={"exchanges": exchanges})) == flagged
+    ranks = [rank_summary(r, step_s=0.01 * factor) for r, factor in ((0, 1), (1, slower))]
+    assert ("step times differ by" in said(ranks=ranks, changes={"exchanges": exchanges})) == flagged
 
 
 def test_uneven_ranks_are_reported_with_their_cores() -> None:
-    ranks = [{"rank": r, "step_s": step_s, "diverged_step": None} for r, step_s in ((0, 0.01), (1, 0.012))]
-    topology = {"exchanges": True, "device": "cpu", "ranks_per_host": 2, "cores": 2.0}
+    ranks = [rank_summary(r, step_s=step_s) for r, step_s in ((0, 0.01), (1, 0.012))]
     sentence = (
         "step times differ by 20.0% between ranks, although they step together; "
         "ranks probably share cores with each other or with other programs (2 ranks on 2 cores)"
     )
-    assert sentence in said(ranks=ranks, topology=topology)
-    assert "(2 ranks on 1 core)" in said(ranks=ranks, topology=topology | {"cores": 1.0})
-    assert "share cores" not in said(ranks=ranks, topology=topology | {"device": "cuda:0"})
+    assert sentence in said(ranks=ranks)
+    assert "(2 ranks on 1 core)" in said(ranks=ranks, changes={"cores": 1.0})
+    assert "share cores" not in said(ranks=ranks, changes={"device": "cuda:0"})
 
 
 def test_divergence_is_reported_with_its_first_step() -> None:
-    ranks = [{"rank": r, "step_s": 0.01, "diverged_step": step} for r, step in ((0, None), (1, 17))]
+    ranks = [rank_summary(r, diverged_step=step) for r, step in ((0, None), (1, 17))]
     assert "the loss is not finite from step 17 on." in said(ranks=ranks)
 
 
 def test_the_estimate() -> None:
-    assert "10 epochs would take about 2.1 min" in said(estimate={"epochs": 10, "seconds": 126.0})
+    assert "10 epochs would take about 2.1 min" in said(estimate=EpochEstimate(epochs=10, seconds=126.0))
 
 
 def a_run(path: Path, *, steps: int = 12, ranks: int = 2) -> RunRecord:

@@ -15,11 +15,12 @@ from rich.console import Console
 
 from paceline.analysis.scaling.curves import Scaling
 from paceline.config import RunConfig
-from paceline.records.experiment import Candidate
+from paceline.records.experiment import Candidate, ScaleShape
 from paceline.report.live.scaling_table import ScalingLiveTable
 from paceline.report.scaling_verdict import sentences
 from paceline.report.tables.scaling import write_scaling_tables
 from paceline.report.terminal.scaling import print_scaling, to_json
+from run_models import scale_design
 from scaling_on_disk import ONE_HOST, even, points, read_scaling, write_scaling
 
 pytestmark = pytest.mark.takes(6)
@@ -69,7 +70,7 @@ def test_a_point_that_failed_was_not_measured(tmp_path: Path) -> None:
 def test_a_slowdown_on_more_ranks_is_reported(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
         assert candidate.point is not None
-        slow = candidate.strategy == "gather_scatter" and candidate.point["ranks"] == 4
+        slow = candidate.strategy == "gather_scatter" and candidate.point.ranks == 4
         return even(candidate, repeat) * (3 if slow else 1)
 
     verdict = sentences(read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], repeats=3)))
@@ -197,11 +198,15 @@ def test_csv_has_plain_numbers(found: Scaling, tmp_path: Path) -> None:
 def test_the_live_display_prints_the_plan_with_its_batches(found: Scaling) -> None:
     file = io.StringIO()
     display = ScalingLiveTable(Console(file=file, width=400))
-    shapes = [{"hosts": hosts, "ranks_per_host": 1} for hosts in (1, 2, 4)]
-    design = {"target": "cnn on digits", "strategies": ["single", "ddp"], "modes": ["strong", "weak"], "threads": 1}
-    design |= {"batch": 256, "batch_per_rank": 64, "repeats": 3, "estimate_s": 63.0, "shapes": shapes, "gpus": 0}
-    design |= {"machines": [0, 0, 0, 0], "machine_cores": 2.0, "host_cpus": None, "hosts": 4}
-    display.plan(design, RunConfig(steps=20))
+    design = scale_design(
+        batch_per_rank=64,
+        repeats=3,
+        estimate_s=63.0,
+        shapes=[ScaleShape(hosts=hosts, ranks_per_host=1) for hosts in (1, 2, 4)],
+        machines=[0, 0, 0, 0],
+        hosts=4,
+    )
+    display.plan(design, [], RunConfig(steps=20))
     display.refresh(found.comparison, 3)
     assert file.getvalue().splitlines() == [
         "cnn on digits: single, ddp · strong (global batch 256) and weak (batch 64 per rank) scaling · "

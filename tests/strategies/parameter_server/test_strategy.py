@@ -146,10 +146,10 @@ def test_no_worker_waits_for_another(pool: Pool, options: str) -> None:
     staleness = ranks[0]["staleness"]
     servers = 2 if "servers" in options else 1
     assert all(rank["staleness"] == staleness for rank in ranks)
-    assert staleness["gradients"] == 60 * servers == sum(count for _, count in staleness["counts"])
-    assert staleness["max"] > 5, "gradients of the slow worker are stale"
-    assert staleness["max_allowed"] == (2 if options else 12)
-    assert (staleness["dropped"] > 0) == bool(options)
+    assert staleness.gradients == 60 * servers == sum(count for _, count in staleness.counts)
+    assert staleness.max > 5, "gradients of the slow worker are stale"
+    assert staleness.max_allowed == (2 if options else 12)
+    assert (staleness.dropped > 0) == bool(options)
     for rank in ranks:
         for stage in ("weights", "loaded", "agreed"):
             assert torch.equal(rank[stage], ranks[0]["weights"]), stage

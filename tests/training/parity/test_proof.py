@@ -19,11 +19,12 @@ from torch.utils.data import Dataset
 from paceline.comm import Comm
 from paceline.config import RunConfig
 from paceline.errors import ParityError
+from paceline.records.parity import Parity
 from paceline.strategies.base.strategy import AfterBackward
 from paceline.strategies.registry import create
 from paceline.training.batchnorm import relative_divergence
 from paceline.training.parity.oracle import Gradients, Shards, oracle
-from paceline.training.parity.proof import Parity, prove, take_shards
+from paceline.training.parity.proof import prove, take_shards
 from paceline.training.sync import Sync
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.workload import Workload
@@ -354,7 +355,7 @@ def test_a_workload_that_says_nothing_about_a_strategy_is_unproven(pool: Pool, c
     assert verdicts[0] == verdicts[1]
     assert not verdicts[0].holds
     assert why in verdicts[0].unproven
-    assert why in verdicts[0].to_dict()["unproven"]
+    assert why in verdicts[0].unproven
     verdicts[0].check()
 
 

@@ -12,6 +12,7 @@ import pytest
 from commands import USER_CODE, paceline
 from paceline.cli.main import run
 from paceline.records import read_run
+from paceline.records.events import LogEvent, UnexaminedEvent
 from paceline.records.experiment import ExperimentRecord, read_experiment
 
 pytestmark = pytest.mark.takes(20)
@@ -54,7 +55,7 @@ def test_the_machine_is_examined_first(compared: tuple[ExperimentRecord, dict[st
     assert examination.workload is None, "a script owns its process"
     assert examination.failure is None
     assert printed["examination"] == examination.to_dict()
-    assert not record.events_of("unexamined")
+    assert not record.events_of(UnexaminedEvent)
 
 
 def test_every_candidate_leaves_an_ordinary_record(compared: tuple[ExperimentRecord, dict[str, Any]]) -> None:
@@ -65,9 +66,9 @@ def test_every_candidate_leaves_an_ordinary_record(compared: tuple[ExperimentRec
         workers = 1 if measured.candidate.name == "single" else 2
         assert record.finished
         assert record.config["strategy"] == measured.candidate.strategy
-        assert record.topology["workload"] == "train.py"
+        assert record.topology.workload == "train.py"
         assert list(record.steps) == list(range(workers))
-        assert [len(event["losses"]) for event in record.events_of("log")] == [5, STEPS - 5]
+        assert [len(event.losses) for event in record.events_of(LogEvent)] == [5, STEPS - 5]
         for steps in record.steps.values():
             assert list(steps["step"]) == list(range(STEPS))
             assert (steps["samples"] == 24 / workers).all(), "both micro-batches"
@@ -75,7 +76,7 @@ def test_every_candidate_leaves_an_ordinary_record(compared: tuple[ExperimentRec
             assert (steps["backward_s"] > 0).all()
             assert (steps["correct"] >= 0).all()
         assert record.summary is not None
-        assert record.summary["step_s"] > 0
+        assert record.summary.step_s > 0
         assert "left in order" in (record.path / "logs" / "rank-0.log").read_text()
 
 
@@ -160,7 +161,7 @@ def test_a_strategy_under_which_the_script_fails_is_left_out(tmp_path: Path) -> 
     assert rows["none bn=local"]["train_loss"] is None, "a script need not tell its loss"
     record = runs_of(out)["none bn=local"]
     assert record.config["bn"] == "local"
-    assert record.summary["ranks"][0]["diverged_step"] is None
+    assert record.summary.ranks[0].diverged_step is None
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_samples_losses_and_windows(pool: Pool, tmp_path: Path) -> None:
     assert losses_of(record) == [pytest.approx(6 / 5)] * STEPS
     assert record.config["script"] == "there/train.py"
     assert record.summary is not None
-    assert record.summary["traffic"]["sent_bytes"] == [60, 60]
+    assert record.summary.traffic.sent_bytes == [60, 60]
     payload = payload_of(record)
     assert payload is not None
     assert (payload.steps, payload.deviation) == (4, 1.0), "without accumulate() both micro-batches synchronise"
@@ -111,10 +111,10 @@ def test_without_losses_nothing_has_diverged(pool: Pool, tmp_path: Path) -> None
     record = read_run(tmp_path)
     assert losses_of(record) == []
     assert record.summary is not None
-    assert record.summary["average_loss"] is None
+    assert record.summary.average_loss is None
     summary = summarise_rank(0, record.steps[0])
     assert (summary.samples, summary.average_loss, summary.diverged_step) == (5 * STEPS, None, None)
-    assert record.summary["samples_per_s"] > 0
+    assert record.summary.samples_per_s > 0
 
 
 def test_one_rank_may_tell_for_all(pool: Pool, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ fixed global batch, T₁/T_N at a fixed batch per rank. The baselines are `singl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -21,13 +21,12 @@ from paceline.analysis.statistics import Estimate, estimate_times, median_time, 
 from paceline.analysis.steps.timing import step_time, windows_of
 from paceline.errors import RecordError
 from paceline.formatting import format_cores
-from paceline.records import RunRecord
-from paceline.records.experiment import Candidate
+from paceline.records import RunRecord, Topology
+from paceline.records.events import StartEvent
+from paceline.records.experiment import Candidate, CandidatePoint, ScaleDesign
 
 Mode = Literal["strong", "weak"]
 MODES: tuple[Mode, ...] = ("strong", "weak")
-KIND = "scale"
-"""Kind of a scaling experiment in its record."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class Scaling:
     curves: list[ScalingCurve]
     """Ordered by mode, then by strategy as the user listed them; `single` is a curve of one point."""
     warnings: list[str]
-    design: Mapping[str, Any]
+    design: ScaleDesign
 
     @property
     def record_set(self) -> RecordSet:
@@ -220,11 +219,12 @@ class Scaling:
 
 def scaling(record_set: RecordSet) -> Scaling:
     """Return the results of a scaling experiment; raise `RecordError` if the records are not exactly one."""
-    if len(record_set.designs) != 1 or any(candidate.point is None for candidate in record_set.candidates):
+    design = record_set.designs[0] if len(record_set.designs) == 1 else None
+    if not isinstance(design, ScaleDesign) or any(candidate.point is None for candidate in record_set.candidates):
         raise RecordError(
             "these records are not one scaling experiment.", hint="name the folder of one `paceline scale`"
         )
-    measured = _MeasuredPoints(compare(record_set))
+    measured = _MeasuredPoints(compare(record_set), design)
     curves = [curve for mode in MODES for curve in _curves(measured.points(mode))]
     spreads = {row.candidate.name: row.rank_step_spread for row in measured.comparison.rows}
     warnings = [*scaling_notes(curves, measured.design), *caveats(record_set, spreads, shared_cores=False)]
@@ -234,18 +234,18 @@ def scaling(record_set: RecordSet) -> Scaling:
 class _MeasuredPoints:
     """Measurements by candidate, from which points are built."""
 
-    def __init__(self, comparison: Comparison) -> None:
+    def __init__(self, comparison: Comparison, design: ScaleDesign) -> None:
         self.comparison = comparison
         self.record_set = comparison.record_set
-        self.design = comparison.record_set.designs[0]
+        self.design = design
         self.rows = {row.candidate.name: row for row in comparison.rows}
         self.costs = {name: cost_per_sample(self.record_set, name) for name in self.rows}
 
     def points(self, mode: Mode) -> list[ScalingPoint]:
         """Return every point of one mode, in the order of the record."""
-        in_mode = [c for c in self.record_set.candidates if _point_of(c)["mode"] in (mode, "both")]
+        in_mode = [c for c in self.record_set.candidates if _point_of(c).mode in (mode, "both")]
         single = [candidate for candidate in in_mode if candidate.role == "baseline"][:1]
-        one_rank = {c.strategy: c for c in in_mode if _point_of(c)["ranks"] == 1}
+        one_rank = {c.strategy: c for c in in_mode if _point_of(c).ranks == 1}
         return [
             self._point(mode, c, [*single, *([one_rank[c.strategy]] if c.strategy in one_rank else [])])
             for c in in_mode
@@ -257,13 +257,15 @@ class _MeasuredPoints:
         others = [] if oversubscribed or candidate.role == "baseline" else baselines
         gains = {base.strategy: gain for base in others if (gain := self._gain(candidate, base)) is not None}
         single = next((base.strategy for base in others if base.role == "baseline"), "")
-        shape = {key: _point_of(candidate)[key] for key in ("ranks", "hosts", "ranks_per_host")}
-        batch = {key: _point_of(candidate)[key] for key in ("batch", "batch_per_rank")}
+        point = _point_of(candidate)
         return ScalingPoint(
             row=self.rows[candidate.name],
             mode=mode,
-            **shape,
-            **batch,
+            ranks=point.ranks,
+            hosts=point.hosts,
+            ranks_per_host=point.ranks_per_host,
+            batch=point.batch,
+            batch_per_rank=point.batch_per_rank,
             epoch_s=_epoch_s(runs),
             over_single=gains.get(single),
             over_one_rank=gains.get(candidate.strategy),
@@ -282,13 +284,13 @@ class _MeasuredPoints:
             baseline = base.strategy if base.role == "baseline" else "one rank alone"
             reason = f"{baseline} had {format_cores(base_cores)}, each of several ranks has {format_cores(cores)}"
             return ScalingGain(base.name, speed_up, None, reason)
-        return ScalingGain(base.name, speed_up, speed_up.scaled(1 / _point_of(candidate)["ranks"]))
+        return ScalingGain(base.name, speed_up, speed_up.scaled(1 / _point_of(candidate).ranks))
 
-    def _topology(self, candidate: Candidate) -> Mapping[str, Any]:
+    def _topology(self, candidate: Candidate) -> Topology:
         return self.record_set.recorded_runs_of(candidate.name)[0].run.topology
 
 
-def _point_of(candidate: Candidate) -> dict[str, Any]:
+def _point_of(candidate: Candidate) -> CandidatePoint:
     assert candidate.point is not None
     return candidate.point
 
@@ -303,9 +305,8 @@ def _epoch_s(runs: Sequence[RunRecord]) -> Estimate | None:
 
 
 def _steps_per_epoch(run: RunRecord) -> int | None:
-    starts = run.events_of("start")
-    steps = starts[0].get("steps_per_epoch") if starts else None
-    return steps if isinstance(steps, int) and steps > 0 else None
+    starts = run.events_of(StartEvent)
+    return (starts[0].steps_per_epoch or None) if starts else None
 
 
 def _curves(points: Sequence[ScalingPoint]) -> Iterator[ScalingCurve]:

@@ -3,89 +3,112 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
 from paceline.formatting import format_cores
+from paceline.records import Topology
+from paceline.records.experiment import ScaleDesign
 
 CORE_TOLERANCE = 0.01
 """Relative difference up to which two numbers of cores count as equal."""
 
 
-def machines_of(design: Mapping[str, Any], hosts: int) -> list[int]:
+class MachineLayout(Protocol):
+    """Machines and cores of the hosts of an experiment: its design, or what is known before it."""
+
+    @property
+    def emulated(self) -> str | None:
+        """Value of `--emulate`."""
+
+    @property
+    def host_cpus(self) -> float | None:
+        """Cores that the ranks of one emulated host share."""
+
+    @property
+    def machine_cores(self) -> float:
+        """Cores of this machine."""
+
+    @property
+    def machines(self) -> list[int]:
+        """Number of the machine of each host."""
+
+    @property
+    def ranks_pinned(self) -> bool:
+        """Whether a launcher bound ranks to cores."""
+
+
+def machines_of(design: MachineLayout, hosts: int) -> list[int]:
     """Return the machine of each of the first `hosts` hosts; if the record lacks it, they share one machine."""
-    machines = list(design.get("machines") or [])
-    return machines[:hosts] if len(machines) >= hosts else [0] * hosts
+    return design.machines[:hosts] if len(design.machines) >= hosts else [0] * hosts
 
 
-def max_ranks_sharing_cores(design: Mapping[str, Any], hosts: int, ranks_per_host: int) -> int:
+def max_ranks_sharing_cores(design: MachineLayout, hosts: int, ranks_per_host: int) -> int:
     """Return the largest number of ranks that share the same cores.
 
     Ranks share cores with all ranks on their machine, or only with those of their host if each host has a CPU quota. A
     rank that its launcher pinned to cores shares them with no other rank of its host.
     """
-    if design.get("host_cpus") is not None:
+    if design.host_cpus is not None:
         return ranks_per_host
-    return (1 if design.get("ranks_pinned") else ranks_per_host) * max(Counter(machines_of(design, hosts)).values())
+    return (1 if design.ranks_pinned else ranks_per_host) * max(Counter(machines_of(design, hosts)).values())
 
 
-def cores_per_rank(topology: Mapping[str, Any], design: Mapping[str, Any]) -> float:
+def cores_per_rank(topology: Topology, design: ScaleDesign) -> float:
     """Return the cores that a rank can use; 1 on a GPU."""
-    if topology["device"] != "cpu":
+    if topology.device != "cpu":
         return 1.0
-    return float(min(topology["threads"], topology["cores"] / _ranks_sharing_cores(topology, design)))
+    return float(min(topology.threads, topology.cores / _ranks_sharing_cores(topology, design)))
 
 
-def oversubscription(topology: Mapping[str, Any], design: Mapping[str, Any]) -> str:
+def oversubscription(topology: Topology, design: ScaleDesign) -> str:
     """Return a phrase on how ranks share cores or GPUs; empty if each rank has its own, or each host its quota."""
-    ranks_together, quota = _ranks_sharing_cores(topology, design), design.get("host_cpus")
-    if topology["device"] != "cpu":
-        gpus = design.get("gpus") or ranks_together
+    ranks_together, quota = _ranks_sharing_cores(topology, design), design.host_cpus
+    if topology.device != "cpu":
+        gpus = design.gpus or ranks_together
         return f"{ranks_together} ranks share {gpus} GPU{'s' * (gpus > 1)}" if ranks_together > gpus else ""
     if quota is not None:
-        hosts, cores = _hosts(topology), design.get("machine_cores")
-        if cores is None or quota * hosts <= cores * (1 + CORE_TOLERANCE):
+        hosts, cores = _hosts(topology), design.machine_cores
+        if quota * hosts <= cores * (1 + CORE_TOLERANCE):
             return ""
         return f"{hosts} hosts with {format_cores(quota)} each share {format_cores(cores)}"
-    cores = topology["cores"]
+    cores = topology.cores
     return f"{ranks_together} ranks share {format_cores(cores)}" if ranks_together > max(1.0, cores) else ""
 
 
-def _ranks_sharing_cores(topology: Mapping[str, Any], design: Mapping[str, Any]) -> int:
-    return min(
-        int(topology["workers"]), max_ranks_sharing_cores(design, _hosts(topology), int(topology["ranks_per_host"]))
-    )
+def _ranks_sharing_cores(topology: Topology, design: ScaleDesign) -> int:
+    return min(topology.workers, max_ranks_sharing_cores(design, _hosts(topology), topology.ranks_per_host))
 
 
-def _hosts(topology: Mapping[str, Any]) -> int:
-    return -(-int(topology["workers"]) // int(topology["ranks_per_host"]))
+def _hosts(topology: Topology) -> int:
+    return -(-topology.workers // topology.ranks_per_host)
 
 
-def is_packed(design: Mapping[str, Any], hosts: int, ranks_per_host: int) -> bool:
+def is_packed(design: ScaleDesign, hosts: int, ranks_per_host: int) -> bool:
     """Return whether ranks use fewer hosts than possible because their number does not divide evenly."""
-    available = len(design.get("machines") or [])
-    return not design.get("requested_ranks_per_host") and hosts < min(available, hosts * ranks_per_host)
+    available = len(design.machines)
+    return not design.requested_ranks_per_host and hosts < min(available, hosts * ranks_per_host)
 
 
-def placement_notes(design: Mapping[str, Any], shapes: Iterable[tuple[int, int]]) -> Iterator[str]:
+def placement_notes(design: ScaleDesign, shapes: Iterable[tuple[int, int]]) -> Iterator[str]:
     """Yield notes on the placement of ranks for shapes (hosts, ranks per host)."""
     ordered = sorted(set(shapes), key=lambda shape: (shape[0] * shape[1], shape[0]))
     widest = {hosts * number: (hosts, number) for hosts, number in ordered}
     for hosts, number in widest.values():
         if is_packed(design, hosts, number):
             yield (
-                f"{hosts * number} ranks cannot be placed evenly on {len(design['machines'])} hosts, so they are "
+                f"{hosts * number} ranks cannot be placed evenly on {len(design.machines)} hosts, so they are "
                 f"placed on {'1 host' if hosts == 1 else f'{hosts} hosts'}. Choose a placement with --ranks-per-host."
             )
     yield from _different_hosts(design, sorted({hosts for hosts, _ in ordered}))
 
 
-def _different_hosts(design: Mapping[str, Any], hosts: Sequence[int]) -> Iterator[str]:
+def _different_hosts(design: ScaleDesign, hosts: Sequence[int]) -> Iterator[str]:
     """Yield a note on which hosts were used, if emulated hosts differ and not all were used."""
     try:
-        emulated = parse_hosts(design.get("emulated") or "1")
+        emulated = parse_hosts(design.emulated or "1")
     except UsageError:  # The record was edited, or a newer version wrote it.
         return
     fewer = [number for number in hosts if number < len(emulated)]

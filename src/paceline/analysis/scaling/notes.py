@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from paceline.analysis.scaling.machines import placement_notes
+from paceline.records.experiment import ScaleDesign
 
 if TYPE_CHECKING:
     from paceline.analysis.scaling.curves import ScalingCurve
@@ -14,7 +15,7 @@ SUPERLINEAR = 1.05
 """Efficiency from which, if the whole interval is above, a note is shown."""
 
 
-def scaling_notes(curves: Sequence[ScalingCurve], design: Mapping[str, Any]) -> Iterator[str]:
+def scaling_notes(curves: Sequence[ScalingCurve], design: ScaleDesign) -> Iterator[str]:
     """Yield all notes, as sentences."""
     yield from _oversubscription(curves)
     shapes = [(point.hosts, point.ranks_per_host) for curve in curves for point in curve.points]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
 
 from paceline.analysis.statistics import Estimate, estimate_shares
-from paceline.analysis.steps.split import PARTS, Split, mean_split, split_of
+from paceline.analysis.steps.split import PARTS, mean_split, split_of
 from paceline.analysis.steps.timing import counted_steps, profiled_steps, windows_of
 from paceline.records import RunRecord
+from paceline.records.summary import Split
 
 T = TypeVar("T")
 
@@ -78,13 +81,13 @@ def _around(mean: float, values: Sequence[float]) -> Estimate | None:
 def splits_of(run: RunRecord) -> dict[int, Split]:
     """Return the mean split of each rank of a run: from its summary, or, if that is missing, from its timelines."""
     splits = _splits_of(run)
-    single_rank = run.topology.get("world_size") == 1
+    single_rank = run.topology.world_size == 1
     return {rank: _without_communication(split) for rank, split in splits.items()} if single_rank else splits
 
 
 def _without_communication(split: Split) -> Split:
     """Return the split of a single rank, whose operations send nothing: their time counts as other work."""
-    return replace(
+    return msgspec.structs.replace(
         split,
         compute_s=split.compute_s + split.overlapped_s,
         overlapped_s=0.0,
@@ -94,16 +97,12 @@ def _without_communication(split: Split) -> Split:
 
 
 def _splits_of(run: RunRecord) -> dict[int, Split]:
-    kept = [rank for rank in (run.summary or {}).get("ranks") or [] if isinstance(rank.get("split"), dict)]
+    kept = {rank.rank: rank.split for rank in (run.summary.ranks if run.summary else []) if rank.split}
     if kept:
-        return {int(rank["rank"]): _read(rank["split"]) for rank in kept}
+        return kept
     profiled = profiled_steps(windows_of(run))
     splits = {rank: split_of(timeline, profiled) for rank, timeline in run.timelines.items()}
     return {rank: split for rank, split in splits.items() if split is not None}
-
-
-def _read(values: dict[str, Any]) -> Split:
-    return Split(**{field.name: values.get(field.name) for field in fields(Split)})  # type: ignore[arg-type]
 
 
 def _known(value: T | None) -> T:

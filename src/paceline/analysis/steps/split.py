@@ -15,49 +15,12 @@ from typing import Any
 import numpy as np
 
 from paceline.analysis.steps.intervals import Interval, clipped, difference, intersection, length, union
+from paceline.records.summary import Split
 from paceline.records.timeline import RowKind, Timeline
 
 COMPUTE = (RowKind.FORWARD, RowKind.BACKWARD, RowKind.OPTIMISER)
 WARM_UP_STEPS = 5
 """First steps of a run, which no time includes: reducers build buckets, allocators and caches fill."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """Time split of a step in seconds, on one rank or on average."""
-
-    step_s: float
-    compute_s: float
-    """Compute without communication."""
-    overlapped_s: float
-    """Compute and communication at the same time."""
-    exposed_s: float
-    """Communication without compute."""
-    other_s: float
-    """Neither: data loading, arithmetic of the strategy, Python."""
-    data_s: float
-    """Loading the batch without communication; part of `other_s`."""
-    descheduled_s: float | None
-    """Wall time minus CPU time of the compute phases; None if a GPU computes."""
-
-    @property
-    def communication_s(self) -> float:
-        """Total time of communication."""
-        return self.overlapped_s + self.exposed_s
-
-    @property
-    def computing_s(self) -> float:
-        """Total time of compute."""
-        return self.compute_s + self.overlapped_s
-
-    @property
-    def overlap(self) -> float | None:
-        """Share of communication that overlapped with compute; None if nothing was sent."""
-        return self.overlapped_s / self.communication_s if self.communication_s > 0 else None
-
-    def share(self, part: str) -> float:
-        """Return the share of a part of the step, such as `exposed`."""
-        return float(getattr(self, f"{part}_s")) / self.step_s
 
 
 PARTS = ("compute", "overlapped", "exposed", "other")

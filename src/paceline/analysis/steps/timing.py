@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from paceline.analysis.running_median import RunningMedian
 from paceline.analysis.steps.split import WARM_UP_STEPS
-from paceline.errors import RecordError
+from paceline.records.events import LogEvent
 from paceline.records.reader import RunRecord
-from paceline.records.schema import EVENTS_FILE
 
 
 class WindowTime(NamedTuple):
@@ -81,13 +80,7 @@ def step_time(windows: Iterable[WindowTime]) -> float | None:
 
 def windows_of(record: RunRecord) -> list[WindowTime]:
     """Return the windows of a run, also of an interrupted one."""
-    try:
-        return [
-            WindowTime(len(event["losses"]), float(event["wall_s"]), profiled=event.get("profiled") is True)
-            for event in record.events_of("log")
-        ]
-    except (KeyError, TypeError, ValueError):
-        raise RecordError(f"{record.path / EVENTS_FILE} is damaged: a window has no losses or no time.") from None
+    return [WindowTime(len(log.losses), log.wall_s, profiled=log.profiled) for log in record.events_of(LogEvent)]
 
 
 def profiled_steps(windows: Iterable[WindowTime]) -> frozenset[int]:
@@ -117,5 +110,5 @@ def losses_of(record: RunRecord) -> list[float]:
     """Return the global mean loss of every step: NaN where it diverged; empty if losses were not reported."""
     if record.steps and not any(steps.has_loss for steps in record.steps.values()):
         return []
-    losses = [loss for event in record.events_of("log") for loss in event["losses"]]
+    losses = [loss for log in record.events_of(LogEvent) for loss in log.losses]
     return [float("nan") if loss is None else loss for loss in losses]

@@ -13,9 +13,10 @@ from typing import Any
 
 from paceline.analysis.steps.timing import profiled_steps, windows_of
 from paceline.analysis.traffic.wire import counted_steps
-from paceline.plans import Operation, PairTraffic, Plan, Transfer
+from paceline.plans import Operation, Plan, Transfer
 from paceline.plans.operations import gloo_operation
 from paceline.records import RunRecord
+from paceline.records.summary import InterfaceTraffic, PairTraffic
 from paceline.records.timeline import Purpose, RowKind, Timeline
 from paceline.records.writer import json_safe
 
@@ -125,18 +126,18 @@ class Payload:
 
 def payload_of(run: RunRecord) -> Payload | None:
     """Return the byte counts of a run; None if there are none."""
-    summary = run.summary or {}
-    sockets = summary.get("sockets")
-    if not sockets:
+    summary = run.summary
+    if summary is None or summary.sockets is None:
         return None
-    ranks, steps = len(summary["ranks"]) + summary.get("servers", 0), sockets["steps"]
+    sockets = summary.sockets
+    ranks, steps = len(summary.ranks) + summary.servers, sockets.steps
     expected_from, expected = _expected(run, ranks)
-    counted = {(link["source"], link["target"]): link for link in sockets["links"]}
+    counted = {(link.source, link.target): link for link in sockets.links}
     pairs = [
         PairBytes(
             source=pair[0],
             target=pair[1],
-            bytes=counted[pair]["received_bytes"] / steps if pair in counted else 0.0,
+            bytes=counted[pair].received_bytes / steps if pair in counted else 0.0,
             payload_bytes=None if expected is None else expected.payload.get(pair, 0.0),
             framing_bytes=None if expected is None else expected.framing.get(pair, 0.0),
         )
@@ -144,7 +145,7 @@ def payload_of(run: RunRecord) -> Payload | None:
     ]
     retransmitted = Counter[int]()
     for (source, _), link in counted.items():
-        retransmitted[source] += link["retransmitted_bytes"]
+        retransmitted[source] += link.retransmitted_bytes
     return Payload(
         steps=steps,
         expected_from=expected_from,
@@ -153,7 +154,7 @@ def payload_of(run: RunRecord) -> Payload | None:
             _rank(rank, pairs, retransmitted[rank] / steps, has_expectation=expected is not None)
             for rank in range(ranks)
         ],
-        hosts=[_host(interface, steps) for interface in sockets["interfaces"]],
+        hosts=[_host(interface, steps) for interface in sockets.interfaces],
     )
 
 
@@ -165,25 +166,25 @@ class _Expected:
     framing: Mapping[tuple[int, int], float]
 
     @classmethod
-    def of(cls, links: Iterable[Mapping[str, Any]], steps: int = 1) -> _Expected:
+    def of(cls, links: Iterable[PairTraffic], steps: int = 1) -> _Expected:
         payload, framing = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
         for link in links:
-            pair = link["source"], link["target"]
-            payload[pair] += link["payload_bytes"]
-            framing[pair] += link["framing_bytes"]
+            pair = link.source, link.target
+            payload[pair] += link.payload_bytes
+            framing[pair] += link.framing_bytes
         return cls({pair: payload[pair] / steps for pair in framing}, {pair: framing[pair] / steps for pair in framing})
 
 
 def _expected(run: RunRecord, ranks: int) -> tuple[str | None, _Expected | None]:
     """Return the source of the expectation and the expected bytes."""
-    traffic = (run.summary or {}).get("traffic")
-    if traffic is not None and "links" in traffic:
-        return PLAN, _Expected.of(traffic["links"])
+    traffic = run.summary.traffic if run.summary else None
+    if traffic is not None and traffic.links is not None:
+        return PLAN, _Expected.of(traffic.links)
     if not run.lockstep:  # Asynchronous: the bytes of a pair depend on the speed of the ranks.
         return None, None
     steps = counted_steps(run.timelines[0], profiled_steps(windows_of(run))).tolist() if 0 in run.timelines else []
     links = recorded_links(run.timelines, steps, ranks) if steps else None
-    return (None, None) if links is None else (RECORDED_OPERATIONS, _Expected.of(map(asdict, links), len(steps)))
+    return (None, None) if links is None else (RECORDED_OPERATIONS, _Expected.of(links, len(steps)))
 
 
 def recorded_links(timelines: Mapping[int, Timeline], steps: Sequence[int], ranks: int) -> list[PairTraffic] | None:
@@ -244,6 +245,6 @@ def _rank(rank: int, pairs: Sequence[PairBytes], retransmitted_bytes: float, *, 
     )
 
 
-def _host(interface: Mapping[str, Any], steps: int) -> HostBytes:
-    sent, received = interface["sent_bytes"] / steps, interface["received_bytes"] / steps
-    return HostBytes(interface["name"], list(interface["ranks"]), sent, received)
+def _host(interface: InterfaceTraffic, steps: int) -> HostBytes:
+    sent, received = interface.sent_bytes / steps, interface.received_bytes / steps
+    return HostBytes(interface.name, interface.ranks, sent, received)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from paceline.analysis.scaling.machines import machines_of
+from paceline.analysis.scaling.machines import MachineLayout, machines_of
 from paceline.config import ScaleConfig
 from paceline.config.emulation import parse_hosts
 from paceline.config.specs import Spec
@@ -24,9 +23,7 @@ BITS = 8 * 1514 / 1448
 """Bits on the wire per byte of payload."""
 
 
-def estimate_s(
-    candidate_configs: Sequence[CandidateConfig], config: ScaleConfig, place: Mapping[str, Any]
-) -> float | None:
+def estimate_s(candidate_configs: Sequence[CandidateConfig], config: ScaleConfig, place: MachineLayout) -> float | None:
     """Return the seconds until everything is measured; None on a GPU. Raises if the workload cannot be trained."""
     if gpus_to_use(candidate_configs[0].config):
         return None
@@ -37,7 +34,7 @@ def estimate_s(
 def estimate_from_trial(
     candidate_configs: Sequence[CandidateConfig],
     config: ScaleConfig,
-    place: Mapping[str, Any],
+    place: MachineLayout,
     trial: Trial,
     core_s: float,
 ) -> float:
@@ -53,12 +50,12 @@ def estimate_from_trial(
     return before_s + config.repeats * (launches_s + runs_s)
 
 
-def _launch_s(ranks: int, place: Mapping[str, Any]) -> float:
+def _launch_s(ranks: int, place: MachineLayout) -> float:
     """Return the seconds of one launch: every rank imports torch, on the cores available."""
-    return LAUNCH_S * float(max(1.0, ranks / place["machine_cores"], 1 / (place["host_cpus"] or 1.0)))
+    return LAUNCH_S * float(max(1.0, ranks / place.machine_cores, 1 / (place.host_cpus or 1.0)))
 
 
-def _run_s(one: CandidateConfig, trial: Trial, core_s: float, place: Mapping[str, Any]) -> float:
+def _run_s(one: CandidateConfig, trial: Trial, core_s: float, place: MachineLayout) -> float:
     shape, config = one.shape, one.config
     batch = config.global_batch(shape.ranks)
     steps = config.steps or trial.steps_per_epoch * config.most_epochs
@@ -66,16 +63,16 @@ def _run_s(one: CandidateConfig, trial: Trial, core_s: float, place: Mapping[str
     return RUN_S + min(steps * (computing_s + _wire_s(one, trial, place)), config.seconds or math.inf)
 
 
-def _cores(ranks: int, hosts: int, place: Mapping[str, Any]) -> float:
+def _cores(ranks: int, hosts: int, place: MachineLayout) -> float:
     """Return the cores of a point: the least of its ranks, its hosts' shares, and the cores of its machines."""
-    share = place["host_cpus"]
+    share = place.host_cpus
     limits = [float(ranks), *([share * hosts] if share is not None else [])]
-    return float(min([*limits, place["machine_cores"] * len(set(machines_of(place, hosts)))]))
+    return float(min([*limits, place.machine_cores * len(set(machines_of(place, hosts)))]))
 
 
-def _wire_s(one: CandidateConfig, trial: Trial, place: Mapping[str, Any]) -> float:
+def _wire_s(one: CandidateConfig, trial: Trial, place: MachineLayout) -> float:
     """Return the seconds that gradients take on emulated links of a known rate; 0 elsewhere."""
-    rates = [host.rate_bit_s for host in parse_hosts(place["emulated"])] if place["emulated"] else []
+    rates = [host.rate_bit_s for host in parse_hosts(place.emulated)] if place.emulated else []
     known = [rate for rate in rates if rate is not None]
     if not known or one.shape.hosts == 1 or one.candidate.role != "candidate":
         return 0.0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
-from paceline.analysis.scaling.machines import max_ranks_sharing_cores
+from paceline.analysis.scaling.machines import MachineLayout, max_ranks_sharing_cores
 from paceline.config import LaunchConfig
 from paceline.launch.launcher_process import LauncherInfo, Shape
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
@@ -21,6 +20,17 @@ class ThreadCounts:
     rank: int | None
     single: int | None
     """Threads of the baseline, one process that uses a whole host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectedMachines:
+    """Machines and cores of the hosts of a launch, as in `ScaleDesign`."""
+
+    emulated: str | None
+    host_cpus: float | None
+    machine_cores: float
+    machines: list[int]
+    ranks_pinned: bool
 
 
 def own_quota() -> float | None:
@@ -69,16 +79,16 @@ def _share(one: LauncherInfo, other: LauncherInfo, *, apart: bool) -> bool:
     return one.network.split()[0] == other.network.split()[0] and same_cores
 
 
-def choose_threads(shapes: Sequence[Shape], launch: LaunchConfig, place: Mapping[str, Any], gpus: int) -> ThreadCounts:
+def choose_threads(shapes: Sequence[Shape], launch: LaunchConfig, place: MachineLayout, gpus: int) -> ThreadCounts:
     """Return the threads given by the user; else, if all ranks share one machine, the same for every world size.
 
     So more ranks use more cores. Hosts and ranks with separate cores, or a CPU share, follow the usual rule.
     """
-    hosts = len(place["machines"])
-    on_each = max(place["machines"].count(machine) for machine in place["machines"])
-    usual = place["ranks_pinned"] or (hosts > 1 and on_each == 1)
-    if launch.threads is not None or gpus or usual or place["host_cpus"] is not None:
+    hosts = len(place.machines)
+    on_each = max(place.machines.count(machine) for machine in place.machines)
+    usual = place.ranks_pinned or (hosts > 1 and on_each == 1)
+    if launch.threads is not None or gpus or usual or place.host_cpus is not None:
         return ThreadCounts(launch.threads, launch.threads)
-    cores = max(1, int(place["machine_cores"]))
+    cores = max(1, int(place.machine_cores))
     most = min(cores, max(max_ranks_sharing_cores(place, shape.hosts, shape.ranks_per_host) for shape in shapes))
     return ThreadCounts(cores // most, max(1, cores // on_each))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import cast
 
 from paceline.config import RunConfig, ScaleConfig
 from paceline.config.setting import metadata_of
@@ -15,7 +15,8 @@ from paceline.experiments.checks import check_strategy
 from paceline.experiments.names import check_names
 from paceline.experiments.scaling.shapes import ALONE
 from paceline.launch.launcher_process import Shape
-from paceline.records.experiment import Candidate
+from paceline.records.experiment import Candidate, CandidatePoint, PointMode
+from paceline.records.settings import Settings
 from paceline.strategies.registry import create, parse_list, selected_by_set
 
 DEFAULT_STRATEGIES = "gather_scatter,p2p,allreduce,ddp"
@@ -75,8 +76,14 @@ def _candidate_config(config: RunConfig, shape: Shape, mode: str) -> CandidateCo
         return None
     batch = config.global_batch(1)
     share = batch // shape.ranks if batch % shape.ranks == 0 else batch / shape.ranks
-    point = {"mode": mode, "ranks": shape.ranks, "hosts": shape.hosts, "ranks_per_host": shape.ranks_per_host}
-    point |= {"batch": batch, "batch_per_rank": share}
+    point = CandidatePoint(
+        mode=cast(PointMode, mode),
+        ranks=shape.ranks,
+        hosts=shape.hosts,
+        ranks_per_host=shape.ranks_per_host,
+        batch=batch,
+        batch_per_rank=share,
+    )
     name = f"{config.strategy} on {_format_shape(shape)}, batch {batch}"
     candidate = Candidate(name, config.strategy, role=role, lossless=strategy.lossless, point=point)
     return CandidateConfig(candidate, config, shape)
@@ -99,7 +106,7 @@ def _format_shape(shape: Shape) -> str:
     return ranks if shape.hosts == 1 else f"{ranks} over {shape.hosts} hosts"
 
 
-def shared_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def shared_settings(settings: Settings) -> Settings:
     """Return the settings of one candidate that all share, for the record."""
     point_settings = {"strategy", *metadata_of(ScaleConfig)}  # Each point has its own batch, for example.
     return {key: value for key, value in settings.items() if key not in point_settings}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,10 +21,13 @@ from paceline.analysis.findings import Finding, problems
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.formatting import plural, roughly, scientific, seconds
+from paceline.records.events import RUN_EVENTS, StartEvent
+from paceline.records.experiment import Design
+from paceline.records.parity import Parity
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import column_of
-from paceline.report.live.run import Display, Tail
+from paceline.report.live.run import Display, EventTail, Tail
 from paceline.report.run_description import on_hosts, run_length
 from paceline.report.terminal.doctor import LiveExamination
 
@@ -60,14 +61,14 @@ class LiveTable:
         self._measuring_since: float | None = None
         self._display: Display | None = None
 
-    def plan(self, design: dict[str, Any], config: RunConfig) -> None:
+    def plan(self, design: Design, candidates: Sequence[str], config: RunConfig) -> None:
         """Print the planned runs and the estimated time."""
-        least, most = design["repeats"], max(design["repeats"], design["max_repeats"])
+        least, most = design.repeats, max(design.repeats, design.max_repeats)
         self._repeats = str(least) if least == most else f"{least}–{most}"
         self._least = least
-        self._print(format_plan(design, config, self._repeats))
+        self._print(format_plan(design, candidates, config, self._repeats))
 
-    def proved(self, name: str, parity: dict[str, Any]) -> None:
+    def proved(self, name: str, parity: Parity) -> None:
         """Print the result of a parity proof."""
         self._print(f"  {name}: {format_proof(parity)}")
 
@@ -150,16 +151,16 @@ class LiveTable:
 
     def _follow(self, progress: Progress, schedule: Sequence[ShownRun], stop: threading.Event) -> None:
         steps = [Tail(scheduled.folder / steps_file(0)) for scheduled in schedule]
-        events = [Tail(scheduled.folder / EVENTS_FILE) for scheduled in schedule]
+        events = [EventTail(scheduled.folder / EVENTS_FILE) for scheduled in schedule]
         trained = [0] * len(schedule)
         while not stop.wait(POLL_S):
             done = sum((scheduled.folder / FINISHED_FILE).exists() for scheduled in schedule)
             progress.update(self._overall, completed=done)
             if done == len(schedule):
                 continue
-            for event in map(json.loads, events[done].new_lines()):
-                if event["event"] == "start" and event["steps"]:
-                    progress.update(self._current, total=event["steps"])
+            for event in events[done].new_events(RUN_EVENTS):
+                if isinstance(event, StartEvent) and event.steps:
+                    progress.update(self._current, total=event.steps)
             trained[done] += sum(not line.startswith("step") for line in steps[done].new_lines())
             progress.update(self._current, description=escape(schedule[done].name), completed=trained[done])
 
@@ -183,27 +184,25 @@ class LiveTable:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def format_plan(design: dict[str, Any], config: RunConfig, repeats: str) -> str:
+def format_plan(design: Design, candidates: Sequence[str], config: RunConfig, repeats: str) -> str:
     """Format the planned runs of an experiment as one line."""
     length = run_length(config)
-    names = design["candidates"]
-    batch = "" if design["batch"] is None else f", global batch {design['batch']}"
-    expected = design["estimate_s"]
+    batch = "" if design.batch is None else f", global batch {design.batch}"
+    expected = design.estimate_s
     parts = [
-        f"{design['target']}: {', '.join(names)}",
-        f"{plural(design['ranks'], 'rank')} × {plural(design['threads'], 'thread')}{on_hosts(design)}{batch}",
+        f"{design.target}: {', '.join(candidates)}",
+        f"{plural(design.ranks, 'rank')} × {plural(design.threads, 'thread')}{on_hosts(design)}{batch}",
         f"{length} × {repeats} repeat" + ("" if repeats == "1" else "s"),
         *([] if expected is None else [f"about {roughly(expected)}" + (_MORE_REPEATS * ("–" in repeats))]),
     ]
     return " · ".join(parts)
 
 
-def format_proof(parity: dict[str, Any]) -> str:
+def format_proof(parity: Parity) -> str:
     """Format the result of a parity proof."""
-    error = math.inf if parity["error"] is None else parity["error"]
-    relative = f"relative error {scientific(error)}"
-    if parity["lossless"] and error < parity["tolerance"]:
-        allowed = scientific(parity["tolerance"])
+    relative = f"relative error {scientific(parity.relative_error)}"
+    if parity.lossless and parity.holds:
+        allowed = scientific(parity.tolerance)
         return f"computes the same mean gradient as one process ({relative}, allowed {allowed})"
-    promise = "although it promises to" if parity["lossless"] else "and does not promise to"
+    promise = "although it promises to" if parity.lossless else "and does not promise to"
     return f"does not compute the mean gradient of one process, {promise} ({relative})"

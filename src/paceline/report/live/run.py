@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +24,8 @@ from rich.progress import (
 from paceline.analysis.caveats import over_subscribed
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import count, number, percent, plural, whole
+from paceline.records import Topology
+from paceline.records.events import RUN_EVENTS, ConfigEvent, EpochEvent, LogEvent, StartEvent, decode_event
 from paceline.records.schema import EVENTS_FILE, steps_file
 
 POLL_S = 0.2
@@ -47,7 +48,16 @@ class Tail:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return whole.decode().splitlines()
+        return whole.decode().split("\n")[:-1]
+
+
+class EventTail(Tail):
+    """Reader of the new events of a run or an examination."""
+
+    def new_events(self, kinds: Mapping[str, type[Any]]) -> list[Any]:
+        """Return the events completed since the last call, without unknown ones."""
+        events = [decode_event(line.encode(), kinds) for line in self.new_lines()]
+        return [event for event in events if event is not None]
 
 
 class Display:
@@ -103,7 +113,7 @@ class LiveRun(FolderFollower):
     def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet
-        self._events = Tail(folder / EVENTS_FILE)
+        self._events = EventTail(folder / EVENTS_FILE)
         self._steps = Tail(folder / steps_file(0))
         progress = Progress(
             SpinnerColumn(),
@@ -122,11 +132,16 @@ class LiveRun(FolderFollower):
         self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="")
 
     def catch_up(self) -> None:
-        for line in self._events.new_lines():
-            event = json.loads(line)
-            show = getattr(self, f"_on_{event['event']}", None)
-            if show is not None:
-                show(event)
+        for event in self._events.new_events(RUN_EVENTS):
+            match event:
+                case ConfigEvent():
+                    self._on_config(event)
+                case StartEvent():
+                    self._on_start(event)
+                case LogEvent():
+                    self._on_log(event)
+                case EpochEvent():
+                    self._on_epoch(event)
         rows = sum(not line.startswith("step") for line in self._steps.new_lines())
         self._progress.advance(self._task, rows)
 
@@ -134,53 +149,53 @@ class LiveRun(FolderFollower):
         if not self._quiet:
             self._progress.console.print(text, highlight=False, soft_wrap=True)
 
-    def _on_config(self, event: dict[str, Any]) -> None:
-        self._log_every = event["log_every"]
+    def _on_config(self, event: ConfigEvent) -> None:
+        self._log_every = event.log_every
         self._print(configuration_line(event))
-        slowed = format_slow_ranks(parse_slow_ranks(event.get("slow_rank", "")))
+        slowed = format_slow_ranks(parse_slow_ranks(event.slow_rank))
         if slowed:
             self._print(f"by --slow-rank: {slowed}")
         if over_subscribed(event):
-            threads = min(event["workers"], event["ranks_per_host"]) * event["threads"]
-            cores = plural(int(event["cores"]), "core") if event["cores"] >= 1 else "part of a core"
+            threads = min(event.workers, event.ranks_per_host) * event.threads
+            cores = plural(int(event.cores), "core") if event.cores >= 1 else "part of a core"
             self._print(f"over-subscribed: {plural(threads, 'thread')} on {cores}, so ranks run in turns")
 
-    def _on_start(self, event: dict[str, Any]) -> None:
-        self._total = event["steps"]
+    def _on_start(self, event: StartEvent) -> None:
+        self._total = event.steps
         self._progress.update(self._task, description="training", total=self._total)
-        if event["dropped"]:
-            self._print(f"each epoch leaves out {plural(event['dropped'], 'sample')}, too few for a batch on all ranks")
+        if event.dropped:
+            self._print(f"each epoch leaves out {plural(event.dropped, 'sample')}, too few for a batch on all ranks")
 
-    def _on_log(self, event: dict[str, Any]) -> None:
-        rate = event["samples"] / event["wall_s"]
-        accuracy = None if event["correct"] is None else event["correct"] / event["samples"]
-        self._progress.update(self._task, figures=" ".join(_figures(event["losses"][-1], accuracy, rate)))
-        epochs = event.get("epochs") or [event["epoch"]] * len(event["losses"])
-        first = event["step"] - len(event["losses"]) + 1
-        for step, (loss, epoch) in enumerate(zip(event["losses"], epochs, strict=True), start=first):
+    def _on_log(self, event: LogEvent) -> None:
+        rate = event.samples / event.wall_s
+        accuracy = None if event.correct is None else event.correct / event.samples
+        self._progress.update(self._task, figures=" ".join(_figures(event.losses[-1], accuracy, rate)))
+        epochs = event.epochs or [event.epoch] * len(event.losses)
+        first = event.step - len(event.losses) + 1
+        for step, (loss, epoch) in enumerate(zip(event.losses, epochs, strict=True), start=first):
             if step % self._log_every == 0 or step == self._total:
                 shown = " ".join(_figures(loss, accuracy, rate))
                 self._print(f"step {step:>6}  epoch {epoch + 1:>3}  {shown}")
 
-    def _on_epoch(self, event: dict[str, Any]) -> None:
-        self._progress.update(self._task, description=f"trained {plural(event['epoch'] + 1, 'epoch')}")
+    def _on_epoch(self, event: EpochEvent) -> None:
+        self._progress.update(self._task, description=f"trained {plural(event.epoch + 1, 'epoch')}")
 
 
-def configuration_line(topology: dict[str, Any]) -> str:
+def configuration_line(topology: Topology) -> str:
     """Format the configuration of a run as one line, with rich markup."""
-    each = "–".join(str(size) for size in topology["batch_per_rank"])
-    batch = f"batch {topology['batch']} = {topology['workers']} × {each}" if each else "batches from the workload"
-    ranks, servers = plural(topology["workers"], "rank"), topology.get("servers", 0)
-    idle = topology["world_size"] - topology["workers"] - servers
+    each = "–".join(str(size) for size in topology.batch_per_rank)
+    batch = f"batch {topology.batch} = {topology.workers} × {each}" if each else "batches from the workload"
+    ranks, servers = plural(topology.workers, "rank"), topology.servers
+    idle = topology.world_size - topology.workers - servers
     beside = [f"and {plural(servers, 'server')}"] * (servers > 0) + [f"({idle} idle)"] * (idle > 0)
     return " · ".join(
         [
-            f"[bold]{escape(topology['workload'])}[/bold], {count(topology['parameters'])} parameters",
-            " ".join([f"{escape(topology['strategy'])} on {ranks}", *beside]),
+            f"[bold]{escape(topology.workload)}[/bold], {count(topology.parameters)} parameters",
+            " ".join([f"{escape(topology.strategy)} on {ranks}", *beside]),
             batch,
-            "user-defined optimiser" if topology["user_optimizer"] else f"lr {topology['lr']:g} (not scaled)",
-            f"{plural(topology['threads'], 'thread')} per rank",
-            f"{topology['device']}, {topology['backend']} over {topology['interface']}",
+            "user-defined optimiser" if topology.user_optimizer else f"lr {topology.lr:g} (not scaled)",
+            f"{plural(topology.threads, 'thread')} per rank",
+            f"{topology.device}, {topology.backend} over {topology.interface}",
         ]
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.scaling.machines import (
@@ -13,6 +13,7 @@ from paceline.analysis.scaling.machines import (
 )
 from paceline.config import RunConfig
 from paceline.formatting import format_cores, join_names, plural, roughly, whole
+from paceline.records.experiment import Design, ScaleDesign
 from paceline.report.live.live_table import LiveTable
 from paceline.report.run_description import run_length
 
@@ -20,17 +21,18 @@ from paceline.report.run_description import run_length
 class ScalingLiveTable(LiveTable):
     """Live display of a scaling experiment; where the console is not a terminal, one line per repeat."""
 
-    def plan(self, design: dict[str, Any], config: RunConfig) -> None:
+    def plan(self, design: Design, candidates: Sequence[str], config: RunConfig) -> None:  # noqa: ARG002
         """Print the planned points, the estimated time, and where ranks will share cores."""
-        self._least = design["repeats"]
+        assert isinstance(design, ScaleDesign)
+        self._least = design.repeats
         self._repeats = str(self._least)
         self._print(format_scaling_plan(design, config))
         for sentence in placement_notes(design, _shapes(design)):
             self._print(sentence)
         most_ranks = max(max_ranks_sharing_cores(design, *shape) for shape in _shapes(design))
-        cores = design["machine_cores"]
-        if design["host_cpus"] is None and not design["gpus"] and most_ranks > max(1, cores):
-            shared = len(set(machines_of(design, design["hosts"]))) < design["hosts"]
+        cores = design.machine_cores
+        if design.host_cpus is None and not design.gpus and most_ranks > max(1, cores):
+            shared = len(set(machines_of(design, design.hosts))) < design.hosts
             which = "the hosts share a machine, which" if shared else "this machine"
             available = format_cores(cores)
             self._print(f"no speed-up will be claimed for more ranks than cores: {which} has {available}")
@@ -45,34 +47,32 @@ class ScalingLiveTable(LiveTable):
 
     def rows_to_show(self, comparison: Comparison) -> list[CandidateRow]:
         """Return the rows of the points on the most ranks."""
-        ranks = {row.candidate.name: (row.candidate.point or {}).get("ranks", 1) for row in comparison.rows}
+        ranks = {row.candidate.name: row.candidate.point.ranks if row.candidate.point else 1 for row in comparison.rows}
         return [row for row in comparison.rows if ranks[row.candidate.name] == max(ranks.values())]
 
 
-def format_scaling_plan(design: dict[str, Any], config: RunConfig) -> str:
+def format_scaling_plan(design: ScaleDesign, config: RunConfig) -> str:
     """Format the planned points of an experiment, with their batches, as one line."""
     length = run_length(config)
     shapes = sorted(_shapes(design), key=lambda shape: shape[0] * shape[1])
     counts = dict.fromkeys(f"{hosts * number}{_packed(design, hosts, number)}" for hosts, number in shapes)
-    batches = {
-        "strong": f"global batch {whole(design['batch'])}",
-        "weak": f"batch {whole(design['batch_per_rank'])} per rank",
-    }
-    modes = [f"{mode} ({batches[mode]})" for mode in design["modes"]]
+    sizes = {"strong": (design.batch, "global batch {}"), "weak": (design.batch_per_rank, "batch {} per rank")}
+    batches = {mode: text.format(whole(batch)) for mode, (batch, text) in sizes.items() if batch is not None}
+    modes = [f"{mode} ({batches[mode]})" for mode in design.modes]
     parts = [
-        f"{design['target']}: {', '.join(design['strategies'])}",
+        f"{design.target}: {', '.join(design.strategies)}",
         f"{' and '.join(modes)} scaling",
-        f"{join_names(list(counts))} ranks × {plural(design['threads'], 'thread')}",
-        f"{length} × {plural(design['repeats'], 'repeat')}",
-        *([] if design["estimate_s"] is None else [f"about {roughly(design['estimate_s'])}"]),
+        f"{join_names(list(counts))} ranks × {plural(design.threads, 'thread')}",
+        f"{length} × {plural(design.repeats, 'repeat')}",
+        *([] if design.estimate_s is None else [f"about {roughly(design.estimate_s)}"]),
     ]
     return " · ".join(parts)
 
 
-def _shapes(design: dict[str, Any]) -> list[tuple[int, int]]:
-    return [(shape["hosts"], shape["ranks_per_host"]) for shape in design["shapes"]]
+def _shapes(design: ScaleDesign) -> list[tuple[int, int]]:
+    return [(shape.hosts, shape.ranks_per_host) for shape in design.shapes]
 
 
-def _packed(design: dict[str, Any], hosts: int, ranks_per_host: int) -> str:
+def _packed(design: ScaleDesign, hosts: int, ranks_per_host: int) -> str:
     """Return the hosts of the ranks, where they are on fewer hosts than there could be."""
     return f" (on {plural(hosts, 'host')})" if is_packed(design, hosts, ranks_per_host) else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.formatting import NOTHING, plural, scientific, whole
+from paceline.records.events import FailureEvent, events_of
 from paceline.report.definitions import COMPARISON_TERMS, SPLIT_TERMS, TERMS
 from paceline.report.evidence import loss_difference_row, loss_difference_sentences, proof_verdict
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
@@ -105,7 +106,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "lead": lead,
         "sentences": verdict[1:],
         "notes": comparison.warnings,
-        "failures": [event for event in record_set.events if event["event"] == "failure"],
+        "failures": events_of(record_set.events, FailureEvent),
         "next_command": next_command(comparison),
         "colours": colours(record_set.candidates),
         "by_strategy": compares_strategies(comparison),
@@ -162,19 +163,20 @@ def _facts(comparison: Comparison) -> list[str]:
     """Return what was compared, on which hardware, how often and when, without what is unknown."""
     record_set = comparison.record_set
     topologies = [entry.run.topology for entry in record_set.runs]
-    ranks = {d["ranks"] for d in record_set.designs} or {t["world_size"] for t in topologies}
+    ranks = {d.ranks for d in record_set.designs} or {t.world_size for t in topologies}
     batches = {row.batch for row in comparison.rows if row.batch}
-    devices = {f"{t['device']} ({t['backend']})" for t in topologies if t.get("exchanges")}
+    devices = {f"{t.device} ({t.backend})" for t in topologies if t.exchanges}
     repeats = len({entry.repeat for entry in record_set.runs})
-    steps = {(entry.run.summary or {}).get("steps") for entry in record_set.runs} - {None}
+    hosts = on_hosts(record_set.designs[0]) if record_set.designs else ""
+    steps = {entry.run.summary.steps for entry in record_set.runs if entry.run.summary}
     return [
         _count_rows(comparison),
-        *[plural(n, "rank") + on_hosts(record_set.designs[0] if record_set.designs else {}) for n in sorted(ranks)][:1],
+        *[plural(n, "rank") + hosts for n in sorted(ranks)][:1],
         *([f"global batch {whole(batches.pop())}"] if len(batches) == 1 else []),
         *([devices.pop()] if len(devices) == 1 else []),
-        *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),
+        *([plural(steps.pop(), "step")] if len(steps) == 1 else []),
         plural(repeats, "repeat"),
-        *[when for p in record_set.provenances[:1] if (when := format_date(p.get("time")))],
+        *[when for p in record_set.provenances[:1] if (when := format_date(p.time))],
     ]
 
 

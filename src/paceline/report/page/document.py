@@ -15,10 +15,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from paceline.analysis.record_set import RecordSet
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.formatting import plural, size
+from paceline.records.provenance import Provenance
+from paceline.records.settings import Settings
 from paceline.report.plots.drawing import LONGEST_LABEL, Json
 
 ASSETS = Path(__file__).parent / "assets"
@@ -132,16 +136,16 @@ def provenance_context(record_set: RecordSet) -> dict[str, Any]:
     return {
         "settings": _settings(record_set.config),
         "machines": [_machine(provenance) for provenance in _distinct_machines(record_set.provenances)],
-        "commands": list(dict.fromkeys(_repeatable(p["command"]) for p in record_set.provenances if p.get("command"))),
+        "commands": list(dict.fromkeys(_repeatable(p.command) for p in record_set.provenances if p.command)),
         "sources": record_set.sources,
     }
 
 
 def workload_name(record_set: RecordSet) -> str:
     """Return the name of the workload, with its data set where it is known."""
-    names = {entry.run.topology.get("workload") for entry in record_set.runs}
+    names = {entry.run.topology.workload for entry in record_set.runs}
     if len(names) == 1:
-        return str(names.pop())
+        return names.pop()
     workload, data = record_set.config.get("workload"), record_set.config.get("data")
     if workload is None:
         return "several workloads"
@@ -157,7 +161,7 @@ def format_date(text: str | None) -> str | None:
     return f"{when.day} {when:%B %Y, %H:%M} {'UTC' if not when.utcoffset() else when.strftime('%z')}"
 
 
-def _settings(config: dict[str, Any]) -> list[tuple[str, str, bool]]:
+def _settings(config: Settings) -> list[tuple[str, str, bool]]:
     """Return name, value and whether it differs from the default, for each setting; those that differ come first."""
     defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
     known = [
@@ -190,24 +194,26 @@ def _names_folder(words: list[str], place: int) -> bool:
     return before_script_args and (named or (place > 0 and words[place - 1] == "--out"))
 
 
-def _distinct_machines(provenances: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _distinct_machines(provenances: list[Provenance]) -> list[Provenance]:
     """Return one provenance per machine and set of versions."""
-    own = ("host", "system", "cpu", "cpu_count", "memory_bytes", "python", "versions", "commit")
-    by_identity = {json.dumps([p.get(key) for key in own], sort_keys=True): p for p in reversed(provenances)}
+    by_identity = {
+        msgspec.json.encode(msgspec.structs.replace(p, time="", command=""), order="sorted"): p
+        for p in reversed(provenances)
+    }
     return list(reversed(by_identity.values()))
 
 
-def _machine(provenance: dict[str, Any]) -> list[tuple[str, str]]:
+def _machine(provenance: Provenance) -> list[tuple[str, str]]:
     """Return a provenance as pairs of name and value."""
-    versions = [f"{name} {version}" for name, version in provenance.get("versions", {}).items() if version]
-    cores = provenance.get("cpu_count")
+    versions = [f"{name} {version}" for name, version in provenance.versions.items() if version]
+    cores = provenance.cpu_count
     facts = {
-        "host": provenance.get("host"),
-        "processor": provenance.get("cpu") and f"{provenance['cpu']}, {plural(cores or 1, 'core')}",
-        "memory": provenance.get("memory_bytes") and size(provenance["memory_bytes"]),
-        "system": provenance.get("system"),
-        "versions": ", ".join([f"Python {provenance.get('python')}", *versions]),
-        "commit": provenance.get("commit"),
-        "measured": format_date(provenance.get("time")),
+        "host": provenance.host,
+        "processor": provenance.cpu and f"{provenance.cpu}, {plural(cores or 1, 'core')}",
+        "memory": provenance.memory_bytes and size(provenance.memory_bytes),
+        "system": provenance.system,
+        "versions": ", ".join([f"Python {provenance.python}", *versions]),
+        "commit": provenance.commit,
+        "measured": format_date(provenance.time),
     }
     return [(name, str(value)) for name, value in facts.items() if value]

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
 from paceline.analysis.traffic.payload import Payload
 from paceline.formatting import join_names, plural, scientific
+from paceline.records.events import FailureEvent, events_of
 from paceline.report.definitions import SCALING_TERMS, SPLIT_TERMS, TERMS
 from paceline.report.evidence import proof_verdict
 from paceline.report.figures.columns import page_columns
@@ -104,7 +105,7 @@ def _context(scaling: Scaling) -> dict[str, Any]:
             *closing_sentences(scaling),
         ],
         "notes": [*scaling.warnings, NOT_SCALED],
-        "failures": [event for event in scaling.record_set.events if event["event"] == "failure"],
+        "failures": events_of(scaling.record_set.events, FailureEvent),
         "modes": [_mode(scaling, mode) for mode in scaling.modes],
         "by_strategy": True,
         "colours": tints | {name: tints[strategy] for name, strategy in names.items()},
@@ -203,15 +204,15 @@ def _facts(scaling: Scaling) -> list[str]:
     points = [point for mode in scaling.modes for point in scaling.points(mode)]
     ranks = sorted({point.ranks for point in points})
     strategies = len({point.strategy for point in points if point.candidate.role != "baseline"})
-    devices = {f"{t['device']} ({t['backend']})" for entry in record_set.runs if (t := entry.run.topology)["exchanges"]}
-    steps = {(entry.run.summary or {}).get("steps") for entry in record_set.runs} - {None}
+    devices = {f"{t.device} ({t.backend})" for entry in record_set.runs if (t := entry.run.topology).exchanges}
+    steps = {entry.run.summary.steps for entry in record_set.runs if entry.run.summary}
     return [
         f"{' and '.join(scaling.modes)} scaling",
         f"{strategies} strategies" if strategies != 1 else "1 strategy",
         f"{join_names([str(number) for number in ranks])} ranks" if ranks != [1] else "1 rank",
         format_hosts_used(scaling),
         *([devices.pop()] if len(devices) == 1 else []),
-        *([plural(int(steps.pop() or 0), "step")] if len(steps) == 1 else []),
+        *([plural(steps.pop(), "step")] if len(steps) == 1 else []),
         plural(len({entry.repeat for entry in record_set.runs}), "repeat"),
-        *[when for p in record_set.provenances[:1] if (when := format_date(p.get("time")))],
+        *[when for p in record_set.provenances[:1] if (when := format_date(p.time))],
     ]

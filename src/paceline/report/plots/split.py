@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.analysis.steps.split import PARTS, Split
+from paceline.analysis.steps.split import PARTS
 from paceline.formatting import TIMES, Unit, percent, seconds, unit_for
+from paceline.records.summary import Split
 from paceline.report.plots.drawing import (
     LABEL_SIZE,
     LONGEST_LABEL,

@@ -104,7 +104,7 @@ def _timeline_step(
 ) -> TimelineStep:
     """Return a step, with times since its first start, or since each rank's own start if ranks do not step together."""
     first_s = min(step.start_s for step in steps)
-    together = run.topology.get("exchanges", True) and run.lockstep
+    together = run.topology.exchanges and run.lockstep
     origins = [first_s if together else step.start_s for step in steps]
     length_s = max(step.end_s - origin_s for step, origin_s in zip(steps, origins, strict=True))
     bars: list[TimelineBar] = []

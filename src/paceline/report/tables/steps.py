@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.analysis.comparison import Comparison
-from paceline.analysis.steps.split import PARTS, Split
+from paceline.analysis.steps.split import PARTS
 from paceline.analysis.traffic.wire import Traffic, Wire
 from paceline.formatting import size
+from paceline.records.summary import Split
 from paceline.records.timeline import RowKind
 
 SPLIT_PARTS = (*PARTS, "data", "descheduled")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +14,10 @@ from rich.text import Text
 from paceline.analysis.findings import findings, problems
 from paceline.analysis.findings.finding import Finding
 from paceline.formatting import binary_size, plural, rate, seconds, seconds_per_byte
+from paceline.records.events import EXAMINATION_EVENTS
 from paceline.records.examination import AllReduceTimes, Examination, MeasuredLinks, PairLink
 from paceline.records.schema import DOCTOR_FILE, EVENTS_FILE
-from paceline.report.live.run import FolderFollower, Tail
+from paceline.report.live.run import EventTail, FolderFollower
 
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 STAGES = {
@@ -147,14 +147,14 @@ class LiveExamination(FolderFollower):
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         super().__init__(folder, progress)
-        self._events = Tail(folder / EVENTS_FILE)
+        self._events = EventTail(folder / EVENTS_FILE)
         self._console = console
         self._quiet = quiet
         self._task = self._progress.add_task("starting ranks", total=None)
 
     def catch_up(self) -> None:
-        for event in map(json.loads, self._events.new_lines()):
-            stage = STAGES.get(event.get("stage", ""))
+        for event in self._events.new_events(EXAMINATION_EVENTS):
+            stage = STAGES.get(event.stage)
             if stage is None:
                 continue
             self._progress.update(self._task, description=stage)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +10,7 @@ from rich.table import Table
 from paceline.analysis.ranks import UNEVEN, rank_rows
 from paceline.analysis.resources import host_usage
 from paceline.analysis.steps.candidate_split import splits_of
-from paceline.analysis.steps.split import PARTS, Split
+from paceline.analysis.steps.split import PARTS
 from paceline.analysis.steps.timing import includes_warm_up
 from paceline.analysis.summary import summarise
 from paceline.analysis.traffic.payload import payload_of
@@ -30,6 +29,7 @@ from paceline.formatting import (
     whole,
 )
 from paceline.records import RunRecord
+from paceline.records.summary import Split, StalenessSummary, Summary
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.ranks import RANK_FIGURES
 from paceline.report.run_description import WARM_UP_COUNTS
@@ -61,15 +61,16 @@ def print_run(record: RunRecord, console: Console) -> None:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def staleness_sentence(staleness: dict[str, Any]) -> str:
+def staleness_sentence(staleness: StalenessSummary) -> str:
     """Return the staleness of gradients under an asynchronous strategy."""
-    if not staleness["gradients"]:
+    if not staleness.gradients:
         return "no gradient reached a server"
-    late = [f"{plural(staleness[what], 'gradient')} {what}" for what in ("damped", "dropped") if staleness[what]]
-    bound = "" if staleness["max_allowed"] is None else f" (allowed: {staleness['max_allowed']})"
-    mean = TENTHS.text(staleness["mean"])
+    counts = {"damped": staleness.damped, "dropped": staleness.dropped}
+    late = [f"{plural(count, 'gradient')} {what}" for what, count in counts.items() if count]
+    bound = "" if staleness.max_allowed is None else f" (allowed: {staleness.max_allowed})"
+    mean = NOTHING if staleness.mean is None else TENTHS.text(staleness.mean)
     return (
-        f"staleness of gradients: {mean} updates on average, {staleness['max']} at most{bound}"
+        f"staleness of gradients: {mean} updates on average, {staleness.max} at most{bound}"
         f", {' and '.join(late) or 'no late gradients'}"
     )
 
@@ -100,39 +101,39 @@ def _split_times(split: Split, unit: Unit) -> list[str]:
     return [*parts, *[NOTHING if part is None else unit.text(part) for part in (split.data_s, split.descheduled_s)]]
 
 
-def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
+def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
     """Yield the results that are not in the tables."""
-    test = summary.get("test")
+    test = summary.test
     if test:
-        available = "" if test["available"] is None else f"/{test['available']}"
-        accuracy = "" if test["accuracy"] is None else f", accuracy {percent(test['accuracy'])}"
-        yield f"test loss {number(test['loss'])}{accuracy}: evaluated {test['samples']}{available} unique samples"
-    for rank, replica in enumerate(summary.get("test_by_rank", [])):
-        yield f"  replica of rank {rank}: loss {number(replica['loss'])}, accuracy {percent(replica['accuracy'])}"
+        available = "" if test.available is None else f"/{test.available}"
+        accuracy = "" if test.accuracy is None else f", accuracy {percent(test.accuracy)}"
+        yield f"test loss {number(test.loss)}{accuracy}: evaluated {test.samples}{available} unique samples"
+    for rank, replica in enumerate(summary.test_by_rank):
+        yield f"  replica of rank {rank}: loss {number(replica.loss)}, accuracy {percent(replica.accuracy)}"
     payload = payload_of(record)
     if payload is not None and len(payload.ranks) > 1:
         yield payload_sentence(payload)
-    divergence = summary.get("buffer_divergence")
+    divergence = summary.buffer_divergence
     if divergence is not None:
         apart = f"differ by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"
         yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
-    times = [rank["step_s"] for rank in summary["ranks"] if rank["step_s"]]
-    together = record.topology.get("exchanges") and record.lockstep
+    times = [rank.step_s for rank in summary.ranks if rank.step_s]
+    together = record.topology.exchanges and record.lockstep
     if together and times and max(times) > (1 + UNEVEN) * min(times):
         apart = percent(max(times) / min(times) - 1)
         yield f"step times differ by {apart} between ranks, although they step together; {_uneven_cause(record)}"
-    if summary.get("staleness"):
-        yield staleness_sentence(summary["staleness"])
-    if "train_s" in summary:
-        rate = summary["samples_per_s"]
+    if summary.staleness:
+        yield staleness_sentence(summary.staleness)
+    if summary.train_s is not None:
+        rate = summary.samples_per_s
         speed = f", {whole(rate)} samples/s in the median window" if rate else ""
-        yield f"trained {plural(summary['steps'], 'step')} in {seconds(summary['train_s'])}{speed}"
+        yield f"trained {plural(summary.steps, 'step')} in {seconds(summary.train_s)}{speed}"
     yield from _hosts(record)
     yield from profile_sentences(record)
-    estimate = summary.get("estimate")
+    estimate = summary.estimate
     if estimate:
-        yield f"{plural(estimate['epochs'], 'epoch')} would take about {seconds(estimate['seconds'])}"
-    diverged = [rank["diverged_step"] for rank in summary["ranks"] if rank["diverged_step"] is not None]
+        yield f"{plural(estimate.epochs, 'epoch')} would take about {seconds(estimate.seconds)}"
+    diverged = [rank.diverged_step for rank in summary.ranks if rank.diverged_step is not None]
     if diverged:
         yield f"the loss is not finite from step {min(diverged)} on. hint: use a lower --lr, or --clip-norm 1"
     state = "" if record.finished else " (interrupted)"
@@ -141,10 +142,10 @@ def sentences(summary: dict[str, Any], record: RunRecord) -> Iterator[str]:
 
 def _uneven_cause(record: RunRecord) -> str:
     """Return the probable cause of uneven step times, with the ranks and cores of a host where they are known."""
-    if record.topology.get("device") != "cpu":
+    if record.topology.device != "cpu":
         return "the GPUs or hosts differ in speed, or other programs use them"
-    ranks, cores = record.topology.get("ranks_per_host"), record.topology.get("cores")
-    placed = f" ({plural(ranks, 'rank')} on {format_cores(cores)})" if ranks and cores else ""
+    ranks, cores = record.topology.ranks_per_host, record.topology.cores
+    placed = f" ({plural(ranks, 'rank')} on {format_cores(cores)})"
     return f"ranks probably share cores with each other or with other programs{placed}"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
+from paceline.records.events import FailureEvent, events_of
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.points import PART_FIGURES, POINT_FIGURES, point_json
 from paceline.report.scaling_verdict import (
@@ -94,8 +96,8 @@ def to_json(scaling: Scaling) -> dict[str, Any]:
         "warnings": scaling.warnings,
         "proofs": [proof.to_dict() for proof in comparison.proofs],
         "payload": {name: payload.to_dict() for name, payload in comparison.payloads.items()},
-        "failures": [event for event in scaling.record_set.events if event["event"] == "failure"],
-        "design": dict(scaling.design),
+        "failures": msgspec.to_builtins(events_of(scaling.record_set.events, FailureEvent)),
+        "design": msgspec.to_builtins(scaling.design),
         "examination": comparison.examination and comparison.examination.to_dict(),
     }
 

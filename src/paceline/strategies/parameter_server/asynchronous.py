@@ -251,7 +251,7 @@ class AsyncWorker(Worker):
             total.add(client.staleness())
         if self._server is not None:
             total.add(self._server.staleness)
-        return {"staleness": total.summary() | {"max_allowed": self._max_staleness or None}}
+        return {"staleness": total.summary(self._max_staleness or None)}
 
     def abandon(self) -> None:
         """Leave after an error; other workers receive a failure with the next reply of the server on this rank."""

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.records.summary import StalenessSummary
+
 
 @dataclass
 class Staleness:
@@ -26,18 +28,19 @@ class Staleness:
         self.damped += other.damped
         self.dropped += other.dropped
 
-    def summary(self) -> dict[str, Any]:
-        """Return the values for the summary of a record."""
+    def summary(self, max_allowed: int | None) -> StalenessSummary:
+        """Return the values for the summary of a record; `max_allowed` is the bound, None if there is none."""
         staleness = sorted(self.counts.elements())
-        return {
-            "gradients": len(staleness),
-            "mean": sum(staleness) / len(staleness) if staleness else None,
-            "median": staleness[len(staleness) // 2] if staleness else None,
-            "max": staleness[-1] if staleness else None,
-            "damped": self.damped,
-            "dropped": self.dropped,
-            "counts": [[staleness, self.counts[staleness]] for staleness in sorted(self.counts)],
-        }
+        return StalenessSummary(
+            gradients=len(staleness),
+            mean=sum(staleness) / len(staleness) if staleness else None,
+            median=staleness[len(staleness) // 2] if staleness else None,
+            max=staleness[-1] if staleness else None,
+            max_allowed=max_allowed,
+            damped=self.damped,
+            dropped=self.dropped,
+            counts=[(staleness, self.counts[staleness]) for staleness in sorted(self.counts)],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as values that can be written as JSON."""

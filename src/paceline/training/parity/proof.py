@@ -9,17 +9,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import receive_json_message, send_json_message
+from paceline.comm.json_messages import gather_json, receive_json_message, send_json_message
 from paceline.config import RunConfig
-from paceline.errors import ParityError
+from paceline.records.parity import Parity
 from paceline.strategies.base.abilities import ServesParameters, UpdatesInParts
 from paceline.strategies.base.strategy import NamedParameters, Strategy
 from paceline.training.parity.oracle import (
@@ -39,48 +39,6 @@ from paceline.training.parity.oracle import (
 from paceline.training.sync import Sync
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.workload import Workload
-
-
-@dataclass(frozen=True)
-class Parity:
-    """Difference between a strategy's gradients and the oracle's."""
-
-    strategy: str
-    ranks: int
-    error: float
-    """‖g − g₀‖ ÷ ‖g₀‖ over all parameters, the largest over ranks and steps."""
-    factor: float
-    """Factor between the oracle's gradient and the strategy's, on the rank and step with the largest error."""
-    tolerance: float
-    unproven: str = ""
-    """Reason why the error proves nothing about the strategy, and what to do; empty if the proof is valid."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the gradients are equal up to rounding."""
-        return self.error < self.tolerance
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON; `unproven` only if it is set."""
-        return {name: value for name, value in asdict(self).items() if name != "unproven" or value}
-
-    def check(self) -> None:
-        """Raise `ParityError` with the kind of the difference, unless the proof holds or is not valid."""
-        if self.holds or self.unproven:
-            return
-        if self.ranks > 1 and math.isclose(self.factor, self.ranks, rel_tol=1e-3):
-            found = f"{self.ranks} times the mean over the ranks: it sums instead of averaging"
-        elif not math.isfinite(self.error):
-            found = "not finite, or missing for some parameters"
-        elif abs(self.factor - 1) > 1e-3:
-            found = f"off by a factor of {self.factor:.4g} (relative error {self.error:.2g})"
-        else:
-            found = f"off by {self.error:.2g} of its norm, where at most {self.tolerance:.0e} is allowed"
-        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        raise ParityError(
-            f"{self.strategy} on {ranks}: the gradient is {found}.",
-            hint="correct the strategy, or set lossless = False if it does not promise the mean gradient",
-        )
 
 
 class ProbeOptimizer(torch.optim.Optimizer):
@@ -138,12 +96,11 @@ def prove(
     found = worst(
         compare_gradients(one, other, workload.model, comm) for one, other in zip(gradients, right, strict=True)
     )
-    parity = Parity(strategy.name, comm.world_size, *found, TOLERANCE[share.dtype])
+    parity = Parity(strategy.name, comm.world_size, *found, TOLERANCE[share.dtype], strategy.lossless, steps)
     if parity.holds or not strategy.lossless:
         return parity
-    reason = [inconclusive_reason(workload, shards.all_ranks, share, config, right) if comm.rank == 0 else ""]
-    dist.broadcast_object_list(reason, group_src=0, group=comm.control.group)
-    return replace(parity, unproven=reason[0])
+    reason = inconclusive_reason(workload, shards.all_ranks, share, config, right) if comm.rank == 0 else ""
+    return msgspec.structs.replace(parity, unproven=gather_json(reason, comm.control)[0])
 
 
 def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:

@@ -58,7 +58,7 @@ def prove_run(
         parity = prove(setup.strategy, setup.workload, setup.share, setup.config, setup.comm, STEPS, shards, expected)
     close_comm(setup.comm)
     if setup.comm.rank == 0:
-        folder.write_parity(parity.to_dict() | {"lossless": setup.strategy.lossless, "steps": STEPS})
+        folder.write_parity(parity)
         folder.mark_finished()
         world.announce(f"proof-{number}")
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from paceline.comm import Comm
 from paceline.config import BatchNormMode
+from paceline.records.parity import Parity
 from paceline.strategies.base.strategy import AfterBackward, MakeOptimizer, NamedParameters, Strategy
 from paceline.training.parity.oracle import TOLERANCE, clip_norm_of
-from paceline.training.parity.proof import CapturedGradients, Parity, compare_gradients, worst
+from paceline.training.parity.proof import CapturedGradients, compare_gradients, worst
 from paceline.training.parity.task import STEPS
 from paceline.training.scripts.script_task import ScriptTask, TaskSync
 
@@ -101,9 +102,10 @@ class ParityTask(ProbeTask):
         model, comm = sync.strategy.model, sync.comm
         pairs = zip(sync.gradients, expected, strict=True)
         found = worst(compare_gradients(one, other, model, comm) for one, other in pairs)
-        parity = Parity(sync.strategy.name, comm.world_size, *found, _tolerance(sync.strategy.parameters))
+        strategy, tolerance = sync.strategy, _tolerance(sync.strategy.parameters)
         if sync.rank == 0:
-            self.folder.write_parity(parity.to_dict() | {"lossless": sync.strategy.lossless, "steps": STEPS})
+            parity = Parity(strategy.name, comm.world_size, *found, tolerance, strategy.lossless, STEPS)
+            self.folder.write_parity(parity)
             self.folder.mark_finished()
 
 

@@ -17,6 +17,8 @@ from paceline.errors import WorkloadError
 from paceline.measure.cores import core_share
 from paceline.measure.slow_rank import stopwatch_for
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch
+from paceline.records import Topology
+from paceline.records.events import StartEvent
 from paceline.strategies.base.strategy import MakeOptimizer, Strategy
 from paceline.training.placement import Placement
 from paceline.training.recording import Recording
@@ -86,7 +88,7 @@ class TimedSync(TaskSync):
         after = self.model.register_forward_hook(self._forward_ends)
         self._undo.callback(before.remove)
         self._undo.callback(after.remove)
-        self._recording.write_event("start", steps=task.steps, steps_per_epoch=None, dropped=0)
+        self._recording.write_event(StartEvent(steps=task.steps, steps_per_epoch=None, dropped=0))
         self._window_end = self._windows.next_end(0)
         self._begin_step()
 
@@ -178,21 +180,21 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def _topology(task: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm) -> dict[str, Any]:
+def _topology(task: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm) -> Topology:
     """Return the topology of an ordinary run; the batch size of a script is unknown."""
     placement = Placement(comm.device, comm.backend, torch.get_num_threads())
-    return {
-        "workload": task.script.name,
+    return Topology(
+        workload=task.script.name,
         **describe_strategy(task.config.strategy, strategy),
-        "world_size": dist.get_world_size(),
-        "workers": comm.world_size,
-        "ranks_per_host": int(os.environ.get("LOCAL_WORLD_SIZE", comm.world_size)),
-        "batch": None,
-        "batch_per_rank": [],
+        world_size=dist.get_world_size(),
+        workers=comm.world_size,
+        ranks_per_host=int(os.environ.get("LOCAL_WORLD_SIZE", comm.world_size)),
+        batch=None,
+        batch_per_rank=[],
         **describe_placement(placement, interface=os.environ.get("GLOO_SOCKET_IFNAME", "")),
         **describe_model(model),
-        "classes": None,
-        "user_optimizer": True,
-        "lr": None,
-        "log_every": task.config.log_every,
-    }
+        classes=None,
+        user_optimizer=True,
+        lr=None,
+        log_every=task.config.log_every,
+    )

@@ -1,0 +1,196 @@
+"""Events of runs, experiments and examinations, one JSON object per line of `events.jsonl`.
+
+The key `event` of a line names its type. The writer sets `time_s`, the seconds since the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from paceline.errors import RecordError
+from paceline.records.decoder import decode, read_bytes
+from paceline.records.description import Topology
+from paceline.records.parity import Parity
+from paceline.records.summary import EvaluationResult, ReplicaEvaluation
+from paceline.records.value_types import Count, PositiveSeconds, Seconds
+
+
+class ConfigEvent(Topology, frozen=True, kw_only=True, tag_field="event", tag="config"):
+    """The run is set up: its topology."""
+
+    time_s: Seconds = 0.0
+
+
+class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="start"):
+    """Training starts."""
+
+    steps: Count | None
+    """Steps of the whole run; None if unknown."""
+    steps_per_epoch: Count | None
+    dropped: Count | None
+    """Samples per epoch that are not trained, because the last batch has fewer samples than ranks."""
+    time_s: Seconds = 0.0
+
+
+class LogEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="log"):
+    """A window of steps has ended."""
+
+    epoch: Count
+    """Epoch of the last step."""
+    step: Count
+    """Steps done."""
+    wall_s: PositiveSeconds
+    """Wall time of the window, on the slowest rank."""
+    losses: Annotated[list[float | None], Meta(min_length=1)]
+    """Global mean loss of each step; None if it is not finite or was not reported."""
+    samples: Count
+    """Samples of the window over all ranks."""
+    correct: Count | None
+    """Correct predictions; None for a workload that does not define them."""
+    epochs: list[Count] | None = None
+    """Epoch of each step; None if all are in `epoch`."""
+    profiled: bool = False
+    """Whether torch's profiler slowed the window down; its time does not count then."""
+    time_s: Seconds = 0.0
+
+
+class EpochEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="epoch"):
+    """An epoch has ended."""
+
+    epoch: Count
+    step: Count
+    buffer_divergence: float | None
+    """Largest distance of any rank's buffers from rank 0's, relative to their norm; None without buffers."""
+    time_s: Seconds = 0.0
+
+
+class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="evaluation"):
+    """The weights were tested."""
+
+    test: EvaluationResult
+    test_by_rank: list[ReplicaEvaluation] = []
+    time_s: Seconds = 0.0
+
+
+class EndEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
+    """The run, experiment or examination has completed."""
+
+    time_s: Seconds = 0.0
+
+
+class ParityEvent(Parity, frozen=True, kw_only=True, tag_field="event", tag="parity"):
+    """The parity of a candidate was tested."""
+
+    candidate: str
+    time_s: Seconds = 0.0
+
+
+class UnprovenEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="unproven"):
+    """Parity could not be proven."""
+
+    reason: str
+    candidates: list[str] = []
+    """Candidates without a proof; empty if it is all of them."""
+    time_s: Seconds = 0.0
+
+
+class UnexaminedEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="unexamined"):
+    """The examination of the machine failed."""
+
+    reason: str
+    hint: str | None
+    time_s: Seconds = 0.0
+
+
+class ScheduledEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="run"):
+    """A run of an experiment is scheduled."""
+
+    candidate: str
+    repeat: Count
+    """Number of the repeat, from 0."""
+    folder: str
+    """Folder of the run's record, relative to that of the experiment."""
+    time_s: Seconds = 0.0
+
+
+class FailureEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="failure"):
+    """A candidate failed and is left out from now on."""
+
+    candidate: str
+    stage: str
+    """`proof`, or the repeat, as in `repeat 1`."""
+    kind: str
+    """Class of the error."""
+    message: str
+    hint: str | None
+    time_s: Seconds = 0.0
+
+
+class InterruptedEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="interrupted"):
+    """The user interrupted the experiment."""
+
+    time_s: Seconds = 0.0
+
+
+class StageEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="stage"):
+    """An examination enters a stage."""
+
+    stage: str
+    time_s: Seconds = 0.0
+
+
+RunEvent = ConfigEvent | StartEvent | LogEvent | EpochEvent | EvaluationEvent | EndEvent
+"""An event of a run."""
+CandidateEvent = ParityEvent | ScheduledEvent | FailureEvent
+"""An event of an experiment that names a candidate."""
+ExperimentEvent = CandidateEvent | UnprovenEvent | UnexaminedEvent | EndEvent | InterruptedEvent
+"""An event of an experiment."""
+Event = RunEvent | ExperimentEvent | StageEvent
+EventT = TypeVar("EventT", bound=Struct)
+
+
+def _by_name(kinds: Any) -> dict[str, type[Any]]:
+    return {kind.__struct_config__.tag: kind for kind in kinds.__args__}
+
+
+RUN_EVENTS, EXPERIMENT_EVENTS = _by_name(RunEvent), _by_name(ExperimentEvent)
+"""Types of events by name."""
+EXAMINATION_EVENTS: dict[str, type[Any]] = {"stage": StageEvent}
+
+
+class _Named(Struct):
+    event: str
+
+
+def read_events(file: Path, kinds: Mapping[str, type[Any]]) -> list[Any]:
+    """Read the events that were written so far, without unknown ones; return an empty list if there is no file."""
+    if not file.is_file():
+        return []
+    content = read_bytes(file)
+    lines = content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]  # A truncated last line is ignored.
+    try:
+        events = [decode_event(line, kinds, f"line {number}") for number, line in enumerate(lines, start=1)]
+    except ValueError as error:
+        raise RecordError(f"{file} is damaged: {error}.") from None
+    return [event for event in events if event is not None]
+
+
+def decode_event(line: bytes, kinds: Mapping[str, type[Any]], name: str = "event") -> Any:
+    """Return the event of a line; None if its type is unknown. Raise `ValueError` if it does not fit its type."""
+    try:
+        kind = kinds.get(decode(line, _Named, name).event)
+        return None if kind is None else decode(line, kind, f"{name}, {kind.__struct_config__.tag}")
+    except msgspec.ValidationError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def events_of(events: Iterable[Any], kind: type[EventT]) -> list[EventT]:
+    """Return the events of one type, in order."""
+    return [event for event in events if isinstance(event, kind)]

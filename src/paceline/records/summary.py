@@ -1,0 +1,270 @@
+"""Summary of a run, written to `summary.json` at its end: results per rank and of the whole run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from paceline.records.value_types import Count, Positive, PositiveCount, Seconds, WholeNumber
+
+MAX_DEPTH = 50
+"""Deepest nesting of a strategy's own figures: far deeper than they are, far below the recursion limit."""
+
+
+class Split(Struct, frozen=True):
+    """Time split of a step in seconds, on one rank or on average."""
+
+    step_s: Positive
+    compute_s: float
+    """Compute without communication."""
+    overlapped_s: float
+    """Compute and communication at the same time."""
+    exposed_s: float
+    """Communication without compute."""
+    other_s: float
+    """Neither: data loading, arithmetic of the strategy, Python."""
+    data_s: float
+    """Loading the batch without communication; part of `other_s`."""
+    descheduled_s: float | None
+    """Wall time minus CPU time of the compute phases; None if a GPU computes."""
+
+    @property
+    def communication_s(self) -> float:
+        """Total time of communication."""
+        return self.overlapped_s + self.exposed_s
+
+    @property
+    def computing_s(self) -> float:
+        """Total time of compute."""
+        return self.compute_s + self.overlapped_s
+
+    @property
+    def overlap(self) -> float | None:
+        """Share of communication that overlapped with compute; None if nothing was sent."""
+        return self.overlapped_s / self.communication_s if self.communication_s > 0 else None
+
+    def share(self, part: str) -> float:
+        """Return the share of a part of the step, such as `exposed`."""
+        return float(getattr(self, f"{part}_s")) / self.step_s
+
+
+class RankSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Results of one rank in a run. A value is None if nothing was measured."""
+
+    rank: Count
+    steps: Count
+    samples: Count
+    average_loss: float | None
+    """Mean loss over all trained samples; None also if a loss is not finite or was not reported."""
+    diverged_step: Count | None
+    """First step whose loss is not finite; None if there is none."""
+    accuracy: float | None
+    """Share of the trained samples with correct predictions, at the time of their step."""
+    first_step_s: Seconds | None
+    step_s: Seconds | None
+    """Mean step time after the warm-up; in a run that is too short for that, without the first step."""
+    median_step_s: Seconds | None
+    data_s: Seconds | None
+    forward_s: Seconds | None
+    backward_s: Seconds | None
+    update_s: Seconds | None
+    """The four phases are mean times over the same steps."""
+    peak_bytes: Count | None
+    """Highest memory use during training."""
+    cpu_share: float | None
+    """CPU time ÷ wall time during training: 1 means one core fully used."""
+    resident_bytes: Count | None
+    """Median of the samples of resident memory."""
+    split: Split | None = None
+    """Time split of the mean step; None if events were not collected."""
+
+
+class PairTraffic(Struct, frozen=True):
+    """Total bytes sent from one rank to another in a step."""
+
+    source: Count
+    target: Count
+    payload_bytes: Count
+    """Bytes of tensors."""
+    framing_bytes: Count
+    """Bytes that Gloo adds for these tensors, and for those sent in the other direction."""
+
+
+class PlannedTraffic(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Planned traffic of one step."""
+
+    sent_bytes: list[Count]
+    """Bytes that each rank sends."""
+    received_bytes: list[Count]
+    operations: Count
+    algorithms: list[str]
+    """Algorithms of the operations on gradients, such as `ring`."""
+    buffer_bytes: Count
+    """BatchNorm buffers that are broadcast."""
+    links: list[PairTraffic] | None = None
+    """Bytes of each pair of ranks; None if parameters may be unused, or if ranks do not step together."""
+
+
+class SocketLink(Struct, frozen=True, kw_only=True):
+    """Bytes that the kernel counted from one rank to another, over all counted steps."""
+
+    source: Count
+    target: Count
+    sent_bytes: Count = 0
+    """By the source's count."""
+    received_bytes: Count = 0
+    """By the target's count."""
+    retransmitted_bytes: Count = 0
+
+
+class InterfaceTraffic(Struct, frozen=True, kw_only=True):
+    """Bytes on the network interface of a host, over all counted steps."""
+
+    name: str
+    ranks: list[Count]
+    """Ranks of the host."""
+    sent_bytes: Count
+    received_bytes: Count
+
+
+class SocketTraffic(Struct, frozen=True, kw_only=True):
+    """PlannedTraffic that the kernel counted."""
+
+    steps: PositiveCount
+    """Counted steps."""
+    links: list[SocketLink]
+    interfaces: list[InterfaceTraffic]
+
+
+class UntrackedCounts(Struct, frozen=True, kw_only=True):
+    """PlannedTraffic outside the run's own groups."""
+
+    groups: Count
+    """Groups that the strategy created itself."""
+    operations: WholeNumber
+    """Operations on groups other than the run's, on the rank with most."""
+
+
+class ClockDrift(Struct, frozen=True, kw_only=True):
+    """Drift of the ranks' clocks until the end of the run."""
+
+    measured_at_s: Seconds
+    drift_s: list[Seconds]
+    """Drift of each rank's clock relative to rank 0's."""
+
+
+class EvaluationResult(Struct, frozen=True, kw_only=True):
+    """Result of the agreed weights on the test data."""
+
+    loss: float | None
+    """None if it is not finite."""
+    accuracy: float | None
+    """None for a workload that does not define it."""
+    samples: Count
+    """Evaluated samples, each counted once."""
+    available: Count | None
+    """Samples that the test data has; None if unknown."""
+
+
+class ReplicaEvaluation(Struct, frozen=True, kw_only=True):
+    """Result of one rank's replica on the test data."""
+
+    loss: float | None
+    accuracy: float | None
+
+
+class EpochEstimate(Struct, frozen=True, kw_only=True):
+    """Estimated time of the epochs that were not trained in full."""
+
+    epochs: PositiveCount
+    seconds: Positive
+
+
+class StalenessSummary(Struct, frozen=True, kw_only=True):
+    """Staleness of gradients in updates, when an asynchronous server applied them."""
+
+    gradients: Count
+    mean: float | None
+    median: Count | None
+    max: Count | None
+    max_allowed: Count | None
+    """Value of the option `max_staleness`; None without a bound."""
+    damped: Count
+    dropped: Count
+    counts: list[tuple[Count, Count]]
+    """Pairs of a staleness and the number of gradients with it."""
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """Results of a run. A value is None if nothing was measured."""
+
+    strategy: str
+    steps: Count
+    """Steps trained."""
+    train_s: Seconds | None
+    """Total wall time of the windows; None for a run that did not complete."""
+    step_s: Seconds | None
+    """Median over the windows but the first."""
+    samples_per_s: float | None
+    average_loss: float | None
+    train_accuracy: float | None
+    ranks: list[RankSummary]
+    servers: Count
+    traffic: PlannedTraffic | None
+    """None for a strategy without a plan."""
+    sockets: SocketTraffic | None
+    """None if it could not be counted."""
+    untracked: UntrackedCounts | None
+    """None without events."""
+    clock: ClockDrift | None
+    buffer_divergence: float | None
+    """Largest distance of any rank's buffers from rank 0's, relative to their norm."""
+    weight_divergence: float | None
+    staleness: StalenessSummary | None = None
+    """None for strategies that step together."""
+    metrics: dict[str, Any] = {}
+    """Other figures that the strategy reports of itself; their names and types are its own."""
+    estimate: EpochEstimate | None = None
+    dropped_per_epoch: Count | None = None
+    """Samples per epoch that are not trained, because the last batch has fewer samples than ranks."""
+    test: EvaluationResult | None = None
+    """None before the evaluation, and if nothing was tested."""
+    test_by_rank: list[ReplicaEvaluation] = []
+    """Results of each rank's replica, with `--eval-ranks`."""
+
+
+def check_summary(summary: Summary) -> None:
+    """Raise `ValueError` for values that fit one by one and contradict each other."""
+    ranks = len(summary.ranks) + summary.servers
+    planned = [(link.source, link.target) for link in (summary.traffic and summary.traffic.links) or []]
+    counted = [(link.source, link.target) for link in (summary.sockets and summary.sockets.links) or []]
+    for place, pairs in (("traffic", planned), ("sockets", counted)):
+        for number, pair in enumerate(pairs):
+            if max(pair) >= ranks:
+                raise ValueError(f"summary.{place}.links[{number}] names a rank that the run did not have")
+    if summary.clock is not None:
+        _check_clock(summary.clock)
+    _check_depth(summary.metrics)
+
+
+def _check_clock(clock: ClockDrift) -> None:
+    if clock.measured_at_s < 0:
+        raise ValueError("summary.clock.measured_at_s is not a time, 0 or more")
+    for rank, drift_s in enumerate(clock.drift_s):
+        if drift_s and abs(drift_s) >= clock.measured_at_s > 0:
+            raise ValueError(f"summary.clock.drift_s[{rank}] is not below the elapsed time")
+
+
+def _check_depth(metrics: dict[str, Any]) -> None:
+    level: list[Any] = [metrics]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, list | dict)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise ValueError("summary.metrics is nested too deeply")
