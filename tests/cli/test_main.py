@@ -453,7 +453,7 @@ def test_report_of_an_examination_prints_its_findings(capsys: pytest.CaptureFixt
 
 
 def test_a_damaged_examination_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("doctor.json").write_text("[" * 100_000)
+    Path("doctor.json").write_text('{"schema": ' + "[" * 100_000)
     assert run(["report", "."]) == 8
     assert capsys.readouterr().err == "error: doctor.json cannot be read: it is nested too deeply.\n"
 

@@ -20,7 +20,7 @@ from commands import LIMIT_S, USER_CODE, Forked, command, forked, paceline, wait
 from paceline.launch.emulation.hosts import emulated_hosts
 from paceline.records import read_run
 from paceline.records.events import FailureEvent
-from paceline.records.experiment import ExperimentRecord, read_experiment
+from paceline.records.experiment import CompareDesign, ExperimentRecord, read_experiment
 
 pytestmark = pytest.mark.takes(60)
 
@@ -94,7 +94,8 @@ def test_the_leader_has_the_records_of_all_ranks(compared: Compared) -> None:
 
 def test_the_record_and_the_output_state_the_number_of_hosts(compared: Compared) -> None:
     design = compared.record.design
-    assert (design["hosts"], design["ranks_per_host"], design["ranks"], design["emulated"]) == (2, 1, 2, None)
+    assert isinstance(design, CompareDesign)
+    assert (design.hosts, design.ranks_per_host, design.ranks, design.emulated) == (2, 1, 2, None)
     assert "2 ranks × " in compared.leader.stderr
     assert " on 2 hosts" in compared.leader.stderr
     assert "--hosts 2 --node-rank R --master ADDRESS:PORT" in compared.leader.stdout
@@ -261,4 +262,4 @@ def test_a_master_name_that_is_loopback_on_host_0_works(tmp_path: Path) -> None:
             )
         output = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], output
-    assert read_run(tmp_path / "run").topology["interface"] == "eth0"
+    assert read_run(tmp_path / "run").topology.interface == "eth0"

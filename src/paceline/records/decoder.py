@@ -17,6 +17,10 @@ from paceline.records.schema import SCHEMA_VERSION
 ModelT = TypeVar("ModelT")
 
 
+class ModelError(ValueError):
+    """Valid JSON does not fit its model. The message names the place."""
+
+
 class VersionedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that carries the schema version of its record."""
 
@@ -38,23 +42,23 @@ def read_model(file: Path, kind: type[ModelT], name: str) -> ModelT:
 def _decoded(content: bytes, kind: type[ModelT], file: Path, name: str) -> ModelT:
     try:
         return decode(content, kind, name)
-    except msgspec.ValidationError as error:
+    except ModelError as error:
         raise RecordError(f"{file} is damaged: {error}.") from None
     except ValueError as error:
         raise RecordError(f"{file} cannot be read: {error}.") from None
 
 
 def decode(content: bytes, kind: type[ModelT], name: str) -> ModelT:
-    """Decode JSON. Raise `ValueError` if it is not JSON, and `msgspec.ValidationError` if it does not fit the model."""
+    """Decode JSON. Raise `ModelError` if it does not fit the model, another `ValueError` if it is not valid JSON."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        raise msgspec.ValidationError(describe(str(error), name)) from None
+        raise ModelError(describe(str(error), name)) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError as error:
         raise ValueError(str(error)) from None
-    except ValueError as error:
+    except msgspec.DecodeError as error:
         raise ValueError(str(error).replace("JSON is malformed", "it is not valid JSON")) from None
 
 

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 from msgspec import Meta, Struct
 
 from paceline.errors import RecordError
-from paceline.records.decoder import decode, read_bytes
+from paceline.records.decoder import ModelError, decode, read_bytes
 from paceline.records.description import Topology
 from paceline.records.parity import Parity
 from paceline.records.summary import EvaluationResult, ReplicaEvaluation
@@ -185,7 +184,7 @@ def decode_event(line: bytes, kinds: Mapping[str, type[Any]], name: str = "event
     try:
         kind = kinds.get(decode(line, _Named, name).event)
         return None if kind is None else decode(line, kind, f"{name}, {kind.__struct_config__.tag}")
-    except msgspec.ValidationError:
+    except ModelError:
         raise
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
