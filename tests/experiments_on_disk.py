@@ -252,6 +252,8 @@ def _summary(candidate: Candidate, workers: int, losses: Sequence[float], accura
         strategy=candidate.strategy,
         steps=len(losses),
         average_loss=average,
-        traffic=PlannedTraffic(sent_bytes=planned, received_bytes=planned, operations=1, buffer_bytes=0),
+        traffic=PlannedTraffic(
+            sent_bytes=planned, received_bytes=planned, operations=1, algorithms=["ring"], buffer_bytes=0
+        ),
         test=None if accuracy is None else test,
     )

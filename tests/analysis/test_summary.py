@@ -97,7 +97,7 @@ def test_steps_added_window_by_window_have_the_same_summary(count: int, length: 
     for span, is_profiled in zip(spans, profiled, strict=True):
         totals.add(Steps.of(span), profiled=is_profiled)
     windows = [WindowTime(len(span), 1.0, is_profiled) for span, is_profiled in zip(spans, profiled, strict=True)]
-    for name, value in summarise_rank(3, Steps.of(rows), windows).to_dict().items():
+    for name, value in msgspec.structs.asdict(summarise_rank(3, Steps.of(rows), windows)).items():
         assert getattr(totals.summary(3), name) == (value if value is None else pytest.approx(value)), name
     counted = [row.total_s for row, counts in zip(rows, counted_steps(windows, count), strict=True) if counts]
     assert totals.summary(3).step_s == (pytest.approx(np.mean(counted)) if counted else None)
