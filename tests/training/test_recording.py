@@ -22,6 +22,7 @@ from paceline.training import windows
 from paceline.training.recording import Recording
 from paceline.training.run import run
 from ranks import SIZE, Pool
+from run_models import recorded_settings, topology
 
 CPU = torch.device("cpu")
 ROUNDING_S = 3e-6
@@ -98,7 +99,7 @@ def test_ranks_do_not_read_their_steps_back(pool: Pool, tmp_path: Path) -> None:
     assert record.summary is not None
     for rank in (0, 1):
         resident = read_resources(record.path / f"resources-{rank}.csv")["resident_bytes"]
-        assert resident.min() <= record.summary["ranks"][rank]["resident_bytes"] <= resident.max()
+        assert resident.min() <= record.summary.ranks[rank].resident_bytes <= resident.max()
 
 
 def describe(_: Comm, folders: list[str]) -> None:
@@ -108,7 +109,7 @@ def describe(_: Comm, folders: list[str]) -> None:
     if comm is None:
         return
     with Recording(RunConfig(), comm, RunFolder(Path(folders[comm.rank])), first_on_host=True) as recording:
-        recording.describe({}, {}, command=f"as typed on host {comm.rank}")
+        recording.describe(recorded_settings(), topology(), command=f"as typed on host {comm.rank}")
     close_comm(comm)
 
 
@@ -118,6 +119,6 @@ def test_every_disk_gets_one_description(pool: Pool, tmp_path: Path, share_a_dis
     for folder in folders:
         RunFolder.create(folder)
     pool.run(describe, SIZE, [str(folder) for folder in folders])
-    authors = [read_run(folder).provenance["command"] for folder in folders]
+    authors = [read_run(folder).provenance.command for folder in folders]
     assert authors == [f"as typed on host {rank}" for rank in ((0, 0) if share_a_disk else (0, 1))]
     assert [file.name for folder in folders for file in folder.glob("*.csv")] == [], "there were no steps"
