@@ -53,8 +53,8 @@ def test_runs_have_the_ranks_batches_and_threads_of_their_points(scaled: dict[st
     for measured in experiment.runs:
         point, topology = measured.candidate.point, measured.run.topology
         assert point is not None
-        assert topology["world_size"] == topology["workers"] == point["ranks"]
-        assert topology["batch"] == point["batch"]
+        assert topology.world_size == topology.workers == point.ranks
+        assert topology.batch == point.batch
         assert measured.run.finished
         assert measured.run.summary is not None
         assert measured.run.summary.test is None, "scale does not evaluate the model"
