@@ -314,9 +314,11 @@ def test_runs_with_a_time_limit_end_after_equal_time(tmp_path: Path) -> None:
     for measured in read_experiment(tmp_path / "out").runs:
         summary = measured.run.summary
         assert summary is not None
-        assert 1.2 < summary["train_s"] < 8, "a busy machine may delay the last steps"
-        assert summary["steps"] > 5
-        assert summary["test"]["accuracy"] is not None
+        assert summary.train_s is not None
+        assert 1.2 < summary.train_s < 8, "a busy machine may delay the last steps"
+        assert summary.steps > 5
+        assert summary.test is not None
+        assert summary.test.accuracy is not None
 
 
 @pytest.mark.timing
@@ -345,7 +347,8 @@ def test_a_time_limit_is_kept_within_two_seconds(tmp_path: Path) -> None:
         for measured in read_experiment(out).runs:
             summary = measured.run.summary
             assert summary is not None
-            assert 1.2 < summary["train_s"] < 3
-            assert summary["steps"] > 40
+            assert summary.train_s is not None
+            assert 1.2 < summary.train_s < 3
+            assert summary.steps > 40
 
     eventually(check)

@@ -287,7 +287,9 @@ def places_in(content: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple
         yield from places_in(value, (*place, key))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_any_change_is_read_or_refused(copied: Path, data: st.DataObject) -> None:
     """If any value is replaced by any other, the record is compared or refused; no other error is raised."""
