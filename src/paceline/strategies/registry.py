@@ -140,6 +140,7 @@ ENTRIES = {
             sets="fast",
             module="parameter_server.strategy",
         ),
+        _entry("tree", "one all-reduce along a binomial tree, to rank 0 and back, after backward", "Tree"),
     )
 }
 
