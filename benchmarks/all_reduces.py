@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from paired import Ratio, ratio
+from paired import Ratio, ratio, write_results
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -41,7 +41,6 @@ from paceline.comm.network import LOOPBACK, free_port
 from paceline.comm.world import join_world, leave_world
 from paceline.plans import halving_doubling, ring
 from paceline.plans.cuts import SEGMENT_KB
-from paceline.records import provenance
 
 GLOO = "Gloo's all_reduce"
 LIMIT = 1.25
@@ -152,7 +151,7 @@ def main() -> None:
         show(plan, rows, console)
         found.append({"plan": asdict(plan), "rows": [asdict(row) for row in rows]})
     if options.json:
-        options.json.write_text(json.dumps({"provenance": provenance(), "sizes": found}, indent=2) + "\n")
+        write_results(options.json, {"sizes": found})
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from paired import Ratio, ratio
+from paired import Ratio, ratio, write_results
 from rich.console import Console
 from rich.table import Table
 
@@ -40,7 +40,6 @@ from paceline.comm.network import LOOPBACK, free_port
 from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
 from paceline.doctor.measuring_cost import TimedTraining
-from paceline.records import provenance
 from paceline.training.rank_setup import set_up_rank
 
 RANKS = 2
@@ -174,7 +173,7 @@ def main() -> None:
         show(plan, rows, console)
         found.append({"plan": asdict(plan), "rows": [asdict(row) for row in rows]})
     if options.json:
-        options.json.write_text(json.dumps({"provenance": provenance(), "models": found}, indent=2) + "\n")
+        write_results(options.json, {"models": found})
 
 
 if __name__ == "__main__":

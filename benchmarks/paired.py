@@ -1,12 +1,18 @@
-"""Paired comparison: ratios of times of the same round, so that a slow phase of the machine affects both."""
+"""Paired comparison: ratios of times of the same round, so that a slow phase of the machine affects both. Results."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from scipy import stats
+
+from paceline.records import provenance
 
 
 @dataclass(frozen=True)
@@ -37,3 +43,9 @@ def ratio(figures: list[float], to: list[float]) -> Ratio:
     ratios = np.array(figures) / np.array(to)
     low, high = stats.quantile_test(ratios, q=1, p=0.5).confidence_interval(0.95)  # NaN for fewer than six rounds.
     return Ratio(float(np.median(ratios)), float(low), float(high), len(ratios))
+
+
+def write_results(file: Path, results: Mapping[str, Any]) -> None:
+    """Write results as JSON, with the machine, the versions and the command that they come from."""
+    content = msgspec.json.encode({"provenance": provenance(), **results})
+    file.write_bytes(msgspec.json.format(content, indent=2) + b"\n")

@@ -36,7 +36,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from paired import Ratio, ratio
+from paired import Ratio, ratio, write_results
 from peers import HAND_WRITTEN, Task, Train, make_peers, missing_peers
 from rich.console import Console
 from rich.table import Table
@@ -44,7 +44,7 @@ from rich.table import Table
 from paceline.comm.network import LOOPBACK, free_port
 from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
-from paceline.records import RunFolder, provenance
+from paceline.records import RunFolder
 from paceline.records.events import EpochEvent, LogEvent, RunEvent, StartEvent
 from paceline.training import windows
 from paceline.training.run import run
@@ -290,7 +290,7 @@ def main() -> None:
         figures = {name: asdict(result) for name, result in results.items()}
         found.append({"plan": asdict(plan), "rows": [asdict(row) for row in rows], "rounds": figures})
     if options.json:
-        options.json.write_text(json.dumps({"provenance": provenance(), "models": found}, indent=2) + "\n")
+        write_results(options.json, {"models": found})
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def algorithms(comm: Comm, strategy: str) -> list[str]:
     ) as s:
         planned = planned_traffic(strategy, s)
     assert planned is not None
-    return list(planned["algorithms"])
+    return list(planned.algorithms)
 
 
 def test_the_algorithms_on_the_wire_are_named(pool: Pool) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.comm import Comm
+from paceline.records.summary import StalenessSummary
 from paceline.strategies.base.strategy import NamedParameters
 from paceline.strategies.parameter_server.asynchronous import AsyncServer
 from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
@@ -50,7 +51,7 @@ def updates(comm: Comm, limit: StalenessLimit, versions: list[int]) -> tuple[lis
         tickets.append(server.update([torch.ones(1)], request))
         weights.append(float(server.parameters[0].detach()))
     assert float(named[0][1].detach()) == 0, "the worker's weight is another"
-    return weights, tickets, server.staleness.summary()
+    return weights, tickets, server.staleness.summary(limit.max_staleness or None)
 
 
 def step_once(comm: Comm) -> float:
@@ -93,25 +94,26 @@ def test_stale_gradients_are_damped_and_counted(pool: Pool) -> None:
     ((weights, tickets, staleness),) = pool.run(updates, 1, StalenessLimit(2, drops=False), [0] * 5)
     assert weights == pytest.approx([-1, -2, -3, -3 - 2 / 3, -3 - 2 / 3 - 2 / 4])
     assert tickets == [1, 2, 3, 4, 5]
-    assert staleness == {
-        "gradients": 5,
-        "mean": 2.0,
-        "median": 2,
-        "max": 4,
-        "damped": 2,
-        "dropped": 0,
-        "counts": [[staleness, 1] for staleness in range(5)],
-    }
+    assert staleness == StalenessSummary(
+        gradients=5,
+        mean=2.0,
+        median=2,
+        max=4,
+        max_allowed=2,
+        damped=2,
+        dropped=0,
+        counts=[(staleness, 1) for staleness in range(5)],
+    )
 
 
 def test_stale_gradients_are_dropped_and_counted(pool: Pool) -> None:
     ((weights, tickets, staleness),) = pool.run(updates, 1, StalenessLimit(1, drops=True), [0, 0, 0, 0, 2])
     assert weights == [-1, -2, -2, -2, -3], "a dropped gradient is not an update"
     assert tickets == [1, 2, 3, 4, 5]
-    assert (staleness["dropped"], staleness["damped"]) == (2, 0)
+    assert (staleness.dropped, staleness.damped) == (2, 0)
 
 
 def test_without_a_limit_no_gradient_is_dropped(pool: Pool) -> None:
     ((weights, _, staleness),) = pool.run(updates, 1, StalenessLimit(0, drops=True), [0, 0, 0])
     assert weights == [-1, -2, -3]
-    assert staleness["dropped"] == 0
+    assert staleness.dropped == 0
