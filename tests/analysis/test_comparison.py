@@ -7,17 +7,19 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison, compare
 from paceline.analysis.loss_difference import identical_groups
 from paceline.analysis.record_set import collect_records
+from paceline.analysis.statistics import estimate_times
 from paceline.records import RunFolder, RunRecord, Summary
 from paceline.records.experiment import Candidate, read_experiment
 from paceline.records.find import find_records
 from paceline.records.writer import json_safe
 from paceline.report.evidence import loss_difference_row, loss_difference_sentences
-from run_models import summary
+from run_models import rank_summary, summary
 
 STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
 
@@ -148,6 +150,18 @@ def test_values_that_a_summary_lacks_are_none(tmp_path: Path, written: Summary |
     assert row.step_s is not None
     found = (row.train_loss, row.test_loss, row.test_accuracy, row.peak_bytes, row.busiest_sent_bytes, row.imbalance)
     assert found == (None,) * 6
+
+
+def test_cpu_time_per_step_is_summed_over_the_ranks(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e")
+    shares: list[float | None] = [0.5, 0.75]
+    ranks = [replace(rank_summary(rank), cpu_share=share) for rank, share in enumerate(shares)]
+    for file in path.rglob("summary.json"):
+        RunFolder(file.parent).write_summary(summary(step_s=0.2, ranks=ranks))
+    assert read_comparison(path).row("ddp").cpu_s == estimate_times([0.25] * 2)
+    for file in path.rglob("summary.json"):
+        RunFolder(file.parent).write_summary(summary(ranks=[ranks[0], replace(ranks[1], cpu_share=None)]))
+    assert read_comparison(path).row("ddp").cpu_s is None, "one rank is unknown"
 
 
 def set_accuracies(path: Path, place: int, accuracies: list[float], samples: int = 360) -> None:

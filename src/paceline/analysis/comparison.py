@@ -30,7 +30,7 @@ from paceline.records import RunRecord
 from paceline.records.events import FailureEvent, InterruptedEvent, LogEvent, ParityEvent, events_of
 from paceline.records.examination import Examination
 from paceline.records.experiment import Candidate
-from paceline.records.summary import EvaluationResult, StalenessSummary
+from paceline.records.summary import EvaluationResult, StalenessSummary, Summary
 from paceline.records.writer import json_safe
 
 TimingKey = tuple[int, int]
@@ -66,6 +66,8 @@ class CandidateRow:
     test_accuracy: Estimate | None
     peak_bytes: float | None
     """Peak memory of the rank that needed most, while training."""
+    cpu_s: Estimate | None
+    """CPU time of all ranks together per step."""
     workers: int | None
     batch: int | None
     ranks: list[RankRow]
@@ -299,6 +301,7 @@ def _row(
         test_loss=estimate_levels(_known(test.loss for test in tests)),
         test_accuracy=estimate_shares(_known(test.accuracy for test in tests)),
         peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
+        cpu_s=estimate_times(_known(map(_cpu_s, summaries))),
         workers=first.topology.workers if first else None,
         batch=first.topology.batch if first else None,
         ranks=ranks,
@@ -308,6 +311,12 @@ def _row(
         over_limit_share=estimate_shares(_known(map(_over_limit_share, staleness))),
         failure=failure,
     )
+
+
+def _cpu_s(summary: Summary) -> float | None:
+    """Return the CPU time of all ranks per step: time per step × the cores that they keep busy."""
+    shares = _known(rank.cpu_share for rank in summary.ranks)
+    return summary.step_s * sum(shares) if summary.step_s and shares and len(shares) == len(summary.ranks) else None
 
 
 def _above_bound(candidate: Candidate, candidates: Sequence[Candidate], costs: Costs) -> Estimate | None:

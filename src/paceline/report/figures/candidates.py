@@ -150,6 +150,15 @@ CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
         terminal=InTerminal("memory", 2),
     ),
     Figure(
+        key="cpu_s",
+        heading="CPU per step",
+        format=TIMES,
+        definition="CPU-seconds per step, summed over the ranks that train: the time per step × the sum of the ranks' "
+        "CPU time ÷ wall time during training.",
+        is_estimate=True,
+        terminal=InTerminal("CPU/step", 2),
+    ),
+    Figure(
         key="staleness",
         heading="Gradient staleness",
         format=TENTHS,
