@@ -76,6 +76,14 @@ def test_an_option_clears_its_alternative_in_the_file(file: Path) -> None:
     assert (found.launch.ranks, found.launch.ranks_per_host) == (None, 2)
 
 
+def test_settings_that_a_command_combines_do_not_clear_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "scale.toml"
+    file.write_text("ranks-per-host = [1, 2]\nbatch-per-rank = 8\n")
+    found = parse(ExampleScaleRequest, "--config", str(file), "--ranks", "2,4", "--batch", "64").scale
+    assert (found.ranks, found.ranks_per_host) == ("2,4", "1,2")
+    assert (found.batch, found.batch_per_rank) == (64, 8)
+
+
 def test_an_option_that_may_be_given_several_times_becomes_a_tuple() -> None:
     assert parse(ExampleRequest, "--folder", "a", "--folder", "b").folders == (Path("a"), Path("b"))
 

@@ -17,6 +17,7 @@ from paceline.workloads import data
         ((CompareConfig(vary=("lr=0.1,0.2",)), RunConfig(data="svhn")), ["svhn"]),
         ((CompareConfig(vary=("lr=0.1,0.2", "data=digits,cifar10")), RunConfig(data="svhn")), ["digits", "cifar10"]),
         ((CompareConfig(vary=("data=svhn,svhn:extra=true",)), RunConfig()), ["svhn", "svhn:extra=true"]),
+        ((CompareConfig(vary=("--data=svhn",)), RunConfig()), ["svhn"]),
         ((CompareConfig(script="own.py"), RunConfig(data="svhn")), []),
         ((RunConfig(workload="user_workloads:plain", data="svhn"),), []),
         ((LaunchConfig(),), []),

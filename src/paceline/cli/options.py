@@ -18,14 +18,12 @@ import typer
 from typer.core import TyperCommand
 
 from paceline.cli.requests import Request
-from paceline.config import ALTERNATIVES
 from paceline.config.fields import TEXTS, field_docs, from_mapping, owners, read_toml
 from paceline.config.setting import metadata_of
 
 RequestType = TypeVar("RequestType", bound=Request)
 OtherFields = Callable[[typer.Context], Mapping[str, Any]]
 """Returns the fields of a request that are no options, such as the arguments after `--`."""
-ALTERNATIVE_OF = {one: other for pair in ALTERNATIVES for one, other in (pair, pair[::-1])}
 CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 CONFIG_FILE = inspect.Parameter(
     "config_file",
@@ -64,12 +62,13 @@ def request_parser(
         for field in fields(config_type)
         if field.name not in request_type.without and owner[field.name] is config_type
     ]
+    alternatives = _alternatives(owner)
     parameters = [CONTEXT, *own_options, *settings_options, *([CONFIG_FILE] if configs else [])]
 
     def parse_options(*, context: typer.Context, config_file: Path | None = None, **given: Any) -> RequestType:
         on_command_line = {name: value for name, value in given.items() if value not in (None, [])}
         file = read_toml(config_file, *configs.values(), without=request_type.without) if config_file else {}
-        settings = {name: value for name, value in file.items() if ALTERNATIVE_OF.get(name) not in on_command_line}
+        settings = {name: value for name, value in file.items() if alternatives.get(name) not in on_command_line}
         settings |= on_command_line
         own = {parameter.name: given[parameter.name] for parameter in own_options}
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
@@ -82,6 +81,18 @@ def request_parser(
     parse_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     parse_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return parse_options
+
+
+def _alternatives(owner: Mapping[str, type]) -> dict[str, str]:
+    """Return, by name, the setting that gives the same value in another way: one on the command line clears the other.
+
+    Only the config that owns a setting counts: `scale` has a batch and a batch per rank, for two kinds of scaling.
+    """
+    found: dict[str, str] = {}
+    for name, kind in owner.items():
+        if other := metadata_of(kind)[name].in_place_of:
+            found |= {name: other, other: name}
+    return found
 
 
 def _config_types(request_type: type[Request]) -> dict[str, type]:

@@ -18,7 +18,7 @@ JsonMessage = Mapping[str, Mapping[str, Any]]
 """Values by two keys, as in an optimiser's state: the parameter, then the name of the value."""
 
 
-StructT = TypeVar("StructT", bound=msgspec.Struct)
+ValueT = TypeVar("ValueT")
 
 
 def gather_json(value: Any, control: ControlChannel) -> list[Any]:
@@ -26,10 +26,10 @@ def gather_json(value: Any, control: ControlChannel) -> list[Any]:
     return [json.loads(text) for text in _gather_bytes(json.dumps(value, allow_nan=False).encode(), control)]
 
 
-def gather_structs(own: StructT, control: ControlChannel) -> list[StructT]:
-    """Return every rank's part of a record, on every rank. NaN and infinite numbers become None."""
-    decoder = msgspec.json.Decoder(type(own))
-    return [decoder.decode(text) for text in _gather_bytes(msgspec.json.encode(own), control)]
+def gather_typed(value: ValueT, kind: type[ValueT], control: ControlChannel) -> list[ValueT]:
+    """Return every rank's value of a type, such as a part of a record, on every rank. NaN becomes None."""
+    decoder = msgspec.json.Decoder(kind)
+    return [decoder.decode(text) for text in _gather_bytes(msgspec.json.encode(value), control)]
 
 
 def _gather_bytes(text: bytes, control: ControlChannel) -> list[bytes]:

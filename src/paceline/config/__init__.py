@@ -21,10 +21,8 @@ from paceline.config.run import (
 )
 from paceline.config.scale import SCALING_MODES, ScaleConfig
 from paceline.config.script import ATTACH_SETTINGS, SCRIPT_SETTINGS, VARIED_IN_SCRIPTS, Script
-from paceline.config.setting import metadata_of
 
 __all__ = [
-    "ALTERNATIVES",
     "ATTACH_SETTINGS",
     "ENDLESS",
     "EXAMINED_SETTINGS",
@@ -45,11 +43,3 @@ __all__ = [
     "settings_unused_by",
     "step_range",
 ]
-
-ALTERNATIVES = tuple(
-    (metadata.in_place_of, name)
-    for kind in (RunConfig, LaunchConfig)
-    for name, metadata in metadata_of(kind).items()
-    if metadata.in_place_of
-)
-"""Pairs of options that set the same value; giving one clears the other."""

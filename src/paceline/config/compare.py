@@ -31,6 +31,12 @@ class CompareConfig:
         check_values(self)
 
     @property
+    def varied(self) -> list[tuple[str, str]]:
+        """Names of the varied settings, each with its values as text: ("batch", "32,64")."""
+        texts = (text.partition("=") for text in self.vary)
+        return [(name.strip().lstrip("-").replace("-", "_"), values) for name, _, values in texts]
+
+    @property
     def interim_analyses(self) -> int:
         """Number of times the experiment checks for a winner."""
         return max(1, self.max_repeats - self.repeats + 1)

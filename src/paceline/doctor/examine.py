@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from paceline.comm import Comm, World, close_comm, open_comm
-from paceline.comm.json_messages import gather_json
+from paceline.comm.json_messages import gather_typed
 from paceline.config import EXAMINED_SETTINGS, RunConfig
 from paceline.doctor.contention import measure_contention
 from paceline.doctor.link import measure_all_reduce, measure_pairs
@@ -144,8 +143,7 @@ def _measure_link(
         close_comm(subgroup)
         if subgroup.rank == 0:
             measured.append(AllReduceTimes(ranks=ranks, hosts=sorted({hosts[rank] for rank in ranks}), points=points))
-    gathered = gather_json(msgspec.to_builtins(measured), comm.control)
-    parts = [part for rank in gathered for part in msgspec.convert(rank, list[AllReduceTimes])]
+    parts = [part for rank in gather_typed(measured, list[AllReduceTimes], comm.control) for part in rank]
     return MeasuredLinks(pairs, [over_all_ranks, *sorted(parts, key=lambda part: not part.within_host)])
 
 

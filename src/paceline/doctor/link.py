@@ -13,13 +13,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_json
+from paceline.comm.json_messages import gather_typed
 from paceline.comm.messages import irecv, isend
 from paceline.records.examination import AllReducePoint, PairLink, PairPoint
 
@@ -56,8 +55,7 @@ def measure_pairs(comm: Comm, hosts: Sequence[int], pair_s: float = PAIR_S) -> l
             measured.append(_measure_pair(comm, other, hosts, pair_s))
         elif comm.rank == other:
             _echo_messages(comm, one)
-    gathered = gather_json(msgspec.to_builtins(measured), comm.control)
-    pairs = [pair for rank in gathered for pair in msgspec.convert(rank, list[PairLink])]
+    pairs = [pair for rank in gather_typed(measured, list[PairLink], comm.control) for pair in rank]
     return sorted(pairs, key=lambda pair: not pair.within_host)
 
 

@@ -69,7 +69,7 @@ def make_candidates(
     ranks = shape.ranks
     text = compare.strategies or ("ddp" if compare.vary else "usual")
     strategies = parse_list(text)
-    variations = list(_variations(compare.vary, rules.fixed))
+    variations = list(_variations(compare, rules.fixed))
     base = _with_global_batch(base, ranks, varies={key for variation in variations for key in variation})
     several = len(set(strategies)) > 1 or not compare.vary
     candidate_configs: list[CandidateConfig] = []
@@ -97,9 +97,9 @@ def make_candidates(
     return candidate_configs
 
 
-def _variations(vary: Sequence[str], fixed: Mapping[str, str]) -> Iterator[Settings]:
-    """Yield every combination of the settings in `KEY=A,B` texts."""
-    axes = [_axis(text, fixed) for text in vary]
+def _variations(compare: CompareConfig, fixed: Mapping[str, str]) -> Iterator[Settings]:
+    """Yield every combination of the varied settings."""
+    axes = [(key, _values(key, text, fixed)) for key, text in compare.varied]
     keys = [key for key, _ in axes]
     if len(set(keys)) < len(keys):
         raise UsageError(f"--vary names {keys[0]} twice.", hint="give all values of a setting at once: KEY=A,B,C")
@@ -109,24 +109,20 @@ def _variations(vary: Sequence[str], fixed: Mapping[str, str]) -> Iterator[Setti
 
 def varied_keys(compare: CompareConfig) -> set[str]:
     """Return the names of the settings that vary."""
-    return {_key(text) for text in compare.vary}
+    return {key for key, _ in compare.varied}
 
 
-def _key(text: str) -> str:
-    return text.partition("=")[0].strip().lstrip("-").replace("-", "_")
-
-
-def _axis(text: str, fixed: Mapping[str, str]) -> tuple[str, list[Any]]:
-    key, (_, equals, listed) = _key(text), text.partition("=")
-    if not equals or not listed.strip():
-        raise UsageError(f"--vary {text!r} names no values.", hint="write it as --vary KEY=A,B")
+def _values(key: str, text: str, fixed: Mapping[str, str]) -> list[Any]:
+    """Return the values of a varied setting."""
+    if not text.strip():
+        raise UsageError(f"--vary {key} names no values.", hint="write it as --vary KEY=A,B")
     kinds = typing.get_type_hints(RunConfig)
     if key in fixed:
         raise UsageError(f"--vary cannot vary {key}.", hint=fixed[key])
     if key not in kinds:
         raise unknown_name("setting", key, kinds.keys() - fixed.keys())
-    values = ["", *split_list(listed)] if listed.lstrip().startswith(",") else split_list(listed)
-    return key, [convert(kinds[key], value, f"--vary {key}") for value in values]
+    values = ["", *split_list(text)] if text.lstrip().startswith(",") else split_list(text)
+    return [convert(kinds[key], value, f"--vary {key}") for value in values]
 
 
 def _with_global_batch(config: RunConfig, ranks: int, varies: set[str]) -> RunConfig:

@@ -56,8 +56,8 @@ def prepare_all_data(configs: Sequence[object]) -> None:
     run, compare = _parts(configs)
     if run is None or (compare is not None and compare.script):
         return
-    varied = [text.partition("=")[2] for text in compare.vary if text.startswith("data=")] if compare else []
-    for name in split_list(varied[0]) if varied else [run.data]:
+    varied = dict(compare.varied) if compare else {}
+    for name in split_list(varied["data"]) if "data" in varied else [run.data]:
         prepare_data(replace(run, data=name))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.analysis.steps.timing import WindowTotals
-from paceline.comm.json_messages import gather_structs
+from paceline.comm.json_messages import gather_typed
 from paceline.config import RunConfig
 from paceline.records.events import EvaluationEvent
 from paceline.records.summary import EpochEstimate, EvaluationResult, RankSummary, ReplicaEvaluation, Summary
@@ -56,13 +56,13 @@ def run_evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: 
     if config.eval_ranks:
         own = evaluate(sync.strategy.model, workload, sources.whole, config, comm=None)
         replica = ReplicaEvaluation(loss=own.loss, accuracy=own.accuracy)
-        by_rank = gather_structs(replica, sync.comm.control)
+        by_rank = gather_typed(replica, ReplicaEvaluation, sync.comm.control)
     return EvaluationEvent(test=test, test_by_rank=by_rank)
 
 
 def summarise(strategy: str, sync: Sync, own: RankSummary, windows: WindowTotals) -> Summary:
     """Return the figures of the run from each rank's own, the same on every rank; called on every rank."""
-    ranks = gather_structs(own, sync.comm.control)
+    ranks = gather_typed(own, RankSummary, sync.comm.control)
     samples = sum(rank.samples for rank in ranks) / (windows.steps or 1)
     step_s = windows.step_s
     return Summary(
