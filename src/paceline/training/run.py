@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import msgspec
 import torch
 
 from paceline.comm import World, close_comm
 from paceline.config import RunConfig
-from paceline.config.emulation import emulation_info
 from paceline.records import RunFolder, Topology
-from paceline.records.description import RecordedEmulation
 from paceline.strategies.base.strategy import MakeOptimizer
 from paceline.training import results
 from paceline.training.loop import TrainingLoop
@@ -21,7 +18,7 @@ from paceline.training.rank_setup import RankSetup, set_up_rank
 from paceline.training.recording import Recording
 from paceline.training.run_recorder import WriteEvent, discard_event
 from paceline.training.sync import Sync
-from paceline.training.topology import describe_model, describe_placement, describe_strategy
+from paceline.training.topology import topology_of
 from paceline.workloads.workload import Workload
 
 
@@ -88,23 +85,18 @@ def optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
 
 def _topology(setup: RankSetup, batch: int | None) -> Topology:
     config, workload, world = setup.config, setup.workload, setup.world
-    workers = setup.comm.world_size
-    info = emulation_info(os.environ)
-    return Topology(
+    return topology_of(
+        config,
+        setup.strategy,
+        workload.model,
+        setup.comm,
+        setup.placement,
         workload=workload.name,
-        **describe_strategy(config.strategy, setup.strategy),
+        interface=world.interface,
         world_size=world.size,
-        workers=workers,
-        servers=setup.comm.servers,
         ranks_per_host=world.local_size,
         batch=batch,
-        batch_per_rank=[] if batch is None else sorted({batch // workers, -(-batch // workers)}),
-        **describe_placement(setup.placement, interface=world.interface),
-        **describe_model(workload.model),
         classes=workload.classes,
-        user_optimizer=workload.optimizer is not None,
         lr=config.lr,
-        log_every=config.log_every,
-        slow_rank=config.slow_rank,
-        emulated=None if info is None else RecordedEmulation(spec=info.spec, host_cpus=info.host_cpus),
+        user_optimizer=workload.optimizer is not None,
     )

@@ -1,43 +1,66 @@
-"""Description of a run's strategy, placement and model, for its configuration line and its record."""
+"""Topology of a run: its strategy, ranks, batch, device and model, for its configuration line and its record."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
 
 from torch import nn
 
+from paceline.comm import Comm
+from paceline.config import RunConfig
+from paceline.config.emulation import emulation_info
 from paceline.measure.cores import usable_cores
+from paceline.records import Topology
+from paceline.records.description import RecordedEmulation
 from paceline.strategies.base.strategy import Strategy
 from paceline.training.placement import Placement
 
 
-def describe_strategy(text: str, strategy: Strategy) -> dict[str, Any]:
-    """Return the properties of a strategy, under the name that the user wrote."""
-    return {
-        "strategy": text,
-        "lossless": strategy.lossless,
-        "exchanges": strategy.exchanges,
-        "lockstep": strategy.lockstep,
-        "sends": strategy.sends,
-    }
-
-
-def describe_placement(placement: Placement, *, interface: str) -> dict[str, Any]:
-    """Return a rank's device, backend, network interface, threads and cores."""
-    return {
-        "device": placement.device_name,
-        "backend": placement.backend,
-        "interface": interface,
-        "threads": placement.threads,
-        "cores": usable_cores(),
-    }
-
-
-def describe_model(model: nn.Module) -> dict[str, Any]:
-    """Return the size of a model and the number of its BatchNorm and dropout layers."""
-    return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "gradient_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
-        "batch_norm_layers": sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()),
-        "random_layers": sum(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()),
-    }
+def topology_of(
+    config: RunConfig,
+    strategy: Strategy,
+    model: nn.Module,
+    comm: Comm,
+    placement: Placement,
+    *,
+    workload: str,
+    interface: str,
+    world_size: int,
+    ranks_per_host: int,
+    batch: int | None = None,
+    classes: int | None = None,
+    lr: float | None = None,
+    user_optimizer: bool = True,
+) -> Topology:
+    """Return the topology of a run; the batch, the classes and the learning rate of a script are unknown."""
+    workers, info = comm.world_size, emulation_info(os.environ)
+    parameters, layers = list(model.parameters()), list(model.modules())
+    return Topology(
+        workload=workload,
+        strategy=config.strategy,
+        lossless=strategy.lossless,
+        exchanges=strategy.exchanges,
+        lockstep=strategy.lockstep,
+        sends=strategy.sends,
+        world_size=world_size,
+        workers=workers,
+        servers=comm.servers,
+        ranks_per_host=ranks_per_host,
+        batch=batch,
+        batch_per_rank=[] if batch is None else sorted({batch // workers, -(-batch // workers)}),
+        device=placement.device_name,
+        backend=placement.backend,
+        interface=interface,
+        threads=placement.threads,
+        cores=usable_cores(),
+        parameters=sum(p.numel() for p in parameters),
+        gradient_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
+        batch_norm_layers=sum(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in layers),
+        random_layers=sum(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in layers),
+        classes=classes,
+        user_optimizer=user_optimizer,
+        lr=lr,
+        log_every=config.log_every,
+        slow_rank=config.slow_rank,
+        emulated=None if info is None else RecordedEmulation(spec=info.spec, host_cpus=info.host_cpus),
+    )

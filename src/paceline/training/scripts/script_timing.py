@@ -23,7 +23,7 @@ from paceline.strategies.base.strategy import MakeOptimizer, Strategy
 from paceline.training.placement import Placement
 from paceline.training.recording import Recording
 from paceline.training.scripts.script_task import ScriptTask, TaskSync
-from paceline.training.topology import describe_model, describe_placement, describe_strategy
+from paceline.training.topology import topology_of
 
 EPOCH = 0
 """Epoch of all steps: the epochs of a script are not known."""
@@ -181,20 +181,14 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def _topology(task: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm) -> Topology:
-    """Return the topology of an ordinary run; the batch size of a script is unknown."""
-    placement = Placement(comm.device, comm.backend, torch.get_num_threads())
-    return Topology(
+    return topology_of(
+        task.config,
+        strategy,
+        model,
+        comm,
+        Placement(comm.device, comm.backend, torch.get_num_threads()),
         workload=task.script.name,
-        **describe_strategy(task.config.strategy, strategy),
+        interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
         world_size=dist.get_world_size(),
-        workers=comm.world_size,
         ranks_per_host=int(os.environ.get("LOCAL_WORLD_SIZE", comm.world_size)),
-        batch=None,
-        batch_per_rank=[],
-        **describe_placement(placement, interface=os.environ.get("GLOO_SOCKET_IFNAME", "")),
-        **describe_model(model),
-        classes=None,
-        user_optimizer=True,
-        lr=None,
-        log_every=task.config.log_every,
     )
