@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from paceline.comm import Comm
 from paceline.training.placement import NO_GPU, gather_gpu_ids, one_gpu_each
@@ -26,7 +27,7 @@ def test_gpus_of_their_own(marks: list[bytes], each: bool) -> None:
 
 
 def marks_of_all(comm: Comm) -> list[bytes]:
-    return gather_gpu_ids(bytes([comm.rank]) * 16)
+    return gather_gpu_ids(torch.full((16,), comm.rank, dtype=torch.uint8))
 
 
 def test_ranks_know_each_others_gpus(pool: Pool) -> None:

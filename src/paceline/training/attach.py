@@ -14,6 +14,7 @@ from paceline.config.specs import Spec
 from paceline.errors import UsageError
 from paceline.strategies.base.strategy import MakeOptimizer, Role
 from paceline.strategies.registry import create
+from paceline.training.placement import choose_backend
 from paceline.training.scripts.script_task import script_task
 from paceline.training.sync import Sync
 
@@ -66,7 +67,7 @@ def attach(
     comm = open_comm(
         range(len(roles)),
         device=device,
-        backend=_backend_for(device),
+        backend=choose_backend(device),
         timeout_s=timeout,
         stopwatch=None if task is None else task.stopwatch(device),
     )
@@ -76,9 +77,3 @@ def attach(
     if joined_here:
         sync.on_close(leave_world)
     return sync
-
-
-def _backend_for(device: torch.device) -> str:
-    """Return NCCL if every rank can have a GPU to itself, else Gloo."""
-    shared = dist.get_world_size() > torch.cuda.device_count() if device.type == "cuda" else True
-    return "gloo" if shared or not dist.is_nccl_available() else "nccl"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from paceline.comm import World
 from paceline.config import RunConfig
@@ -34,7 +35,9 @@ class Placement:
         use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
         gpus = torch.cuda.device_count() if use_cuda else 0
         device = torch.device("cuda", world.local_rank % gpus) if use_cuda else torch.device("cpu")
-        backend = _choose_backend(config, device) if config.backend == "auto" else config.backend
+        backend: str = config.backend
+        if backend == "auto":
+            backend = "gloo" if config.device == "cpu" else choose_backend(device)
         first = world.rank - world.local_rank
         busy = sum(role is not Role.IDLE for role in roles[first : first + world.local_size])
         ranks_sharing = max(1, min(busy, world.ranks_sharing_cores))
@@ -55,15 +58,17 @@ class Placement:
             torch.set_float32_matmul_precision("high" if config.precision == "bf16" else "highest")
 
 
-def _choose_backend(config: RunConfig, device: torch.device) -> str:
-    """Return NCCL if every rank has a GPU to itself, else Gloo.
+def choose_backend(device: torch.device) -> str:
+    """Return NCCL if every rank has a GPU to itself, else Gloo; called on all ranks, each with its device.
 
-    Ranks exchange the ids of their GPUs, since a launcher may make only one GPU visible to each. The conditions before
-    the exchange are the same on all ranks, so that either all or none participate.
+    Ranks exchange the ids of their GPUs, since a launcher may make only one GPU visible to each, and hosts may have
+    several. The conditions before the exchange are the same on all ranks, so that either all or none participate.
     """
-    if config.device == "cpu" or not dist.is_nccl_available():
+    only_nccl = dist.is_nccl_available() and dist.get_backend() == "nccl"  # A user's group, which sends from GPUs only.
+    if not dist.is_nccl_available() or (only_nccl and device.type == "cpu"):
         return "gloo"
-    return "nccl" if one_gpu_each(gather_gpu_ids(_gpu_id(device))) else "gloo"
+    own = torch.frombuffer(bytearray(_gpu_id(device)), dtype=torch.uint8)
+    return "nccl" if one_gpu_each(gather_gpu_ids(own.to(device) if only_nccl else own)) else "gloo"
 
 
 def _gpu_id(device: torch.device) -> bytes:
@@ -73,10 +78,10 @@ def _gpu_id(device: torch.device) -> bytes:
     return hashlib.sha256(str(torch.cuda.get_device_properties(device).uuid).encode()).digest()[: len(NO_GPU)]
 
 
-def gather_gpu_ids(own: bytes) -> list[bytes]:
+def gather_gpu_ids(own: Tensor) -> list[bytes]:
     """Return the GPU id of every rank, on every rank."""
-    gathered = [torch.empty(len(own), dtype=torch.uint8) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
     return [bytes(gpu_id.tolist()) for gpu_id in gathered]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.analysis.steps.intervals import Interval, clipped, difference, intersection, length, union
 from paceline.records.summary import Split
@@ -114,11 +115,17 @@ def split_of(timeline: Timeline, without: Container[int] = ()) -> Split | None:
     steps.
     """
     steps = [step for step in split_steps(timeline) if step.step not in without]
-    for first in (WARM_UP_STEPS, 1, 0):
-        later = [step.split for step in steps if step.step >= first]
-        if later:
-            return mean_split(later)
-    return None
+    counted = after_warm_up(np.array([step.step for step in steps]))
+    return mean_split([step.split for step, counts in zip(steps, counted, strict=True) if counts])
+
+
+def after_warm_up(steps: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the steps whose times count: after the warm-up; without such, all but the first; else all."""
+    for first in (WARM_UP_STEPS, 1):
+        counted = steps >= first
+        if counted.any():
+            return counted
+    return np.ones(len(steps), dtype=np.bool_)
 
 
 def _within(spans: Iterable[TimedSpan], start_s: float, end_s: float) -> list[Interval]:

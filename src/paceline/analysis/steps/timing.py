@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.analysis.running_median import RunningMedian
-from paceline.analysis.steps.split import WARM_UP_STEPS
+from paceline.analysis.steps.split import WARM_UP_STEPS, after_warm_up
 from paceline.records.events import LogEvent
 from paceline.records.reader import RunRecord
 
@@ -93,10 +93,11 @@ def counted_steps(windows: Sequence[WindowTime], steps: int) -> npt.NDArray[np.b
 
     If there are none, all but the first and profiled steps count, as in the time split.
     """
-    counted = np.arange(steps) > 0
-    counted[[step for step in profiled_steps(windows) if step < steps]] = False
-    later = counted & (np.arange(steps) >= WARM_UP_STEPS)
-    return later if later.any() else counted
+    profiled = profiled_steps(windows)
+    timed = np.array([step for step in range(1, steps) if step not in profiled], dtype=np.int64)
+    counted = np.zeros(steps, dtype=np.bool_)
+    counted[timed[after_warm_up(timed)]] = True
+    return counted
 
 
 def includes_warm_up(record: RunRecord) -> bool:

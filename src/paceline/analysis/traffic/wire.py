@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.analysis.steps.split import WARM_UP_STEPS, mean_split, split_steps
+from paceline.analysis.steps.split import after_warm_up, mean_split, split_steps
 from paceline.analysis.traffic.rank_waits import FROM_ROOT, MESSAGES, TO_ROOT, TimelineRows, matching, rank_waits
 from paceline.plans.operations import sent_by_rank
 from paceline.plans.plan import all_reduce_lower_bound
@@ -109,7 +109,7 @@ def wire_of(
     ranks = len(timelines)
     if not ranks or sorted(timelines) != list(range(ranks)):
         return None
-    counted = counted_steps(timelines[0], without)
+    counted = analysed_steps(timelines[0], without)
     steps = len(counted)
     if not steps:
         return None
@@ -159,12 +159,11 @@ def _exposed_s(timelines: Mapping[int, Timeline], steps: npt.NDArray[np.uint32])
     return 0.0 if mean is None else mean.exposed_s
 
 
-def counted_steps(timeline: Timeline, without: Collection[int]) -> npt.NDArray[np.uint32]:
+def analysed_steps(timeline: Timeline, without: Collection[int]) -> npt.NDArray[np.uint32]:
     """Return the steps to analyse: at most `MAX_STEPS`, after the warm-up if there are any."""
     steps: npt.NDArray[np.uint32] = timeline.steps["step"]
     steps = steps[~np.isin(steps, list(without))]
-    later = steps[steps >= WARM_UP_STEPS]
-    counted = later if len(later) else steps
+    counted = steps[after_warm_up(steps)]
     return counted[np.unique(np.linspace(0, len(counted) - 1, MAX_STEPS).astype(int))] if len(counted) else counted
 
 
