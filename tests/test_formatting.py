@@ -106,7 +106,13 @@ def test_other_units() -> None:
     assert rate(1.5e9) == "1.50 GB/s"
     assert seconds_per_byte(6.7e-10) == "0.67 ns/B"
     assert [binary_size(value) for value in (64 << 20, 1024, 12)] == ["64 MiB", "1 KiB", "12 B"]
-    assert [format_cores(value) for value in (0.5, 1, 2, 1.333)] == ["0.5 cores", "1 core", "2 cores", "1.33 cores"]
+    assert [format_cores(value) for value in (0.5, 1, 2, 1.333, 1024)] == [
+        "0.5 cores",
+        "1 core",
+        "2 cores",
+        "1.33 cores",
+        "1024 cores",
+    ]
     assert [scientific(value) for value in (0, 1.5e-7, 1e-5, 0.25, float("inf"))] == [
         "0",
         "1.5e-7",
@@ -157,5 +163,6 @@ def test_intervals() -> None:
 def test_half_of_an_interval() -> None:
     assert half_width(0.9, 1.1, FACTOR, 1.0) == "±10%"
     assert half_width(0.1, 5.0, FACTOR, 1.0) == ">±100%"
+    assert half_width(-0.1, 0.1, FACTOR, 0.0) == ">±100%"
     assert half_width(0.1, 0.3, SHARE, 0.2) == "±10", "percentage points"
     assert half_width(None, None, FACTOR, 1.0) == ""

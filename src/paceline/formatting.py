@@ -197,7 +197,7 @@ def plural(value: int, noun: str) -> str:
 
 def format_cores(value: float, noun: str = "core") -> str:
     """Format a number of cores, as "0.5 cores" or "1 core"."""
-    return f"{value:.3g} {noun}" + ("" if value == 1 else "s")
+    return f"{round(value, 2):g} {noun}" + ("" if value == 1 else "s")
 
 
 def scientific(value: float) -> str:
@@ -234,7 +234,7 @@ def half_width(low: float | None, high: float | None, unit: Unit, value: float) 
         return ""
     if unit.name == "%":
         return f"±{unit.write((high - low) / 2)}"
-    half = (high - low) / 2 / value
+    half = (high - low) / 2 / value if value else math.inf
     return f"±{percent(half, 0)}" if half < 1 else ">±100%"
 
 

@@ -131,6 +131,12 @@ def test_runs_of_one_seed_are_repeats_too(tmp_path: Path) -> None:
     assert {row.repeats for row in compared_separately(path).rows} == {3}
 
 
+def test_runs_without_a_recorded_seed_have_the_same(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", repeats=2)
+    change(path, "run.json", lambda run: run["config"].pop("seed"))
+    assert {row.repeats for row in compared_separately(path).rows} == {2}
+
+
 def test_the_reference_of_separate_runs_is_ddp(tmp_path: Path) -> None:
     assert compared_separately(write_experiment(tmp_path / "e")).reference == "ddp"
     without = [candidate for candidate in CLASSIC if candidate.name != "ddp"]

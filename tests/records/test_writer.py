@@ -175,8 +175,12 @@ def test_non_finite_numbers_are_null_in_json(tmp_path: Path) -> None:
 
 def test_figures_of_a_strategy_may_have_types_of_numpy(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
-    folder.write_summary(summary(metrics={"ratio": np.float32(0.5), "rounds": np.int64(3)}))
-    assert json.loads((folder.path / "summary.json").read_text())["metrics"] == {"ratio": 0.5, "rounds": 3}
+    folder.write_summary(summary(metrics={"ratio": np.float32(0.5), "rounds": np.int64(3), "share": np.array(0.75)}))
+    assert json.loads((folder.path / "summary.json").read_text())["metrics"] == {
+        "ratio": 0.5,
+        "rounds": 3,
+        "share": 0.75,
+    }
     with pytest.raises(TypeError, match="object cannot be written to a record"):
         folder.write_summary(summary(metrics={"what": object()}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
+from paceline.strategies.allreduce import AllReduce
 from paceline.workloads.load import load_workload
 from paceline.workloads.models import vgg
 from paceline.workloads.workload import Workload, count_top1
@@ -35,6 +37,16 @@ def tied() -> Workload:
     torch.manual_seed(1)
     tokens = torch.randint(0, 11, (96, 5))
     return Workload(model=Tied(), train=(tokens[:, :4], tokens[:, 4]), loss=F.cross_entropy, correct=count_top1)
+
+
+class WithMetrics(AllReduce):
+    """Strategy that reports figures of its own, one of them under a name that asynchronous servers use."""
+
+    name = "with_metrics"
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the figures."""
+        return {"ratio": torch.tensor(0.75), "staleness": 3.0}
 
 
 def frozen() -> Workload:

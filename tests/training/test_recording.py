@@ -70,6 +70,12 @@ def test_the_summary_is_that_of_the_recorded_steps(pool: Pool, tmp_path: Path, s
     check_summary(record)
 
 
+def test_figures_of_a_strategy_are_recorded_as_they_are(pool: Pool, tmp_path: Path) -> None:
+    summary = recorded(pool, tmp_path / "run", steps=2, strategy="training.cases:WithMetrics").summary
+    assert summary is not None
+    assert (summary.metrics, summary.staleness) == ({"ratio": 0.75, "staleness": 3.0}, None)
+
+
 def test_profiled_steps_are_left_out_of_it(pool: Pool, tmp_path: Path) -> None:
     record = recorded(pool, tmp_path / "run", steps=23, strategy="ddp", profile="9-11")
     assert any(window.profiled for window in windows_of(record))

@@ -209,7 +209,7 @@ def _by_seed(runs: Sequence[RunRecord]) -> dict[tuple[int, int], RunRecord]:
     seen = Counter[int]()
     found = {}
     for run in sorted(runs, key=lambda run: str(run.path)):
-        seed = int(run.config["seed"])
+        seed = int(run.config.get("seed") or 0)
         found[seed, seen[seed]] = run
         seen[seed] += 1
     return found

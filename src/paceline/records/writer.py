@@ -6,6 +6,7 @@ Complete files are written by rename, and growing files grow by whole lines; rea
 from __future__ import annotations
 
 import math
+import numbers
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -178,11 +179,12 @@ def encode(content: Any) -> bytes:
 
 
 def _plain_number(value: Any) -> float | int:
-    """Return a number of a type that JSON does not know, such as numpy's, as a plain one."""
-    if hasattr(value, "__index__"):
-        return int(value)
-    if hasattr(value, "__float__"):
-        return float(value)
+    """Return a number of a type that JSON does not know, such as numpy's or a tensor's, as a plain one."""
+    plain = value.item() if hasattr(value, "item") else value
+    if isinstance(plain, numbers.Integral):
+        return int(plain)
+    if isinstance(plain, numbers.Real):
+        return float(plain)
     raise TypeError(f"{type(value).__name__} cannot be written to a record.")
 
 

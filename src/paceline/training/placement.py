@@ -64,11 +64,23 @@ def choose_backend(device: torch.device) -> str:
     Ranks exchange the ids of their GPUs, since a launcher may make only one GPU visible to each, and hosts may have
     several. The conditions before the exchange are the same on all ranks, so that either all or none participate.
     """
-    only_nccl = dist.is_nccl_available() and dist.get_backend() == "nccl"  # A user's group, which sends from GPUs only.
-    if not dist.is_nccl_available() or (only_nccl and device.type == "cpu"):
+    if not dist.is_nccl_available():
         return "gloo"
     own = torch.frombuffer(bytearray(_gpu_id(device)), dtype=torch.uint8)
-    return "nccl" if one_gpu_each(gather_gpu_ids(own.to(device) if only_nccl else own)) else "gloo"
+    if not _sends_from_cpu():  # The user's program created a group of NCCL alone.
+        if device.type == "cpu":
+            return "gloo"
+        own = own.to(device)
+    return "nccl" if one_gpu_each(gather_gpu_ids(own)) else "gloo"
+
+
+def _sends_from_cpu() -> bool:
+    """Return whether the default group has a backend for tensors in main memory."""
+    try:
+        dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _gpu_id(device: torch.device) -> bytes:

@@ -10,7 +10,14 @@ from paceline.analysis.steps.timing import WindowTotals
 from paceline.comm.json_messages import gather_typed
 from paceline.config import RunConfig
 from paceline.records.events import EvaluationEvent
-from paceline.records.summary import EpochEstimate, EvaluationResult, RankSummary, ReplicaEvaluation, Summary
+from paceline.records.summary import (
+    EpochEstimate,
+    EvaluationResult,
+    RankSummary,
+    ReplicaEvaluation,
+    StalenessSummary,
+    Summary,
+)
 from paceline.strategies.base.abilities import ReportsMetrics
 from paceline.strategies.base.strategy import Strategy
 from paceline.training.batchnorm import relative_divergence
@@ -88,7 +95,8 @@ def summarise(strategy: str, sync: Sync, own: RankSummary, windows: WindowTotals
 def _metrics(strategy: Strategy) -> dict[str, Any]:
     """Return the strategy's own figures: the staleness of gradients has its place in a summary, others have none."""
     metrics = dict(strategy.metrics()) if isinstance(strategy, ReportsMetrics) else {}
-    return {"staleness": metrics.pop("staleness", None), "metrics": metrics}
+    has_staleness = isinstance(metrics.get("staleness"), StalenessSummary)
+    return {"staleness": metrics.pop("staleness") if has_staleness else None, "metrics": metrics}
 
 
 def estimate_epochs(config: RunConfig, source: Source, step_s: float | None) -> EpochEstimate | None:
