@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeVar
 
 from paceline.analysis.statistics import Estimate
@@ -151,7 +152,8 @@ def aligned(parts: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _unit(figure: Figure[R], rows: Sequence[R]) -> Unit:
-    values = [getattr(row, figure.unit_of) if figure.unit_of else figure.number(row) for row in rows]
+    read = attrgetter(figure.unit_of) if figure.unit_of else figure.number
+    values = [read(row) for row in rows]
     return unit_for([value for value in values if value is not None], figure.format)
 
 
