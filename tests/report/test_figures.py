@@ -21,7 +21,7 @@ from examinations import examination
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import RankRow
-from paceline.analysis.scaling.curves import Scaling
+from paceline.analysis.scaling.curves import Scaling, ScalingCurve
 from paceline.analysis.statistics import Estimate
 from paceline.records import RunFolder
 from paceline.records.examination import write_examination
@@ -32,7 +32,7 @@ from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import column_of, page_columns, terminal_columns, text_column
 from paceline.report.figures.figure import Figure, Output
 from paceline.report.figures.machine import HOST_FIGURES, OPERATOR_FIGURES
-from paceline.report.figures.points import PART_FIGURES, POINT_FIGURES
+from paceline.report.figures.points import IN_FILES_ONLY, NOT_OF_POINTS, PART_FIGURES, POINT_FIGURES
 from paceline.report.figures.ranks import RANK_FIGURES
 from paceline.report.figures.steps import BYTES_FIGURES, OPERATION_FIGURES, RANK_BYTES_FIGURES, SPLIT_FIGURES
 from paceline.report.page.comparison import DEFINITIONS, render
@@ -153,7 +153,13 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 @pytest.fixture(scope="module")
 def scaling(tmp_path_factory: pytest.TempPathFactory) -> Scaling:
-    return read_scaling(write_scaling(tmp_path_factory.mktemp("scaling") / "e", repeats=3, events=True))
+    """Scaling experiment in which every figure has a value."""
+    found = read_scaling(write_scaling(tmp_path_factory.mktemp("scaling") / "e", repeats=3, events=True))
+
+    def with_figures(curve: ScalingCurve) -> ScalingCurve:
+        return replace(curve, points=[replace(p, row=filled(CANDIDATE_FIGURES, p.row)) for p in curve.points])
+
+    return replace(found, curves=[with_figures(curve) for curve in found.curves])
 
 
 def points_shown(scaling: Scaling, folder: Path) -> Outputs:
@@ -248,6 +254,18 @@ def check_tables(table: str, figure: Figure[Any], own: Outputs, place: int, valu
     on_page = [other.defined.key for other in TABLES[table] if other.page]
     assert (f'data-define="{figure.defined.key}"' in own.page) == (figure.defined.key in on_page)
     assert not figure.page or f'data-sort="{value}"' in own.page
+
+
+def test_points_have_the_figures_of_candidates() -> None:
+    of_points = {figure.key: figure for figure in POINT_FIGURES}
+    for figure in CANDIDATE_FIGURES:
+        if figure.key in of_points:
+            same = figure.key == "batch" or of_points[figure.key].defined == figure.defined
+            assert same, f"{figure.key} has two definitions"
+        else:
+            assert figure.key in NOT_OF_POINTS
+    keys = {figure.key for figure in CANDIDATE_FIGURES}
+    assert keys >= NOT_OF_POINTS | IN_FILES_ONLY, "no exception for a figure that there is not"
 
 
 @pytest.mark.parametrize(("row", "figures"), [(CandidateRow, CANDIDATE_FIGURES), (RankRow, RANK_FIGURES)])
