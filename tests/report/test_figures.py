@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from examinations import examination
 from experiments_on_disk import read_comparison, write_experiment
@@ -34,7 +35,13 @@ from paceline.report.figures.figure import Figure, Output
 from paceline.report.figures.machine import HOST_FIGURES, OPERATOR_FIGURES
 from paceline.report.figures.points import IN_FILES_ONLY, NOT_OF_POINTS, PART_FIGURES, POINT_FIGURES
 from paceline.report.figures.ranks import RANK_FIGURES
-from paceline.report.figures.steps import BYTES_FIGURES, OPERATION_FIGURES, RANK_BYTES_FIGURES, SPLIT_FIGURES
+from paceline.report.figures.steps import (
+    BYTES_FIGURES,
+    OPERATION_FIGURES,
+    RANK_BYTES_FIGURES,
+    SHARE_FIGURES,
+    SPLIT_FIGURES,
+)
 from paceline.report.page.comparison import DEFINITIONS, render
 from paceline.report.page.scaling import SCALING_DEFINITIONS, render_scaling
 from paceline.report.tables.csv_files import write_tables
@@ -60,7 +67,7 @@ TABLES: dict[str, Sequence[Figure[Any]]] = {
     "candidates": CANDIDATE_FIGURES,
     "ranks": RANK_FIGURES,
     "points": (*POINT_FIGURES, *PART_FIGURES),
-    "splits": SPLIT_FIGURES,
+    "splits": (*SPLIT_FIGURES, *SHARE_FIGURES),
     "bytes": BYTES_FIGURES,
     "bytes by rank": RANK_BYTES_FIGURES,
     "operations": OPERATION_FIGURES,
@@ -173,6 +180,11 @@ def points_shown(scaling: Scaling, folder: Path) -> Outputs:
     )
 
 
+def table_of(table: str, rows: Sequence[Any]) -> Table:
+    """Return a table as the terminal shows it for a run."""
+    return figure_table([text_column("rank", [""] * len(rows)), *terminal_columns(TABLES[table], rows)], WIDE)
+
+
 @pytest.fixture(scope="module")
 def shown(comparison: Comparison, scaling: Scaling, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outputs]:
     """Outputs of every table, by its name."""
@@ -211,7 +223,8 @@ def shown(comparison: Comparison, scaling: Scaling, tmp_path_factory: pytest.Tem
         "operators": outputs(operator_rows, "operators.csv", ["operators"], (row for own in operators for row in own)),
     }
     in_terminal = {
-        "ranks": figure_table([text_column("rank", [""] * len(ranks)), *terminal_columns(RANK_FIGURES, ranks)], WIDE),
+        "ranks": table_of("ranks", ranks),
+        "splits": table_of("splits", found["splits"].rows),
         "operators": profile_table(profiled, WIDE),
     }
     for name, table in in_terminal.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from paceline.analysis.steps.split import PARTS
 from paceline.analysis.traffic.payload import RankBytes
 from paceline.analysis.traffic.wire import Traffic
 from paceline.formatting import FACTOR, RATES, RATIO, SHARE, SIZES, TIMES, WHOLE, percent
@@ -17,14 +18,23 @@ from paceline.report.definitions import (
     WAIT,
     Definition,
 )
-from paceline.report.figures.figure import Figure, figures_of_part
+from paceline.report.figures.figure import Figure, InTerminal, figures_of_part
 from paceline.report.tables.payload import RankBytesRow
 from paceline.report.tables.steps import PURPOSES, SPLIT_PARTS, BytesRow, OperationRow, SplitRow
 
 
+def _share(part: str, split: Split) -> float | None:
+    return None if getattr(split, f"{part}_s") is None else split.share(part)
+
+
 def _share_of_step(part: str, split: Split) -> str:
-    value: float | None = getattr(split, f"{part}_s")
-    return percent(value / split.step_s, 0) if value is not None and split.step_s else ""
+    share = _share(part, split)
+    return "" if share is None else percent(share, 0)
+
+
+def _terminal_heading(part: str) -> str:
+    """Return the heading of a part, in brackets if it belongs to another part."""
+    return part if part in PARTS else f"({part})"
 
 
 def _split_figure(part: str) -> Figure[Split]:
@@ -34,8 +44,24 @@ def _split_figure(part: str) -> Figure[Split]:
         heading=SPLIT_TERMS[part].term,
         format=TIMES,
         definition=SPLIT_TERMS[part],
+        terminal=InTerminal(_terminal_heading(part), 10),
         unit_of="step_s",
         small_print=partial(_share_of_step, part),
+    )
+
+
+def _share_figure(part: str) -> Figure[Split]:
+    """Return the share of one part for the terminal; the page has it as small print, and files have the times."""
+    return Figure(
+        key=f"{part}_share",
+        heading=SPLIT_TERMS[part].term,
+        format=SHARE,
+        definition=SPLIT_TERMS[part],
+        value=partial(_share, part),
+        terminal=InTerminal(_terminal_heading(part), 10),
+        page=False,
+        csv=False,
+        json=False,
     )
 
 
@@ -60,6 +86,7 @@ _OF_SPLIT: tuple[Figure[Split], ...] = (
         format=SHARE,
         definition="Overlapped ÷ (overlapped + exposed): the share of communication time that is hidden behind "
         "computing. Undefined if nothing is sent, for example on a single rank.",
+        terminal=InTerminal("overlap", 9),
     ),
 )
 
@@ -84,6 +111,9 @@ SPLIT_FIGURES: tuple[Figure[SplitRow], ...] = (
         ),
     ),
 )
+
+SHARE_FIGURES: tuple[Figure[SplitRow], ...] = figures_of_part("split", map(_share_figure, SPLIT_PARTS))
+"""Shares of the parts, in the columns of their times."""
 
 BYTES_FIGURES: tuple[Figure[BytesRow], ...] = (
     *[
