@@ -32,6 +32,7 @@ from paceline.records.writer import ResourceWriter
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import column_of, page_columns, terminal_columns, text_column
 from paceline.report.figures.figure import Figure, Output
+from paceline.report.figures.link import ALL_REDUCE_FIGURES, LINK_FIGURES
 from paceline.report.figures.machine import HOST_FIGURES, OPERATOR_FIGURES
 from paceline.report.figures.points import IN_FILES_ONLY, NOT_OF_POINTS, PART_FIGURES, POINT_FIGURES
 from paceline.report.figures.ranks import RANK_FIGURES
@@ -51,6 +52,8 @@ from paceline.report.tables.resources import host_rows, profiled_runs
 from paceline.report.tables.scaling import write_scaling_tables
 from paceline.report.tables.steps import PURPOSES, bytes_rows, operation_rows, rank_split_rows, split_rows
 from paceline.report.terminal.comparison import print_comparison, to_json
+from paceline.report.terminal.doctor import print_examination
+from paceline.report.terminal.doctor import to_json as doctor_json
 from paceline.report.terminal.profile import profile_table
 from paceline.report.terminal.scaling import print_scaling
 from paceline.report.terminal.scaling import to_json as scaling_json
@@ -73,6 +76,8 @@ TABLES: dict[str, Sequence[Figure[Any]]] = {
     "operations": OPERATION_FIGURES,
     "hosts": HOST_FIGURES,
     "operators": OPERATOR_FIGURES,
+    "links": LINK_FIGURES,
+    "all-reduces": ALL_REDUCE_FIGURES,
 }
 
 
@@ -180,6 +185,23 @@ def points_shown(scaling: Scaling, folder: Path) -> Outputs:
     )
 
 
+def examination_shown() -> dict[str, Outputs]:
+    """Return the outputs of the doctor's tables, which neither the page nor CSV files have."""
+    found = examination()
+    assert found.link is not None
+    lines = printed(lambda console: print_examination(found, console))
+    data = json.loads(json.dumps(doctor_json(found, Path())))["examination"]["link"]
+
+    def outputs(rows: Sequence[Any], heading: str, values: list[dict[str, Any]]) -> Outputs:
+        start = next(place for place, line in enumerate(lines) if line.split()[:1] == [heading])
+        return Outputs(rows, lines[start:], "", [{}] * len(rows), values)
+
+    return {
+        "links": outputs(found.link.pairs, "link", data["pairs"]),
+        "all-reduces": outputs(found.link.all_reduces[0].points, "size", data["all_reduces"][0]["points"]),
+    }
+
+
 def table_of(table: str, rows: Sequence[Any]) -> Table:
     """Return a table as the terminal shows it for a run."""
     return figure_table([text_column("rank", [""] * len(rows)), *terminal_columns(TABLES[table], rows)], WIDE)
@@ -231,6 +253,7 @@ def shown(comparison: Comparison, scaling: Scaling, tmp_path_factory: pytest.Tem
         found[name] = replace(found[name], terminal=printed(lambda console, table=table: console.print(table)))
     unsplit = replace(comparison, rows=[replace(row, split=None) for row in comparison.rows])
     return found | {
+        **examination_shown(),
         "candidates": candidates,
         "candidates without a time split": candidates_shown(unsplit, tmp_path_factory.mktemp("csv")),
         "points": points_shown(scaling, tmp_path_factory.mktemp("csv")),

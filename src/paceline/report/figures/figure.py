@@ -62,6 +62,8 @@ class Figure(Generic[R]):
     unit_of: str = ""
     """Attribute of the row, or path to one, whose column has the unit that this one shares, since they add up; empty
     for its own."""
+    has_own_units: bool = False
+    """Whether each figure has its own unit in the terminal, since those of a column span orders of magnitude."""
     usual: float | None = None
     """Value that needs no column: tables leave it out where every row has this value."""
     in_place_of: str = ""
