@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.formatting import (
+    BYTE_COST,
     COUNTS,
     FACTOR,
     SHARE,
@@ -22,7 +23,6 @@ from paceline.formatting import (
     rate,
     scientific,
     seconds,
-    seconds_per_byte,
     size,
     time_range,
     unit_for,
@@ -104,7 +104,7 @@ def test_size(value: float | None, text: str) -> None:
 
 def test_other_units() -> None:
     assert rate(1.5e9) == "1.50 GB/s"
-    assert seconds_per_byte(6.7e-10) == "0.67 ns/B"
+    assert BYTE_COST.text(6.7e-10) == "0.67 ns/B"
     assert [binary_size(value) for value in (64 << 20, 1024, 12)] == ["64 MiB", "1 KiB", "12 B"]
     assert [format_cores(value) for value in (0.5, 1, 2, 1.333, 1024)] == [
         "0.5 cores",

@@ -106,6 +106,8 @@ TIMES = Ladder((Unit(1.0, "s", DECIMALS), Unit(1e-3, "ms", DECIMALS), Unit(1e-6,
 SIZES = Ladder((Unit(1e9, "GB", DECIMALS), Unit(1e6, "MB", DECIMALS), Unit(1e3, "kB", DECIMALS), Unit(1.0, "B", 0)))
 """Decimal units, as is usual for networks."""
 RATES = Ladder(tuple(replace(unit, name=f"{unit.name}/s") for unit in SIZES.units))
+BYTE_COST = Unit(1e-9, "ns/B", DECIMALS)
+"""Time that a byte takes on a link."""
 LOSS = Unit(1, "", 4)
 FACTOR = Unit(1, "", DECIMALS, suffix="×")
 RATIO = Unit(1, "", 4)
@@ -175,11 +177,6 @@ def binary_size(value: int) -> str:
 def rate(bytes_per_s: float) -> str:
     """Format a bandwidth."""
     return RATES.text(bytes_per_s)
-
-
-def seconds_per_byte(value: float) -> str:
-    """Format the cost of a byte on a link."""
-    return Unit(1e-9, "ns/B", DECIMALS).text(value)
 
 
 def count(value: int) -> str:

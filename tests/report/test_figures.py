@@ -9,34 +9,55 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
+from examinations import examination
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import RankRow
-from paceline.analysis.scaling.curves import Scaling, ScalingPoint
+from paceline.analysis.scaling.curves import Scaling, ScalingCurve
 from paceline.analysis.statistics import Estimate
-from paceline.formatting import unit_for
+from paceline.records import RunFolder
+from paceline.records.examination import write_examination
+from paceline.records.profile import Operator, Profile, write_profile
+from paceline.records.schema import ResourceRow
+from paceline.records.writer import ResourceWriter
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
-from paceline.report.figures.columns import Column, page_columns, terminal_columns
+from paceline.report.figures.columns import column_of, page_columns, terminal_columns, text_column
 from paceline.report.figures.figure import Figure, Output
+from paceline.report.figures.link import ALL_REDUCE_FIGURES, LINK_FIGURES
 from paceline.report.figures.machine import HOST_FIGURES, OPERATOR_FIGURES
-from paceline.report.figures.points import PART_FIGURES, POINT_FIGURES
+from paceline.report.figures.points import IN_FILES_ONLY, NOT_OF_POINTS, PART_FIGURES, POINT_FIGURES
 from paceline.report.figures.ranks import RANK_FIGURES
-from paceline.report.figures.steps import BYTES_FIGURES, OPERATION_FIGURES, RANK_BYTES_FIGURES, SPLIT_FIGURES
+from paceline.report.figures.steps import (
+    BYTES_FIGURES,
+    OPERATION_FIGURES,
+    RANK_BYTES_FIGURES,
+    SHARE_FIGURES,
+    SPLIT_FIGURES,
+)
 from paceline.report.page.comparison import DEFINITIONS, render
 from paceline.report.page.scaling import SCALING_DEFINITIONS, render_scaling
 from paceline.report.tables.csv_files import write_tables
+from paceline.report.tables.payload import RankBytesRow, rank_bytes_rows
+from paceline.report.tables.profile import profile_rows
+from paceline.report.tables.resources import host_rows, profiled_runs
 from paceline.report.tables.scaling import write_scaling_tables
+from paceline.report.tables.steps import PURPOSES, bytes_rows, operation_rows, rank_split_rows, split_rows
 from paceline.report.terminal.comparison import print_comparison, to_json
+from paceline.report.terminal.doctor import print_examination
+from paceline.report.terminal.doctor import to_json as doctor_json
+from paceline.report.terminal.profile import profile_table
 from paceline.report.terminal.scaling import print_scaling
 from paceline.report.terminal.scaling import to_json as scaling_json
+from paceline.report.terminal.table import figure_table
 from scaling_on_disk import read_scaling, write_scaling
 
 pytestmark = pytest.mark.takes(8)
@@ -49,12 +70,14 @@ TABLES: dict[str, Sequence[Figure[Any]]] = {
     "candidates": CANDIDATE_FIGURES,
     "ranks": RANK_FIGURES,
     "points": (*POINT_FIGURES, *PART_FIGURES),
-    "splits": SPLIT_FIGURES,
+    "splits": (*SPLIT_FIGURES, *SHARE_FIGURES),
     "bytes": BYTES_FIGURES,
     "bytes by rank": RANK_BYTES_FIGURES,
     "operations": OPERATION_FIGURES,
     "hosts": HOST_FIGURES,
     "operators": OPERATOR_FIGURES,
+    "links": LINK_FIGURES,
+    "all-reduces": ALL_REDUCE_FIGURES,
 }
 
 
@@ -68,138 +91,217 @@ def filled(figures: Sequence[Figure[Row]], row: Row) -> Row:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Everything that is shown of the same rows."""
+    """Everything that is shown of the same rows of a table."""
 
     rows: Sequence[Any]
-    terminal: str
+    terminal: list[str]
+    """Line of headings, then a line per row; empty for a table that the terminal does not show."""
     page: str
     csv: list[dict[str, str]]
     json: list[dict[str, Any]]
 
 
-def cells_of(page: str, table: str) -> str:
-    """Return the HTML of one table."""
-    found = re.search(rf'<table[^>]* id="{table}">.*?</table>', page, re.DOTALL)
-    assert found is not None
-    return found[0]
+def cells_of(page: str, *tables: str) -> str:
+    """Return the HTML of some tables, by id; of tables without an id, by a class."""
+    found = re.findall(r"<table.*?</table>", page, re.DOTALL)
+    chosen = [html for html in found if any(f'id="{table}">' in html or f' {table}">' in html for table in tables)]
+    assert chosen
+    return "".join(chosen)
 
 
-def outputs_of(comparison: Comparison, folder: Path) -> Outputs:
+def rank_bytes(comparison: Comparison) -> list[RankBytesRow]:
+    return rank_bytes_rows(comparison.payloads)
+
+
+def printed(show: Callable[[Console], object]) -> list[str]:
     stream = io.StringIO()
-    print_comparison(comparison, Console(file=stream, width=WIDE, color_system=None))
+    show(Console(file=stream, width=WIDE, color_system=None))
+    return stream.getvalue().splitlines()
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(file.read_text().splitlines()))
+
+
+def candidates_shown(comparison: Comparison, folder: Path) -> Outputs:
     write_tables(comparison, folder)
     return Outputs(
         comparison.rows,
-        stream.getvalue(),
+        printed(lambda console: print_comparison(comparison, console)),
         cells_of(render(comparison), "comparison"),
-        list(csv.DictReader((folder / "comparison.csv").read_text().splitlines())),
+        read_csv(folder / "comparison.csv"),
         json.loads(json.dumps(to_json(comparison)))["rows"],
     )
+
+
+def measure(path: Path) -> None:
+    """Add an examination, and samples and a profile of every run under `ddp`, with a GPU."""
+    write_examination(path, examination())
+    for run in (RunFolder(path / f"repeat-{repeat}" / "4") for repeat in (1, 2, 3)):
+        for rank in range(3):
+            writer = ResourceWriter(run, rank)
+            base = ResourceRow(0, 0, 100, 4, 0, 5, 6, 0.5, 11, 12)
+            writer.write([base._replace(time_s=time_s, cpu_s=time_s / 2) for time_s in (0.0, 5.0)])
+            writer.close()
+        write_profile(Profile(5, 6, 0.1, [Operator("aten::mm", 3, 0.3, 0.4, 0.5, 0.6)], rest=None), run, 0)
 
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Comparison in which every figure has a value."""
     path = write_experiment(tmp_path_factory.mktemp("comparison") / "e", repeats=3, ranks=3, events=True)
+    measure(path)
     found = read_comparison(path)
     rows = [filled(CANDIDATE_FIGURES, row) for row in found.rows]
-    return replace(found, rows=[replace(row, ranks=[filled(RANK_FIGURES, r) for r in row.ranks]) for row in rows])
-
-
-@pytest.fixture(scope="module")
-def with_events(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Outputs:
-    return outputs_of(comparison, tmp_path_factory.mktemp("csv"))
-
-
-@pytest.fixture(scope="module")
-def without_events(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Outputs:
-    rows = [replace(row, split=None) for row in comparison.rows]
-    return outputs_of(replace(comparison, rows=rows), tmp_path_factory.mktemp("csv"))
-
-
-@pytest.mark.parametrize("figure", CANDIDATE_FIGURES, ids=lambda figure: figure.key)
-def test_a_candidates_figure_is_in_the_outputs_it_names(
-    figure: Figure[CandidateRow], with_events: Outputs, without_events: Outputs
-) -> None:
-    shown = without_events if figure.in_place_of else with_events
-    place = next(place for place, row in enumerate(shown.rows) if figure.number(row) is not None)
-    value = figure.number(shown.rows[place])
-    assert value is not None
-    known = [number for row in shown.rows if (number := figure.number(row)) is not None]
-    text = unit_for(known, figure.format).text(value) if value else "0"
-    if figure.terminal is not None:
-        line = shown.terminal.splitlines()[1 + place]
-        assert text in line
-        assert figure.terminal.heading in shown.terminal.splitlines()[0] or figure.key == "ratio"
-    assert (f'data-define="{figure.defined.key}"' in shown.page) == (Output.PAGE in figure.outputs)
-    assert (f'data-sort="{value}"' in shown.page) or Output.PAGE not in figure.outputs
-    assert (figure.key in shown.csv[place]) == (Output.CSV in figure.outputs)
-    assert (figure.key in shown.json[place]) == (Output.JSON in figure.outputs)
-    if Output.CSV in figure.outputs:
-        assert float(shown.csv[place][figure.key]) == value
-        assert (f"{figure.key}_low" in shown.csv[place]) == figure.is_estimate
-    if Output.JSON in figure.outputs:
-        written = shown.json[place][figure.key]
-        assert (written["value"] if figure.is_estimate else written) == value
-
-
-@pytest.mark.parametrize("figure", RANK_FIGURES, ids=lambda figure: figure.key)
-def test_a_ranks_figure_is_in_the_outputs_it_names(
-    figure: Figure[RankRow], comparison: Comparison, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    row = comparison.rows[0]
-    value = figure.number(row.ranks[0])
-    columns: dict[Output, Callable[[Sequence[Figure[RankRow]], Sequence[RankRow]], list[Column]]] = {
-        Output.PAGE: page_columns,
-        Output.TERMINAL: terminal_columns,
+    full = replace(found, rows=[replace(row, ranks=[filled(RANK_FIGURES, r) for r in row.ranks]) for row in rows])
+    sent = {purpose: [4000, 4000, 4000] for purpose in PURPOSES}
+    vars(full)["wires"] = {name: replace(wire, sent_bytes=sent) for name, wire in found.wires.items()}
+    vars(full)["payloads"] = {
+        name: replace(payload, ranks=[replace(rank, retransmitted_bytes=9.0) for rank in payload.ranks])
+        for name, payload in found.payloads.items()
     }
-    for output, make in columns.items():
-        by_key = {column.key: column for column in make(RANK_FIGURES, row.ranks)}
-        assert (figure.key in by_key) == (output in figure.outputs)
-        assert figure.key not in by_key or by_key[figure.key].cells[0].sort == value
-    folder = tmp_path_factory.mktemp("csv")
-    write_tables(comparison, folder)
-    (first, *_) = csv.DictReader((folder / "ranks.csv").read_text().splitlines())
-    assert float(first[figure.key]) == value
-    assert to_json(comparison)["rows"][0]["ranks"][0][figure.key] == value
+    return full
 
 
 @pytest.fixture(scope="module")
 def scaling(tmp_path_factory: pytest.TempPathFactory) -> Scaling:
-    return read_scaling(write_scaling(tmp_path_factory.mktemp("scaling") / "e", repeats=3, events=True))
+    """Scaling experiment in which every figure has a value."""
+    found = read_scaling(write_scaling(tmp_path_factory.mktemp("scaling") / "e", repeats=3, events=True))
+
+    def with_figures(curve: ScalingCurve) -> ScalingCurve:
+        return replace(curve, points=[replace(p, row=filled(CANDIDATE_FIGURES, p.row)) for p in curve.points])
+
+    return replace(found, curves=[with_figures(curve) for curve in found.curves])
 
 
-@pytest.fixture(scope="module")
-def of_points(scaling: Scaling, tmp_path_factory: pytest.TempPathFactory) -> Outputs:
-    stream, folder = io.StringIO(), tmp_path_factory.mktemp("csv")
-    print_scaling(scaling, Console(file=stream, width=WIDE, color_system=None))
+def points_shown(scaling: Scaling, folder: Path) -> Outputs:
     write_scaling_tables(scaling, folder)
-    page = render_scaling(scaling)
     return Outputs(
         scaling.points("strong"),
-        stream.getvalue(),
-        cells_of(page, "strong-points") + cells_of(page, "strong-parts"),
-        list(csv.DictReader((folder / "scaling.csv").read_text().splitlines())),
+        printed(lambda console: print_scaling(scaling, console))[1:],
+        cells_of(render_scaling(scaling), "strong-points", "strong-parts"),
+        read_csv(folder / "scaling.csv"),
         json.loads(json.dumps(scaling_json(scaling)))["modes"]["strong"]["points"],
     )
 
 
-@pytest.mark.parametrize("figure", [*POINT_FIGURES, *PART_FIGURES], ids=lambda figure: figure.key)
-def test_a_points_figure_is_in_the_outputs_it_names(figure: Figure[ScalingPoint], of_points: Outputs) -> None:
-    place = len(of_points.rows) - 1
-    value = figure.number(of_points.rows[place])
+def examination_shown() -> dict[str, Outputs]:
+    """Return the outputs of the doctor's tables, which neither the page nor CSV files have."""
+    found = examination()
+    assert found.link is not None
+    lines = printed(lambda console: print_examination(found, console))
+    data = json.loads(json.dumps(doctor_json(found, Path())))["examination"]["link"]
+
+    def outputs(rows: Sequence[Any], heading: str, values: list[dict[str, Any]]) -> Outputs:
+        start = next(place for place, line in enumerate(lines) if line.split()[:1] == [heading])
+        return Outputs(rows, lines[start:], "", [{}] * len(rows), values)
+
+    return {
+        "links": outputs(found.link.pairs, "link", data["pairs"]),
+        "all-reduces": outputs(found.link.all_reduces[0].points, "size", data["all_reduces"][0]["points"]),
+    }
+
+
+def table_of(table: str, rows: Sequence[Any]) -> Table:
+    """Return a table as the terminal shows it for a run."""
+    return figure_table([text_column("rank", [""] * len(rows)), *terminal_columns(TABLES[table], rows)], WIDE)
+
+
+@pytest.fixture(scope="module")
+def shown(comparison: Comparison, scaling: Scaling, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outputs]:
+    """Outputs of every table, by its name."""
+    folder = tmp_path_factory.mktemp("csv")
+    candidates = candidates_shown(comparison, folder)
+    page, data = render(comparison), json.loads(json.dumps(to_json(comparison)))
+
+    def outputs(rows: Sequence[Any], file: str, tables: Sequence[str], values: Iterable[Any]) -> Outputs:
+        return Outputs(rows, [], cells_of(page, *tables), read_csv(folder / file), list(values))
+
+    splits = [row["split"] for row in data["rows"]]
+    in_splits = [split["mean"] for split in splits] + [rank for split in splits for rank in split["ranks"].values()]
+    sending = [data["payload"][name]["ranks"] for name in dict.fromkeys(r.candidate for r in rank_bytes(comparison))]
+    wires, resources, operators = data["wire"].values(), data["resources"].values(), data["operators"].values()
+    ranks = [rank for row in comparison.rows for rank in row.ranks]
+    profiled = profiled_runs(comparison)["ddp"]
+    operator_rows = [row for run in profiled_runs(comparison).values() for row in profile_rows(run)]
+    found = {
+        "ranks": outputs(ranks, "ranks.csv", ["by-rank"], (rank for row in data["rows"] for rank in row["ranks"])),
+        "splits": outputs(
+            [*split_rows(comparison), *rank_split_rows(comparison)],
+            "splits.csv",
+            ["splits", "splits-by-rank"],
+            in_splits,
+        ),
+        "bytes": outputs(bytes_rows(comparison), "bytes.csv", ["bytes"], (w["bytes"] for w in wires if w["bytes"])),
+        "bytes by rank": outputs(
+            rank_bytes(comparison), "bytes_by_rank.csv", ["bytes-by-rank"], (rank for own in sending for rank in own)
+        ),
+        "operations": outputs(
+            operation_rows(comparison), "operations.csv", ["operations"], (row for w in wires for row in w["traffic"])
+        ),
+        "hosts": outputs(
+            host_rows(comparison), "hosts.csv", ["hosts"], (host for own in resources for host in own["hosts"])
+        ),
+        "operators": outputs(operator_rows, "operators.csv", ["operators"], (row for own in operators for row in own)),
+    }
+    in_terminal = {
+        "ranks": table_of("ranks", ranks),
+        "splits": table_of("splits", found["splits"].rows),
+        "operators": profile_table(profiled, WIDE),
+    }
+    for name, table in in_terminal.items():
+        found[name] = replace(found[name], terminal=printed(lambda console, table=table: console.print(table)))
+    unsplit = replace(comparison, rows=[replace(row, split=None) for row in comparison.rows])
+    return found | {
+        **examination_shown(),
+        "candidates": candidates,
+        "candidates without a time split": candidates_shown(unsplit, tmp_path_factory.mktemp("csv")),
+        "points": points_shown(scaling, tmp_path_factory.mktemp("csv")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "figure"),
+    [pytest.param(table, figure, id=f"{table}-{figure.key}") for table in TABLES for figure in TABLES[table]],
+)
+def test_a_figure_is_in_the_outputs_it_names(table: str, figure: Figure[Any], shown: dict[str, Outputs]) -> None:
+    own = shown[f"{table} without a time split" if figure.in_place_of else table]
+    assert len(own.rows) <= min(len(own.csv), len(own.json)), "the files may have more rows, such as another mode"
+    numbers = [figure.number(row) for row in own.rows]
+    place, value = next((place, value) for place, value in enumerate(numbers) if value not in (None, figure.usual))
     assert value is not None
-    known = [number for row in of_points.rows if (number := figure.number(row)) is not None]
-    if figure.terminal is not None:
-        heading, *lines = of_points.terminal.splitlines()[1:]
-        assert figure.terminal.heading in heading
-        assert unit_for(known, figure.format).text(value) in lines[place]
-    assert (f'data-sort="{value}"' in of_points.page) or Output.PAGE not in figure.outputs
-    assert (figure.key in of_points.csv[place]) == (Output.CSV in figure.outputs)
-    assert figure.key not in of_points.csv[place] or float(of_points.csv[place][figure.key]) == value
+    check_tables(table, figure, own, place, value)
+    assert (figure.key in own.csv[place]) == (Output.CSV in figure.outputs)
+    assert (figure.key in own.json[place]) == (Output.JSON in figure.outputs)
+    if Output.CSV in figure.outputs:
+        assert float(own.csv[place][figure.key]) == value
+        assert (f"{figure.key}_low" in own.csv[place]) == figure.is_estimate
     if Output.JSON in figure.outputs:
-        written = of_points.json[place][figure.key]
+        written = own.json[place][figure.key]
         assert (written["value"] if figure.is_estimate else written) == value
+
+
+def check_tables(table: str, figure: Figure[Any], own: Outputs, place: int, value: float) -> None:
+    """Check that the terminal and the page show the figure where its entry names them."""
+    if figure.terminal is not None:
+        heading, *lines = own.terminal
+        assert figure.terminal.heading in heading or figure.key == "ratio", "which names the reference"
+        assert column_of(TABLES[table], figure.key, own.rows).texts[place].strip() in lines[place]
+    on_page = [other.defined.key for other in TABLES[table] if other.page]
+    assert (f'data-define="{figure.defined.key}"' in own.page) == (figure.defined.key in on_page)
+    assert not figure.page or f'data-sort="{value}"' in own.page
+
+
+def test_points_have_the_figures_of_candidates() -> None:
+    of_points = {figure.key: figure for figure in POINT_FIGURES}
+    for figure in CANDIDATE_FIGURES:
+        if figure.key in of_points:
+            same = figure.key == "batch" or of_points[figure.key].defined == figure.defined
+            assert same, f"{figure.key} has two definitions"
+        else:
+            assert figure.key in NOT_OF_POINTS
+    keys = {figure.key for figure in CANDIDATE_FIGURES}
+    assert keys >= NOT_OF_POINTS | IN_FILES_ONLY, "no exception for a figure that there is not"
 
 
 @pytest.mark.parametrize(("row", "figures"), [(CandidateRow, CANDIDATE_FIGURES), (RankRow, RANK_FIGURES)])
@@ -213,7 +315,6 @@ def test_entries_are_complete(figures: Sequence[Figure[Any]]) -> None:
     keys = [figure.key for figure in figures]
     assert len(set(keys)) == len(keys)
     for figure in figures:
-        assert figure.outputs
         assert figure.heading
         assert figure.defined.text.endswith("."), figure.key
         assert figure.in_place_of in ("", *keys)
@@ -227,13 +328,14 @@ def test_pages_define_all_their_figures() -> None:
 
 
 def test_an_unmeasured_candidate_has_all_keys_and_the_column_of_times(tmp_path: Path) -> None:
-    found = outputs_of(read_comparison(write_experiment(tmp_path / "e", repeats=0, proof=False)), tmp_path / "csv")
+    unmeasured = read_comparison(write_experiment(tmp_path / "e", repeats=0, proof=False))
+    found = candidates_shown(unmeasured, tmp_path / "csv")
     keys = {figure.key for figure in CANDIDATE_FIGURES}
     assert keys <= found.csv[0].keys()
     assert keys <= found.json[0].keys()
     assert (found.csv[0]["step_s"], found.csv[0]["step_s_low"], found.json[0]["step_s"]) == ("", "", None)
     assert "Median time per step" in found.page
-    assert found.terminal.splitlines()[0].split() == ["strategy", "time/step"]
+    assert found.terminal[0].split() == ["strategy", "time/step"]
 
 
 def test_columns_of_one_heading_are_joined_in_the_terminal(scaling: Scaling) -> None:

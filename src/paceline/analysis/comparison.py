@@ -67,7 +67,7 @@ class CandidateRow:
     peak_bytes: float | None
     """Peak memory of the rank that needed most, while training."""
     cpu_s: Estimate | None
-    """CPU time of all ranks together per step."""
+    """CPU time per step of all ranks that train; separate servers are not included."""
     workers: int | None
     batch: int | None
     ranks: list[RankRow]
@@ -314,7 +314,10 @@ def _row(
 
 
 def _cpu_s(summary: Summary) -> float | None:
-    """Return the CPU time of all ranks per step: time per step × the cores that they keep busy."""
+    """Return the CPU time per step of the ranks that train: time per step × the cores that they keep busy.
+
+    A summary has no ranks that only serve.
+    """
     shares = _known(rank.cpu_share for rank in summary.ranks)
     return summary.step_s * sum(shares) if summary.step_s and shares and len(shares) == len(summary.ranks) else None
 

@@ -85,7 +85,7 @@ def _to_json(record: RunRecord, traces: list[Path]) -> dict[str, object]:
 
     from paceline.analysis.summary import summarise
     from paceline.analysis.traffic.payload import payload_of
-    from paceline.report.tables.resources import run_json
+    from paceline.report.tables.json_rows import run_json
 
     payload = payload_of(record)
     return {

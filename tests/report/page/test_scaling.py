@@ -141,7 +141,7 @@ def test_every_figure_of_a_point_has_its_interval(found: Scaling) -> None:
     points = found.points("strong")
     columns = {column.key: column for column in page_columns((*POINT_FIGURES, *PART_FIGURES), points)}
     for figure in (*POINT_FIGURES, *PART_FIGURES):
-        if figure.is_estimate and figure.page:
+        if figure.is_estimate and figure.page and figure.number(points[-1]) is not None:
             assert columns[figure.key].cells[-1].interval, figure.key
 
 

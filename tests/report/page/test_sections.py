@@ -90,10 +90,10 @@ def test_every_reason_has_a_bar_in_the_colour_of_its_part() -> None:
 def test_the_parts_of_a_step(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path)
     rows = {row.candidate: row for row in split_rows(comparison)}
-    shares = {part: getattr(rows["ddp"], f"{part}_s") / rows["ddp"].step_s for part in PARTS}
+    shares = {part: rows["ddp"].split.share(part) for part in PARTS}
     assert shares == {part: pytest.approx(share) for part, share in zip(PARTS, (0.69, 0.1, 0.19, 0.02), strict=True)}
-    assert rows["ddp"].overlap == pytest.approx(0.1 / 0.29)
-    assert rows["none"].overlap is None
+    assert rows["ddp"].split.overlap == pytest.approx(0.1 / 0.29)
+    assert rows["none"].split.overlap is None
     ranks = {row.rank: row for row in rank_split_rows(comparison) if row.candidate == "allreduce"}
     assert ranks[0].wait_s == pytest.approx(0.02 * STEP_S["allreduce"], rel=0.03)
     assert (ranks[0].waited_for, ranks[1].waited_for) == (0.0, 1.0)
@@ -228,8 +228,8 @@ def test_bytes_and_bandwidth(tmp_path: Path) -> None:
     assert examined.examination is not None
     assert examined.examination.link is not None
     for row in operation_rows(examined):
-        assert row.busbw is not None
-        assert row.utilisation == pytest.approx(row.busbw / examined.examination.link.bytes_per_s)
+        assert row.traffic.busbw is not None
+        assert row.utilisation == pytest.approx(row.traffic.busbw / examined.examination.link.bytes_per_s)
     page = Elements(render(examined))
     assert "Ranks send gradients, and nothing else." in page.shown
     assert {"network", "machine"} <= page.ids.keys()

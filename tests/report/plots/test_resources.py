@@ -114,7 +114,7 @@ def test_every_host_has_its_figure(tmp_path: Path, hosts: int, said: str) -> Non
     assert found is not None
     assert [annotation["text"] for annotation in found["layout"]["annotations"]] == ["ddp", said]
     rows = host_rows(comparison)
-    assert [(row.host, row.busy) for row in rows] == [(host, 0.5) for host in range(hosts)]
+    assert [(row.usage.host, row.usage.busy) for row in rows] == [(host, 0.5) for host in range(hosts)]
     columns = {column.heading: column for column in page_columns(HOST_FIGURES, rows)}
     assert columns["Memory of its ranks"].cells[0].text == "100.00"
     assert "Memory in use" in columns

@@ -88,8 +88,8 @@ def test_without_traffic_there_is_no_matrix() -> None:
 def test_interfaces_are_shown_with_the_first_rank_of_their_host(tmp_path: Path) -> None:
     comparison = read_comparison(write_experiment(tmp_path / "e", repeats=1, ranks=3, events=True))
     rows = [row for row in rank_bytes_rows(comparison.payloads) if row.candidate == "ddp"]
-    assert [row.interface for row in rows] == ["lo", None, None]
-    assert [row.over_plan for row in rows] == [1.0] * 3
+    assert [row.interface and row.interface.interface for row in rows] == ["lo", None, None]
+    assert [row.counted.over_plan for row in rows] == [1.0] * 3
     headings = [column.heading for column in page_columns(RANK_BYTES_FIGURES, rows)]
     assert "Sent ÷ expected" in headings
     assert "Retransmitted" not in headings, "nothing was"

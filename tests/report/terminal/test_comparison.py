@@ -16,7 +16,7 @@ from paceline.records.experiment import Candidate
 from paceline.records.profile import Operator, Profile, write_profile
 from paceline.records.schema import ResourceRow
 from paceline.records.writer import ResourceWriter, json_safe
-from paceline.report.tables.resources import run_json
+from paceline.report.tables.json_rows import run_json
 from paceline.report.terminal.comparison import print_comparison, print_next, to_json
 
 

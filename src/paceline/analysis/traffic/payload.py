@@ -68,6 +68,12 @@ class RankBytes:
     retransmitted_bytes: float
     """Bytes that the kernel retransmitted; no other value includes them."""
 
+    @property
+    def over_plan(self) -> float | None:
+        """Counted bytes ÷ planned bytes with framing; None if nothing is planned."""
+        expected = None if self.planned_sent_bytes is None else self.planned_sent_bytes + (self.framing_bytes or 0)
+        return self.sent_bytes / expected if expected else None
+
 
 @dataclass(frozen=True)
 class HostBytes:

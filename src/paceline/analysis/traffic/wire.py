@@ -52,6 +52,11 @@ class Traffic:
     busbw: float | None
     """Bus bandwidth in bytes per second: algbw × share of the size on the busiest link."""
 
+    @property
+    def bytes_each(self) -> float:
+        """Mean bytes of an operation's tensor."""
+        return self.bytes_per_step / self.per_step if self.per_step else 0.0
+
 
 @dataclass(frozen=True)
 class Wire:

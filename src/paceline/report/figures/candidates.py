@@ -154,7 +154,7 @@ CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
         heading="CPU per step",
         format=TIMES,
         definition="CPU-seconds per step, summed over the ranks that train: the time per step × the sum of the ranks' "
-        "CPU time ÷ wall time during training.",
+        "CPU time ÷ wall time during training. Servers that do not train are not included.",
         is_estimate=True,
         terminal=InTerminal("CPU/step", 2),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeVar
 
 from paceline.analysis.statistics import Estimate
@@ -116,7 +117,8 @@ def _page_column(figure: Figure[R], rows: Sequence[R], heading: str | None) -> C
 def _terminal_columns(figure: Figure[R], rows: Sequence[R], heading: str | None) -> Iterator[Column]:
     assert figure.terminal is not None
     unit, place = _unit(figure, rows), figure.terminal
-    cells = [_cell(figure, row, unit) for row in rows]
+    units = [_own_unit(figure, row, unit) if figure.has_own_units else unit for row in rows]
+    cells = [_cell(figure, row, own) for row, own in zip(rows, units, strict=True)]
     column = Column(
         figure.key,
         heading or place.heading,
@@ -151,8 +153,14 @@ def aligned(parts: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _unit(figure: Figure[R], rows: Sequence[R]) -> Unit:
-    values = [getattr(row, figure.unit_of) if figure.unit_of else figure.number(row) for row in rows]
+    read = attrgetter(figure.unit_of) if figure.unit_of else figure.number
+    values = [read(row) for row in rows]
     return unit_for([value for value in values if value is not None], figure.format)
+
+
+def _own_unit(figure: Figure[R], row: R, otherwise: Unit) -> Unit:
+    value = figure.number(row)
+    return figure.format.own_unit(value) if isinstance(figure.format, Ladder) and value is not None else otherwise
 
 
 def _cell(figure: Figure[R], row: R, unit: Unit) -> Cell:

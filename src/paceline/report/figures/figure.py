@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
@@ -60,7 +60,10 @@ class Figure(Generic[R]):
     is_always_shown: bool = False
     """Whether tables have its column also where nothing was measured."""
     unit_of: str = ""
-    """Attribute of the row whose column has the unit that this one shares, since they add up; empty for its own."""
+    """Attribute of the row, or path to one, whose column has the unit that this one shares, since they add up; empty
+    for its own."""
+    has_own_units: bool = False
+    """Whether each figure has its own unit in the terminal, since those of a column span orders of magnitude."""
     usual: float | None = None
     """Value that needs no column: tables leave it out where every row has this value."""
     in_place_of: str = ""
@@ -96,6 +99,26 @@ class Figure(Generic[R]):
         """Return the figure of a row without its interval."""
         found = self.read(row)
         return found.value if isinstance(found, Estimate) else found
+
+
+def figures_of_part(part: str, figures: Iterable[Figure[Any]]) -> tuple[Figure[Any], ...]:
+    """Return the figures of one attribute of a row as figures of the row."""
+    return tuple(_of_part(part, figure) for figure in figures)
+
+
+def _of_part(part: str, figure: Figure[Any]) -> Figure[Any]:
+    read_part = attrgetter(part)
+
+    def of_part(function: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+        return None if function is None else lambda row: function(read_part(row))
+
+    return replace(
+        figure,
+        value=of_part(figure.read),
+        unit_of=f"{part}.{figure.unit_of}" if figure.unit_of else "",
+        bar=of_part(figure.bar),
+        small_print=of_part(figure.small_print),
+    )
 
 
 def csv_values(figures: Sequence[Figure[R]], row: R) -> dict[str, Any]:

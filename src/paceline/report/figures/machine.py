@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from paceline.analysis.resources import HostUsage
 from paceline.formatting import COUNTS, SHARE, SIZES, TIMES, percent_unit
 from paceline.report.definitions import Definition
-from paceline.report.figures.figure import Figure, InTerminal
+from paceline.report.figures.figure import Figure, InTerminal, figures_of_part
 from paceline.report.tables.profile import ProfileRow
 from paceline.report.tables.resources import HostRow
 
-HOST_FIGURES: tuple[Figure[HostRow], ...] = (
+_OF_USAGE: tuple[Figure[HostUsage], ...] = (
     Figure(
         key="busy",
         heading="Busy",
@@ -60,6 +61,8 @@ HOST_FIGURES: tuple[Figure[HostRow], ...] = (
         ),
     ),
 )
+
+HOST_FIGURES: tuple[Figure[HostRow], ...] = figures_of_part("usage", _OF_USAGE)
 
 OPERATOR_FIGURES: tuple[Figure[ProfileRow], ...] = (
     Figure(

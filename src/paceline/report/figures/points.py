@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from paceline.analysis.comparison import CandidateRow
 from paceline.analysis.scaling.curves import ScalingGain, ScalingPoint
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.split import PARTS
@@ -12,18 +15,64 @@ from paceline.formatting import COUNTS, FACTOR, SHARE, TIMES, WHOLE
 from paceline.records.writer import json_safe
 from paceline.report.definitions import EFFICIENCY, SPEED_UP, SPLIT_TERMS, Definition
 from paceline.report.figures.candidates import CANDIDATE_FIGURES, candidate_json
-from paceline.report.figures.figure import Figure, InTerminal, csv_values, json_values
+from paceline.report.figures.figure import Figure, FigureValue, InTerminal, csv_values, figures_of_part, json_values
 
 _OF_CANDIDATE = {figure.key: figure for figure in CANDIDATE_FIGURES}
-BASELINES = {"over_single": "single", "over_one_rank": "itself"}
-"""Baselines as headings name them, by the gain over them."""
+
+
+class Baseline(NamedTuple):
+    """Name of what a point is compared with."""
+
+    short: str
+    """Name in headings."""
+    full: str
+
+
+BASELINES = {
+    "over_single": Baseline("single", "single"),
+    "over_one_rank": Baseline("itself", "itself on 1 rank"),
+}
+"""Baselines by the gain over them."""
 IN_TERMINAL = {"compute": InTerminal("compute", 5, "half width"), "exposed": InTerminal("exposed", 6, "half width")}
 """Parts of the step that the terminal shows; the page and the JSON output have all four."""
+NOT_OF_POINTS = frozenset(
+    {"ratio", "above_bound", "accuracy_gain"}  # Relative to another candidate; points have gains over baselines.
+    | {"compute", "overlapped", "exposed"}  # The figures of the parts have them.
+    | {"batch"}  # The batch of a point is known before it is measured.
+)
+"""Figures of candidates that tables of points leave out."""
+IN_FILES_ONLY = frozenset({"samples_per_s", "train_loss", "test_loss", "test_accuracy"})
+"""Figures of candidates that only CSV and JSON have for points: points are compared by time, not by loss."""
+LEAST_PRIORITY = 1
+"""Priority in the terminal of the figures of candidates that the tables of points do not name: it is dropped first."""
 
 
-def wide_interval(estimate: Estimate | None) -> str | None:
+def wide_interval(found: FigureValue) -> str | None:
     """Return the text that replaces an interval too wide to be useful; None for an interval that is not."""
-    return f"too wide (n = {estimate.repeats})" if estimate is not None and estimate.is_vague else None
+    return f"too wide (n = {found.repeats})" if isinstance(found, Estimate) and found.is_vague else None
+
+
+def _of_candidate(key: str, **changes: Any) -> Figure[ScalingPoint]:
+    """Return a figure of candidates as a figure of points, with the definition that it has there."""
+    figure = _OF_CANDIDATE[key]
+    (found,) = figures_of_part("row", [figure])
+    small_print = (lambda point: wide_interval(found.read(point))) if figure.is_estimate else None
+    return replace(found, **{"definition": figure.defined, "bar": None, "small_print": small_print, **changes})
+
+
+def _other_figures(named: Collection[str]) -> tuple[Figure[ScalingPoint], ...]:
+    """Return the figures of candidates that are not among those named."""
+    return tuple(
+        _of_candidate(key, **_where(figure))
+        for key, figure in _OF_CANDIDATE.items()
+        if key not in {*named, *NOT_OF_POINTS}
+    )
+
+
+def _where(figure: Figure[CandidateRow]) -> dict[str, Any]:
+    if figure.key in IN_FILES_ONLY:
+        return {"terminal": None, "page": False}
+    return {"terminal": figure.terminal and replace(figure.terminal, priority=LEAST_PRIORITY)}
 
 
 def _gain(key: str, point: ScalingPoint) -> ScalingGain | None:
@@ -47,14 +96,14 @@ def _part_s(part: str, point: ScalingPoint) -> float | None:
     return None if point.row.split is None else float(getattr(point.row.split.mean, f"{part}_s"))
 
 
-def _gain_figures(key: str, baseline: str) -> tuple[Figure[ScalingPoint], ...]:
+def _gain_figures(key: str, baseline: Baseline) -> tuple[Figure[ScalingPoint], ...]:
     """Return speed-up and efficiency over one baseline; JSON has them together, under the baseline."""
-    heading = f"vs {baseline}"
+    heading = f"vs {baseline.short}"
     priority = 9 if key == "over_single" else 8
     return (
         Figure(
             key=f"speed_up_{key}",
-            heading=f"× {baseline}",
+            heading=f"× {baseline.short}",
             format=FACTOR,
             definition=SPEED_UP,
             value=partial(_speed_up, key),
@@ -65,7 +114,7 @@ def _gain_figures(key: str, baseline: str) -> tuple[Figure[ScalingPoint], ...]:
         ),
         Figure(
             key=f"efficiency_{key}",
-            heading=f"Efficiency vs {baseline}",
+            heading=f"Efficiency vs {baseline.short}",
             format=SHARE,
             definition=EFFICIENCY,
             value=partial(_efficiency, key),
@@ -119,25 +168,8 @@ POINT_FIGURES: tuple[Figure[ScalingPoint], ...] = (
             "batch_per_rank", "Batch per rank", "Samples per step on each rank: constant in weak scaling."
         ),
     ),
-    Figure(
-        key="repeats",
-        heading="Repeats",
-        format=WHOLE,
-        definition=_OF_CANDIDATE["repeats"].defined,
-        value=lambda point: point.row.repeats,
-        page=False,
-    ),
-    Figure(
-        key="step_s",
-        heading="Time per step",
-        format=TIMES,
-        definition=_OF_CANDIDATE["step_s"].defined,
-        value=lambda point: point.row.step_s,
-        is_estimate=True,
-        terminal=InTerminal("time/step", 10, "half width"),
-        is_always_shown=True,
-        small_print=lambda point: wide_interval(point.row.step_s),
-    ),
+    _of_candidate("repeats"),
+    _of_candidate("step_s", heading="Time per step", terminal=InTerminal("time/step", 10, "half width")),
     Figure(
         key="epoch_s",
         heading="Time per epoch",
@@ -147,16 +179,8 @@ POINT_FIGURES: tuple[Figure[ScalingPoint], ...] = (
         terminal=InTerminal("epoch", 3),
         small_print=lambda point: wide_interval(point.epoch_s),
     ),
-    Figure(
-        key="samples_per_s",
-        heading="Samples per second",
-        format=WHOLE,
-        definition=_OF_CANDIDATE["samples_per_s"].defined,
-        value=lambda point: point.row.samples_per_s,
-        is_estimate=True,
-        page=False,
-    ),
     *[figure for key, baseline in BASELINES.items() for figure in _gain_figures(key, baseline)],
+    *_other_figures(named=("repeats", "step_s")),
 )
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from paceline.analysis.steps.split import PARTS
+from paceline.analysis.traffic.payload import RankBytes
+from paceline.analysis.traffic.wire import Traffic
 from paceline.formatting import FACTOR, RATES, RATIO, SHARE, SIZES, TIMES, WHOLE, percent
+from paceline.records.summary import Split
 from paceline.report.definitions import (
     INTERFACE_BYTES,
     LOWER_BOUND,
@@ -14,29 +18,54 @@ from paceline.report.definitions import (
     WAIT,
     Definition,
 )
-from paceline.report.figures.figure import Figure
+from paceline.report.figures.figure import Figure, InTerminal, figures_of_part
 from paceline.report.tables.payload import RankBytesRow
 from paceline.report.tables.steps import PURPOSES, SPLIT_PARTS, BytesRow, OperationRow, SplitRow
 
 
-def _share_of_step(part: str, row: SplitRow) -> str:
-    value: float | None = getattr(row, f"{part}_s")
-    return percent(value / row.step_s, 0) if value is not None and row.step_s else ""
+def _share(part: str, split: Split) -> float | None:
+    return None if getattr(split, f"{part}_s") is None else split.share(part)
 
 
-def _split_figure(part: str) -> Figure[SplitRow]:
+def _share_of_step(part: str, split: Split) -> str:
+    share = _share(part, split)
+    return "" if share is None else percent(share, 0)
+
+
+def _terminal_heading(part: str) -> str:
+    """Return the heading of a part, in brackets if it belongs to another part."""
+    return part if part in PARTS else f"({part})"
+
+
+def _split_figure(part: str) -> Figure[Split]:
     """Return the time of one part, with its share of the step in small print."""
     return Figure(
         key=f"{part}_s",
         heading=SPLIT_TERMS[part].term,
         format=TIMES,
         definition=SPLIT_TERMS[part],
+        terminal=InTerminal(_terminal_heading(part), 10),
         unit_of="step_s",
         small_print=partial(_share_of_step, part),
     )
 
 
-SPLIT_FIGURES: tuple[Figure[SplitRow], ...] = (
+def _share_figure(part: str) -> Figure[Split]:
+    """Return the share of one part for the terminal; the page has it as small print, and files have the times."""
+    return Figure(
+        key=f"{part}_share",
+        heading=SPLIT_TERMS[part].term,
+        format=SHARE,
+        definition=SPLIT_TERMS[part],
+        value=partial(_share, part),
+        terminal=InTerminal(_terminal_heading(part), 10),
+        page=False,
+        csv=False,
+        json=False,
+    )
+
+
+_OF_SPLIT: tuple[Figure[Split], ...] = (
     Figure(
         key="step_s",
         heading="Mean step",
@@ -57,13 +86,18 @@ SPLIT_FIGURES: tuple[Figure[SplitRow], ...] = (
         format=SHARE,
         definition="Overlapped ÷ (overlapped + exposed): the share of communication time that is hidden behind "
         "computing. Undefined if nothing is sent, for example on a single rank.",
+        terminal=InTerminal("overlap", 9),
     ),
+)
+
+SPLIT_FIGURES: tuple[Figure[SplitRow], ...] = (
+    *figures_of_part("split", _OF_SPLIT),
     Figure(
         key="wait_s",
         heading="Waiting for others",
         format=TIMES,
         definition=WAIT,
-        unit_of="step_s",
+        unit_of="split.step_s",
     ),
     Figure(
         key="waited_for",
@@ -77,6 +111,9 @@ SPLIT_FIGURES: tuple[Figure[SplitRow], ...] = (
         ),
     ),
 )
+
+SHARE_FIGURES: tuple[Figure[SplitRow], ...] = figures_of_part("split", map(_share_figure, SPLIT_PARTS))
+"""Shares of the parts, in the columns of their times."""
 
 BYTES_FIGURES: tuple[Figure[BytesRow], ...] = (
     *[
@@ -106,7 +143,7 @@ BYTES_FIGURES: tuple[Figure[BytesRow], ...] = (
     ),
 )
 
-OPERATION_FIGURES: tuple[Figure[OperationRow], ...] = (
+_OF_TRAFFIC: tuple[Figure[Traffic], ...] = (
     Figure(
         key="per_step",
         heading="Per step",
@@ -180,6 +217,10 @@ OPERATION_FIGURES: tuple[Figure[OperationRow], ...] = (
         "all_reduce, × (n−1)/n for reduce_scatter, all_gather, gather and scatter, × 1 for broadcast, "
         "reduce and messages, on n ranks.",
     ),
+)
+
+OPERATION_FIGURES: tuple[Figure[OperationRow], ...] = (
+    *figures_of_part("traffic", _OF_TRAFFIC),
     Figure(
         key="utilisation",
         heading="Utilisation",
@@ -188,7 +229,7 @@ OPERATION_FIGURES: tuple[Figure[OperationRow], ...] = (
     ),
 )
 
-RANK_BYTES_FIGURES: tuple[Figure[RankBytesRow], ...] = (
+_OF_RANK_BYTES: tuple[Figure[RankBytes], ...] = (
     Figure(
         key="sent_bytes",
         heading="Sent",
@@ -237,19 +278,26 @@ RANK_BYTES_FIGURES: tuple[Figure[RankBytesRow], ...] = (
         heading="Retransmitted",
         format=SIZES,
         definition="Payload that the kernel had to send again, for example after a packet loss.",
+        usual=0,
     ),
+)
+
+RANK_BYTES_FIGURES: tuple[Figure[RankBytesRow], ...] = (
+    *figures_of_part("counted", _OF_RANK_BYTES),
     Figure(
         key="interface_sent_bytes",
         heading="Interface sent",
         format=SIZES,
         definition=INTERFACE_BYTES,
-        unit_of="sent_bytes",
+        value=lambda row: None if row.interface is None else row.interface.sent_bytes,
+        unit_of="counted.sent_bytes",
     ),
     Figure(
         key="interface_received_bytes",
         heading="Interface received",
         format=SIZES,
         definition=INTERFACE_BYTES,
-        unit_of="sent_bytes",
+        value=lambda row: None if row.interface is None else row.interface.received_bytes,
+        unit_of="counted.sent_bytes",
     ),
 )

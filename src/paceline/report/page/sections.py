@@ -22,8 +22,8 @@ from paceline.report.plots.split import NAMES
 from paceline.report.plots.timeline_steps import MOST_RANKS
 from paceline.report.run_description import WARM_UP_COUNTS, compares_strategies
 from paceline.report.tables.payload import matrices, rank_bytes_rows
-from paceline.report.tables.profile import profile_rows, profile_sentences
-from paceline.report.tables.resources import host_rows, sampling_share
+from paceline.report.tables.profile import ProfileRow, profile_rows, profile_sentences
+from paceline.report.tables.resources import host_rows, profiled_runs, sampling_share
 from paceline.report.tables.steps import (
     BytesRow,
     OperationRow,
@@ -129,7 +129,9 @@ def split_table(comparison: Comparison, rows: Sequence[SplitRow]) -> PageTable:
 
 def operation_table(rows: Sequence[OperationRow], name: str) -> PageTable:
     """Return the table of operations, by their kind and content."""
-    labels = [RowLabel("Operation", "operations", row.kind, row.purpose, is_number=False) for row in rows]
+    labels = [
+        RowLabel("Operation", "operations", row.traffic.kind, row.traffic.purpose, is_number=False) for row in rows
+    ]
     return PageTable(
         "operations",
         "Communication operations",
@@ -148,7 +150,7 @@ def payload_context(payloads: Mapping[str, Payload], name: str) -> dict[str, Any
         "bytes-by-rank",
         "Bytes by rank",
         name,
-        [PageRow(row.candidate, (rank_label(row.rank),)) for row in rows],
+        [PageRow(row.candidate, (rank_label(row.counted.rank),)) for row in rows],
         page_columns(RANK_BYTES_FIGURES, rows),
         classes="grouped",
         is_tall=True,
@@ -163,7 +165,7 @@ def host_table(comparison: Comparison) -> PageTable:
         "hosts",
         "Table of hosts",
         name_heading(comparison),
-        [PageRow(row.candidate, (RowLabel("Host", "host", str(row.host)),)) for row in rows],
+        [PageRow(row.candidate, (RowLabel("Host", "host", str(row.usage.host)),)) for row in rows],
         page_columns(HOST_FIGURES, rows),
         classes="grouped",
         is_tall=True,
@@ -222,22 +224,22 @@ def _measuring_cost(comparison: Comparison) -> list[str]:
 
 def _profiles(comparison: Comparison) -> list[ProfileSection]:
     """Return the operators of the first profiled run of every candidate."""
-    found = []
-    for row in comparison.rows:
-        runs = comparison.record_set.runs_of(row.candidate.name)
-        run = next((runs[repeat] for repeat in sorted(runs) if runs[repeat].profiles), None)
-        rows = [] if run is None else profile_rows(run)
-        if run is not None and rows:
-            table = PageTable(
-                "",
-                f"Operators of {row.candidate.name}",
-                "Operator",
-                [PageRow(operator.name) for operator in rows],
-                page_columns(OPERATOR_FIGURES, rows),
-                definition="profile_calls",
-                classes="operators",
-                is_tall=True,
-                is_code=True,
-            )
-            found.append(ProfileSection(row.candidate.name, list(profile_sentences(run)), table))
-    return found
+    return [
+        ProfileSection(name, list(profile_sentences(run)), _operator_table(name, rows))
+        for name, run in profiled_runs(comparison).items()
+        if (rows := profile_rows(run))
+    ]
+
+
+def _operator_table(candidate: str, rows: Sequence[ProfileRow]) -> PageTable:
+    return PageTable(
+        "",
+        f"Operators of {candidate}",
+        "Operator",
+        [PageRow(row.name) for row in rows],
+        page_columns(OPERATOR_FIGURES, rows),
+        definition="profile_calls",
+        classes="operators",
+        is_tall=True,
+        is_code=True,
+    )

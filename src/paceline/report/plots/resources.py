@@ -18,17 +18,15 @@ from paceline.report.plots.drawing import (
     axis,
     base_layout,
     grid,
-    heading,
     hover_value,
     numbered,
-    plain,
     points_per_curve,
     rank_line,
     rounded,
     short_names,
-    side_note,
 )
 from paceline.report.plots.palette import colours
+from paceline.report.plots.rank_panels import COLUMNS, POINTS, block_headings, ranks_to_draw
 
 LEDE = (
     "Upper panels: CPU time of every rank ÷ wall time (100% is one core all the time). Lower panels: its resident "
@@ -41,16 +39,12 @@ CAPTION = (
 )
 """Texts of the page above and below the plot."""
 
-POINTS = 12_000
-"""Most points of all curves together."""
-MOST_RANKS = 8
 MOST_HOSTS = 3
 """Most hosts that are listed one by one."""
 MOST_EPOCHS = 40
 """Most ends of epochs that are marked in a panel."""
 MOST_COLLECTIONS = 100
 """Most garbage collections that are marked per candidate: the longest ones."""
-COLUMNS = 3
 LONGEST_NAME = 26
 """Longest name that leaves room beside it for how busy a host was."""
 PLOT_HEIGHT, INNER_GAP, GAP_HEIGHT, TOP, BOTTOM = 92, 14, 58, 30, 40
@@ -148,8 +142,7 @@ def _ranks_to_show(run: RunRecord) -> list[int]:
     """Return the ranks to draw; of many ranks, those with the least and the most CPU time."""
     used = [own for own in usage(run) if len(run.resources[own.rank]) > 1]
     ordered = [own.rank for own in sorted(used, key=lambda own: own.cpu_share or 0.0)]
-    ends = ordered if len(ordered) <= MOST_RANKS else ordered[: MOST_RANKS // 2] + ordered[-MOST_RANKS // 2 :]
-    return sorted(ends)
+    return ranks_to_draw(ordered)
 
 
 def _stepped(values: list[float]) -> list[float]:
@@ -241,7 +234,7 @@ def _layout(panels: Sequence[_ResourcePanels], unit: Unit, top: float, columns: 
         )
         for axes in (2 * number, 2 * number + 1):
             layout["shapes"] += [*_shades(panel, axes), *_epoch_lines(panel, axes)]
-        layout["annotations"] += _headings(panel, place, names[panel.row.candidate.name])
+        layout["annotations"] += block_headings(names[panel.row.candidate.name], _format_busy(panel.busy), place)
     return layout
 
 
@@ -314,16 +307,10 @@ def _epoch_lines(panel: _ResourcePanels, number: int) -> list[Json]:
     ]
 
 
-def _headings(panel: _ResourcePanels, place: Panel, name: str) -> list[Json]:
-    """Return the candidate's name and, at the right, how busy its hosts were."""
-    found = [heading(plain(name), place, raised=4)]
-    if panel.busy:
-        found.append(side_note(_format_busy(panel.busy), place, raised=4))
-    return found
-
-
 def _format_busy(shares: Sequence[float]) -> str:
-    """Format how busy the hosts were; of many hosts, the least and the most busy."""
+    """Format how busy the hosts were; of many hosts, the least and the most busy. Empty where it is unknown."""
+    if not shares:
+        return ""
     if len(shares) == 1:
         return f"host {percent(shares[0], 0)} busy"
     if len(shares) <= MOST_HOSTS:

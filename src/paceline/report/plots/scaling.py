@@ -10,7 +10,7 @@ from paceline.analysis.scaling.curves import Mode, Scaling, ScalingCurve, Scalin
 from paceline.analysis.statistics import Estimate
 from paceline.formatting import FACTOR, SHARE, TIMES, Unit, interval, unit_for, whole
 from paceline.records.experiment import Candidate
-from paceline.report.figures.points import wide_interval
+from paceline.report.figures.points import BASELINES, wide_interval
 from paceline.report.plots.drawing import (
     LABEL_SIZE,
     LINE,
@@ -44,7 +44,6 @@ SHIFT, FURTHEST_SHIFT = 0.03, 0.045
 """Shares of the axis: shift between the points of two lines on the same ranks, and the largest shift."""
 
 Value = Callable[[ScalingPoint], Estimate | None]
-BASELINES = {"over_single": "single", "over_one_rank": "itself on 1 rank"}
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def _order(curves: Sequence[ScalingCurve]) -> dict[str, str]:
     known = {key: [gain for point in points if (gain := point.gains[key]) is not None] for key in BASELINES}
     kept = [key for key in BASELINES if known[key]] or ["over_single"]
     kept.sort(key=lambda key: not any(gain.efficiency for gain in known[key]))
-    return {key: BASELINES[key] for key in kept}
+    return {key: BASELINES[key].full for key in kept}
 
 
 def _lines(scaling: Scaling, curves: Sequence[ScalingCurve], value: Value, unit: Unit) -> list[_Line]:

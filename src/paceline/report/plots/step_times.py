@@ -12,28 +12,21 @@ from paceline.analysis.curves import step_times, thinned
 from paceline.formatting import TIMES, Unit, seconds, unit_for
 from paceline.report.plots.drawing import (
     Json,
-    Panel,
     axis,
     base_layout,
     grid,
-    heading,
     hover_value,
     numbered,
-    plain,
     points_per_curve,
     rank_line,
     rounded,
     short_names,
-    side_note,
     tick_label,
     ticks,
 )
 from paceline.report.plots.palette import colours
+from paceline.report.plots.rank_panels import COLUMNS, POINTS, block_headings, ranks_to_draw
 
-POINTS = 12_000
-"""Most points of all curves together."""
-MOST_RANKS = 8
-COLUMNS = 3
 PLOT_HEIGHT, GAP_HEIGHT, TOP, BOTTOM = 124, 46, 30, 40
 
 
@@ -76,8 +69,7 @@ def _first_run(comparison: Comparison, name: str) -> dict[int, list[float]]:
         return {}
     times = step_times(runs[min(runs)])
     ordered = sorted(times, key=lambda rank: statistics.median(times[rank]))
-    ends = ordered if len(ordered) <= MOST_RANKS else ordered[: MOST_RANKS // 2] + ordered[-MOST_RANKS // 2 :]
-    return {rank: times[rank] for rank in sorted(ends)}
+    return {rank: times[rank] for rank in ranks_to_draw(ordered)}
 
 
 def _lines(panel: _StepTimePanel, colour: str, points: int, unit: Unit) -> list[Json]:
@@ -141,7 +133,8 @@ def _layout(panels: Sequence[_StepTimePanel], unit: Unit, columns: int) -> Json:
         title = {"title": axis(unit.name)["title"]} if at_left else {}
         sides = {"domain": place.y, "anchor": numbered("x", number), "showticklabels": at_left}
         layout[numbered("yaxis", number)] = scale | sides | title
-        layout["annotations"] += _headings(panel, place, names[panel.row.candidate.name])
+        step_s = "" if panel.row.step_s is None else seconds(panel.row.step_s.value)
+        layout["annotations"] += block_headings(names[panel.row.candidate.name], step_s, place)
     return layout
 
 
@@ -152,11 +145,3 @@ def _time_axis(panels: Sequence[_StepTimePanel], unit: Unit) -> Json:
     marks = ticks(low, high)
     reach = [math.log10(low), math.log10(high)]
     return axis(type="log", range=reach, tickvals=marks, ticktext=[tick_label(mark) for mark in marks])
-
-
-def _headings(panel: _StepTimePanel, place: Panel, name: str) -> list[Json]:
-    """Return the candidate's name and, at the right, its time per step."""
-    found = [heading(plain(name), place, raised=4)]
-    if panel.row.step_s is not None:
-        found.append(side_note(seconds(panel.row.step_s.value), place, raised=4))
-    return found

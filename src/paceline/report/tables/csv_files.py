@@ -15,11 +15,12 @@ from paceline.errors import RecordError
 from paceline.report.explanations import explain
 from paceline.report.figures.candidates import candidate_csv
 from paceline.report.figures.figure import csv_values
-from paceline.report.figures.machine import HOST_FIGURES
+from paceline.report.figures.machine import HOST_FIGURES, OPERATOR_FIGURES
 from paceline.report.figures.ranks import rank_csv
 from paceline.report.figures.steps import BYTES_FIGURES, OPERATION_FIGURES, RANK_BYTES_FIGURES, SPLIT_FIGURES
 from paceline.report.tables.payload import payload_rows, rank_bytes_rows
-from paceline.report.tables.resources import host_rows
+from paceline.report.tables.profile import profile_rows
+from paceline.report.tables.resources import host_rows, profiled_runs
 from paceline.report.tables.steps import bytes_rows, operation_rows, rank_split_rows, split_rows
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -39,12 +40,18 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         "bytes_by_rank.csv": rank_bytes_csv(comparison.payloads),
         "payload.csv": payload_rows(comparison.payloads),
         "operations.csv": [
-            {"candidate": row.candidate, "kind": row.kind, "purpose": row.purpose, **csv_values(OPERATION_FIGURES, row)}
+            {"candidate": row.candidate, "kind": row.traffic.kind, "purpose": row.traffic.purpose}
+            | csv_values(OPERATION_FIGURES, row)
             for row in operation_rows(comparison)
         ],
         "hosts.csv": [
-            {"candidate": row.candidate, "host": row.host, **csv_values(HOST_FIGURES, row)}
+            {"candidate": row.candidate, "host": row.usage.host, **csv_values(HOST_FIGURES, row)}
             for row in host_rows(comparison)
+        ],
+        "operators.csv": [
+            {"candidate": name, "operator": row.name, **csv_values(OPERATOR_FIGURES, row)}
+            for name, run in profiled_runs(comparison).items()
+            for row in profile_rows(run)
         ],
         "reasons.csv": [reason.to_dict() for reason in explain(comparison)],
         "proofs.csv": [asdict(proof) | {"holds": proof.holds} for proof in comparison.proofs],
@@ -70,9 +77,9 @@ def rank_bytes_csv(payloads: Mapping[str, Payload]) -> list[dict[str, Any]]:
     return [
         {
             "candidate": row.candidate,
-            "rank": row.rank,
+            "rank": row.counted.rank,
             **csv_values(RANK_BYTES_FIGURES, row),
-            "interface": row.interface,
+            "interface": row.interface and row.interface.interface,
         }
         for row in rank_bytes_rows(payloads)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from paceline.analysis.traffic.payload import TOLERANCE, Payload, RankBytes
+from paceline.analysis.traffic.payload import TOLERANCE, HostBytes, Payload, RankBytes
 from paceline.formatting import DECIMALS, NOTHING, SIZES, Unit, percent, plural, size, unit_for
 from paceline.report.figures.columns import Cell
 
@@ -24,19 +24,9 @@ class RankBytesRow:
     """Bytes that a rank sends and receives per step, as counted by the kernel and as planned."""
 
     candidate: str
-    rank: int
-    sent_bytes: float
-    planned_sent_bytes: float | None
-    framing_bytes: float | None
-    over_plan: float | None
-    """Counted bytes ÷ planned bytes with framing."""
-    received_bytes: float
-    retransmitted_bytes: float | None
-    """Retransmitted bytes; None where there were none."""
-    interface: str | None
+    counted: RankBytes
+    interface: HostBytes | None
     """Network interface that the ranks of a host send through; set on the host's first rank only."""
-    interface_sent_bytes: float | None
-    interface_received_bytes: float | None
 
 
 @dataclass(frozen=True)
@@ -137,11 +127,16 @@ def _format_bytes(value: float, unit: Unit) -> str:
 def rank_bytes_rows(payloads: Mapping[str, Payload]) -> list[RankBytesRow]:
     """Return one row per rank of each candidate that was counted and sends anything."""
     return [
-        _row(name, payload, rank)
+        row
         for name, payload in payloads.items()
         if any(pair.bytes for pair in payload.pairs)
-        for rank in payload.ranks
+        for row in rank_bytes_rows_of(name, payload)
     ]
+
+
+def rank_bytes_rows_of(candidate: str, payload: Payload) -> list[RankBytesRow]:
+    """Return one row per rank of a candidate."""
+    return [_row(candidate, payload, rank) for rank in payload.ranks]
 
 
 def payload_rows(payloads: Mapping[str, Payload]) -> list[dict[str, Any]]:
@@ -154,21 +149,8 @@ def payload_rows(payloads: Mapping[str, Payload]) -> list[dict[str, Any]]:
 
 
 def _row(candidate: str, payload: Payload, rank: RankBytes) -> RankBytesRow:
-    host = next((host for host in payload.hosts if host.ranks[:1] == [rank.rank]), None)
-    expected = None if rank.planned_sent_bytes is None else rank.planned_sent_bytes + (rank.framing_bytes or 0)
-    return RankBytesRow(
-        candidate=candidate,
-        rank=rank.rank,
-        sent_bytes=rank.sent_bytes,
-        planned_sent_bytes=rank.planned_sent_bytes,
-        framing_bytes=rank.framing_bytes,
-        over_plan=rank.sent_bytes / expected if expected else None,
-        received_bytes=rank.received_bytes,
-        retransmitted_bytes=rank.retransmitted_bytes or None,
-        interface=None if host is None else host.interface,
-        interface_sent_bytes=None if host is None else host.sent_bytes,
-        interface_received_bytes=None if host is None else host.received_bytes,
-    )
+    interface = next((host for host in payload.hosts if host.ranks[:1] == [rank.rank]), None)
+    return RankBytesRow(candidate, rank, interface)
 
 
 def _capitalised(text: str) -> str:

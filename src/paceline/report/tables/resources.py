@@ -1,14 +1,12 @@
-"""Resource use of processes and hosts: rows of the table of hosts, and the complete data as JSON."""
+"""Resource use of hosts: rows of their table, and the runs that it and the operators are from."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from paceline.analysis.comparison import Comparison
-from paceline.analysis.resources import host_usage, usage
+from paceline.analysis.resources import HostUsage, host_usage, usage
 from paceline.records import RunRecord
-from paceline.report.tables.profile import profile_rows
 
 
 @dataclass(frozen=True)
@@ -16,21 +14,12 @@ class HostRow:
     """Resource use of a host in the first repeat of a candidate."""
 
     candidate: str
-    host: int
-    busy: float | None
-    cpu_share: float | None
-    resident_bytes: float | None
-    used_bytes: float | None
-    available_bytes: float | None
+    usage: HostUsage
 
 
 def host_rows(comparison: Comparison) -> list[HostRow]:
     """Return one row per candidate and host that was sampled."""
-    return [
-        HostRow(name, own.host, own.busy, own.cpu_share, own.resident_bytes, own.used_bytes, own.available_bytes)
-        for name, run in first_runs(comparison).items()
-        for own in host_usage(run)
-    ]
+    return [HostRow(name, own) for name, run in first_runs(comparison).items() for own in host_usage(run)]
 
 
 def first_runs(comparison: Comparison) -> dict[str, RunRecord]:
@@ -45,12 +34,9 @@ def sampling_share(comparison: Comparison) -> float | None:
     return max((share for share in used if share is not None), default=None)
 
 
-def usage_json(run: RunRecord) -> dict[str, Any]:
-    """Return the resource use of the ranks and hosts of a run as JSON data."""
-    ranks, hosts = [asdict(own) for own in usage(run)], [asdict(own) for own in host_usage(run)]
-    return {"ranks": ranks, "hosts": hosts}
-
-
-def run_json(run: RunRecord) -> dict[str, Any]:
-    """Return JSON data that a run's summary lacks: operators of the lowest profiled rank, and resource use."""
-    return {"operators": [asdict(row) for row in profile_rows(run)], "resources": usage_json(run)}
+def profiled_runs(comparison: Comparison) -> dict[str, RunRecord]:
+    """Return the first profiled repeat of every candidate that has one, best first."""
+    names = [row.candidate.name for row in comparison.rows]
+    runs = {name: comparison.record_set.runs_of(name) for name in names}
+    profiled = {name: [own[repeat] for repeat in sorted(own) if own[repeat].profiles] for name, own in runs.items()}
+    return {name: own[0] for name, own in profiled.items() if own}

@@ -22,14 +22,7 @@ class SplitRow:
     candidate: str
     rank: int | None
     """None for the mean over all ranks."""
-    step_s: float
-    compute_s: float
-    overlapped_s: float
-    exposed_s: float
-    other_s: float
-    data_s: float
-    descheduled_s: float | None
-    overlap: float | None
+    split: Split
     wait_s: float | None
     """Waiting for other ranks to arrive at isolated operations."""
     waited_for: float | None
@@ -59,16 +52,7 @@ class OperationRow:
     """Operations of one kind and content, in a candidate's run of median speed."""
 
     candidate: str
-    kind: str
-    purpose: str
-    per_step: float
-    bytes_each: float
-    duration_s: float
-    isolated: float
-    transfer_s: float | None
-    wait_s: float | None
-    algbw: float | None
-    busbw: float | None
+    traffic: Traffic
     utilisation: float | None
     """busbw ÷ the point-to-point bandwidth that the doctor measured."""
 
@@ -98,8 +82,7 @@ def _split_row(candidate: str, rank: int | None, split: Split, wire: Wire | None
         known = rank is not None and rank < wire.ranks
         wait_s = wire.wait_s if rank is None else wire.waits_s[rank] if known else None
         waited_for = wire.waited_for.get(rank, 0.0) if known and rank is not None and wire.waited_for else None
-    parts = {f"{part}_s": getattr(split, f"{part}_s") for part in SPLIT_PARTS}
-    return SplitRow(candidate, rank, split.step_s, **parts, overlap=split.overlap, wait_s=wait_s, waited_for=waited_for)
+    return SplitRow(candidate, rank, split, wait_s, waited_for)
 
 
 def bytes_rows(comparison: Comparison) -> list[BytesRow]:
@@ -141,9 +124,4 @@ def operation_rows(comparison: Comparison) -> list[OperationRow]:
 
 def _operation_row(candidate: str, traffic: Traffic, bandwidth: float | None) -> OperationRow:
     used = traffic.busbw / bandwidth if bandwidth and traffic.busbw is not None else None
-    each = traffic.bytes_per_step / traffic.per_step if traffic.per_step else 0.0
-    same = {
-        name: getattr(traffic, name)
-        for name in ("kind", "purpose", "per_step", "duration_s", "isolated", "transfer_s", "wait_s", "algbw", "busbw")
-    }
-    return OperationRow(candidate=candidate, bytes_each=each, utilisation=used, **same)
+    return OperationRow(candidate, traffic, used)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,12 @@ from rich.console import Console
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.report.explanations import explain
-from paceline.report.figures.candidates import CANDIDATE_FIGURES, candidate_json
+from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import Column, terminal_columns, text_column
 from paceline.report.run_description import compares_strategies
-from paceline.report.tables.resources import first_runs, run_json, sampling_share, usage_json
+from paceline.report.tables.examination import examination_json
+from paceline.report.tables.json_rows import operators_json, payloads_json, rows_json, usage_json, wires_json
+from paceline.report.tables.resources import first_runs, profiled_runs, sampling_share
 from paceline.report.terminal.table import figure_table
 from paceline.report.verdict import next_command, sentences
 
@@ -58,8 +59,10 @@ def _name(row: CandidateRow) -> str:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the whole result as JSON data; operators and resources are those of the first repeat."""
-    runs = first_runs(comparison)
+    """Return the whole result as JSON data.
+
+    Resources are those of the first repeat, operators those of the first that was profiled.
+    """
     return {
         "records": comparison.record_set.sources,
         "reference": comparison.reference,
@@ -67,15 +70,15 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "decision": comparison.decision.to_dict(),
         "interrupted": comparison.interrupted,
         "warnings": comparison.warnings,
-        "rows": [candidate_json(row) for row in comparison.rows],
+        "rows": rows_json(comparison),
         "proofs": [proof.to_dict() for proof in comparison.proofs],
         "loss_differences": [loss_difference.to_dict() for loss_difference in comparison.loss_differences],
         "why": [reason.to_dict() for reason in explain(comparison)],
-        "wire": {name: asdict(wire) for name, wire in comparison.wires.items()},
-        "payload": {name: payload.to_dict() for name, payload in comparison.payloads.items()},
-        "operators": {name: rows for name, run in runs.items() if (rows := run_json(run)["operators"])},
-        "resources": {name: usage_json(run) for name, run in runs.items()},
+        "wire": wires_json(comparison),
+        "payload": payloads_json(comparison.payloads),
+        "operators": {name: operators_json(run) for name, run in profiled_runs(comparison).items()},
+        "resources": {name: usage_json(run) for name, run in first_runs(comparison).items()},
         "sampling_share": sampling_share(comparison),
-        "examination": comparison.examination and comparison.examination.to_dict(),
+        "examination": comparison.examination and examination_json(comparison.examination),
         "next": next_command(comparison),
     }

@@ -13,11 +13,15 @@ from rich.text import Text
 
 from paceline.analysis.findings import findings, problems
 from paceline.analysis.findings.finding import Finding
-from paceline.formatting import binary_size, plural, rate, seconds, seconds_per_byte
+from paceline.formatting import binary_size, plural
 from paceline.records.events import EXAMINATION_EVENTS
 from paceline.records.examination import AllReduceTimes, Examination, MeasuredLinks, PairLink
 from paceline.records.schema import DOCTOR_FILE, EVENTS_FILE
+from paceline.report.figures.columns import terminal_columns, text_column
+from paceline.report.figures.link import ALL_REDUCE_FIGURES, LINK_FIGURES
 from paceline.report.live.run import EventTail, FolderFollower
+from paceline.report.tables.examination import examination_json
+from paceline.report.terminal.table import figure_table
 
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 STAGES = {
@@ -59,11 +63,11 @@ def print_examination(examination: Examination, console: Console) -> None:
     console.print(table)
     if examination.link is not None:
         console.print()
-        console.print(_pairs(examination.link))
+        console.print(_pairs(examination.link, console.width))
         console.print()
         for measured in examination.link.all_reduces:
             console.print(_title(measured), markup=False, highlight=False, soft_wrap=True)
-            console.print(_all_reduce(measured))
+            console.print(_all_reduce(measured, console.width))
             console.print()
     console.print(verdict(found), markup=False, highlight=False, soft_wrap=True)
 
@@ -75,7 +79,7 @@ def to_json(examination: Examination, folder: Path) -> dict[str, Any]:
         "record": str(folder / DOCTOR_FILE),
         "problems": len(problems(found)),
         "findings": [finding.to_dict() for finding in found],
-        "examination": examination.to_dict(),
+        "examination": examination_json(examination),
     }
 
 
@@ -100,19 +104,13 @@ def _sentences(finding: Finding) -> Text:
     return text
 
 
-def _pairs(link: MeasuredLinks) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("link", "ranks", "latency α", "cost β", "bandwidth 1/β"):
-        table.add_column(heading, justify="left" if heading == "link" else "right", no_wrap=True)
-    for pair in link.pairs:
-        table.add_row(
-            _format_hosts(pair),
-            f"{pair.ranks[0]} ↔ {pair.ranks[1]}",
-            seconds(pair.alpha_s),
-            seconds_per_byte(pair.beta_s_per_byte),
-            rate(pair.bytes_per_s),
-        )
-    return table
+def _pairs(link: MeasuredLinks, width: int) -> Table:
+    columns = [
+        text_column("link", [_format_hosts(pair) for pair in link.pairs]),
+        text_column("ranks", [f"{pair.ranks[0]} ↔ {pair.ranks[1]}" for pair in link.pairs]),
+        *terminal_columns(LINK_FIGURES, link.pairs),
+    ]
+    return figure_table(columns, width, names=2)
 
 
 def _format_hosts(pair: PairLink) -> str:
@@ -127,14 +125,10 @@ def _title(measured: AllReduceTimes) -> str:
     return f"all-reduce on {plural(len(measured.ranks), 'rank')} {hosts}, busbw from small to large: {curve}"
 
 
-def _all_reduce(measured: AllReduceTimes) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("size", "time", "algbw", "busbw", "repeats"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for point in measured.points:
-        bandwidths = (rate(point.algbw_bytes_per_s), rate(point.busbw_bytes_per_s))
-        table.add_row(binary_size(point.bytes), seconds(point.time_s), *bandwidths, str(point.repeats))
-    return table
+def _all_reduce(measured: AllReduceTimes, width: int) -> Table:
+    sizes = text_column("size", [binary_size(point.bytes) for point in measured.points])
+    columns = [sizes, *terminal_columns(ALL_REDUCE_FIGURES, measured.points)]
+    return figure_table(columns, width, name_side="right")
 
 
 class LiveExamination(FolderFollower):

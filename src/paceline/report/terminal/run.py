@@ -18,23 +18,24 @@ from paceline.formatting import (
     NOTHING,
     TENTHS,
     TIMES,
-    Unit,
     format_cores,
     number,
     percent,
     plural,
     seconds,
     size,
-    unit_for,
     whole,
 )
 from paceline.records import RunRecord
-from paceline.records.summary import Split, StalenessSummary, Summary
+from paceline.records.summary import StalenessSummary, Summary
 from paceline.report.figures.columns import terminal_columns, text_column
+from paceline.report.figures.figure import Figure
 from paceline.report.figures.ranks import RANK_FIGURES
+from paceline.report.figures.steps import SHARE_FIGURES, SPLIT_FIGURES
 from paceline.report.run_description import WARM_UP_COUNTS
 from paceline.report.tables.payload import payload_sentence
 from paceline.report.tables.profile import profile_sentences
+from paceline.report.tables.steps import SplitRow
 from paceline.report.terminal.profile import profile_table
 from paceline.report.terminal.table import figure_table
 
@@ -77,28 +78,19 @@ def staleness_sentence(staleness: StalenessSummary) -> str:
 
 def split_table(record: RunRecord, width: int) -> Table | None:
     """Return the time split of each rank, in a narrow terminal without times; None where no events were recorded."""
-    splits = splits_of(record)
-    if not splits:
+    rows = [SplitRow("", rank, split, wait_s=None, waited_for=None) for rank, split in splits_of(record).items()]
+    if not rows:
         return None
-    title = "time split of the mean step"
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
-    for heading in ("rank", *PARTS, "(data)", "(descheduled)", "overlap"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    unit = unit_for([split.step_s for split in splits.values()], TIMES)
-    for rank, split in splits.items():
-        cells = _split_shares(split) if width < SPLIT_WIDE else _split_times(split, unit)
-        table.add_row(str(rank), *cells, percent(split.overlap, 0))
-    return table
+    numbers = text_column("rank", [str(row.rank) for row in rows])
+    columns = [numbers, *terminal_columns(split_figures(width), rows)]
+    return figure_table(columns, width, name_side="right", title="time split of the mean step")
 
 
-def _split_shares(split: Split) -> list[str]:
-    descheduled = None if split.descheduled_s is None else split.share("descheduled")
-    return [percent(share, 0) for share in (*map(split.share, PARTS), split.share("data"), descheduled)]
-
-
-def _split_times(split: Split, unit: Unit) -> list[str]:
-    parts = [f"{unit.text(getattr(split, f'{part}_s'))} {percent(split.share(part), 0):>4}" for part in PARTS]
-    return [*parts, *[NOTHING if part is None else unit.text(part) for part in (split.data_s, split.descheduled_s)]]
+def split_figures(width: int) -> list[Figure[SplitRow]]:
+    """Return the figures of the time split: times with the shares of the main parts, or shares alone."""
+    if width >= SPLIT_WIDE:
+        return [*SPLIT_FIGURES, *SHARE_FIGURES[: len(PARTS)]]
+    return [*SHARE_FIGURES, *[figure for figure in SPLIT_FIGURES if figure.format is not TIMES]]
 
 
 def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:

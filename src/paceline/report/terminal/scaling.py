@@ -22,6 +22,8 @@ from paceline.report.scaling_verdict import (
     mode_sentences,
     sentences,
 )
+from paceline.report.tables.examination import examination_json
+from paceline.report.tables.json_rows import payloads_json
 from paceline.report.terminal.table import figure_table
 
 INTERVALS = (
@@ -95,10 +97,10 @@ def to_json(scaling: Scaling) -> dict[str, Any]:
         "interrupted": comparison.interrupted,
         "warnings": scaling.warnings,
         "proofs": [proof.to_dict() for proof in comparison.proofs],
-        "payload": {name: payload.to_dict() for name, payload in comparison.payloads.items()},
+        "payload": payloads_json(comparison.payloads),
         "failures": msgspec.to_builtins(events_of(scaling.record_set.events, FailureEvent)),
         "design": msgspec.to_builtins(scaling.design),
-        "examination": comparison.examination and comparison.examination.to_dict(),
+        "examination": comparison.examination and examination_json(comparison.examination),
     }
 
 

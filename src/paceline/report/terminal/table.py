@@ -23,13 +23,14 @@ def figure_table(
     names: int = 1,
     name_width: int | None = None,
     name_side: Literal["left", "right"] = "left",
+    title: str | None = None,
 ) -> Table:
     """Return a table of the columns that fit; the first `names` columns are names, which are always shown.
 
     `styles` has a style per row, `name_width` is the least width of the first column.
     """
     kept = fit_columns(columns, width, names)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     first, *others = kept
     table.add_column(escape(first.heading), justify=name_side, no_wrap=True, min_width=name_width)
     for column in others:
