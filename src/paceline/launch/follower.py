@@ -85,7 +85,7 @@ def _run_job(
         except LaunchError:  # The leader has ended, and its ranks with it.
             return True
 
-    with _writable_folders(Job.from_json(message["job"], file.parent), shared=shared) as (job, root):
+    with _writable_folders(Job.from_json(message["job"]), shared=shared) as (job, root):
         try:
             outcome["codes"] = start_ranks(
                 job,
