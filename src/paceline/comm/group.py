@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.control import ControlChannel
-from paceline.comm.json_messages import receive_json_message, send_json_message
+from paceline.comm.json_messages import receive_typed, send_typed
 from paceline.comm.local_group import NewGroup, local_group_factory
 from paceline.comm.owned_groups import OwnedGroups
 from paceline.comm.timed_group import carrying, timed_group
@@ -173,13 +172,12 @@ def _server_connections(comm: Comm) -> dict[tuple[str, str], int]:
     """Send the connections of all servers to the workers, which count bytes for both; empty on servers."""
     group, found = comm.full_group, dict[tuple[str, str], int]()
     if comm.is_server:
-        own = [[connection.local, connection.remote] for connection in connections(comm.owned.sockets)]
+        own = [(connection.local, connection.remote) for connection in connections(comm.owned.sockets)]
         for rank in range(comm.world_size):
-            send_json_message({"ends": {"as_json": json.dumps(own)}}, rank, group)
+            send_typed(own, rank, group)
         return found
     for server in range(comm.world_size, comm.world_size + comm.servers):
-        ends = json.loads(receive_json_message(server, group)["ends"]["as_json"])
-        found |= {(local, remote): server for local, remote in ends}
+        found |= dict.fromkeys(receive_typed(list[tuple[str, str]], server, group), server)
     return found
 
 
