@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.errors import LaunchError
+from paceline.records.atomic_file import atomic_file
 
 POLL_S = 0.05
 CHUNK_BYTES = 1 << 20
@@ -88,9 +88,8 @@ class StoreChannel:
             if target.exists():
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.{os.getpid()}")
-            temporary.write_bytes(b"".join(chunks))
-            temporary.replace(target)  # Atomic, so that Ctrl-C leaves no partial file.
+            with atomic_file(target) as temporary:  # Ctrl-C leaves no partial file.
+                temporary.write_bytes(b"".join(chunks))
 
     def _listing(self, key: str) -> Iterator[dict[str, Any]]:
         listing = self.read(key)
