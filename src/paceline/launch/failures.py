@@ -11,12 +11,11 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import ERRORS_BY_NAME, PacelineError, RankError
 from paceline.records import RunFolder
 from paceline.records.decoder import read_model
-from paceline.records.failure import RankFailure
+from paceline.records.failure import ErrorInfo, RankFailure
 from paceline.records.writer import write_json
 
 _PEER_LOST_PHRASES = (
@@ -64,23 +63,17 @@ def find_root_cause(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Ite
     return error
 
 
-def error_to_message(error: BaseException | None) -> dict[str, Any]:
-    """Return the end of a process, with its error or None, as a JSON message to other hosts."""
-    if error is None or isinstance(error, KeyboardInterrupt):
-        return {"kind": None, "interrupted": error is not None}
-    known = isinstance(error, PacelineError)
-    return {
-        "kind": type(error).__name__ if known else PacelineError.__name__,
-        "interrupted": False,
-        "message": str(error) or type(error).__name__,
-        "hint": error.hint if isinstance(error, PacelineError) else None,
-        "detail": error.detail if isinstance(error, PacelineError) else None,
-    }
+def error_to_info(error: BaseException) -> ErrorInfo:
+    """Return an error as a message to other hosts."""
+    message = str(error) or type(error).__name__
+    if isinstance(error, PacelineError):
+        return ErrorInfo(kind=type(error).__name__, message=message, hint=error.hint, detail=error.detail)
+    return ErrorInfo(kind=PacelineError.__name__, message=message)
 
 
-def error_from_message(message: Mapping[str, Any]) -> PacelineError:
+def error_from_info(info: ErrorInfo) -> PacelineError:
     """Return the error in a message from another host."""
-    return ERRORS_BY_NAME[message["kind"]](message["message"], hint=message["hint"], detail=message["detail"])
+    return ERRORS_BY_NAME[info.kind](info.message, hint=info.hint, detail=info.detail)
 
 
 def _root_cause(
@@ -107,7 +100,7 @@ def _killed_error(rank: int, number: int, folder: RunFolder) -> RankError:
 def _recorded_error(failure: RankFailure, folder: RunFolder) -> PacelineError:
     rank = failure.rank
     if failure.known:
-        return ERRORS_BY_NAME[failure.kind](failure.message, hint=failure.hint, detail=failure.detail)
+        return error_from_info(failure)
     message = f"{failure.kind}: {failure.message}" if failure.message else failure.kind
     wrapped = "a strategy may wrap the model: call only model(…) in the step; " if _WRAPPER in message else ""
     return RankError(f"rank {rank} failed: {message}", detail=failure.detail, hint=wrapped + _log_hint(rank, folder))
