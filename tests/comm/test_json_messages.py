@@ -52,3 +52,11 @@ def test_a_value_arrives_as_its_type(pool: Pool) -> None:
 
 def test_gathered_text_may_be_invalid_unicode_and_numbers_not_finite(pool: Pool) -> None:
     assert pool.run(gather_samples, 2) == [[Sample("a longer text", 0.5), Sample("caf?", None)]] * 2
+
+
+def gather_texts(comm: Comm) -> list[str]:
+    return gather_typed("ü" * 100 * comm.rank, str, comm.control)
+
+
+def test_gathered_values_may_have_any_length(pool: Pool) -> None:
+    assert pool.run(gather_texts, 3) == [["ü" * 100 * rank for rank in range(3)]] * 3

@@ -22,11 +22,6 @@ JsonMessage = Mapping[str, Mapping[str, Any]]
 SentT = TypeVar("SentT")
 
 
-def gather_json(value: Any, control: ControlChannel) -> list[Any]:
-    """Return every rank's value, on every rank."""
-    return [json.loads(text) for text in _gather_bytes(json.dumps(value, allow_nan=False).encode(), control)]
-
-
 def gather_typed(value: SentT, kind: type[SentT], control: ControlChannel) -> list[SentT]:
     """Return every rank's value of a type, such as a part of a record, on every rank. NaN becomes None."""
     decoder = msgspec.json.Decoder(kind)
