@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import torch
-
 from paceline.comm import Comm
-from paceline.comm.group import group_by_host, host_digest
+from paceline.comm.group import group_by_host
 from paceline.measure.host import memory_id, network_id
 from ranks import Pool
 
 
 def test_hosts_are_in_the_order_of_their_first_ranks() -> None:
-    a, b, c = (torch.full((4,), value) for value in (3, 1, 2))
-    assert group_by_host([a, b, a, c, b]) == ((0, 2), (1, 4), (3,))
+    assert group_by_host(["3", "1", "3", "2", "1"]) == ((0, 2), (1, 4), (3,))
 
 
 def test_another_network_is_another_host() -> None:
     assert memory_id().startswith(network_id()), "emulated hosts differ by their networks"
-    assert len(host_digest()) == 32
 
 
 def hosts(comm: Comm) -> tuple[tuple[int, ...], ...]:

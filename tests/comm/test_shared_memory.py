@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -145,12 +146,14 @@ def test_memory_that_fails_verification_is_refused(wrong: dict[str, object]) -> 
     token = os.urandom(host_memory.TOKEN_BYTES)
     file = host_memory._create(8192, token)
     try:
-        created = {"pid": os.getpid(), "file": file, "token": token.hex(), "size": 8192}
+        created = host_memory.SharingProcess(
+            pid=os.getpid(), start_ticks="", file=file, token=token.hex(), size=8192, problem=""
+        )
         host_memory._map(created, -1).close()
         with pytest.raises(
             OSError, match=r"has the wrong size, owner or permissions|does not contain the expected token|No such file"
         ):
-            host_memory._map(created | wrong, -1)
+            host_memory._map(msgspec.structs.replace(created, **wrong), -1)
     finally:
         os.close(file)
 

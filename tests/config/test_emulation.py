@@ -99,7 +99,14 @@ def test_a_place_is_told_by_the_environment() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["1", "{", "[]", '{"spec": "4"}', json.dumps({**json.loads(PLACE.variables()["PACELINE_EMULATED"]), "host": "2"})],
+    [
+        "1",
+        "{",
+        "[]",
+        '{"spec": "4"}',
+        "\udcff",
+        json.dumps({**json.loads(PLACE.variables()["PACELINE_EMULATED"]), "host": "2"}),
+    ],
 )
 def test_a_place_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="PACELINE_EMULATED was not set by Paceline"):

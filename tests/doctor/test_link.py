@@ -8,7 +8,6 @@ import time
 import pytest
 
 from paceline.comm import Comm
-from paceline.comm.json_messages import gather_json
 from paceline.doctor.contention import measure_contention
 from paceline.doctor.link import (
     ALL_REDUCE_BYTES,
@@ -39,15 +38,6 @@ def all_reduce(comm: Comm, budget_s: float) -> tuple[list[AllReducePoint], float
 def contention(comm: Comm) -> Contention:
     points = [AllReducePoint(size, 1e-3, 1.0, 1.0, 1) for size in ALL_REDUCE_BYTES[:6]]
     return measure_contention(comm, points, budget_s=0.4)
-
-
-def told(comm: Comm) -> list[object]:
-    return gather_json({"rank": comm.rank, "long": "ü" * 100 * comm.rank, "none": None}, comm.control)
-
-
-def test_ranks_tell_each_other_values_of_any_length(pool: Pool) -> None:
-    expected = [{"rank": rank, "long": "ü" * 100 * rank, "none": None} for rank in range(3)]
-    assert pool.run(told, 3) == [expected] * 3
 
 
 def test_a_pair_on_one_host(pool: Pool) -> None:

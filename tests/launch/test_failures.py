@@ -7,7 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import DataError, RankError
+import pytest
+
+from paceline.errors import DataError, RankError, RecordError
 from paceline.launch.failures import find_root_cause, record_failure
 from paceline.records import RunFolder
 
@@ -78,3 +80,18 @@ def test_a_rank_that_did_not_respond_is_named_with_its_stack(tmp_path: Path) -> 
     assert error.message.startswith("rank 0 stopped waiting for other ranks (Timed out waiting 4000ms")
     assert error.message.endswith("rank 1 did not respond.")
     assert error.detail == stack
+
+
+def test_a_damaged_error_file_is_named(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    write_failure(folder, 1, ValueError("the cause"), "late")  # type: ignore[arg-type]
+    with pytest.raises(RecordError, match=r"rank-1.json is damaged: error.time_ns is text, not a whole number"):
+        find_root_cause({1: 1}, folder, range(2))
+
+
+def test_the_hint_of_an_unknown_error_is_not_used(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    error = ValueError("the cause")
+    error.hint = {"a": 1}  # type: ignore[attr-defined]
+    write_failure(folder, 0, error, 1)
+    assert find_root_cause({0: 1}, folder, range(1)).message == "rank 0 failed: ValueError: the cause"

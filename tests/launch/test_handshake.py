@@ -14,8 +14,8 @@ import pytest
 from paceline.comm import network
 from paceline.errors import LaunchError, PacelineError
 from paceline.launch import control_store, rendezvous
-from paceline.launch.handshake import find_mismatch, own_launcher_info, read_launcher_info, run_handshake
-from paceline.launch.launcher_process import LauncherProcess
+from paceline.launch.handshake import find_mismatch, own_launcher_info, run_handshake
+from paceline.launch.launcher_process import LauncherInfo, LauncherProcess
 from paceline.launch.store_channel import CHUNK_BYTES, StoreChannel
 
 STORE_S = timedelta(seconds=10)
@@ -150,12 +150,19 @@ def test_a_host_that_failed_can_join_again_with_its_node_rank(channel: StoreChan
     assert [launcher_info.launcher for launcher_info in both(channel, {}, {})[1]] == [0, 1]
 
 
-def test_an_info_with_other_fields_is_refused_for_its_version() -> None:
+def test_an_info_with_other_fields_is_refused_for_its_version(channel: StoreChannel) -> None:
     own = own_launcher_info(LauncherProcess(), "127.0.0.1", {"batch": 8})
     message = {"launcher": 1, "node": 1, "host": "n2", "versions": own.versions | {"Paceline": "9"}, "gpus": 8}
-    error = find_mismatch([own, read_launcher_info(message)])
+    channel.post("info", message)
+    error = find_mismatch([own, channel.read("info", LauncherInfo)])
     assert error is not None
     assert error.message.startswith("host 1 (n2) runs Paceline 9, but host 0")
+
+
+def test_a_message_of_another_type_is_refused(channel: StoreChannel) -> None:
+    channel.post("info", {"launcher": "first"})
+    with pytest.raises(LaunchError, match=r"'info' that does not fit: Expected `int`, got `str` - at `\$.launcher`"):
+        channel.read("info", LauncherInfo)
 
 
 def test_reachable_addresses_are_not_loopback() -> None:

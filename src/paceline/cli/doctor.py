@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from paceline.cli.interrupts import CtrlCHandler
-from paceline.cli.messages import data_console, message_console, message_printer
+from paceline.cli.messages import data_console, message_console, message_printer, print_json
 from paceline.cli.record_output import run_with_display
 from paceline.cli.requests import LaunchRequest
 from paceline.config import settings_unused_by
@@ -60,11 +59,10 @@ class DoctorRequest(LaunchRequest):
 
 def _print(examination: Examination, folder: Path, *, as_json: bool) -> None:
     from paceline.records.schema import DOCTOR_FILE
-    from paceline.records.writer import json_safe
     from paceline.report.terminal.doctor import print_examination, to_json
 
     if as_json:
-        typer.echo(json.dumps(json_safe(to_json(examination, folder)), indent=2, allow_nan=False))
+        print_json(to_json(examination, folder))
     else:
         print_examination(examination, data_console())
         typer.echo(f"record: {folder / DOCTOR_FILE}")

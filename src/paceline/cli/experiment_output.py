@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from paceline.cli.interrupts import CtrlCHandler
-from paceline.cli.messages import data_console, show_error
+from paceline.cli.messages import data_console, print_json, show_error
 from paceline.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -147,7 +146,6 @@ def _report(
     requested them with an option.
     """
     from paceline.records.schema import REPORT_FILE
-    from paceline.records.writer import json_safe
     from paceline.report.trace import format_trace_paths, write_traces
 
     report: Path | None = folder / REPORT_FILE
@@ -164,7 +162,7 @@ def _report(
         failure = error
     if as_json:
         result = output.to_json() | {"report": report and str(report), "traces": [str(path) for path in traces]}
-        typer.echo(json.dumps(json_safe(result), indent=2, allow_nan=False))
+        print_json(result)
         return failure
     console = data_console()
     output.print_tables(console)

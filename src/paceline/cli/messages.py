@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from paceline.errors import PacelineError
 
@@ -25,6 +28,13 @@ def data_console() -> Console:
 
     console = Console(highlight=False)
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=150)
+
+
+def print_json(content: Any) -> None:
+    """Print the result of a command as JSON, on stdout. NaN and infinity become null."""
+    from paceline.records.writer import json_safe
+
+    typer.echo(json.dumps(json_safe(content), indent=2, allow_nan=False))
 
 
 def message_printer(console: Console) -> Callable[[str], None]:

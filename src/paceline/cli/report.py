@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from paceline.cli.experiment_output import analyse_records
-from paceline.cli.messages import data_console, message_console
+from paceline.cli.messages import data_console, message_console, print_json
 from paceline.cli.requests import Request
 from paceline.errors import PacelineError
 
@@ -60,7 +59,6 @@ class ReportRequest(Request):
         """Write the page, and the tables and traces if requested, and print the tables."""
         from paceline.records.find import find_records
         from paceline.records.schema import REPORT_FILE
-        from paceline.records.writer import json_safe
         from paceline.report.trace import NOTHING_TO_TRACE, format_trace_paths, write_traces
 
         output = analyse_records(find_records(list(self.folders)))
@@ -78,7 +76,7 @@ class ReportRequest(Request):
         output.write_page(page)
         if self.as_json:
             files = {"report": str(page), "traces": [str(path) for path in traces]}
-            typer.echo(json.dumps(json_safe(output.to_json() | files), indent=2, allow_nan=False))
+            print_json(output.to_json() | files)
         else:
             for path in [page, *tables]:
                 typer.echo(f"wrote {path}")
@@ -93,14 +91,12 @@ class ReportRequest(Request):
 def _show_examinations(folders: Sequence[Path], *, as_json: bool, files_requested: bool) -> None:
     """Print examinations as tables or as JSON; several give a JSON list."""
     from paceline.records.examination import read_examination
-    from paceline.records.writer import json_safe
     from paceline.report.terminal.doctor import print_examination, to_json
 
     examinations = {folder: read_examination(folder) for folder in folders}
     if as_json:
         contents = [to_json(examination, folder) for folder, examination in examinations.items()]
-        content = json_safe(contents[0] if len(contents) == 1 else contents)
-        typer.echo(json.dumps(content, indent=2, allow_nan=False))
+        print_json(contents[0] if len(contents) == 1 else contents)
     else:
         for folder, examination in examinations.items():
             if len(examinations) > 1:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from paceline.cli.messages import print_json
 from paceline.cli.requests import Request
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class StrategiesRequest(Request):
         from paceline.strategies.registry import ENTRIES, SETS, lesson
 
         if self.name is None and self.as_json:
-            typer.echo(json.dumps([{"name": e.name, "summary": e.summary} for e in ENTRIES.values()], indent=2))
+            print_json([{"name": e.name, "summary": e.summary} for e in ENTRIES.values()])
         elif self.name is None:
             width = max(map(len, ENTRIES))
             for entry in ENTRIES.values():
@@ -48,7 +48,7 @@ class StrategiesRequest(Request):
                 typer.echo(f"{set_name:<{width}}  {', '.join(members)}")
             typer.echo("\n`paceline strategies NAME` explains a strategy; options are written NAME:key=value,key=value")
         elif self.as_json:
-            typer.echo(json.dumps(dataclasses.asdict(lesson(self.name)), indent=2))
+            print_json(dataclasses.asdict(lesson(self.name)))
         else:
             _print(lesson(self.name))
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceline.cli.job_shape import choose_job_shape
-from paceline.cli.messages import message_console
+from paceline.cli.messages import message_console, print_json
 from paceline.cli.requests import LaunchRequest, Request
 from paceline.errors import UsageError
 from paceline.launch.slurm.sbatch import JOB_ID, BatchJob, find_log, submit_job
@@ -120,7 +119,7 @@ class SubmitRequest(Request):
         log = job.log_file(None) if job_id is None else find_log(job, job_id)
         if self.as_json:
             paths = {"log": log, "records": job.records_folder(job_id)}
-            typer.echo(json.dumps({"job": job_id, "script": text, **paths}, indent=2))
+            print_json({"job": job_id, "script": text, **paths})
         elif job_id is None:
             message_console().print("Dry run: nothing was submitted.")
         else:

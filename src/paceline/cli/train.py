@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from paceline.cli.interrupts import CtrlCHandler
-from paceline.cli.messages import data_console, message_printer
+from paceline.cli.messages import data_console, message_printer, print_json
 from paceline.cli.record_output import run_with_display
 from paceline.cli.requests import LaunchRequest
 from paceline.errors import PacelineError
@@ -72,7 +71,7 @@ def _print_summary(record: RunRecord, *, as_json: bool, trace: bool) -> Paceline
     except PacelineError as error:
         failure = error
     if as_json:
-        typer.echo(json.dumps(_to_json(record, traces), indent=2))
+        print_json(_to_json(record, traces))
         return failure
     print_run(record, data_console())
     if traces:

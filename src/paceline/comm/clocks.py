@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm.group import Comm
+from paceline.comm.json_messages import gather_typed
 from paceline.measure.host import clock_id
 
 EXCHANGES = 10
@@ -39,7 +39,7 @@ def clock_offsets(comm: Comm, now: ReadClock = time.perf_counter, *, clock: str 
 
 def measure_offsets(comm: Comm, now: ReadClock = time.perf_counter, *, clock: str | None = None) -> list[ClockOffset]:
     """Return each rank's clock offset and its error. All ranks call this; it takes `EXCHANGES` round trips per host."""
-    clocks = _clock_digests(comm, clock or clock_id())
+    clocks = gather_typed(clock or clock_id(), str, comm.control)
     offsets = {clocks[0]: ClockOffset(0.0, 0.0)}
     for rank, name in enumerate(clocks):
         if name in offsets:
@@ -52,12 +52,6 @@ def measure_offsets(comm: Comm, now: ReadClock = time.perf_counter, *, clock: st
     found = torch.tensor([offsets[name] for name in clocks], dtype=torch.float64)
     dist.broadcast(found, group_src=0, group=comm.control.group)
     return [ClockOffset(*pair) for pair in found.tolist()]
-
-
-def _clock_digests(comm: Comm, clock: str) -> list[bytes]:
-    """Return a digest of the name of every rank's clock. Digests have the same size on all ranks."""
-    digest = torch.frombuffer(bytearray(hashlib.sha256(clock.encode()).digest()), dtype=torch.uint8)
-    return [bytes(name.tolist()) for name in comm.control.gather(digest)]
 
 
 def _measure_offset(comm: Comm, rank: int, now: ReadClock) -> ClockOffset:

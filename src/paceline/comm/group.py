@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.control import ControlChannel
-from paceline.comm.json_messages import receive_json_message, send_json_message
+from paceline.comm.json_messages import gather_typed, receive_typed, send_typed
 from paceline.comm.local_group import NewGroup, local_group_factory
 from paceline.comm.owned_groups import OwnedGroups
 from paceline.comm.timed_group import carrying, timed_group
@@ -147,7 +145,7 @@ def open_comm(
         stopwatch=stopwatch if is_worker else None,
         timeout_s=timeout_s,
         servers=len(servers),
-        hosts=group_by_host(channel.gather(host_digest())) if is_worker else (),
+        hosts=group_by_host(gather_typed(memory_id(), str, channel)) if is_worker else (),
         owned=owned,
         _group_with_servers=with_servers,
     )
@@ -156,16 +154,11 @@ def open_comm(
     return comm
 
 
-def host_digest() -> Tensor:
-    """Return a digest of this rank's host. Digests have the same size on all ranks, so that they can be gathered."""
-    return torch.frombuffer(bytearray(hashlib.sha256(memory_id().encode()).digest()), dtype=torch.uint8)
-
-
-def group_by_host(digests: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each host, ordered by their first rank, given each rank's `host_digest`."""
-    hosts: dict[bytes, list[int]] = {}
-    for rank, digest in enumerate(digests):
-        hosts.setdefault(bytes(digest.tolist()), []).append(rank)
+def group_by_host(memory_ids: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each host, ordered by their first rank, given each rank's `memory_id`."""
+    hosts: dict[str, list[int]] = {}
+    for rank, host in enumerate(memory_ids):
+        hosts.setdefault(host, []).append(rank)
     return tuple(tuple(members) for members in hosts.values())
 
 
@@ -173,13 +166,12 @@ def _server_connections(comm: Comm) -> dict[tuple[str, str], int]:
     """Send the connections of all servers to the workers, which count bytes for both; empty on servers."""
     group, found = comm.full_group, dict[tuple[str, str], int]()
     if comm.is_server:
-        own = [[connection.local, connection.remote] for connection in connections(comm.owned.sockets)]
+        own = [(connection.local, connection.remote) for connection in connections(comm.owned.sockets)]
         for rank in range(comm.world_size):
-            send_json_message({"ends": {"as_json": json.dumps(own)}}, rank, group)
+            send_typed(own, rank, group)
         return found
     for server in range(comm.world_size, comm.world_size + comm.servers):
-        ends = json.loads(receive_json_message(server, group)["ends"]["as_json"])
-        found |= {(local, remote): server for local, remote in ends}
+        found |= dict.fromkeys(receive_typed(list[tuple[str, str]], server, group), server)
     return found
 
 

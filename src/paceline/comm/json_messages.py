@@ -13,23 +13,19 @@ from torch import Tensor
 
 from paceline.comm.control import ControlChannel
 from paceline.errors import WorkloadError
+from paceline.records.writer import encode
 
 JsonMessage = Mapping[str, Mapping[str, Any]]
 """Values by two keys, as in an optimiser's state: the parameter, then the name of the value."""
 
 
-ValueT = TypeVar("ValueT")
+SentT = TypeVar("SentT")
 
 
-def gather_json(value: Any, control: ControlChannel) -> list[Any]:
-    """Return every rank's value, on every rank."""
-    return [json.loads(text) for text in _gather_bytes(json.dumps(value, allow_nan=False).encode(), control)]
-
-
-def gather_typed(value: ValueT, kind: type[ValueT], control: ControlChannel) -> list[ValueT]:
+def gather_typed(value: SentT, kind: type[SentT], control: ControlChannel) -> list[SentT]:
     """Return every rank's value of a type, such as a part of a record, on every rank. NaN becomes None."""
     decoder = msgspec.json.Decoder(kind)
-    return [decoder.decode(text) for text in _gather_bytes(msgspec.json.encode(value), control)]
+    return [decoder.decode(text) for text in _gather_bytes(encode(value), control)]
 
 
 def _gather_bytes(text: bytes, control: ControlChannel) -> list[bytes]:
@@ -39,13 +35,34 @@ def _gather_bytes(text: bytes, control: ControlChannel) -> list[bytes]:
     return [bytes(tensor.numpy())[:length] for tensor, length in zip(received, lengths, strict=True)]
 
 
+def send_typed(value: Any, rank: int, group: dist.ProcessGroup, tag: int = 0) -> None:
+    """Send a value to a rank, which must call `receive_typed` with its type. NaN becomes None."""
+    _send_bytes(encode(value), rank, group, tag)
+
+
+def receive_typed(kind: type[SentT], rank: int, group: dist.ProcessGroup, tag: int = 0) -> SentT:
+    """Receive a value of a type that a rank sends with `send_typed`."""
+    return msgspec.json.decode(_receive_bytes(rank, group, tag), type=kind)
+
+
+def _send_bytes(text: bytes, rank: int, group: dist.ProcessGroup, tag: int) -> None:
+    dist.send(torch.tensor([len(text)]), group_dst=rank, group=group, tag=tag)
+    dist.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), group_dst=rank, group=group, tag=tag)
+
+
+def _receive_bytes(rank: int, group: dist.ProcessGroup, tag: int) -> bytes:
+    length = torch.zeros(1, dtype=torch.int64)
+    dist.recv(length, group_src=rank, group=group, tag=tag)
+    text = torch.empty(int(length), dtype=torch.uint8)
+    dist.recv(text, group_src=rank, group=group, tag=tag)
+    return bytes(text.numpy())
+
+
 def send_json_message(message: JsonMessage, rank: int, group: dist.ProcessGroup, tag: int = 0) -> None:
     """Send a message to a rank, which must call `receive_json_message`."""
     tensors = [value for values in message.values() for value in values.values() if isinstance(value, Tensor)]
     header = {name: {key: _encode(key, value) for key, value in values.items()} for name, values in message.items()}
-    text = json.dumps(header).encode()
-    dist.send(torch.tensor([len(text)]), group_dst=rank, group=group, tag=tag)
-    dist.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), group_dst=rank, group=group, tag=tag)
+    _send_bytes(json.dumps(header).encode(), rank, group, tag)
     for tensor in tensors:
         if tensor.numel():
             dist.send(_as_bytes(tensor.detach().cpu().contiguous()), group_dst=rank, group=group, tag=tag)
@@ -53,11 +70,7 @@ def send_json_message(message: JsonMessage, rank: int, group: dist.ProcessGroup,
 
 def receive_json_message(rank: int, group: dist.ProcessGroup, tag: int = 0) -> dict[str, dict[str, Any]]:
     """Receive a message that a rank sends with `send_json_message`; its tensors are in main memory."""
-    length = torch.zeros(1, dtype=torch.int64)
-    dist.recv(length, group_src=rank, group=group, tag=tag)
-    text = torch.empty(int(length), dtype=torch.uint8)
-    dist.recv(text, group_src=rank, group=group, tag=tag)
-    header: dict[str, dict[str, list[Any]]] = json.loads(bytes(text.numpy()))
+    header: dict[str, dict[str, list[Any]]] = json.loads(_receive_bytes(rank, group, tag))
     return {
         name: {key: _decode(kind, content, rank, group, tag) for key, (kind, content) in values.items()}
         for name, values in header.items()

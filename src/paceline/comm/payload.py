@@ -11,16 +11,19 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_json
+from paceline.comm.json_messages import gather_typed
 from paceline.measure.host import network_id
 from paceline.measure.sockets import InterfaceBytes, connections, interface_bytes
 from paceline.records.summary import InterfaceTraffic, SocketLink, SocketTraffic
 
 ConnectionEnds = tuple[str, str]
 """Local and remote address of a connection."""
+CountedConnection = tuple[str, str, int, int, int]
+"""Local and remote address of a connection, bytes sent, received and retransmitted."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,17 @@ class SocketReading:
     received: Mapping[ConnectionEnds, int]
     resent: Mapping[ConnectionEnds, int]
     interface: InterfaceBytes | None
+
+
+class PayloadOnRank(msgspec.Struct, frozen=True, kw_only=True):
+    """Byte counts of one rank, over all counted windows."""
+
+    network: str
+    """Identifier of its host's network."""
+    interface: str
+    connections: list[CountedConnection]
+    on_interface: InterfaceBytes | None
+    """Bytes on the interface; None if they cannot be read."""
 
 
 class PayloadCount:
@@ -63,14 +77,14 @@ class PayloadCount:
     def result(self) -> SocketTraffic | None:
         """Return the entry for the run's record, on every rank; None if a rank could not count. All ranks call this."""
         ends = sorted(self._received)
-        own = {
-            "network": network_id(),
-            "interface": self._interface,
-            "connections": [[*end, self._sent[end], self._received[end], self._resent[end]] for end in ends],
-            "on_interface": dict(self._on_interface) or None,
-        }
-        ranks = gather_json(own, self._comm.control)
-        links = match_connections([rank["connections"] for rank in ranks], self._comm.owned.server_connections)
+        own = PayloadOnRank(
+            network=network_id(),
+            interface=self._interface,
+            connections=[(*end, self._sent[end], self._received[end], self._resent[end]) for end in ends],
+            on_interface=InterfaceBytes(**self._on_interface) if self._on_interface else None,
+        )
+        ranks = gather_typed(own, PayloadOnRank, self._comm.control)
+        links = match_connections([rank.connections for rank in ranks], self._comm.owned.server_connections)
         all_pairs = self._comm.world_size * (self._comm.world_size - 1)
         if not self._steps or len(links) < all_pairs:
             return None
@@ -101,12 +115,12 @@ class PayloadCount:
 
 
 def match_connections(
-    ranks: Sequence[Sequence[Sequence[Any]]], uncounted: Mapping[ConnectionEnds, int] | None = None
+    ranks: Sequence[Sequence[CountedConnection]], uncounted: Mapping[ConnectionEnds, int] | None = None
 ) -> list[SocketLink]:
     """Return the bytes between each pair of ranks.
 
-    `ranks` holds each rank's connections: local and remote address, bytes sent, received and retransmitted. `uncounted`
-    maps the connections of ranks that do not count to these ranks: their bytes are taken from the peer's counters.
+    `ranks` holds each rank's connections. `uncounted` maps the connections of ranks that do not count to these ranks:
+    their bytes are taken from the peer's counters.
 
     A connection whose other end belongs to no rank is ignored: another program opened it, or addresses are translated
     on the way.
@@ -127,13 +141,20 @@ def match_connections(
     return [SocketLink(source=source, target=target, **counts) for (source, target), counts in sorted(links.items())]
 
 
-def _interfaces(ranks: Sequence[Mapping[str, Any]]) -> list[InterfaceTraffic]:
+def _interfaces(ranks: Sequence[PayloadOnRank]) -> list[InterfaceTraffic]:
     """Return the byte counts of each host's interface, as read by its first rank."""
     hosts: dict[tuple[str, str], list[int]] = {}
+    counts: dict[tuple[str, str], InterfaceBytes] = {}
     for number, rank in enumerate(ranks):
-        if rank["on_interface"] is not None:
-            hosts.setdefault((rank["network"], rank["interface"]), []).append(number)
+        if rank.on_interface is not None:
+            hosts.setdefault((rank.network, rank.interface), []).append(number)
+            counts.setdefault((rank.network, rank.interface), rank.on_interface)
     return [
-        InterfaceTraffic(name=interface, ranks=members, **ranks[members[0]]["on_interface"])
-        for (_, interface), members in hosts.items()
+        InterfaceTraffic(
+            name=host[1],
+            ranks=members,
+            sent_bytes=counts[host].sent_bytes,
+            received_bytes=counts[host].received_bytes,
+        )
+        for host, members in hosts.items()
     ]

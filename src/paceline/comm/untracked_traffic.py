@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_json
+from paceline.comm.json_messages import gather_typed
 from paceline.records.summary import UntrackedCounts
+
+
+class UntrackedOnRank(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one rank."""
+
+    created: list[str]
+    """Names of the new groups that are not the run's."""
+    operations: int
+    """Operations on groups that are not the run's."""
 
 
 class UntrackedTraffic:
@@ -26,11 +36,10 @@ class UntrackedTraffic:
         own = {_names()[group] for group in comm.owned.with_inner_groups()}
         others = {name: count for name, count in _operations().items() if name not in own}
         counts = [count - self._before.get(name, 0) for name, count in others.items()]
-        ranks = gather_json(
-            {"created": sorted(others.keys() - self._before.keys()), "operations": sum(counts)}, comm.control
-        )
-        created = {name for rank in ranks for name in rank["created"]}
-        return UntrackedCounts(groups=len(created), operations=max(rank["operations"] for rank in ranks))
+        found = UntrackedOnRank(created=sorted(others.keys() - self._before.keys()), operations=sum(counts))
+        ranks = gather_typed(found, UntrackedOnRank, comm.control)
+        created = {name for rank in ranks for name in rank.created}
+        return UntrackedCounts(groups=len(created), operations=max(rank.operations for rank in ranks))
 
 
 def _names() -> Mapping[dist.ProcessGroup, str]:

@@ -6,7 +6,6 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -14,7 +13,7 @@ import torch
 
 from paceline.comm import Comm, World
 from paceline.comm.clocks import ReadClock, measure_offsets
-from paceline.comm.json_messages import gather_json
+from paceline.comm.json_messages import gather_typed
 from paceline.comm.network import address_of, addresses_of_name, listen
 from paceline.measure.capacity import available_memory_bytes, free_disk_bytes, memory_limits
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
@@ -31,17 +30,18 @@ def gather_rank_info(
     world: World, placement: Placement, comm: Comm, folder: Path, now: ReadClock = time.time
 ) -> list[RankInfo]:
     """Return the information of every rank, with its clock offset; the same on every rank."""
-    own = {"network": network_id(), **own_rank_info(world, placement, folder)}
+    own = own_rank_info(comm.rank, world, placement, folder)
     comm.control.barrier()  # All ranks are idle while each measures the load of other programs.
-    all_info = gather_json(own | {"busy_cores": busy_cores()}, comm.control)
-    offsets = measure_offsets(comm, now)
-    networks = list(dict.fromkeys(rank_info["network"] for rank_info in all_info))
-    found = []
-    for rank, (rank_info, offset) in enumerate(zip(all_info, offsets, strict=True)):
-        host = networks.index(rank_info.pop("network"))
-        clock = {"clock_offset_s": offset.offset_s, "clock_error_s": offset.error_s}
-        found.append(msgspec.convert(rank_info | clock | {"rank": rank, "host": host}, RankInfo))
-    return found
+    own = msgspec.structs.replace(own, busy_cores=busy_cores())
+    all_info = gather_typed(own, RankInfo, comm.control)
+    networks = gather_typed(network_id(), str, comm.control)
+    hosts = list(dict.fromkeys(networks))
+    return [
+        msgspec.structs.replace(
+            rank_info, host=hosts.index(network), clock_offset_s=offset.offset_s, clock_error_s=offset.error_s
+        )
+        for rank_info, network, offset in zip(all_info, networks, measure_offsets(comm, now), strict=True)
+    ]
 
 
 def busy_cores() -> float:
@@ -49,42 +49,41 @@ def busy_cores() -> float:
     return psutil.cpu_percent(IDLE_SAMPLE_S) / 100 * (psutil.cpu_count() or 1)
 
 
-def own_rank_info(world: World, placement: Placement, folder: Path) -> dict[str, Any]:
-    """Return the information that this rank finds without communication."""
+def own_rank_info(rank: int, world: World, placement: Placement, folder: Path) -> RankInfo:
+    """Return the information that this rank finds alone. Its host, clock and load are measured with the others."""
     address = address_of(world.interface)
     about = provenance()
-    return {
-        "host_name": platform.node(),
-        "boot_id": boot_id(),
-        "interface": world.interface,
-        "address": address,
-        "host_name_addresses": addresses_of_name(platform.node()),
-        "bind_error": "it has no address" if address is None else _bind_error(address),
-        "device": placement.device_name,
-        "device_index": placement.device.index,
-        "backend": placement.backend,
-        "threads": torch.get_num_threads(),
-        "cpu_count": os.cpu_count() or 1,
-        "affinity": affine_cores(),
-        "cpu_quota": cgroup_quota(SELF_CGROUP, CGROUP_ROOT),
-        "cores": usable_cores(),
-        "folder": str(folder.resolve()),
-        "disk_free_bytes": free_disk_bytes(folder),
-        "versions": {"python": about.python, **about.versions},
-        **_memory(placement.device),
-    }
-
-
-def _memory(device: torch.device) -> dict[str, int | None]:
-    limits = memory_limits()
-    free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (None, None)
-    return {
-        "memory_available_bytes": available_memory_bytes(limits, psutil.virtual_memory().available),
-        "memory_limit_bytes": min([limit.limit_bytes for limit in limits], default=None),
-        "resident_bytes": psutil.Process().memory_info().rss,
-        "device_memory_bytes": total,
-        "device_free_bytes": free,
-    }
+    limits, device = memory_limits(), placement.device
+    device_free, device_total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (None, None)
+    return RankInfo(
+        rank=rank,
+        host=0,
+        host_name=platform.node(),
+        boot_id=boot_id(),
+        interface=world.interface,
+        address=address,
+        host_name_addresses=addresses_of_name(platform.node()),
+        bind_error="it has no address" if address is None else _bind_error(address),
+        device=placement.device_name,
+        device_index=device.index,
+        backend=placement.backend,
+        threads=torch.get_num_threads(),
+        cpu_count=os.cpu_count() or 1,
+        affinity=affine_cores(),
+        cpu_quota=cgroup_quota(SELF_CGROUP, CGROUP_ROOT),
+        cores=usable_cores(),
+        busy_cores=0.0,
+        memory_available_bytes=available_memory_bytes(limits, psutil.virtual_memory().available),
+        memory_limit_bytes=min([limit.limit_bytes for limit in limits], default=None),
+        resident_bytes=psutil.Process().memory_info().rss,
+        device_memory_bytes=device_total,
+        device_free_bytes=device_free,
+        folder=str(folder.resolve()),
+        disk_free_bytes=free_disk_bytes(folder),
+        versions={"python": about.python, **about.versions},
+        clock_offset_s=0.0,
+        clock_error_s=0.0,
+    )
 
 
 def _bind_error(address: str) -> str | None:

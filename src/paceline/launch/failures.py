@@ -6,16 +6,16 @@ was killed by a signal, otherwise the first failure that is not the loss of a pe
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import ERRORS_BY_NAME, PacelineError, RankError
 from paceline.records import RunFolder
+from paceline.records.decoder import read_model
+from paceline.records.failure import ErrorInfo, RankFailure
 from paceline.records.writer import write_json
 
 _PEER_LOST_PHRASES = (
@@ -33,20 +33,20 @@ _STACK = "Stack (most recent call first):"
 def record_failure(error: BaseException, rank: int, file: Path, run: int | None = None) -> None:
     """Write why this rank failed, and in which run of the job, to its error file."""
     known = isinstance(error, PacelineError)
-    reason = {
-        "rank": rank,
-        "run": run,
-        "time_ns": time.time_ns(),
-        "kind": type(error).__name__,
-        "known": known,
-        "message": str(error),
-        "hint": getattr(error, "hint", None),
-        "detail": error.detail if isinstance(error, PacelineError) else traceback.format_exc().rstrip(),
-        "peer_lost": error.peer_lost
+    failure = RankFailure(
+        rank=rank,
+        run=run,
+        time_ns=time.time_ns(),
+        kind=type(error).__name__,
+        known=known,
+        message=str(error),
+        hint=error.hint if isinstance(error, PacelineError) else None,
+        detail=error.detail if isinstance(error, PacelineError) else traceback.format_exc().rstrip(),
+        peer_lost=error.peer_lost
         if isinstance(error, RankError)
         else not known and any(phrase in str(error) for phrase in _PEER_LOST_PHRASES),
-    }
-    write_json(file, reason)
+    )
+    write_json(file, failure)
 
 
 def find_root_cause(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Iterable[int]) -> PacelineError:
@@ -55,45 +55,40 @@ def find_root_cause(exit_codes: Mapping[int, int], folder: RunFolder, ranks: Ite
     `exit_codes` are those of the failed ranks, by rank; a negative code is the number of a signal. `ranks` are all
     ranks of the job.
     """
-    reasons = [json.loads(folder.error_file(rank).read_text()) for rank in ranks if folder.error_file(rank).exists()]
-    reasons.sort(key=lambda reason: (reason["peer_lost"], reason["time_ns"]))
-    error = _root_cause(exit_codes, reasons, folder, ranks)
-    error.run = reasons[0].get("run") if reasons else None
+    files = [folder.error_file(rank) for rank in ranks]
+    failures = [read_model(file, RankFailure, "error") for file in files if file.exists()]
+    failures.sort(key=lambda failure: (failure.peer_lost, failure.time_ns))
+    error = _root_cause(exit_codes, failures, folder, ranks)
+    error.run = failures[0].run if failures else None
     return error
 
 
-def error_to_message(error: BaseException | None) -> dict[str, Any]:
-    """Return the end of a process, with its error or None, as a JSON message to other hosts."""
-    if error is None or isinstance(error, KeyboardInterrupt):
-        return {"kind": None, "interrupted": error is not None}
-    known = isinstance(error, PacelineError)
-    return {
-        "kind": type(error).__name__ if known else PacelineError.__name__,
-        "interrupted": False,
-        "message": str(error) or type(error).__name__,
-        "hint": error.hint if isinstance(error, PacelineError) else None,
-        "detail": error.detail if isinstance(error, PacelineError) else None,
-    }
+def error_to_info(error: BaseException) -> ErrorInfo:
+    """Return an error as a message to other hosts."""
+    message = str(error) or type(error).__name__
+    if isinstance(error, PacelineError):
+        return ErrorInfo(kind=type(error).__name__, message=message, hint=error.hint, detail=error.detail)
+    return ErrorInfo(kind=PacelineError.__name__, message=message)
 
 
-def error_from_message(message: Mapping[str, Any]) -> PacelineError:
+def error_from_info(info: ErrorInfo) -> PacelineError:
     """Return the error in a message from another host."""
-    return ERRORS_BY_NAME[message["kind"]](message["message"], hint=message["hint"], detail=message["detail"])
+    return ERRORS_BY_NAME[info.kind](info.message, hint=info.hint, detail=info.detail)
 
 
 def _root_cause(
-    exit_codes: Mapping[int, int], reasons: list[dict[str, Any]], folder: RunFolder, ranks: Iterable[int]
+    exit_codes: Mapping[int, int], failures: list[RankFailure], folder: RunFolder, ranks: Iterable[int]
 ) -> PacelineError:
     killed = [rank for rank, code in sorted(exit_codes.items()) if code < 0 and -code != signal.SIGTERM]
     if killed:
         return _killed_error(killed[0], -exit_codes[killed[0]], folder)
-    if not reasons:
+    if not failures:
         rank, code = min(exit_codes.items())
         return RankError(f"rank {rank} ended with exit code {code}.", hint=_log_hint(rank, folder))
-    if not reasons[0]["peer_lost"]:
-        return _recorded_error(reasons[0], folder)
-    failed = {reason["rank"] for reason in reasons}
-    return _peer_lost_error(reasons[0], [rank for rank in ranks if rank not in failed], folder)
+    if not failures[0].peer_lost:
+        return _recorded_error(failures[0], folder)
+    failed = {failure.rank for failure in failures}
+    return _peer_lost_error(failures[0], [rank for rank in ranks if rank not in failed], folder)
 
 
 def _killed_error(rank: int, number: int, folder: RunFolder) -> RankError:
@@ -102,18 +97,18 @@ def _killed_error(rank: int, number: int, folder: RunFolder) -> RankError:
     return RankError(f"rank {rank} was killed by {name}.", hint=cause + _log_hint(rank, folder))
 
 
-def _recorded_error(reason: dict[str, Any], folder: RunFolder) -> PacelineError:
-    rank = reason["rank"]
-    if reason["known"]:
-        return ERRORS_BY_NAME[reason["kind"]](reason["message"], hint=reason["hint"], detail=reason["detail"])
-    message = f"{reason['kind']}: {reason['message']}" if reason["message"] else reason["kind"]
+def _recorded_error(failure: RankFailure, folder: RunFolder) -> PacelineError:
+    rank = failure.rank
+    if failure.known:
+        return error_from_info(failure)
+    message = f"{failure.kind}: {failure.message}" if failure.message else failure.kind
     wrapped = "a strategy may wrap the model: call only model(…) in the step; " if _WRAPPER in message else ""
-    return RankError(f"rank {rank} failed: {message}", detail=reason["detail"], hint=wrapped + _log_hint(rank, folder))
+    return RankError(f"rank {rank} failed: {message}", detail=failure.detail, hint=wrapped + _log_hint(rank, folder))
 
 
-def _peer_lost_error(reason: dict[str, Any], unresponsive: list[int], folder: RunFolder) -> RankError:
+def _peer_lost_error(failure: RankFailure, unresponsive: list[int], folder: RunFolder) -> RankError:
     """Return the error of a rank that lost its peers: names the ranks that did not respond, with the stack of one."""
-    rank, found = reason["rank"], reason["message"].splitlines()[0].rpartition("] ")[2]
+    rank, found = failure.rank, failure.message.splitlines()[0].rpartition("] ")[2]
     if not unresponsive:
         return RankError(f"rank {rank} lost the connection to another rank: {found}", hint=_log_hint(rank, folder))
     stack = _read_stack(folder.log_file(unresponsive[0]))

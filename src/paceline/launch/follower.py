@@ -6,22 +6,63 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from paceline.config import LaunchConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, LaunchError, PacelineError
 from paceline.launch.elastic import start_ranks
-from paceline.launch.failures import error_from_message, error_to_message
+from paceline.launch.failures import error_from_info, error_to_info
 from paceline.launch.heartbeat import send_heartbeats
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import LauncherProcess, RankRange
 from paceline.launch.store_channel import POLL_S, StoreChannel
+from paceline.records.failure import ErrorInfo
 from paceline.records.schema import ERRORS_FOLDER, LOGS_FOLDER
 
 END = "end"
-"""Key under which the leader posts that there are no more jobs, and the error that ended it, if any."""
+"""Key of the leader's `LaunchEnd`: there are no more jobs."""
+
+
+class LaunchEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """End of the leader."""
+
+    interrupted: bool = False
+    """Whether Ctrl-C ended it."""
+    error: ErrorInfo | None = None
+    """Error that ended it, if any."""
+
+    @classmethod
+    def of(cls, error: BaseException | None) -> LaunchEnd:
+        """Return the end by an exception, or without one."""
+        if isinstance(error, KeyboardInterrupt):
+            return cls(interrupted=True)
+        return cls(error=None if error is None else error_to_info(error))
+
+
+class PostedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, as the leader posts it."""
+
+    rank_ranges: list[RankRange]
+    endpoint: str
+    """ADDRESS:PORT of the rendezvous of its ranks."""
+    file: Path
+    """File of the job on the leader's disk."""
+    job: str
+    """Content of the file."""
+
+
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Report of a follower on its ranks of a job."""
+
+    codes: dict[int, int]
+    """Exit codes of the ranks that failed, by rank."""
+    error: ErrorInfo | None
+    """Why no rank could be started; None if they were."""
+    sends_files: bool
+    """Whether the follower does not share the leader's disk, so that it sends the files that its ranks wrote."""
 
 
 def job_key(number: int) -> str:
@@ -54,10 +95,10 @@ def follow(channel: StoreChannel, launcher: LauncherProcess, launch: LaunchConfi
     with send_heartbeats(channel, launcher.number):
         number = 1
         while _wait_for_job(channel, number):
-            message = channel.read(job_key(number))
-            own = [rank_range for rank_range in message["rank_ranges"] if rank_range["launcher"] == launcher.number]
+            posted = channel.read(job_key(number), PostedJob)
+            own = [rank_range for rank_range in posted.rank_ranges if rank_range.launcher == launcher.number]
             if own:
-                _run_job(channel, number, RankRange(**own[0]), message, launch)
+                _run_job(channel, number, own[0], posted, launch)
             number += 1
     _finish(channel, launcher)
 
@@ -72,12 +113,12 @@ def _wait_for_job(channel: StoreChannel, number: int) -> bool:
 
 
 def _run_job(
-    channel: StoreChannel, number: int, rank_range: RankRange, message: Mapping[str, Any], launch: LaunchConfig
+    channel: StoreChannel, number: int, rank_range: RankRange, posted: PostedJob, launch: LaunchConfig
 ) -> None:
     """Start this launcher's ranks of a job, wait for them, and post the outcome."""
-    file = Path(message["file"])
-    shared = file.is_file() and file.read_text() == message["job"]
-    outcome: dict[str, Any] = {"codes": {}, "error": None, "files": not shared}
+    shared = posted.file.is_file() and posted.file.read_text() == posted.job
+    codes: dict[int, int] = {}
+    failure: ErrorInfo | None = None
 
     def remote_failed() -> bool:
         try:
@@ -85,22 +126,23 @@ def _run_job(
         except LaunchError:  # The leader has ended, and its ranks with it.
             return True
 
-    with _writable_folders(Job.from_json(message["job"], file.parent), shared=shared) as (job, root):
+    with _writable_folders(Job.from_json(posted.job), shared=shared) as (job, root):
         try:
-            outcome["codes"] = start_ranks(
+            codes = start_ranks(
                 job,
                 rank_range,
-                message["endpoint"],
+                posted.endpoint,
                 store=None,
                 threads=launch.threads,
                 remote_failed=remote_failed,
             )
         except PacelineError as error:
-            outcome["error"] = error_to_message(error)
-        if outcome["codes"] or outcome["error"]:
+            failure = error_to_info(error)
+        if codes or failure:
             channel.post(failed_key(number), rank_range.launcher)
         if root is not None:
             channel.send_files(files_key(number, rank_range.launcher), root)
+    outcome = JobOutcome(codes=codes, error=failure, sends_files=not shared)
     channel.post(outcome_key(number, rank_range.launcher), outcome)
 
 
@@ -127,13 +169,13 @@ def _writable_folders(job: Job, *, shared: bool) -> Iterator[tuple[Job, Path | N
 
 def _finish(channel: StoreChannel, launcher: LauncherProcess) -> None:
     """Confirm the end to the leader; then raise the error or exit with the code that ended the leader, if any."""
-    end = channel.read(END)
+    end = channel.read(END, LaunchEnd)
     channel.post(finished_key(launcher.number), None)
-    if end["interrupted"]:
+    if end.interrupted:
         raise SystemExit(INTERRUPTED_EXIT_CODE)
-    if end["kind"] is None:
+    if end.error is None:
         return
-    error = error_from_message(end)
+    error = error_from_info(end.error)
     if launcher.started_by == "paceline":
         raise error
     raise SystemExit(error.exit_code)  # All launchers print to one terminal, where the leader shows the error.

@@ -12,15 +12,18 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import paceline
 from paceline.errors import LaunchError
+from paceline.launch.failures import error_from_info, error_to_info
 from paceline.launch.launcher_process import LauncherInfo, LauncherProcess, Notify
 from paceline.launch.store_channel import POLL_S, StoreChannel
 from paceline.measure.host import network_id
+from paceline.records.failure import ErrorInfo
 from paceline.records.provenance import version_of
 
 NOTIFY_AFTER_S = 2.0
@@ -28,7 +31,7 @@ NOTIFY_AFTER_S = 2.0
 RESULT_READ_S = 3.0
 """Seconds that the leader waits for each follower to read why the launch is refused."""
 RESULT = "handshake-result"
-"""Key of the leader's message to all followers: the refusal, if any, and the info of all launchers."""
+"""Key of the leader's `HandshakeResult`, for all followers."""
 NOT_OPTIONS = {
     "command": "command",
     "workload": "workload",
@@ -36,6 +39,15 @@ NOT_OPTIONS = {
     "user_code": "user's code with digests",
 }
 """Names, in messages, of the settings that are not options."""
+
+
+class HandshakeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of the handshake."""
+
+    refusal: ErrorInfo | None
+    """Why the launch is refused; None if it is not."""
+    launcher_infos: list[LauncherInfo]
+    """Info of every launcher, ordered by number."""
 
 
 def own_launcher_info(launcher: LauncherProcess, address: str, settings: Mapping[str, Any]) -> LauncherInfo:
@@ -71,7 +83,7 @@ def run_handshake(
             f"{launcher.launchers - 1}",
         )
     try:
-        channel.post(_info_key(launcher.number), asdict(own))
+        channel.post(_info_key(launcher.number), own)
         return (
             _lead_handshake(channel, launcher, own, timeout_s, notify)
             if launcher.is_leader
@@ -100,24 +112,13 @@ def _lead_handshake(
 ) -> list[LauncherInfo]:
     launcher_infos = _collect_launcher_infos(channel, launcher, own, timeout_s, notify)
     error = find_mismatch(launcher_infos)
-    refusal = None if error is None else {"message": error.message, "hint": error.hint}
-    channel.post(RESULT, {"refusal": refusal, "launcher_infos": [asdict(info) for info in launcher_infos]})
+    refusal = None if error is None else error_to_info(error)
+    channel.post(RESULT, HandshakeResult(refusal=refusal, launcher_infos=launcher_infos))
     if error is not None:
         for launcher_info in launcher_infos[1:]:  # The store ends with this process, so followers must read it first.
             channel.wait(_result_read_key(launcher_info.launcher), within_s=RESULT_READ_S)
         raise error
     return launcher_infos
-
-
-def read_launcher_info(message: Mapping[str, Any]) -> LauncherInfo:
-    """Return the info from another host's message, which another version may have sent.
-
-    Fields that the message lacks get an empty value. Unknown fields are ignored.
-    """
-    empty = LauncherInfo(0, 0, 0, "unknown", "", "", {}, [], {})
-    return LauncherInfo(
-        **{field.name: message.get(field.name, getattr(empty, field.name)) for field in fields(LauncherInfo)}
-    )
 
 
 def find_mismatch(launcher_infos: Sequence[LauncherInfo]) -> LaunchError | None:
@@ -151,7 +152,7 @@ def _collect_launcher_infos(
     while missing:
         for number in sorted(missing):
             if channel.has(_info_key(number)):
-                found[number] = read_launcher_info(channel.read(_info_key(number)))
+                found[number] = channel.read(_info_key(number), LauncherInfo)
         missing -= found.keys()
         waited_s = time.monotonic() - start_s
         if missing and waited_s > timeout_s:
@@ -174,11 +175,11 @@ def _wait_for_result(channel: StoreChannel, launcher: LauncherProcess, timeout_s
             f"host 0 at {channel.endpoint} did not answer host {launcher.number} within {timeout_s:g} s.",
             hint="see the output of the command on host 0; increase --timeout if other hosts start slowly",
         )
-    result = channel.read(RESULT)
+    result = channel.read(RESULT, HandshakeResult)
     channel.post(_result_read_key(launcher.number), None)
-    if result["refusal"] is not None:
-        raise LaunchError(result["refusal"]["message"], hint=result["refusal"]["hint"])
-    return [read_launcher_info(message) for message in result["launcher_infos"]]
+    if result.refusal is not None:
+        raise error_from_info(result.refusal)
+    return result.launcher_infos
 
 
 def _format_hosts(numbers: set[int]) -> str:

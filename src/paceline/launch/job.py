@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.config import RunConfig, Script
+from paceline.launch.messages import from_text, to_text
 from paceline.records import RunFolder
 from paceline.records.provenance import command_line
 
@@ -75,25 +74,14 @@ class Job:
 
     def to_json(self) -> str:
         """Return the job as JSON."""
-        content = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in ("folder", "runs")
-        }
-        content["runs"] = [{"config": dataclasses.asdict(config), "folder": str(f.path)} for config, f in self.runs]
-        return json.dumps(content, indent=2, default=dataclasses.asdict) + "\n"
+        return to_text(self, indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Job:
         """Return the job from a file that `write` wrote."""
-        return cls.from_json(path.read_text(), path.parent)
+        return cls.from_json(path.read_text())
 
     @classmethod
-    def from_json(cls, text: str, folder: Path) -> Job:
-        """Return the job from the JSON of `to_json`, with `folder` as the job's folder."""
-        content = json.loads(text)
-        runs = tuple((RunConfig(**run["config"]), RunFolder(Path(run["folder"]))) for run in content.pop("runs"))
-        script = content.pop("script")
-        if script is not None:
-            script = Script(path=script["path"], args=tuple(script["args"]), settings=tuple(script["settings"]))
-        return cls(folder=RunFolder(folder), runs=runs, script=script, **content)
+    def from_json(cls, text: str) -> Job:
+        """Return the job from the JSON of `to_json`."""
+        return from_text(text, cls)

@@ -6,7 +6,7 @@ A launcher process starts ranks. There is one per host, or one per rank under to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 StartedBy = Literal["paceline", "torchrun", "slurm"]
@@ -50,20 +50,23 @@ class LauncherProcess:
 
 @dataclass(frozen=True)
 class LauncherInfo:
-    """Properties of a launcher process, exchanged in the handshake."""
+    """Properties of a launcher process, exchanged in the handshake.
 
-    launcher: int
-    node: int
-    local_rank: int
-    host: str
-    network: str
+    Another version may have sent an info without some of the fields; these have an empty value.
+    """
+
+    launcher: int = 0
+    node: int = 0
+    local_rank: int = 0
+    host: str = "unknown"
+    network: str = ""
     """Identifier of the network namespace; equal for processes that share a network stack."""
-    address: str
+    address: str = ""
     """Address at which other hosts reach its host."""
-    versions: dict[str, str]
-    cores: list[int]
+    versions: dict[str, str] = field(default_factory=dict)
+    cores: list[int] = field(default_factory=list)
     """Cores that it may use."""
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
     """Settings from its command line and configuration file."""
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +24,19 @@ from paceline.errors import LaunchError, PacelineError
 from paceline.launch import rendezvous
 from paceline.launch.control_store import open_channel
 from paceline.launch.elastic import start_ranks
-from paceline.launch.failures import error_from_message, error_to_message, find_root_cause
-from paceline.launch.follower import END, failed_key, files_key, finished_key, follow, job_key, outcome_key
+from paceline.launch.failures import error_from_info, find_root_cause
+from paceline.launch.follower import (
+    END,
+    JobOutcome,
+    LaunchEnd,
+    PostedJob,
+    failed_key,
+    files_key,
+    finished_key,
+    follow,
+    job_key,
+    outcome_key,
+)
 from paceline.launch.handshake import own_launcher_info, run_handshake
 from paceline.launch.heartbeat import HeartbeatMonitor
 from paceline.launch.job import Job
@@ -70,8 +81,8 @@ class Leader:
         # The store must exist until all launchers have reported the end of their ranks, which are connected to it.
         store = rendezvous.open_store(address, port, listener, timedelta(seconds=job.timeout))
         if self.channel is not None:
-            message = {"rank_ranges": [asdict(rank_range) for rank_range in rank_ranges], "endpoint": endpoint}
-            self.channel.post(job_key(self.jobs), message | {"file": str(job.file), "job": job.to_json()})
+            posted = PostedJob(rank_ranges=rank_ranges, endpoint=endpoint, file=job.file, job=job.to_json())
+            self.channel.post(job_key(self.jobs), posted)
         codes, failure = self._start_own_ranks(job, rank_ranges[0], endpoint, store)
         for rank_range in rank_ranges[1:]:
             others, reason = self._wait_for_outcome(rank_range, job, failed=bool(codes or failure))
@@ -91,7 +102,7 @@ class Leader:
         if self.channel is None:
             return
         with contextlib.suppress(LaunchError):
-            self.channel.post(END, error_to_message(error))
+            self.channel.post(END, LaunchEnd.of(error))
             deadline = time.monotonic() + FOLLOWERS_FINISH_S
             for launcher_info in self.launcher_infos[1:]:
                 self.channel.wait(finished_key(launcher_info.launcher), within_s=deadline - time.monotonic())
@@ -161,11 +172,10 @@ class Leader:
                     f"{name} did not report within {timeout_s:g} s how its ranks ended.",
                     hint="see the output of the command on that host",
                 )
-        outcome = self.channel.read(key)
-        if outcome["files"]:
+        outcome = self.channel.read(key, JobOutcome)
+        if outcome.sends_files:
             self.channel.receive_files(files_key(self.jobs, rank_range.launcher), Path("/"), job.folders)
-        codes = {int(rank): code for rank, code in outcome["codes"].items()}
-        return codes, None if outcome["error"] is None else error_from_message(outcome["error"])
+        return outcome.codes, None if outcome.error is None else error_from_info(outcome.error)
 
     def _check_followers(self) -> None:
         """Raise `LaunchError` if a follower is lost, so that the failure is not attributed to a strategy."""

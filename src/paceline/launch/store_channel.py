@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.errors import LaunchError
+from paceline.launch.messages import MessageT, from_text, to_text
+from paceline.records.atomic_file import atomic_file
 
 POLL_S = 0.05
 CHUNK_BYTES = 1 << 20
 MAX_BYTES = 1 << 30
 """Limit on the files that one host sends after a job; no record is that large."""
+
+
+class SentFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a host sends."""
+
+    path: str
+    """Path relative to the root of the files."""
+    chunks: int
+    """Number of messages with its content."""
+    bytes: int
 
 
 class StoreChannel:
@@ -30,7 +41,7 @@ class StoreChannel:
 
     def post(self, key: str, value: Any) -> None:
         """Write a message, as JSON."""
-        self._set(key, json.dumps(value).encode())
+        self._set(key, to_text(value).encode())
 
     def has(self, key: str) -> bool:
         """Return whether a message was posted under a key."""
@@ -39,9 +50,15 @@ class StoreChannel:
         except RuntimeError as error:
             raise self._connection_lost(error) from None
 
-    def read(self, key: str) -> Any:
-        """Return a message, which must have been posted."""
-        return json.loads(self._get(key))
+    def read(self, key: str, kind: type[MessageT]) -> MessageT:
+        """Return a message, which must have been posted; raise `LaunchError` if it does not have this type."""
+        try:
+            return from_text(self._get(key), kind)
+        except ValueError as error:
+            raise LaunchError(
+                f"another host sent a message {key!r} that does not fit: {error}.",
+                hint="install the same version of Paceline on all hosts",
+            ) from None
 
     def add(self, key: str, amount: int) -> int:
         """Add to the counter of a key, which starts at 0; return the sum."""
@@ -68,7 +85,7 @@ class StoreChannel:
             chunks = [content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)]
             for part, chunk in enumerate(chunks):
                 self._set(f"{key}-{number}-{part}", chunk)
-            listing.append({"path": str(path.relative_to(root)), "chunks": len(chunks), "bytes": len(content)})
+            listing.append(SentFile(path=str(path.relative_to(root)), chunks=len(chunks), bytes=len(content)))
         self.post(key, listing)
 
     def receive_files(self, key: str, root: Path, within: Iterable[Path]) -> None:
@@ -78,28 +95,27 @@ class StoreChannel:
         """
         folders = [folder.resolve() for folder in within]
         for number, entry in enumerate(self._listing(key)):
-            target = (root / str(entry["path"])).resolve()
+            target = (root / entry.path).resolve()
             if not any(folder in target.parents for folder in folders):
                 raise LaunchError(
                     f"another host sent a file for {target}, which is outside of the record's folders.",
                     hint="check that all hosts belong to this launch; otherwise report this as a bug",
                 )
-            chunks = [self._take(f"{key}-{number}-{part}") for part in range(int(entry["chunks"]))]
+            chunks = [self._take(f"{key}-{number}-{part}") for part in range(entry.chunks)]
             if target.exists():
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.{os.getpid()}")
-            temporary.write_bytes(b"".join(chunks))
-            temporary.replace(target)  # Atomic, so that Ctrl-C leaves no partial file.
+            with atomic_file(target) as temporary:  # Ctrl-C leaves no partial file.
+                temporary.write_bytes(b"".join(chunks))
 
-    def _listing(self, key: str) -> Iterator[dict[str, Any]]:
-        listing = self.read(key)
-        if sum(int(entry["bytes"]) for entry in listing) > MAX_BYTES:
+    def _listing(self, key: str) -> list[SentFile]:
+        listing = self.read(key, list[SentFile])
+        if sum(entry.bytes for entry in listing) > MAX_BYTES:
             raise LaunchError(
                 f"another host tried to send more than {MAX_BYTES >> 30} GiB of records.",
                 hint="train fewer steps, or write the record to a disk that all hosts share",
             )
-        yield from listing
+        return listing
 
     def _take(self, key: str) -> bytes:
         content = self._get(key)

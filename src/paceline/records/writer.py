@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import msgspec
 
 from paceline.errors import RecordError
 from paceline.records import schema
+from paceline.records.atomic_file import atomic_file
 from paceline.records.description import RunDescription
 from paceline.records.events import Event
 from paceline.records.parity import Parity
@@ -165,9 +165,8 @@ def json_safe(content: Any) -> Any:
 
 def write_json(path: Path, content: msgspec.Struct | Mapping[str, Any]) -> None:
     """Write a JSON file atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(msgspec.json.format(encode(content), indent=2) + b"\n")
-    temporary.replace(path)
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(msgspec.json.format(encode(content), indent=2) + b"\n")
 
 
 def encode(content: Any) -> bytes:

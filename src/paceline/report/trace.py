@@ -17,6 +17,7 @@ from typing import Any
 from paceline.analysis.resources import cpu_shares
 from paceline.analysis.steps.activity import step_activities
 from paceline.errors import RecordError
+from paceline.records.atomic_file import atomic_file
 from paceline.records.reader import RunRecord
 from paceline.records.schema import TRACE_FILE
 from paceline.records.timeline import NO_PEER, Purpose, RowKind, Timeline
@@ -57,18 +58,14 @@ def format_trace_paths(paths: Sequence[Path]) -> str:
 
 def write_trace(run: RunRecord, path: Path) -> None:
     """Write the trace of a run atomically; raise RecordError if the file cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.write(f'{{"displayTimeUnit":"ms","otherData":{_json(_about(run))},"traceEvents":[')
             file.writelines(_lines(trace_events(run)))
             file.write("\n]}\n")
-        temporary.replace(path)
     except OSError as error:
         hint = f"the record is complete: fix that, then run `paceline report {run.path} --trace`"
         raise RecordError(f"cannot write {path}: {error.strerror}.", hint=hint) from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def trace_events(run: RunRecord) -> Iterator[TraceEvent]:

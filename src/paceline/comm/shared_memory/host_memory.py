@@ -18,10 +18,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_json
+from paceline.comm.json_messages import gather_typed
 from paceline.errors import LaunchError
 
 MEMFD_NAME = "paceline"
@@ -59,32 +60,49 @@ class HostMemory:
     """Index of this rank in `peers`."""
 
 
+class SharingProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The process of a rank, and the memory that it offers if it is the first rank of its host."""
+
+    pid: int
+    start_ticks: str
+    file: int
+    """Descriptor of the memory; -1 if the rank has created none."""
+    token: str
+    """Content of the first bytes of the memory, as hexadecimal digits."""
+    size: int
+    """Bytes of the memory."""
+    problem: str
+    """Why the rank could not create the memory; empty otherwise."""
+
+
 def share_memory(size: int, comm: Comm) -> HostMemory:
     """Return zeroed memory of `size` bytes, shared by all ranks of this rank's host. Every rank calls this.
 
     Raise a `LaunchError` on every rank if it fails on one of them.
     """
     members = next(host for host in comm.hosts if comm.rank in host)
-    file, created, problem = -1, dict[str, Any](), ""
+    file, token, problem = -1, secrets.token_bytes(TOKEN_BYTES), ""
     try:
         if comm.rank == members[0]:
-            file = _create(size, token := secrets.token_bytes(TOKEN_BYTES))
-            created = {"file": file, "token": token.hex(), "size": size}
+            file = _create(size, token)
     except (OSError, AttributeError) as error:
         problem = _reason(error)
     pid = os.getpid()
-    ranks = gather_json({**created, "pid": pid, "start_ticks": start_ticks_of(pid), "problem": problem}, comm.control)
+    own = SharingProcess(
+        pid=pid, start_ticks=start_ticks_of(pid), file=file, token=token.hex(), size=size, problem=problem
+    )
+    ranks = gather_typed(own, SharingProcess, comm.control)
     try:
-        _raise_first([rank["problem"] for rank in ranks])
+        _raise_first([rank.problem for rank in ranks])
         try:
             memory = _map(ranks[members[0]], file)
         except OSError as error:
             problem = _reason(error)
-        _raise_first([rank["problem"] for rank in gather_json({"problem": problem}, comm.control)])
+        _raise_first(gather_typed(problem, str, comm.control))
     finally:
         if file >= 0:
             os.close(file)  # All ranks have mapped it by now, or none will.
-    peers = tuple(Peer(rank, ranks[rank]["pid"], ranks[rank]["start_ticks"]) for rank in members)
+    peers = tuple(Peer(rank, ranks[rank].pid, ranks[rank].start_ticks) for rank in members)
     return HostMemory(memory, peers, members.index(comm.rank))
 
 
@@ -114,18 +132,18 @@ def _create(size: int, token: bytes) -> int:
     return file
 
 
-def _map(created: dict[str, Any], own: int) -> mmap.mmap:
+def _map(created: SharingProcess, own: int) -> mmap.mmap:
     """Verify and map the memory that the first rank of the host created; `own` is its descriptor there, else -1."""
-    file = own if own >= 0 else os.open(f"/proc/{created['pid']}/fd/{created['file']}", os.O_RDWR | os.O_CLOEXEC)
+    file = own if own >= 0 else os.open(f"/proc/{created.pid}/fd/{created.file}", os.O_RDWR | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
-        if (found.st_size, found.st_uid, stat.S_IMODE(found.st_mode)) != (created["size"], os.geteuid(), 0o600):
+        if (found.st_size, found.st_uid, stat.S_IMODE(found.st_mode)) != (created.size, os.geteuid(), 0o600):
             raise OSError(errno.EPERM, "the file opened has the wrong size, owner or permissions")
-        memory = mmap.mmap(file, created["size"], mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        memory = mmap.mmap(file, created.size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         if file != own:
             os.close(file)
-    if not secrets.compare_digest(memory[:TOKEN_BYTES], bytes.fromhex(created["token"])):
+    if not secrets.compare_digest(memory[:TOKEN_BYTES], bytes.fromhex(created.token)):
         memory.close()
         raise OSError(errno.EPERM, "the memory opened does not contain the expected token")
     return memory

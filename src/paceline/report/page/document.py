@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from paceline.analysis.record_set import RecordSet
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.formatting import plural, size
+from paceline.records.atomic_file import atomic_file
 from paceline.records.provenance import Provenance
 from paceline.records.settings import Settings
 from paceline.report.plots.drawing import LONGEST_LABEL, Json
@@ -32,14 +32,11 @@ LONGEST_HEADLINE = 90
 
 def write_document(text: str, path: Path) -> None:
     """Write a page atomically; raise PacelineError if it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        with atomic_file(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise PacelineError(f"cannot write {path}: {error.strerror}.", hint="choose another folder") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def render_document(

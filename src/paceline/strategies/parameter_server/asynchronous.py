@@ -6,7 +6,6 @@ has its own copy of its shard, because the worker's weights must not change whil
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import traceback
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from paceline.comm.packed_tensors import abort_connections
 from paceline.errors import RankError, UsageError
 from paceline.strategies.parameter_server.client import LocalServerClient
-from paceline.strategies.parameter_server.protocol import RequestKind, ServerRequest, untimed_group
+from paceline.strategies.parameter_server.protocol import RequestKind, ServerFailure, ServerRequest, untimed_group
 from paceline.strategies.parameter_server.server import GroupExchange, Server, ServerSetup
 from paceline.strategies.parameter_server.server_shard import ServerShard
 from paceline.strategies.parameter_server.staleness import Staleness
@@ -97,7 +96,7 @@ class AsyncServer(Server):
         receive and the server's rank raises.
         """
         staleness = self._version - request.version
-        self.staleness.counts[staleness] += 1
+        self.staleness.count(staleness)
         factor = self._limit.factor(staleness)
         if factor:
             self.staleness.damped += factor < 1
@@ -122,9 +121,9 @@ class AsyncServer(Server):
     def execute(self, request: ServerRequest, exchange: GroupExchange) -> None:
         self._last_request_s[exchange.lead] = time.monotonic()
         if request.kind is RequestKind.STALENESS:
-            exchange.send_json({"staleness": {"json": json.dumps(self.staleness.to_dict())}})
+            exchange.send_typed(self.staleness)
         elif request.kind is RequestKind.FAILURE:
-            exchange.send_json({"failure": self.describe_failure()})
+            exchange.send_typed(self.describe_failure())
         else:
             super().execute(request, exchange)
 
@@ -133,15 +132,15 @@ class AsyncServer(Server):
         self.failure = self.failure or failure
         self._has_failed.set()
 
-    def describe_failure(self) -> dict[str, Any]:
-        """Return the reason of the failure as values that can be sent as JSON."""
+    def describe_failure(self) -> ServerFailure:
+        """Return the reason of the failure, for the workers."""
         assert self.failure is not None
         known = isinstance(self.failure, RankError)
-        return {
-            "reason": str(self.failure) if known else f"{type(self.failure).__name__}: {self.failure}",
-            "detail": None if known else "".join(traceback.format_exception(self.failure)).rstrip(),
-            "peer_lost": isinstance(self.failure, RankError) and self.failure.peer_lost,
-        }
+        return ServerFailure(
+            reason=str(self.failure) if known else f"{type(self.failure).__name__}: {self.failure}",
+            detail=None if known else "".join(traceback.format_exception(self.failure)).rstrip(),
+            peer_lost=isinstance(self.failure, RankError) and self.failure.peer_lost,
+        )
 
     def serve(self) -> None:
         """Serve until all workers have left; raise if the server fails or loses a worker."""

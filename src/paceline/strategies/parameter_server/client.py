@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import receive_json_message, send_json_message
+from paceline.comm.json_messages import SentT, receive_json_message, receive_typed, send_json_message
 from paceline.comm.packed_tensors import PackedTransfer, naming_peer
 from paceline.errors import RankError
 from paceline.records.timeline import Purpose
@@ -18,6 +17,7 @@ from paceline.strategies.parameter_server.protocol import (
     STATES,
     WEIGHTS,
     RequestKind,
+    ServerFailure,
     ServerReply,
     ServerRequest,
     start_receiving,
@@ -84,7 +84,9 @@ class ServerClient:
     def state(self) -> dict[str, dict[str, Any]]:
         """Return the optimiser state of the server."""
         self._request(RequestKind.STATE)
-        return state_to_device(self._receive_json(), self._comm.device)
+        with naming_peer(self.shard.server_rank):
+            state = receive_json_message(self.shard.server_rank, untimed_group(self._group), STATES)
+        return state_to_device(state, self._comm.device)
 
     def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Make a server on a separate rank continue from the model's weights and an optimiser state."""
@@ -99,14 +101,14 @@ class ServerClient:
     def staleness(self) -> Staleness:
         """Return the staleness of the gradients that the server has received."""
         self._request(RequestKind.STALENESS)
-        return Staleness.from_dict(json.loads(self._receive_json()["staleness"]["json"]))
+        return self._receive_typed(Staleness)
 
     def failure(self) -> RankError:
         """Return the failure of the server, after a reply that reports one."""
         self._request(RequestKind.FAILURE)
-        failure = self._receive_json()["failure"]
-        message = f"the server on rank {self.shard.server_rank} has failed: {failure['reason']}"
-        return RankError(message, detail=failure["detail"], peer_lost=failure["peer_lost"])
+        failure = self._receive_typed(ServerFailure)
+        message = f"the server on rank {self.shard.server_rank} has failed: {failure.reason}"
+        return RankError(message, detail=failure.detail, peer_lost=failure.peer_lost)
 
     def leave(self) -> None:
         """Let the server stop to wait for this worker's group."""
@@ -121,9 +123,9 @@ class ServerClient:
     def _start_request(self, request: ServerRequest) -> None:
         self._sending += request.start_sending(self.shard.server_rank, self._group)
 
-    def _receive_json(self) -> dict[str, dict[str, Any]]:
+    def _receive_typed(self, kind: type[SentT]) -> SentT:
         with naming_peer(self.shard.server_rank):
-            return receive_json_message(self.shard.server_rank, untimed_group(self._group), STATES)
+            return receive_typed(kind, self.shard.server_rank, untimed_group(self._group), STATES)
 
 
 class LocalServerClient:

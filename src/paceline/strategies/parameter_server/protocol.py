@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -116,6 +117,16 @@ class ServerReply(NamedTuple):
         """Return the reply in a received tensor."""
         version, ticket, failed = received.tolist()
         return cls(version, ticket, bool(failed))
+
+
+class ServerFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Failure of a server, for the workers."""
+
+    reason: str
+    detail: str | None
+    """Traceback on the server's rank; None where the reason says all."""
+    peer_lost: bool
+    """Whether the server failed because it lost the connection to another rank."""
 
 
 def start_sending(tensor: Tensor, rank: int, group: dist.ProcessGroup, tag: int) -> PackedTransfer:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import JsonMessage, receive_json_message, send_json_message
+from paceline.comm.json_messages import JsonMessage, receive_json_message, send_json_message, send_typed
 from paceline.comm.packed_tensors import PackedTensors, PackedTransfer, naming_peer
 from paceline.records.timeline import Purpose
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, clone_tensors
@@ -114,6 +114,12 @@ class GroupExchange:
         for rank in self._others:
             with naming_peer(rank):
                 send_json_message(message, rank, untimed_group(self._group), STATES)
+
+    def send_typed(self, value: Any) -> None:
+        """Send a value to all workers on other ranks, which receive it by its type."""
+        for rank in self._others:
+            with naming_peer(rank):
+                send_typed(value, rank, untimed_group(self._group), STATES)
 
     def receive_load(self) -> tuple[list[Tensor], dict[str, dict[str, Any]]]:
         """Receive weights and an optimiser state from the lead."""

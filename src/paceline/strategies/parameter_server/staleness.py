@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from paceline.records.summary import StalenessSummary
 
@@ -17,20 +16,25 @@ class Staleness:
     gradient was computed with.
     """
 
-    counts: Counter[int] = field(default_factory=Counter)
+    counts: dict[int, int] = field(default_factory=dict)
     """Number of gradients by staleness."""
     damped: int = 0
     dropped: int = 0
 
+    def count(self, staleness: int, gradients: int = 1) -> None:
+        """Count gradients of a staleness."""
+        self.counts[staleness] = self.counts.get(staleness, 0) + gradients
+
     def add(self, other: Staleness) -> None:
         """Add the counts of another server."""
-        self.counts.update(other.counts)
+        for staleness, gradients in other.counts.items():
+            self.count(staleness, gradients)
         self.damped += other.damped
         self.dropped += other.dropped
 
     def summary(self, max_allowed: int | None) -> StalenessSummary:
         """Return the values for the summary of a record; `max_allowed` is the bound, None if there is none."""
-        staleness = sorted(self.counts.elements())
+        staleness = sorted(Counter(self.counts).elements())
         return StalenessSummary(
             gradients=len(staleness),
             mean=sum(staleness) / len(staleness) if staleness else None,
@@ -39,24 +43,7 @@ class Staleness:
             max_allowed=max_allowed,
             damped=self.damped,
             dropped=self.dropped,
-            counts=[(staleness, self.counts[staleness]) for staleness in sorted(self.counts)],
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the counts as values that can be written as JSON."""
-        return {
-            "counts": {str(staleness): n for staleness, n in self.counts.items()},
-            "damped": self.damped,
-            "dropped": self.dropped,
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Staleness:
-        """Return the statistics from the values of `to_dict`."""
-        return cls(
-            Counter({int(staleness): n for staleness, n in values["counts"].items()}),
-            values["damped"],
-            values["dropped"],
+            counts=sorted(self.counts.items()),
         )
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_json, receive_json_message, send_json_message
+from paceline.comm.json_messages import gather_typed, receive_json_message, send_json_message
 from paceline.config import RunConfig
 from paceline.records.parity import Parity
 from paceline.strategies.base.abilities import ServesParameters, UpdatesInParts
@@ -100,7 +100,7 @@ def prove(
     if parity.holds or not strategy.lossless:
         return parity
     reason = inconclusive_reason(workload, shards.all_ranks, share, config, right) if comm.rank == 0 else ""
-    return msgspec.structs.replace(parity, unproven=gather_json(reason, comm.control)[0])
+    return msgspec.structs.replace(parity, unproven=gather_typed(reason, str, comm.control)[0])
 
 
 def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
