@@ -48,6 +48,11 @@ class Unit:
         """Format a figure with its unit."""
         return self.write(value) + self.ending
 
+    @property
+    def plotly_format(self) -> str:
+        """Format of the figure without its unit for plotly, which formats the numbers of tooltips in the browser."""
+        return f",.{self.decimals}f"
+
 
 @dataclass(frozen=True)
 class Ladder:
@@ -116,6 +121,8 @@ COUNTS = Counts()
 SHARE = percent_unit(0)
 """Share of a step or of a resource."""
 ACCURACY = percent_unit(1)
+SCIENTIFIC_IN_PLOTLY = ".1e"
+"""Format of small relative figures for plotly."""
 
 
 def _signed(text: str) -> str:
@@ -159,6 +166,31 @@ def roughly(value: float) -> str:
     return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 
+def short(value: float, digits: int = 6) -> str:
+    """Format a number that a user gave, or a ratio, without trailing zeros."""
+    return f"{value:.{digits}g}"
+
+
+def short_seconds(value: float) -> str:
+    """Format a duration that a user gave, such as a time-out, as "120 s"."""
+    return f"{short(value)} s"
+
+
+def short_factor(value: float) -> str:
+    """Format a factor that a user gave, as "3×"."""
+    return f"{short(value)}×"
+
+
+def confidence(level: float) -> str:
+    """Format the level of a confidence interval, as "97.5%"."""
+    return f"{short(100 * level, 3)}%"
+
+
+def significant(value: float, digits: int) -> float:
+    """Return a value rounded to significant digits."""
+    return float(short(value, digits))
+
+
 def size(value: float | None) -> str:
     """Format a number of bytes in decimal units."""
     return NOTHING if value is None else SIZES.text(value)
@@ -168,13 +200,21 @@ def binary_size(value: int) -> str:
     """Format a power of two of bytes in binary units, as "64 MiB"."""
     for limit, unit in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if value >= limit:
-            return f"{value / limit:g} {unit}"
+            return f"{short(value / limit)} {unit}"
     return f"{value} B"
 
 
 def rate(bytes_per_s: float) -> str:
     """Format a bandwidth."""
     return RATES.text(bytes_per_s)
+
+
+def bit_rate(bits_per_s: float) -> str:
+    """Format the rate of a link that a user gave, as "200 Mbit/s"."""
+    for limit, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
+        if bits_per_s >= limit:
+            return f"{short(bits_per_s / limit)} {unit}"
+    return f"{short(bits_per_s / 1e3)} kbit/s"
 
 
 def seconds_per_byte(value: float) -> str:
@@ -195,9 +235,14 @@ def plural(value: int, noun: str) -> str:
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
 
 
+def core_count(value: float) -> str:
+    """Format a number of cores without the noun; a quota may be a fraction."""
+    return short(value, 3)
+
+
 def format_cores(value: float, noun: str = "core") -> str:
     """Format a number of cores, as "0.5 cores" or "1 core"."""
-    return f"{value:.3g} {noun}" + ("" if value == 1 else "s")
+    return f"{core_count(value)} {noun}" + ("" if value == 1 else "s")
 
 
 def scientific(value: float) -> str:
@@ -207,6 +252,12 @@ def scientific(value: float) -> str:
     if value >= 0.01:
         return "∞" if math.isinf(value) else f"{value:.2f}"
     return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
+def tick_label(value: float) -> str:
+    """Format a tick label of a logarithmic axis."""
+    written = short(value) if 0.001 < value < 1e5 else f"{value:.0e}"
+    return written.replace("e-0", "e-").replace("e+0", "e+")
 
 
 def interval(low: float | None, high: float | None, unit: Unit) -> str:
