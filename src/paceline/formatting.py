@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 NOTHING = "–"
@@ -289,6 +289,6 @@ def half_width(low: float | None, high: float | None, unit: Unit, value: float) 
     return f"±{percent(half, 0)}" if half < 1 else ">±100%"
 
 
-def join_names(names: list[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join names for a sentence: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -6,7 +6,7 @@ import math
 import re
 
 from paceline.errors import UsageError
-from paceline.formatting import short, short_factor
+from paceline.formatting import join_names, short, short_factor
 
 OPTION = "--slow-rank"
 MOST = 1000.0
@@ -53,7 +53,7 @@ def format_slow_ranks(slowed: dict[int, float]) -> str:
     named = [
         f"rank {rank} was slowed down {short_factor(factor)}" for rank, factor in sorted(slowed.items()) if factor > 1
     ]
-    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    return join_names(named) if named else ""
 
 
 def _number(text: str) -> float | None:

@@ -14,6 +14,7 @@ from paceline.experiments.candidates import CandidateConfig, role_of
 from paceline.experiments.checks import check_strategy
 from paceline.experiments.names import check_names
 from paceline.experiments.scaling.shapes import ALONE
+from paceline.formatting import plural
 from paceline.launch.launcher_process import Shape
 from paceline.records.experiment import Candidate, CandidatePoint, PointMode
 from paceline.records.settings import Settings
@@ -102,7 +103,7 @@ def _fits(candidate_config: CandidateConfig, text: str) -> bool:
 
 
 def _format_shape(shape: Shape) -> str:
-    ranks = "1 rank" if shape.ranks == 1 else f"{shape.ranks} ranks"
+    ranks = plural(shape.ranks, "rank")
     return ranks if shape.hosts == 1 else f"{ranks} over {shape.hosts} hosts"
 
 
