@@ -68,7 +68,7 @@ class Strategy(ABC):
     """Way of sending gradients: each on its own, packed into few large messages, packed and during backward, or during
     backward and the next forward."""
     supports: frozenset[str] = frozenset({"clip", "accumulate"})
-    """Supported features, out of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""
+    """Supported features, out of {"clip", "accumulate"}; checked before any process starts."""
     Options: ClassVar[type] = NoOptions
     """Dataclass of this strategy's options."""
 
