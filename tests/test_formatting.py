@@ -32,7 +32,6 @@ from paceline.formatting import (
     significant,
     size,
     tick_label,
-    time_range,
     unit_for,
 )
 
@@ -174,8 +173,7 @@ def test_intervals() -> None:
     assert interval(None, 0.05, FACTOR) == ""
     assert interval(-0.1, 0.2, SHARE) == "−10 to 20"
     assert interval(0.5, 123_456, FACTOR) == "0.50–123 k"
-    assert time_range(0.9, 1.1, around=0.98) == "900.00–1,100.00 ms"
-    assert time_range(None, 1.1) == ""
+    assert interval(0.9, 1.1, TIMES.own_unit(0.98)) == "900.00–1,100.00"
 
 
 def test_half_of_an_interval() -> None:

@@ -271,14 +271,6 @@ def interval(low: float | None, high: float | None, unit: Unit) -> str:
     return " to ".join(ends) if ends[0].startswith("−") else "–".join(ends)
 
 
-def time_range(low: float | None, high: float | None, *, around: float | None = None) -> str:
-    """Format an interval of durations, both ends in the unit that suits the value `around`."""
-    if low is None or high is None:
-        return ""
-    unit = TIMES.own_unit(high if around is None else around)
-    return f"{interval(low, high, unit)} {unit.name}"
-
-
 def half_width(low: float | None, high: float | None, unit: Unit, value: float) -> str:
     """Format half of an interval: of a share in percentage points, else relative to the value."""
     if low is None or high is None:
