@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from free_port import free_port
 from paired import Ratio, ratio, write_results
 from rich.console import Console
 from rich.table import Table
@@ -37,7 +38,7 @@ from torch import Tensor
 
 from paceline.comm import Comm, close_comm, open_comm
 from paceline.comm.all_reduce import Scratch, all_reduce
-from paceline.comm.network import LOOPBACK, free_port
+from paceline.comm.network import LOOPBACK
 from paceline.comm.world import join_world, leave_world
 from paceline.plans import halving_doubling, ring
 from paceline.plans.cuts import SEGMENT_KB

@@ -31,12 +31,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from free_port import free_port
 from paired import Ratio, ratio, write_results
 from rich.console import Console
 from rich.table import Table
 
 from paceline.analysis.steps.split import WARM_UP_STEPS
-from paceline.comm.network import LOOPBACK, free_port
+from paceline.comm.network import LOOPBACK
 from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
 from paceline.doctor.measuring_cost import TimedTraining

@@ -36,12 +36,13 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from free_port import free_port
 from paired import Ratio, ratio, write_results
 from peers import HAND_WRITTEN, Task, Train, make_peers, missing_peers
 from rich.console import Console
 from rich.table import Table
 
-from paceline.comm.network import LOOPBACK, free_port
+from paceline.comm.network import LOOPBACK
 from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
 from paceline.records import RunFolder

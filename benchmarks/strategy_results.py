@@ -13,7 +13,8 @@ from strategy_picture import draw, interval
 from paceline.analysis.comparison import cost_per_sample
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.statistics import Estimate, estimate_times, paired_ratio
-from paceline.formatting import seconds, time_range
+from paceline.formatting import TIMES, seconds
+from paceline.formatting import interval as format_interval
 from paceline.records.events import FailureEvent
 from paceline.records.experiment import ExperimentRecord, read_experiment
 from paceline.report.run_description import on_hosts
@@ -180,8 +181,9 @@ def _step(line: Line) -> str:
     if line.step_s is None:
         return "failed: " + re.sub(r"\s+", " ", line.failure or "no step was timed")[:80]
     estimate = line.step_s
-    between = time_range(estimate.low, estimate.high, around=estimate.value)
-    return seconds(estimate.value) + (f" ({between})" if between else "")
+    unit = TIMES.own_unit(estimate.value)
+    between = format_interval(estimate.low, estimate.high, unit)
+    return seconds(estimate.value) + (f" ({between} {unit.name})" if between else "")
 
 
 def _ratio(estimate: Estimate | None) -> str:

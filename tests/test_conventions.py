@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from paceline.config import DEFAULT_STRATEGY
 from paceline.strategies.registry import ENTRIES
 
 ROOT = Path(__file__).parent.parent
@@ -16,6 +18,11 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 OUTSIDE_THE_PACKAGE = {"test_conventions.py", "test_docs.py", "test_imports.py"}
 """Tests of the repository as a whole; tests/benchmarks and tests/examples mirror the folders of that name."""
+FORMATS_NUMBERS = {"formatting.py", "records/schema.py"}
+"""The module that formats numbers for people, and the writers of CSV rows."""
+NUMBER_FORMAT = re.compile(r"(?:.?[<>=^])?[-+ ]?z?#?0?\d*(?=[,_.eEfFgGn%])[,_]?(?:\.\d+)?[eEfFgGn%]?")
+"""Format specification with a separator, a precision or a floating-point type; widths, hex digits and dates have none.
+Those of plotly, which formats in the browser, are written in the same way."""
 QUESTIONS = ("What", "Who", "Whose", "How", "Where", "Which", "Those")
 
 
@@ -73,6 +80,57 @@ def test_nothing_depends_on_the_name_of_a_strategy(file: Path) -> None:
             names = constants & (ENTRIES.keys() if "strategy" in ast.unparse(node) else ENTRIES.keys() - {"none"})
             found += [f"{file.name}:{node.lineno}: {ast.unparse(node)}"] if names else []
     assert found == []
+
+
+def test_one_constant_names_a_strategy() -> None:
+    """A constant would hide the name from the test above; lists of strategies are options of a command."""
+    found = []
+    for file in SOURCES:
+        if "strategies" not in file.parts:
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+                    found += [ast.unparse(node)] if node.value.value in ENTRIES.keys() - {"none"} else []
+    assert found == [f"DEFAULT_STRATEGY = {DEFAULT_STRATEGY!r}"]
+
+
+def number_formats(source: str) -> list[tuple[int, str]]:
+    """Return the line and the specification of every number format: of f-strings, `format`, `%` and plotly."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        specifications: list[str] = []
+        if isinstance(node, ast.FormattedValue) and isinstance(node.format_spec, ast.JoinedStr):
+            parts = node.format_spec.values
+            specifications = ["".join(str(part.value) if isinstance(part, ast.Constant) else "9" for part in parts)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "format" and len(node.args) == 2:
+            specifications = [str(node.args[1].value) if isinstance(node.args[1], ast.Constant) else ".9f"]
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant):
+            specifications = re.findall(r"%([-+ #0-9.]*[eEfFgG])", str(node.left.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            specifications = re.findall(r"\{\w*:([^{}]+)\}", node.value)
+        found += [(node.lineno, text) for text in specifications if NUMBER_FORMAT.fullmatch(text)]
+    return found
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_one_module_formats_numbers(file: Path) -> None:
+    """A figure reads the same wherever it is shown, because `formatting.py` alone chooses decimals and separators."""
+    found = number_formats(file.read_text())
+    assert found == [] or str(file.relative_to(PACKAGE)) in FORMATS_NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("source", "formats"),
+    [
+        ('f"{x:.3g} {y:,} {z:,.{n}f} {s:g} {p:.1%}"', [".3g", ",", ",.9f", "g", ".1%"]),
+        ('"{:.2f}".format(x)', [".2f"]),
+        ('format(x, ".2f")', [".2f"]),
+        ('"%.2f s" % x', [".2f"]),
+        ('"%{meta}, step %{x}: %{y:.1e}"', [".1e"]),
+        ('f"{name:<{width}} {step:>6} {number:03d} {byte:02x} {when:%B %Y, %H:%M} {x!r}"', []),
+    ],
+)
+def test_number_formats_are_found(source: str, formats: list[str]) -> None:
+    assert [text for _, text in number_formats(source)] == formats
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ from paceline.formatting import (
     TIMES,
     Ladder,
     binary_size,
+    bit_rate,
+    confidence,
+    core_count,
     count,
     format_cores,
     half_width,
@@ -23,8 +26,12 @@ from paceline.formatting import (
     rate,
     scientific,
     seconds,
+    short,
+    short_factor,
+    short_seconds,
+    significant,
     size,
-    time_range,
+    tick_label,
     unit_for,
 )
 
@@ -122,6 +129,22 @@ def test_other_units() -> None:
     ]
 
 
+def test_numbers_that_a_user_gave() -> None:
+    assert [short(value) for value in (0.1, 3.0, 1e-5, 2.5)] == ["0.1", "3", "1e-05", "2.5"]
+    assert [short_seconds(value) for value in (120.0, 0.5)] == ["120 s", "0.5 s"]
+    assert [short_factor(value) for value in (3.0, 1.5)] == ["3×", "1.5×"]
+    rates = [bit_rate(value) for value in (2e8, 1e9, 2.5e9, 5e5)]
+    assert rates == ["200 Mbit/s", "1 Gbit/s", "2.5 Gbit/s", "500 kbit/s"]
+    assert [core_count(value) for value in (0.5, 3.0, 4 / 3)] == ["0.5", "3", "1.33"]
+    assert [confidence(level) for level in (0.95, 0.975, 1 - 0.05 / 3)] == ["95%", "97.5%", "98.3%"]
+
+
+def test_numbers_of_plots() -> None:
+    assert [tick_label(value) for value in (0.5, 20, 1e5, 1e-4)] == ["0.5", "20", "1e+5", "1e-4"]
+    assert [significant(value, 3) for value in (0.0123456, 98765.0)] == [0.0123, 98800.0]
+    assert (FACTOR.plotly_format, SHARE.plotly_format) == (",.2f", ",.0f")
+
+
 @pytest.mark.parametrize(
     ("values", "written"),
     [
@@ -156,8 +179,7 @@ def test_intervals() -> None:
     assert interval(None, 0.05, FACTOR) == ""
     assert interval(-0.1, 0.2, SHARE) == "−10 to 20"
     assert interval(0.5, 123_456, FACTOR) == "0.50–123 k"
-    assert time_range(0.9, 1.1, around=0.98) == "900.00–1,100.00 ms"
-    assert time_range(None, 1.1) == ""
+    assert interval(0.9, 1.1, TIMES.own_unit(0.98)) == "900.00–1,100.00"
 
 
 def test_half_of_an_interval() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 NOTHING = "–"
@@ -47,6 +47,11 @@ class Unit:
     def text(self, value: float) -> str:
         """Format a figure with its unit."""
         return self.write(value) + self.ending
+
+    @property
+    def plotly_format(self) -> str:
+        """Format of the figure without its unit for plotly, which formats the numbers of tooltips in the browser."""
+        return f",.{self.decimals}f"
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,8 @@ COUNTS = Counts()
 SHARE = percent_unit(0)
 """Share of a step or of a resource."""
 ACCURACY = percent_unit(1)
+SCIENTIFIC_IN_PLOTLY = ".1e"
+"""Format of small relative figures for plotly."""
 
 
 def _signed(text: str) -> str:
@@ -161,6 +168,31 @@ def roughly(value: float) -> str:
     return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 
+def short(value: float, digits: int = 6) -> str:
+    """Format a number that a user gave, or a ratio, without trailing zeros."""
+    return f"{value:.{digits}g}"
+
+
+def short_seconds(value: float) -> str:
+    """Format a duration that a user gave, such as a time-out, as "120 s"."""
+    return f"{short(value)} s"
+
+
+def short_factor(value: float) -> str:
+    """Format a factor that a user gave, as "3×"."""
+    return f"{short(value)}×"
+
+
+def confidence(level: float) -> str:
+    """Format the level of a confidence interval, as "97.5%"."""
+    return f"{short(100 * level, 3)}%"
+
+
+def significant(value: float, digits: int) -> float:
+    """Return a value rounded to significant digits."""
+    return float(short(value, digits))
+
+
 def size(value: float | None) -> str:
     """Format a number of bytes in decimal units."""
     return NOTHING if value is None else SIZES.text(value)
@@ -170,13 +202,21 @@ def binary_size(value: int) -> str:
     """Format a power of two of bytes in binary units, as "64 MiB"."""
     for limit, unit in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if value >= limit:
-            return f"{value / limit:g} {unit}"
+            return f"{short(value / limit)} {unit}"
     return f"{value} B"
 
 
 def rate(bytes_per_s: float) -> str:
     """Format a bandwidth."""
     return RATES.text(bytes_per_s)
+
+
+def bit_rate(bits_per_s: float) -> str:
+    """Format the rate of a link that a user gave, as "200 Mbit/s"."""
+    for limit, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
+        if bits_per_s >= limit:
+            return f"{short(bits_per_s / limit)} {unit}"
+    return f"{short(bits_per_s / 1e3)} kbit/s"
 
 
 def count(value: int) -> str:
@@ -192,9 +232,14 @@ def plural(value: int, noun: str) -> str:
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
 
 
+def core_count(value: float) -> str:
+    """Format a number of cores without the noun; a quota may be a fraction."""
+    return short(round(value, 2))
+
+
 def format_cores(value: float, noun: str = "core") -> str:
     """Format a number of cores, as "0.5 cores" or "1 core"."""
-    return f"{round(value, 2):g} {noun}" + ("" if value == 1 else "s")
+    return f"{core_count(value)} {noun}" + ("" if value == 1 else "s")
 
 
 def scientific(value: float) -> str:
@@ -204,6 +249,12 @@ def scientific(value: float) -> str:
     if value >= 0.01:
         return "∞" if math.isinf(value) else f"{value:.2f}"
     return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
+def tick_label(value: float) -> str:
+    """Format a tick label of a logarithmic axis."""
+    written = short(value) if 0.001 < value < 1e5 else f"{value:.0e}"
+    return written.replace("e-0", "e-").replace("e+0", "e+")
 
 
 def interval(low: float | None, high: float | None, unit: Unit) -> str:
@@ -217,14 +268,6 @@ def interval(low: float | None, high: float | None, unit: Unit) -> str:
     return " to ".join(ends) if ends[0].startswith("−") else "–".join(ends)
 
 
-def time_range(low: float | None, high: float | None, *, around: float | None = None) -> str:
-    """Format an interval of durations, both ends in the unit that suits the value `around`."""
-    if low is None or high is None:
-        return ""
-    unit = TIMES.own_unit(high if around is None else around)
-    return f"{interval(low, high, unit)} {unit.name}"
-
-
 def half_width(low: float | None, high: float | None, unit: Unit, value: float) -> str:
     """Format half of an interval: of a share in percentage points, else relative to the value."""
     if low is None or high is None:
@@ -235,6 +278,6 @@ def half_width(low: float | None, high: float | None, unit: Unit, value: float) 
     return f"±{percent(half, 0)}" if half < 1 else ">±100%"
 
 
-def join_names(names: list[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join names for a sentence: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -14,7 +14,6 @@ from paceline.comm.network import (
     address_of,
     addresses_of_name,
     choose_interface,
-    free_port,
     is_loopback,
 )
 from paceline.errors import LaunchError
@@ -80,12 +79,6 @@ def test_a_master_that_does_not_resolve_is_an_error(master: str) -> None:
     assert master in caught.value.message
     assert "--master" in (caught.value.hint or "")
     assert "--iface" in (caught.value.hint or "")
-
-
-def test_a_free_port_can_be_bound() -> None:
-    port = free_port()
-    with socket.create_server((LOOPBACK, port)) as server:
-        assert server.getsockname()[1] == port > 0
 
 
 def test_the_address_of_an_interface() -> None:

@@ -163,7 +163,7 @@ LOOK = """
 import json, sys
 from dataclasses import fields
 from pathlib import Path
-from paceline.analysis.record_set import NOT_A_SETTING
+from paceline.analysis.record_set import NOT_COMPARED
 from paceline.cli.main import run
 from paceline.config import EXAMINED_SETTINGS, SCRIPT_SETTINGS, CompareConfig, LaunchConfig, RunConfig
 from paceline.config.fields import read_toml
@@ -183,7 +183,7 @@ print(json.dumps({
     "equal_on_hosts": settings_of("train", LaunchConfig(), RunConfig())["warm_up"],
     "examined": "warm_up" in EXAMINED_SETTINGS,
     "with_scripts": "warm_up" in SCRIPT_SETTINGS,
-    "compared": "warm_up" not in NOT_A_SETTING,
+    "compared": "warm_up" not in NOT_COMPARED,
     "in_next_command": "warm_up" not in OMITTED_SETTINGS,
 }))
 """

@@ -15,7 +15,7 @@ from paceline.analysis.steps.candidate_split import CandidateSplit
 from paceline.analysis.traffic.wire import Traffic, Wire, bus_factor
 from paceline.records import Topology
 from paceline.records.examination import PairLink
-from paceline.records.timeline import RowKind
+from paceline.records.timeline import MESSAGES, RowKind
 
 BottleneckKind = Literal[
     "compute", "cores", "data", "straggler", "uneven_ranks", "latency", "bandwidth", "memory", "exchange", "other"
@@ -141,7 +141,7 @@ def rounds(traffic: Traffic, ranks: int) -> float:
         return math.ceil(math.log2(ranks)) if ranks > 1 else 0
     if traffic.kind == RowKind.SHARED_REDUCE.title:
         return 0
-    return 1 if traffic.kind in (RowKind.SEND.title, RowKind.RECV.title) else ranks - 1
+    return 1 if traffic.kind in [kind.title for kind in MESSAGES] else ranks - 1
 
 
 def on_busiest_link(traffic: Traffic, ranks: int) -> float:

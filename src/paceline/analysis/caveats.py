@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from paceline.analysis.curves import loss_curve
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
-from paceline.formatting import SHARE, format_cores, percent, whole
+from paceline.formatting import SHARE, format_cores, join_names, percent, plural, whole
 from paceline.records import RunRecord, Summary, Topology
 from paceline.records.events import UnprovenEvent, events_of
 
@@ -74,7 +74,7 @@ def _uneven_ranks(record_set: RecordSet, rank_step_spread: Mapping[str, float | 
             if all(run.topology.device == "cpu" for run in runs)
             else "the GPUs or hosts differ in speed, or other programs use them. `paceline doctor` compares them."
         )
-        yield f"{_listed(list(found))}: step times differ by {between} between ranks; {cause}"
+        yield f"{join_names(list(found))}: step times differ by {between} between ranks; {cause}"
 
 
 def slowed_on_purpose(run: RunRecord) -> str:
@@ -90,7 +90,7 @@ def _slowed(record_set: RecordSet) -> Iterator[str]:
             found.setdefault(what, []).append(candidate.name)
     for what, names in found.items():
         if what:
-            whose = "" if len(found) == 1 else f"{_listed(names)}: "
+            whose = "" if len(found) == 1 else f"{join_names(names)}: "
             yield f"{whose}{what if whose else what.capitalize()} on purpose (--slow-rank)."
 
 
@@ -99,10 +99,9 @@ def untracked_traffic(name: str, summary: Summary | None) -> str | None:
     untracked = summary.untracked if summary else None
     groups, operations = (untracked.groups, untracked.operations) if untracked else (0, 0)
     if groups:
-        created = "1 process group" if groups == 1 else f"{groups} process groups"
         return (
-            f"{name} created {created} outside Paceline, whose traffic is not in the time split. Create groups with "
-            "comm.subgroup(ranks) to include it."
+            f"{name} created {plural(groups, 'process group')} outside Paceline, whose traffic is not in the time "
+            "split. Create groups with comm.subgroup(ranks) to include it."
         )
     if operations:
         return (
@@ -164,13 +163,9 @@ def _divergences(record_set: RecordSet, candidates: Iterable[str]) -> Iterator[s
             found.setdefault(f"the loss is not finite from step {min(steps)} on{share}", []).append(name)
     for what, names in found.items():
         yield (
-            f"{_listed(names)}: {what}. Average losses exclude such runs; "
+            f"{join_names(names)}: {what}. Average losses exclude such runs; "
             "a lower learning rate or gradient clipping may prevent it."
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def over_subscribed(topology: Topology) -> bool:

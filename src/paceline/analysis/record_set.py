@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from paceline.config import RunConfig
+from paceline.config import DEFAULT_STRATEGY, RunConfig
 from paceline.config.setting import select
 from paceline.records import RunRecord
 from paceline.records.events import CandidateEvent, ExperimentEvent
@@ -18,11 +18,8 @@ from paceline.records.experiment import Candidate, CandidateRole, Design, Experi
 from paceline.records.provenance import Provenance
 from paceline.records.settings import Settings
 
-NOT_A_SETTING = frozenset(select(RunConfig, lambda metadata: not metadata.compared))
+NOT_COMPARED = frozenset(select(RunConfig, lambda metadata: not metadata.compared))
 """Config keys in which two runs of one candidate may differ."""
-
-REFERENCE = "ddp"
-"""Strategy that others are compared with, where it was measured: the one that most users have."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,7 @@ def _of_runs(runs: list[RunRecord]) -> _RecordSource:
     shared = _shared([run.config for run in runs])
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
-        settings = {key: value for key, value in run.config.items() if key not in NOT_A_SETTING}
+        settings = {key: value for key, value in run.config.items() if key not in NOT_COMPARED}
         identity = [run.config["strategy"], _ranks(run), run.provenance.host, settings]
         groups.setdefault(json.dumps(identity, sort_keys=True, default=str), []).append(run)
     seeded = [_by_seed(members) for members in groups.values()]
@@ -166,7 +163,7 @@ def _of_runs(runs: list[RunRecord]) -> _RecordSource:
     members = []
     for group in seeded:
         first = next(iter(group.values()))
-        settings = {k: v for k, v in first.config.items() if k not in shared and k not in NOT_A_SETTING}
+        settings = {k: v for k, v in first.config.items() if k not in shared and k not in NOT_COMPARED}
         name = " ".join([first.config["strategy"], *[f"{k}={v}" for k, v in settings.items()]])
         candidate = Candidate(name, first.config["strategy"], settings, _role(first), first.topology.lossless)
         numbered = [(repeats[key], timing_numbers[id(run)], run) for key, run in group.items()]
@@ -183,9 +180,9 @@ def _of_runs(runs: list[RunRecord]) -> _RecordSource:
 
 
 def reference_of(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the candidate that ratios are relative to: `ddp`, else the first of role candidate, else the first."""
+    """Return the reference of ratios: the default strategy, else the first of role candidate, else the first."""
     eligible = [candidate for candidate in candidates if candidate.role == "candidate"]
-    named = [candidate for candidate in eligible if candidate.strategy == REFERENCE]
+    named = [candidate for candidate in eligible if candidate.strategy == DEFAULT_STRATEGY]
     return (named or eligible or list(candidates))[0]
 
 
@@ -222,7 +219,7 @@ def _names(sources: Sequence[_RecordSource]) -> list[list[str]]:
     rank_counts = defaultdict[str, set[int | None]](set)
     named = list[tuple[_SourceCandidate, str]]()
     for source in sources:
-        settings = [f"{k}={v}" for k, v in source.config.items() if k not in shared and k not in NOT_A_SETTING]
+        settings = [f"{k}={v}" for k, v in source.config.items() if k not in shared and k not in NOT_COMPARED]
         named += [(member, " ".join([member.candidate.name, *settings])) for member in source.members]
     for member, name in named:
         rank_counts[name].add(member.ranks)

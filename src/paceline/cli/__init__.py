@@ -1,4 +1,4 @@
-"""The command line: one thin function per command; heavy imports are inside it, so that `--help` responds at once."""
+"""The command line: one request per command. Its methods have the heavy imports, so that `--help` answers at once."""
 
 import sys
 

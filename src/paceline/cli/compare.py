@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import typer
+from typing import ClassVar
 
 from paceline.cli.experiment_output import run_and_report
-from paceline.cli.messages import message_printer
+from paceline.cli.messages import display_console, message_printer
 from paceline.cli.requests import LaunchRequest
 from paceline.config import CompareConfig, settings_unused_by
 
@@ -34,18 +32,15 @@ class CompareRequest(LaunchRequest):
     }
 
     compare: CompareConfig
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False
     script_arguments: tuple[str, ...] = ()
     """Arguments of the user's script."""
 
     def carry_out(self) -> int:
         """Run the comparison and report its results."""
-        from rich.console import Console
-
         from paceline.experiments.compare import compare
         from paceline.report.live.live_table import LiveTable
 
-        messages = Console(stderr=True, highlight=False)
+        messages = display_console()
         display, notify = LiveTable(messages), message_printer(messages)
         return run_and_report(
             lambda on_folder: compare(

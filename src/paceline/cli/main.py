@@ -115,7 +115,7 @@ def parse(arguments: Sequence[str]) -> Request | None:
 
 
 def execute(request: Request) -> int:
-    """Have a request carried out, by emulated hosts if it asks for them, else by this process; return the exit code.
+    """Execute a request: on emulated hosts with `--emulate`, else in this process; return the exit code.
 
     This process may be one of several that share a launch. `paceline submit` has Slurm carry out another request.
     """

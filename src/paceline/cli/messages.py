@@ -22,6 +22,13 @@ def message_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def display_console() -> Console:
+    """Return the console for live displays, on stderr. Tables are cropped to the terminal, so it wraps no lines."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
 def data_console() -> Console:
     """Return the console for tables, on stdout: as wide as the terminal, or 150 columns in a file or pipe."""
     from rich.console import Console

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.cli.experiment_output import run_and_report
-from paceline.cli.messages import message_printer
+from paceline.cli.messages import display_console, message_printer
 from paceline.cli.requests import LaunchRequest, RequestedRanks
 from paceline.config import ScaleConfig, settings_unused_by
 from paceline.launch.launcher_process import LauncherProcess, Shape
@@ -37,12 +37,10 @@ class ScaleRequest(LaunchRequest):
 
     def carry_out(self) -> int:
         """Run the scaling experiment and report its results."""
-        from rich.console import Console
-
         from paceline.experiments.scale import scale
         from paceline.report.live.scaling_table import ScalingLiveTable
 
-        messages = Console(stderr=True, highlight=False)
+        messages = display_console()
         display, notify = ScalingLiveTable(messages), message_printer(messages)
         return run_and_report(
             lambda on_folder: scale(self.run, self.launch, self.scale, self.out, display, on_folder, notify),

@@ -16,6 +16,7 @@ from paceline.cli.job_shape import choose_job_shape
 from paceline.cli.messages import message_console, print_json
 from paceline.cli.requests import LaunchRequest, Request
 from paceline.errors import UsageError
+from paceline.formatting import plural
 from paceline.launch.slurm.sbatch import JOB_ID, BatchJob, find_log, submit_job
 
 SHORT_OPTIONS = {"-A": "--account", "-c": "--cpus-per-task", "-N": "--nodes", "-n": "--ntasks", "-o": "--output"}
@@ -196,10 +197,8 @@ def _write_script(text: str, file: Path) -> None:
 
 def _format_job(job: BatchJob, job_id: int, log: str) -> str:
     """Return the size of a submitted job, and the commands that show its state and log and cancel it."""
-    hosts = f"{job.hosts} {'host' if job.hosts == 1 else 'hosts'}"
-    ranks = f"{job.ranks_per_host} {'rank' if job.ranks_per_host == 1 else 'ranks'}"
     return (
-        f"job {job_id}: {hosts} × {ranks}\n"
+        f"job {job_id}: {plural(job.hosts, 'host')} × {plural(job.ranks_per_host, 'rank')}\n"
         f"  state:    squeue --job={job_id}\n"
         f"  log:      tail -F {shlex.quote(log)}\n"
         f"  cancel:   scancel {job_id}\n"

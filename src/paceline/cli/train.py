@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from paceline.cli.interrupts import CtrlCHandler
-from paceline.cli.messages import data_console, message_printer, print_json
+from paceline.cli.messages import data_console, display_console, message_printer, print_json
 from paceline.cli.record_output import run_with_display
 from paceline.cli.requests import LaunchRequest
 from paceline.errors import PacelineError
@@ -28,17 +28,14 @@ class TrainRequest(LaunchRequest):
     command: ClassVar[str] = "train"
 
     out: Annotated[Path | None, typer.Option(help="Folder for the record [default: a new one under runs/].")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")] = False
 
     def carry_out(self) -> int:
         """Train, then print the summary."""
-        from rich.console import Console
-
         from paceline.analysis.caveats import unplanned_bytes, untracked_traffic
         from paceline.experiments.train import train
         from paceline.report.live.run import LiveRun
 
-        messages = Console(stderr=True)
+        messages = display_console()
         notify = message_printer(messages)
         failure: PacelineError | None = None
         with CtrlCHandler() as ctrl_c:

@@ -33,12 +33,6 @@ def choose_interface(master: str, *, all_on_this_host: bool) -> Interface:
     return Interface(name=_interface_with(address), address=address)
 
 
-def free_port(address: str = LOOPBACK) -> int:
-    """Return a port that is currently free. Another process may take it; bind port 0 where the API allows it."""
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def address_of(interface: str) -> str | None:
     """Return this host's address on an interface (the first of a comma-separated list); None if it has none."""
     import psutil

@@ -8,6 +8,7 @@ command line, its name (with dashes) the option, and its name (with underscores)
 from paceline.config.compare import CompareConfig
 from paceline.config.launch import LaunchConfig, launched
 from paceline.config.run import (
+    DEFAULT_STRATEGY,
     ENDLESS,
     EXAMINED_SETTINGS,
     LENGTH_SETTINGS,
@@ -24,6 +25,7 @@ from paceline.config.script import ATTACH_SETTINGS, SCRIPT_SETTINGS, VARIED_IN_S
 
 __all__ = [
     "ATTACH_SETTINGS",
+    "DEFAULT_STRATEGY",
     "ENDLESS",
     "EXAMINED_SETTINGS",
     "LENGTH_SETTINGS",

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 
 from paceline.errors import UsageError
+from paceline.formatting import bit_rate, plural, short
 
 EMULATION_VARIABLE = "PACELINE_EMULATED"
 """Environment variable of all processes on an emulated host: its `EmulationInfo` as JSON."""
@@ -17,7 +18,6 @@ CGROUP_VARIABLE = "PACELINE_HOST_CGROUP"
 MOST_HOSTS = 64
 
 _RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_RATE_NAMES = {"kbit": "kbit/s", "mbit": "Mbit/s", "gbit": "Gbit/s"}
 _DELAY_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _LEAST_RATE, _LARGEST_RATE = 100e3, 100e9
 _LONGEST_DELAY_S = 10.0
@@ -38,8 +38,8 @@ class EmulatedHostSpec:
     """Delay of packets that the host sends; a round trip between two such hosts takes twice this longer."""
 
     def __str__(self) -> str:
-        rate = "at full speed" if self.rate_bit_s is None else f"at {format_rate(self.rate_bit_s)} each way"
-        return rate if self.delay_s is None else f"{rate}, {self.delay_s * 1e3:g} ms delay"
+        rate = "at full speed" if self.rate_bit_s is None else f"at {bit_rate(self.rate_bit_s)} each way"
+        return rate if self.delay_s is None else f"{rate}, {short(self.delay_s * 1e3)} ms delay"
 
 
 def parse_hosts(text: str) -> tuple[EmulatedHostSpec, ...]:
@@ -72,15 +72,9 @@ def _quantity(match: re.Match[str], name: str, units: Mapping[str, float], text:
     return float(match[name]) * units[unit]
 
 
-def format_rate(rate_bit_s: float) -> str:
-    """Format a rate, as in 200 Mbit/s."""
-    unit = next((unit for unit in ("gbit", "mbit") if rate_bit_s >= _RATE_UNITS[unit]), "kbit")
-    return f"{rate_bit_s / _RATE_UNITS[unit]:g} {_RATE_NAMES[unit]}"
-
-
 def format_hosts(hosts: tuple[EmulatedHostSpec, ...]) -> str:
     """Format hosts, as in "4 emulated hosts at 200 Mbit/s each way"."""
-    what = f"{len(hosts)} emulated host{'s' if len(hosts) > 1 else ''}"
+    what = plural(len(hosts), "emulated host")
     groups = [(kind, len(list(same))) for kind, same in groupby(hosts)]
     if len(groups) == 1:
         return f"{what} {hosts[0]}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from paceline.config.emulation import EmulationInfo, parse_hosts
 from paceline.config.setting import POSITIVE, Bound, check_values, option_name, setting
 from paceline.errors import UsageError
+from paceline.formatting import short
 
 CORES = Bound("from 0.01 to 1024 cores", lambda value: 0.01 <= value <= 1024)
 
@@ -58,7 +59,7 @@ class LaunchConfig:
     def _check_emulation(self) -> None:
         if self.host_cpus is not None and not self.emulate:
             raise UsageError(
-                f"--host-cpus {self.host_cpus:g} was given without --emulate.",
+                f"--host-cpus {short(self.host_cpus)} was given without --emulate.",
                 hint="it limits the cores of emulated hosts, as in --emulate 4 --host-cpus 0.5",
             )
         if not self.emulate:

@@ -13,6 +13,8 @@ Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["auto", "gloo", "nccl"]
 BatchNormMode = Literal["broadcast", "local", "sync"]
 Precision = Literal["fp32", "bf16", "fp64"]
+DEFAULT_STRATEGY = "ddp"
+"""Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
 ENDLESS = 10**9
 """Number of epochs of a run that ends by time: more than any run trains."""
 MOST_PROFILED_STEPS = 50
@@ -35,7 +37,7 @@ class RunConfig:
     augment: bool = True
     """Augment with random crops and flips, if the data set defines them."""
     strategy: str = setting(
-        "ddp", fixed="name strategies with --strategies a,b", compared=False, unused_by=("compare", "scale")
+        DEFAULT_STRATEGY, fixed="name strategies with --strategies a,b", compared=False, unused_by=("compare", "scale")
     )
     """Way of synchronising gradients; options as in ddp:bucket_mb=1. `paceline strategies` lists all."""
     batch: int | None = setting(None, bound=POSITIVE)

@@ -20,7 +20,7 @@ CommandName = Literal["compare", "scale", "doctor"]
 """Commands that use only some settings of a run; `train` uses all."""
 ScriptUse = Literal["own", "same", "varied", "attach"]
 MetadataT = ParamSpec("MetadataT")
-ValueT = TypeVar("ValueT")
+DefaultT = TypeVar("DefaultT")
 METADATA_KEY = "setting"
 
 
@@ -68,11 +68,11 @@ class Setting:
 
 def _field_with(
     make_metadata: Callable[MetadataT, Setting],
-) -> Callable[Concatenate[ValueT, MetadataT], ValueT]:
+) -> Callable[Concatenate[DefaultT, MetadataT], DefaultT]:
     """Return a function that makes a dataclass field from a default and the arguments of `make_metadata`."""
 
-    def make_field(default: ValueT, /, *args: MetadataT.args, **metadata: MetadataT.kwargs) -> ValueT:
-        made: ValueT = field(default=default, metadata={METADATA_KEY: make_metadata(*args, **metadata)})
+    def make_field(default: DefaultT, /, *args: MetadataT.args, **metadata: MetadataT.kwargs) -> DefaultT:
+        made: DefaultT = field(default=default, metadata={METADATA_KEY: make_metadata(*args, **metadata)})
         return made
 
     return make_field

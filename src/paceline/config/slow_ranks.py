@@ -6,6 +6,7 @@ import math
 import re
 
 from paceline.errors import UsageError
+from paceline.formatting import join_names, short, short_factor
 
 OPTION = "--slow-rank"
 MOST = 1000.0
@@ -29,7 +30,7 @@ def parse_slow_ranks(text: str) -> dict[int, float]:
         if not 1 <= times <= MOST:
             raise UsageError(
                 f"{OPTION} {text!r} makes rank {int(rank)} {factor} times as slow.",
-                hint=f"the factor must be from 1 to {MOST:g}: ranks can only be slowed down",
+                hint=f"the factor must be from 1 to {short(MOST)}: ranks can only be slowed down",
             )
         if int(rank) in found:
             raise UsageError(f"{OPTION} {text!r} names rank {int(rank)} twice.", hint=_FORMS)
@@ -49,8 +50,10 @@ def check_slow_ranks(slowed: dict[int, float], ranks: int) -> None:
 
 def format_slow_ranks(slowed: dict[int, float]) -> str:
     """Format slowed ranks, as in `rank 1 was slowed down 3×`; empty if there are none."""
-    named = [f"rank {rank} was slowed down {factor:g}×" for rank, factor in sorted(slowed.items()) if factor > 1]
-    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    named = [
+        f"rank {rank} was slowed down {short_factor(factor)}" for rank, factor in sorted(slowed.items()) if factor > 1
+    ]
+    return join_names(named) if named else ""
 
 
 def _number(text: str) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from paceline.config import CompareConfig, RunConfig
+from paceline.config import DEFAULT_STRATEGY, CompareConfig, RunConfig
 from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import NO_RANK, check_slow_ranks
 from paceline.config.specs import convert, split_list
@@ -67,7 +67,7 @@ def make_candidates(
 ) -> list[CandidateConfig]:
     """Return every strategy with every combination of the varied settings, checked, in the order given."""
     ranks = shape.ranks
-    text = compare.strategies or ("ddp" if compare.vary else "usual")
+    text = compare.strategies or (DEFAULT_STRATEGY if compare.vary else "usual")
     strategies = parse_list(text)
     variations = list(_variations(compare, rules.fixed))
     base = _with_global_batch(base, ranks, varies={key for variation in variations for key in variation})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.config import LaunchConfig, RunConfig
 from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import check_slow_ranks
@@ -48,6 +49,16 @@ def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProc
             hint=f"use --ranks {gpus} or --backend gloo" if gpus else "use --backend gloo",
         )
     return shape
+
+
+def check_length(steps: Iterable[int | None], default: int) -> None:
+    """Raise if a run of so many steps consists of warm-up steps; None for a run that another setting ends."""
+    for number in steps:
+        if number is not None and number <= WARM_UP_STEPS:
+            raise UsageError(
+                f"--steps {number} leaves no step to measure: the first {WARM_UP_STEPS} are warm-up.",
+                hint=f"use --steps {default}, or leave it out",
+            )
 
 
 def settings_of(command: str, launch: LaunchConfig, *configs: object) -> dict[str, Any]:

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from paceline.analysis.comparison import compare as compare_records
 from paceline.analysis.record_set import collect_records, reference_of
-from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.config import LENGTH_SETTINGS, CompareConfig, LaunchConfig, RunConfig
 from paceline.config.emulation import emulation_info
-from paceline.errors import UsageError
 from paceline.experiments.candidates import make_candidates, varied_keys
-from paceline.experiments.checks import choose_shape, settings_of
+from paceline.experiments.checks import check_length, choose_shape, settings_of
 from paceline.experiments.engine import Experiment, ProgressDisplay
 from paceline.experiments.train import new_folder
 from paceline.experiments.training_targets import choose_target
@@ -61,13 +59,7 @@ def compare(
         base = replace(base, steps=DEFAULT_STEPS)
     shape = choose_shape(base, launch, launcher)
     candidate_configs = make_candidates(base, config, shape, target.rules)
-    steps = [one.config.steps for one in candidate_configs if one.config.steps is not None]
-    too_few = [number for number in steps if number <= WARM_UP_STEPS]
-    if too_few:
-        raise UsageError(
-            f"--steps {too_few[0]} leaves no step to measure: the first {WARM_UP_STEPS} are warm-up.",
-            hint="use --steps 40, or leave it out",
-        )
+    check_length((candidate_config.config.steps for candidate_config in candidate_configs), DEFAULT_STEPS)
     candidates = [candidate_config.candidate for candidate_config in candidate_configs]
     target.prepare(candidate_configs)
     known = target.describe(candidate_configs, shape.ranks, config) if launcher.is_leader else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,8 @@ from msgspec.structs import replace
 
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import PacelineError, RecordError
-from paceline.experiments.names import check_names, prepare_data
-from paceline.experiments.train import FollowRun, new_folder
+from paceline.experiments.names import check_names
+from paceline.experiments.train import FollowRun, join_for_run, new_folder
 from paceline.launch.launcher_process import Notify
 from paceline.records import RunFolder
 from paceline.records.examination import Examination, find_examination, read_examination, write_examination
@@ -30,17 +29,7 @@ def doctor(
     check_names(config)
     if out is not None:
         _refuse_record(out)
-
-    from paceline.experiments.checks import choose_shape, settings_of
-    from paceline.launch.leader import join_launch
-    from paceline.launch.rank_assignment import find_launcher_process
-
-    launcher = find_launcher_process(launch, os.environ)
-    shape = choose_shape(config, launch, launcher)
-    prepare_data(config)
-    leader = join_launch(
-        launcher, launch, settings_of("doctor", launch, config), timeout_s=config.timeout, notify=notify
-    )
+    leader, shape = join_for_run("doctor", config, launch, notify)
     if leader is None:
         return None
     with leader:

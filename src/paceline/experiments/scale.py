@@ -11,12 +11,11 @@ from typing import Any
 
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.scaling.curves import scaling
-from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
 from paceline.config.emulation import emulation_info
 from paceline.errors import UsageError
 from paceline.experiments.candidates import CandidateConfig
-from paceline.experiments.checks import gpus_to_use, settings_of
+from paceline.experiments.checks import check_length, gpus_to_use, settings_of
 from paceline.experiments.engine import Experiment, ProgressDisplay
 from paceline.experiments.names import prepare_data
 from paceline.experiments.scaling.estimate import estimate_s
@@ -97,11 +96,7 @@ def scale(
     launcher = find_launcher_process(launch, os.environ)
     if not base.has_length:
         base = replace(base, steps=DEFAULT_STEPS)
-    if base.steps is not None and base.steps <= WARM_UP_STEPS:
-        raise UsageError(
-            f"--steps {base.steps} leaves no step to measure: the first {WARM_UP_STEPS} are warm-up.",
-            hint="use --steps 20, or leave it out",
-        )
+    check_length([base.steps], DEFAULT_STEPS)
     gpus = gpus_to_use(base)
     cores = machine_cores()
     shapes = choose_shapes(config, launcher, on_one_host=gpus or max(2, int(cores)))

@@ -9,13 +9,17 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import RecordError
 from paceline.experiments.names import check_names, prepare_data
 from paceline.launch.launcher_process import Notify
 from paceline.records import RunFolder, RunRecord, read_run
+
+if TYPE_CHECKING:
+    from paceline.launch.launcher_process import Shape
+    from paceline.launch.leader import Leader
 
 FollowRun = Callable[[Path], AbstractContextManager[Any]]
 """Makes the live display of a record that grows in a folder."""
@@ -27,17 +31,9 @@ def train(
     """Train and return the record; None on all launcher processes but the leader."""
     check_names(config)
 
-    from paceline.experiments.checks import choose_shape, settings_of
     from paceline.launch.job import Job
-    from paceline.launch.leader import join_launch
-    from paceline.launch.rank_assignment import find_launcher_process
 
-    launcher = find_launcher_process(launch, os.environ)
-    shape = choose_shape(config, launch, launcher)
-    prepare_data(config)
-    leader = join_launch(
-        launcher, launch, settings_of("train", launch, config), timeout_s=config.timeout, notify=notify
-    )
+    leader, shape = join_for_run("train", config, launch, notify)
     if leader is None:
         return None
     with leader:
@@ -46,6 +42,21 @@ def train(
         with follow(folder.path):
             leader.run(job, shape)
     return read_run(folder.path)
+
+
+def join_for_run(
+    command: Literal["train", "doctor"], config: RunConfig, launch: LaunchConfig, notify: Notify
+) -> tuple[Leader | None, Shape]:
+    """Check the configuration, fetch the data and join the launch; there is a leader on one launcher process only."""
+    from paceline.experiments.checks import choose_shape, settings_of
+    from paceline.launch.leader import join_launch
+    from paceline.launch.rank_assignment import find_launcher_process
+
+    launcher = find_launcher_process(launch, os.environ)
+    shape = choose_shape(config, launch, launcher)
+    prepare_data(config)
+    settings = settings_of(command, launch, config)
+    return join_launch(launcher, launch, settings, timeout_s=config.timeout, notify=notify), shape
 
 
 def new_folder(config: RunConfig, what: str | None = None) -> Path:

@@ -21,6 +21,7 @@ from paceline.errors import UsageError
 from paceline.experiments.candidates import WORKLOAD_RULES, CandidateConfig, CandidateRules, shared_settings
 from paceline.experiments.estimate import estimate_s
 from paceline.experiments.names import prepare_data
+from paceline.formatting import scientific
 from paceline.launch.job import Task
 from paceline.launch.launcher_process import Shape
 from paceline.records.decoder import read_model
@@ -233,8 +234,9 @@ class ScriptTarget:
             )
         if found is not None and not found.holds:
             raise Unproven(
-                f"{self.script.name} computes different gradients in two runs (they differ by {found.error:.1g} of the "
-                "norm), so parity cannot be proven: seed everything random in it."
+                f"{self.script.name} computes different gradients in two runs (they differ by "
+                f"{scientific(found.relative_error)} of the norm), so parity cannot be proven: "
+                "seed everything random in it."
             )
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 import paceline
 from paceline.errors import LaunchError
+from paceline.formatting import short_seconds
 from paceline.launch.failures import error_from_info, error_to_info
 from paceline.launch.launcher_process import LauncherInfo, LauncherProcess, Notify
 from paceline.launch.store_channel import POLL_S, StoreChannel
@@ -158,7 +159,7 @@ def _collect_launcher_infos(
         if missing and waited_s > timeout_s:
             raise LaunchError(
                 f"{_format_hosts(missing)} of {launcher.launchers} did not connect to {channel.endpoint} within "
-                f"{timeout_s:g} s.",
+                f"{short_seconds(timeout_s)}.",
                 hint=f"start the same command on all {launcher.launchers} hosts, each with a different --node-rank; "
                 "increase --timeout if they start slowly",
             )
@@ -172,7 +173,7 @@ def _collect_launcher_infos(
 def _wait_for_result(channel: StoreChannel, launcher: LauncherProcess, timeout_s: float) -> list[LauncherInfo]:
     if not channel.wait(RESULT, within_s=timeout_s + 5):
         raise LaunchError(
-            f"host 0 at {channel.endpoint} did not answer host {launcher.number} within {timeout_s:g} s.",
+            f"host 0 at {channel.endpoint} did not answer host {launcher.number} within {short_seconds(timeout_s)}.",
             hint="see the output of the command on host 0; increase --timeout if other hosts start slowly",
         )
     result = channel.read(RESULT, HandshakeResult)

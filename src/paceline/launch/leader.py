@@ -21,6 +21,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from paceline.comm.network import LOOPBACK, source_address
 from paceline.config import LaunchConfig
 from paceline.errors import LaunchError, PacelineError
+from paceline.formatting import short_seconds
 from paceline.launch import rendezvous
 from paceline.launch.control_store import open_channel
 from paceline.launch.elastic import start_ranks
@@ -169,7 +170,7 @@ class Leader:
             if time.monotonic() > deadline:
                 name = self.launcher_infos[rank_range.launcher].name
                 return {}, LaunchError(
-                    f"{name} did not report within {timeout_s:g} s how its ranks ended.",
+                    f"{name} did not report within {short_seconds(timeout_s)} how its ranks ended.",
                     hint="see the output of the command on that host",
                 )
         outcome = self.channel.read(key, JobOutcome)

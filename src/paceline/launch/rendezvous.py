@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from paceline.comm.network import LOOPBACK
 from paceline.errors import LaunchError
+from paceline.formatting import short_seconds
 
 BACKEND = "paceline"
 POLL_S = 0.1
@@ -45,7 +46,7 @@ class FailureAwareStore(PrefixStore):
             if self._remote_failed():
                 raise RuntimeError("ranks of another launcher failed")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no process set {', '.join(keys)} within {limit.total_seconds():g} s")
+                raise RuntimeError(f"no process set {', '.join(keys)} within {short_seconds(limit.total_seconds())}")
             time.sleep(POLL_S)
 
     def get(self, key: str) -> bytes:

@@ -36,7 +36,8 @@ class Outgoing(NamedTuple):
 class Schedule(NamedTuple):
     """Messages of one rank in an all-reduce. Peers are positions among the participating ranks, not ranks.
 
-    Both lists are in the order of steps. Messages between two ranks are matched by their order, and carry no tag.
+    Lists are in the order in which a rank receives and sends. With several segments, a message may be of a later step
+    than the one after it. Messages between two ranks are matched by their order, and carry no tag.
     """
 
     incoming: tuple[Incoming, ...]

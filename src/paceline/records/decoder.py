@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from paceline.errors import RecordError
+from paceline.formatting import short
 from paceline.records.schema import SCHEMA_VERSION
 
 ModelT = TypeVar("ModelT")
@@ -113,7 +114,7 @@ def describe(message: str, name: str) -> str:
     if match := _WRONG_TYPE.fullmatch(text):
         return f"{place} is {_type_words(match['found'])}, not {_type_words(match['expected'])}"
     if match := _OUT_OF_BOUNDS.fullmatch(text):
-        bound = _SIGNS[match["sign"]].format(f"{float(match['bound']):g}")
+        bound = _SIGNS[match["sign"]].format(short(float(match["bound"])))
         return f"{place} is not {_type_words(match['expected'])}{bound}"
     if match := _WRONG_LENGTH.fullmatch(text):
         length = {">=": "{} or more", "<=": "{} or less", None: "{}"}[match["sign"]].format(match["length"])

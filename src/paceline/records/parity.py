@@ -7,6 +7,7 @@ import math
 from msgspec import Struct
 
 from paceline.errors import ParityError
+from paceline.formatting import plural, scientific, short
 from paceline.records.value_types import Count, Positive
 
 
@@ -47,11 +48,10 @@ class Parity(Struct, frozen=True, omit_defaults=True):
         elif not math.isfinite(error):
             found = "not finite, or missing for some parameters"
         elif abs(factor - 1) > 1e-3:
-            found = f"off by a factor of {factor:.4g} (relative error {error:.2g})"
+            found = f"off by a factor of {short(factor, 4)} (relative error {scientific(error)})"
         else:
-            found = f"off by {error:.2g} of its norm, where at most {self.tolerance:.0e} is allowed"
-        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+            found = f"off by {scientific(error)} of its norm, where at most {scientific(self.tolerance)} is allowed"
         raise ParityError(
-            f"{self.strategy} on {ranks}: the gradient is {found}.",
+            f"{self.strategy} on {plural(self.ranks, 'rank')}: the gradient is {found}.",
             hint="correct the strategy, or set lossless = False if it does not promise the mean gradient",
         )

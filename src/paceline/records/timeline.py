@@ -58,6 +58,10 @@ class RowKind(enum.IntEnum):
         return self.name.lower()
 
 
+MESSAGES = (RowKind.SEND, RowKind.RECV)
+"""Operations between two ranks; all others are collectives."""
+
+
 class Purpose(enum.IntEnum):
     """Content of an operation."""
 

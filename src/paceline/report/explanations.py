@@ -10,7 +10,7 @@ from paceline.analysis.bottlenecks import Bottleneck, BottleneckKind, bottleneck
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import hub_rank
 from paceline.config.slow_ranks import parse_slow_ranks
-from paceline.formatting import format_cores, percent, plural, seconds, size
+from paceline.formatting import format_cores, percent, plural, seconds, short_factor, size
 from paceline.plans.halving_doubling import ALGORITHM as HALVING_DOUBLING
 from paceline.plans.halving_doubling import folded
 from paceline.records import Topology
@@ -223,7 +223,7 @@ def _slow_rank(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     factor = parse_slow_ranks(case.config.get("slow_rank") or "").get(rank, 1.0)
     if factor > 1:
         remedy = "a strategy in which ranks do not wait for each other (parameter_server:asynchronous=true)."
-        return f"{text}, which was slowed down {factor:g}× on purpose (--slow-rank).", remedy
+        return f"{text}, which was slowed down {short_factor(factor)} on purpose (--slow-rank).", remedy
     return f"{text}.", f"find out what takes longer on rank {rank} than on the others: see the table of ranks."
 
 

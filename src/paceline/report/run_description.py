@@ -6,7 +6,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.config import RunConfig
 from paceline.config.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
-from paceline.formatting import format_cores, plural
+from paceline.formatting import format_cores, plural, short_seconds
 from paceline.records.experiment import Design
 
 WARM_UP_COUNTS = "warm-up steps included: fewer than 6 steps"
@@ -22,9 +22,9 @@ def compares_strategies(comparison: Comparison) -> bool:
 def run_length(config: RunConfig) -> str:
     """Format the length of a run: steps, epochs or seconds."""
     if config.steps is None and config.epochs is None and config.seconds is not None:
-        return f"{config.seconds:g} s"
+        return short_seconds(config.seconds)
     length = plural(config.steps, "step") if config.steps else plural(config.epochs or 1, "epoch")
-    return length if config.seconds is None else f"{length}, {config.seconds:g} s at most,"
+    return length if config.seconds is None else f"{length}, {short_seconds(config.seconds)} at most,"
 
 
 def on_hosts(design: Design) -> str:

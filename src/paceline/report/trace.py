@@ -29,7 +29,6 @@ COMPUTE_THREAD, COMMUNICATION_THREAD, MARKS_THREAD = 1, 100, 200
 PARTS_OF_MICROSECOND = 8
 """Resolution of times. Eighths are exact in binary: Perfetto truncates to nanoseconds, so adjacent slices with inexact
 times would overlap by one nanosecond."""
-MESSAGES = (RowKind.SEND, RowKind.RECV)
 
 NOTHING_TO_TRACE = "the records contain no timelines to make a trace of."
 

@@ -15,7 +15,18 @@ from paceline.analysis.statistics import Estimate
 from paceline.analysis.traffic.payload import Payload, RankBytes
 from paceline.config import LENGTH_SETTINGS, RunConfig
 from paceline.config.setting import select
-from paceline.formatting import ACCURACY, FACTOR, factor, interval, join_names, percent, plural, seconds, size
+from paceline.formatting import (
+    ACCURACY,
+    FACTOR,
+    confidence,
+    factor,
+    interval,
+    join_names,
+    percent,
+    plural,
+    seconds,
+    size,
+)
 from paceline.records.experiment import Design
 
 OMITTED_SETTINGS = frozenset(select(RunConfig, lambda metadata: metadata.positional or not metadata.in_next_command))
@@ -240,7 +251,7 @@ def _interval_and_repeats(estimate: Estimate, level: float) -> str:
     repeats = plural(estimate.repeats, "repeat")
     if estimate.low is None or estimate.high is None:
         return f" ({repeats})"
-    return f" ({100 * level:.3g}% interval {interval(estimate.low, estimate.high, FACTOR)}, {repeats})"
+    return f" ({confidence(level)} interval {interval(estimate.low, estimate.high, FACTOR)}, {repeats})"
 
 
 def next_command(comparison: Comparison) -> str | None:

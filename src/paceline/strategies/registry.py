@@ -144,6 +144,9 @@ ENTRIES = {
     )
 }
 
+BASELINE_STRATEGIES = tuple(name for name, entry in ENTRIES.items() if entry.role == "baseline")
+"""Strategies that train in one process, which the others are measured against."""
+
 SETS = {
     **{
         name: tuple(entry.name for entry in ENTRIES.values() if name in entry.sets)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.comm import join_world, leave_world, open_comm
-from paceline.config import BatchNormMode
+from paceline.config import DEFAULT_STRATEGY, BatchNormMode
 from paceline.config.specs import Spec
 from paceline.errors import UsageError
 from paceline.strategies.base.strategy import MakeOptimizer, Role
@@ -17,8 +17,6 @@ from paceline.strategies.registry import create
 from paceline.training.placement import choose_backend
 from paceline.training.scripts.script_task import script_task
 from paceline.training.sync import Sync
-
-DEFAULT_STRATEGY = "ddp"
 
 
 def attach(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
+from paceline.comm.nested_tensors import tensors_in
 from paceline.errors import UsageError, WorkloadError
 from paceline.workloads.data.images import ImageSet
 from paceline.workloads.sampler import Sampler, epoch_key, split
@@ -345,20 +346,14 @@ def _map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
     return batch
 
 
-def _tensors_in(batch: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _map_tensors(batch, found.append)
-    return found
-
-
 def _batch_size(batch: Any) -> int:
-    tensors = _tensors_in(batch)
-    if not tensors or tensors[0].dim() == 0:
+    first = next(tensors_in(batch), None)
+    if first is None or first.dim() == 0:
         raise WorkloadError(
             f"a batch of type {type(batch).__name__} has no tensor to count its samples by.",
             hint="use tensors, or tuples, lists or dicts of tensors, with the samples along the first dimension",
         )
-    return len(tensors[0])
+    return len(first)
 
 
 def _slice(batch: Any, part: range) -> Any:

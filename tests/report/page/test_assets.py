@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from commands import paceline
+from contrast import contrast
 from examinations import examination, rank_info
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.records.examination import write_examination
 from paceline.records.experiment import Candidate
 from paceline.report.page.comparison import write_page
 from paceline.report.page.scaling import write_scaling_page
-from paceline.report.plots.palette import contrast
 from scaling_on_disk import read_scaling, write_scaling
 
 playwright_api = pytest.importorskip("playwright.sync_api")

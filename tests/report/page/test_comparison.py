@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from contrast import contrast
 from experiments_on_disk import CLASSIC, falling, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import relative_difference, thinned
@@ -24,7 +25,7 @@ from paceline.report.figures.ranks import RANK_FIGURES
 from paceline.report.figures.steps import SPLIT_FIGURES
 from paceline.report.page.comparison import DEFINITIONS, all_plots, comparison_table, render, write_page
 from paceline.report.plots.drawing import plain, short_names
-from paceline.report.plots.palette import colours, contrast
+from paceline.report.plots.palette import colours
 from paceline.report.tables.steps import split_rows
 from paceline.report.verdict import sentences
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from contrast import contrast
 from examinations import examination
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison
@@ -24,7 +25,7 @@ from paceline.report.figures.columns import page_columns
 from paceline.report.figures.steps import BYTES_FIGURES
 from paceline.report.page.comparison import all_plots, render
 from paceline.report.page.sections import SPLIT_PART
-from paceline.report.plots.palette import OPERATIONS, PHASES, contrast
+from paceline.report.plots.palette import OPERATIONS, PHASES
 from paceline.report.plots.palette import PARTS as PART_COLOURS
 from paceline.report.plots.split import split
 from paceline.report.plots.timeline import MOST_BARS, timeline

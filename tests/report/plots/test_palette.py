@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from contrast import contrast
 from paceline.records.experiment import Candidate
-from paceline.report.plots.palette import NEUTRALS, colours, colours_of_strategies, contrast
+from paceline.report.plots.palette import NEUTRALS, colours, colours_of_strategies
 from paceline.strategies.registry import ENTRIES
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 
 from paceline.analysis.findings.finding import Finding, Level, format_ranks, format_workload, ranks_by
-from paceline.formatting import TENTHS, format_cores, plural, seconds, size
+from paceline.formatting import TENTHS, core_count, format_cores, plural, seconds, size
 from paceline.records.examination import Examination, RankInfo, WorkloadNeeds
 
 CLOCK_PROBLEM_S = 1.0
@@ -143,17 +144,19 @@ def _busy(ranks: Sequence[RankInfo], wanted: float) -> Iterator[Finding]:
     if wanted > first.cpu_count - busy + BUSY_CORES:
         message = (
             f"Other programs use {TENTHS.text(busy)} of the {plural(first.cpu_count, 'core')} of {first.host_name}, "
-            f"while the ranks need {wanted:g}. Step times will be too long and vary between runs."
+            f"while the ranks need {core_count(wanted)}. Step times will be too long and vary between runs."
         )
         yield Finding("note", "cores", message, "stop the other programs, or wait until they finish")
 
 
 def _core_limits(rank: RankInfo) -> Iterator[Finding]:
     if rank.cores < rank.cpu_count:
-        by_quota = rank.cpu_quota is not None and rank.cpu_quota < rank.affinity
-        limit = f"a cgroup quota of {rank.cpu_quota:g}" if by_quota else f"a CPU affinity of {rank.affinity}"
+        quota = math.inf if rank.cpu_quota is None else rank.cpu_quota
+        by_quota = quota < rank.affinity
+        limit = f"a cgroup quota of {core_count(quota)}" if by_quota else f"a CPU affinity of {rank.affinity}"
         message = (
-            f"{rank.host_name} has {plural(rank.cpu_count, 'core')}, but {limit} limits the ranks to {rank.cores:g}."
+            f"{rank.host_name} has {plural(rank.cpu_count, 'core')}, but {limit} limits the ranks to "
+            f"{core_count(rank.cores)}."
         )
         fix = (
             "raise the CPU limit of the container or job"

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
-from paceline.formatting import format_cores
+from paceline.formatting import format_cores, plural
 from paceline.records import Topology
 from paceline.records.experiment import ScaleDesign
 
@@ -100,7 +100,7 @@ def placement_notes(design: ScaleDesign, shapes: Iterable[tuple[int, int]]) -> I
         if is_packed(design, hosts, number):
             yield (
                 f"{hosts * number} ranks cannot be placed evenly on {len(design.machines)} hosts, so they are "
-                f"placed on {'1 host' if hosts == 1 else f'{hosts} hosts'}. Choose a placement with --ranks-per-host."
+                f"placed on {plural(hosts, 'host')}. Choose a placement with --ranks-per-host."
             )
     yield from _different_hosts(design, sorted({hosts for hosts, _ in ordered}))
 

@@ -17,7 +17,7 @@ from paceline.plans import Operation, Plan, Transfer
 from paceline.plans.operations import gloo_operation
 from paceline.records import RunRecord
 from paceline.records.summary import InterfaceTraffic, PairTraffic
-from paceline.records.timeline import Purpose, RowKind, Timeline
+from paceline.records.timeline import MESSAGES, Purpose, RowKind, Timeline
 from paceline.records.writer import json_safe
 
 TOLERANCE = 0.01
@@ -202,9 +202,7 @@ def recorded_links(timelines: Mapping[int, Timeline], steps: Sequence[int], rank
     if sorted(timelines) != list(range(ranks)):
         return None
     tallies = [_tally(timelines[rank], set(steps)) for rank in range(ranks)]
-    collectives = [
-        {key: count for key, count in tally.items() if key[0] not in (RowKind.SEND, RowKind.RECV)} for tally in tallies
-    ]
+    collectives = [{key: count for key, count in tally.items() if key[0] not in MESSAGES} for tally in tallies]
     if any(tally != collectives[0] for tally in collectives):
         return None
     found: list[Operation] = []

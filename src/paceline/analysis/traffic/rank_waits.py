@@ -18,13 +18,12 @@ import numpy.typing as npt
 
 from paceline.analysis.steps.activity import WAITING, step_activities
 from paceline.analysis.steps.intervals import Interval, difference, intersection, union
-from paceline.records.timeline import RowKind, Timeline
+from paceline.records.timeline import MESSAGES, RowKind, Timeline
 
 TimelineRows = npt.NDArray[np.void]
 
 FROM_ROOT = (RowKind.SCATTER, RowKind.BROADCAST)
 TO_ROOT = (RowKind.GATHER, RowKind.REDUCE)
-MESSAGES = (RowKind.SEND, RowKind.RECV)
 
 
 class RankWait(NamedTuple):

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.analysis.steps.split import after_warm_up, mean_split, split_steps
-from paceline.analysis.traffic.rank_waits import FROM_ROOT, MESSAGES, TO_ROOT, TimelineRows, matching, rank_waits
+from paceline.analysis.traffic.rank_waits import FROM_ROOT, TO_ROOT, TimelineRows, matching, rank_waits
 from paceline.plans.operations import sent_by_rank
 from paceline.plans.plan import all_reduce_lower_bound
-from paceline.records.timeline import Purpose, RowKind, Timeline
+from paceline.records.timeline import MESSAGES, Purpose, RowKind, Timeline
 
 Floats = npt.NDArray[np.float64]
 

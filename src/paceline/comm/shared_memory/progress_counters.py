@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from paceline.comm.shared_memory.futex import WORD_BYTES, FutexWords
 from paceline.comm.shared_memory.host_memory import HostMemory
 from paceline.errors import RankError
+from paceline.formatting import whole
 from paceline.measure.cores import usable_cores
 
 LINE_BYTES = 128
@@ -125,7 +126,7 @@ class ProgressCounters:
         if has_left and not self.have_reached([index], value):
             raise _peer_lost(f"rank {peer.rank} ended while rank {self._rank} waited for its gradients.")
         if thread is None and waited_s > self._timeout_s:
-            raise _peer_lost(f"rank {self._rank} waited {waited_s:.0f} s for the gradients of rank {peer.rank}.")
+            raise _peer_lost(f"rank {self._rank} waited {whole(waited_s)} s for the gradients of rank {peer.rank}.")
 
 
 class ThreadStopped(Exception):

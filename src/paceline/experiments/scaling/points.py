@@ -14,13 +14,13 @@ from paceline.experiments.candidates import CandidateConfig, role_of
 from paceline.experiments.checks import check_strategy
 from paceline.experiments.names import check_names
 from paceline.experiments.scaling.shapes import ALONE
+from paceline.formatting import plural
 from paceline.launch.launcher_process import Shape
 from paceline.records.experiment import Candidate, CandidatePoint, PointMode
 from paceline.records.settings import Settings
-from paceline.strategies.registry import create, parse_list, selected_by_set
+from paceline.strategies.registry import BASELINE_STRATEGIES, create, parse_list, selected_by_set
 
 DEFAULT_STRATEGIES = "gather_scatter,p2p,allreduce,ddp"
-BASELINE = "single"
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class ScaleBatches:
 
 
 def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -> list[CandidateConfig]:
-    """Return every strategy at every point, checked, and `single` on one rank; points of both modes appear once."""
+    """Return every strategy at every point, checked, and the baseline on one rank; points of both modes appear once."""
     text = config.strategies or DEFAULT_STRATEGIES
-    strategies = [BASELINE, *[name for name in dict.fromkeys(parse_list(text)) if name != BASELINE]]
+    strategies = list(dict.fromkeys([*BASELINE_STRATEGIES, *parse_list(text)]))
     most_ranks = max(shape.ranks for shape in shapes)
     check_slow_ranks(base.slowed, most_ranks)  # At smaller world sizes the slowed ranks may not exist.
     batches = ScaleBatches.of(config, most_ranks)
@@ -102,7 +102,7 @@ def _fits(candidate_config: CandidateConfig, text: str) -> bool:
 
 
 def _format_shape(shape: Shape) -> str:
-    ranks = "1 rank" if shape.ranks == 1 else f"{shape.ranks} ranks"
+    ranks = plural(shape.ranks, "rank")
     return ranks if shape.hosts == 1 else f"{ranks} over {shape.hosts} hosts"
 
 

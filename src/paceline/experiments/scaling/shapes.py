@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.config import ScaleConfig
 from paceline.errors import UsageError
+from paceline.formatting import plural
 from paceline.launch.launcher_process import LauncherProcess, Shape
 
 ALONE = Shape(1, 1)
@@ -44,7 +45,7 @@ def _fewest(ranks: int, hosts: int) -> list[int]:
 
 
 def _does_not_fit(ranks: int, hosts: int, config: ScaleConfig, room: int | None) -> UsageError:
-    there = f"{hosts} host{'s' if hosts > 1 else ''}" + (f" with {room} ranks each" if room is not None else "")
+    there = plural(hosts, "host") + (f" with {room} ranks each" if room is not None else "")
     if config.per_host:
         named = " or ".join(map(str, config.per_host))
         return UsageError(

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import LaunchError
+from paceline.formatting import format_cores
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 
 PERIOD_US = 10_000
@@ -138,7 +139,7 @@ def _cgroup_error(error: OSError, parent: Path, cpus: float | None) -> LaunchErr
         errno.EBUSY: f"{parent} contains processes, as in a container: move them to a cgroup below it, "
         "or remove --host-cpus",
     }
-    limit = "" if cpus is None else f" to {cpus:g} cores"
+    limit = "" if cpus is None else f" to {format_cores(cpus)}"
     return LaunchError(
         f"cannot limit emulated hosts{limit}: {error.filename or parent}: {error.strerror}.",
         hint=hints.get(error.errno or 0, "remove --host-cpus"),

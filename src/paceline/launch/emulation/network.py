@@ -69,7 +69,7 @@ def rate_commands(interface: str, rate_bit_s: float | None) -> list[str]:
         return []
     burst = burst_bytes(rate_bit_s)
     limit = max(_MIN_QUEUE_BYTES, math.ceil(rate_bit_s / 8 * _QUEUE_S)) + burst
-    return [f"qdisc add dev {interface} root handle 1: tbf rate {rate_bit_s:.0f}bit burst {burst} limit {limit}"]
+    return [f"qdisc add dev {interface} root handle 1: tbf rate {round(rate_bit_s)}bit burst {burst} limit {limit}"]
 
 
 def burst_bytes(rate_bit_s: float) -> int:

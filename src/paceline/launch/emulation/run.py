@@ -15,6 +15,7 @@ from typing import IO
 from paceline.config import LaunchConfig, launched
 from paceline.config.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
+from paceline.formatting import core_count, format_cores, plural
 from paceline.launch.emulation.hosts import EmulatedHost, emulated_hosts
 from paceline.launch.emulation.network import address_of
 from paceline.launch.launcher_process import Notify
@@ -44,7 +45,7 @@ def run_emulated(
         )
     specs = parse_hosts(launch.emulate)
     with emulated_hosts(launch.emulate, launch.host_cpus) as hosts:
-        limits = "" if launch.host_cpus is None else f", {launch.host_cpus:g} cores each"
+        limits = "" if launch.host_cpus is None else f", {format_cores(launch.host_cpus)} each"
         others = f"–{address_of(len(specs) - 1).rpartition('.')[2]}" if len(specs) > 1 else ""
         notify(f"{format_hosts(specs)}{limits}, {address_of(0)}{others}")
         _warn_if_oversubscribed(launch, len(specs), notify)
@@ -70,10 +71,11 @@ def run_on_all(hosts: Sequence[EmulatedHost], command: Sequence[str], notify: No
 
 
 def _warn_if_oversubscribed(launch: LaunchConfig, hosts: int, notify: Notify) -> None:
-    total, cores = (launch.host_cpus or 0) * hosts, usable_cores()
-    if total > cores:
+    share, cores = launch.host_cpus or 0, usable_cores()
+    if hosts * share > cores:
         notify(
-            f"warning: {hosts} hosts × {launch.host_cpus:g} cores need {total:g}, but this machine has {cores:g}: "
+            f"warning: {plural(hosts, 'host')} × {format_cores(share)} need {core_count(hosts * share)}, "
+            f"but this machine has {core_count(cores)}: "
             "hosts will slow each other down; use fewer hosts or a smaller --host-cpus"
         )
 

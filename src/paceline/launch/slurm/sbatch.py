@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import LaunchError, UsageError
+from paceline.launch.slurm.scontrol import scontrol
 
 JOB_ID = "%j"
 """Slurm's file name pattern for the job ID, used until Slurm has assigned the ID."""
-SCONTROL_S = 20.0
 SbatchOptions = Sequence[tuple[str, ...]]
 """Options of sbatch: each a tuple of the option and, if it is a separate word, its value."""
 
@@ -130,12 +130,7 @@ def submit_job(script: str, file: Path | None) -> int:
 
 def find_log(job: BatchJob, number: int) -> str:
     """Return the log file of a submitted job, from scontrol, otherwise from the job's options."""
-    try:
-        command = ["scontrol", "show", "job", str(number)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return job.log_file(number)
-    found = re.search(r"^ *StdOut=(/.*)$", done.stdout, re.MULTILINE)
+    found = re.search(r"^ *StdOut=(/.*)$", scontrol("show", "job", str(number)), re.MULTILINE)
     # Some versions of Slurm print the patterns unexpanded.
     return job.expand(found[1], number) if found else job.log_file(number)
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import itertools
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.config import LaunchConfig
 from paceline.errors import LaunchError, UsageError
+from paceline.formatting import plural
 from paceline.launch.launcher_process import LauncherProcess
+from paceline.launch.slurm.scontrol import scontrol
 
 FIRST_PORT = 12288
 PORT_COUNT = 16384
 """Launcher 0 listens on a port from 12288 to 28671: below the ephemeral ports, and clear of Slurm's ports."""
 PORTS_PER_JOB = 64
 """Distance between the first ports of consecutive jobs: their first 64 steps use different ports."""
-SCONTROL_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def _find_size_mismatch(step: SlurmStep, launch: LaunchConfig) -> UsageError | N
     ranks = launch.ranks if launch.ranks is not None else nodes * (launch.ranks_per_host or tasks // nodes)
     if ranks == tasks:
         return None
-    found = f"Slurm started {tasks} {'task' if tasks == 1 else 'tasks'} (SLURM_NTASKS={tasks})"
+    found = f"Slurm started {plural(tasks, 'task')} (SLURM_NTASKS={tasks})"
     found += "" if nodes == 1 else f" on {nodes} nodes"
     requested = f"{ranks} ranks" if launch.ranks is not None else f"{launch.ranks_per_host} ranks per node"
     if ranks % nodes:
@@ -261,16 +261,6 @@ def _address_of_first_node(step: SlurmStep, environment: Mapping[str, str]) -> s
 
 def _node_address(name: str, environment: Mapping[str, str]) -> str | None:
     """Return NodeAddr from Slurm's configuration: an address or, by default, the node's name; None if unknown."""
-    try:
-        done = subprocess.run(
-            ["scontrol", "--oneliner", "show", "node", name],
-            capture_output=True,
-            text=True,
-            timeout=SCONTROL_S,
-            check=False,
-            env=dict(environment),
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.search(r"\bNodeAddr=(\S+)", done.stdout)
+    output = scontrol("--oneliner", "show", "node", name, environment=environment)
+    found = re.search(r"\bNodeAddr=(\S+)", output)
     return found[1] if found else None

@@ -23,7 +23,7 @@ from rich.progress import (
 
 from paceline.analysis.caveats import over_subscribed
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
-from paceline.formatting import count, number, percent, plural, whole
+from paceline.formatting import count, number, percent, plural, short, whole
 from paceline.records import Topology
 from paceline.records.events import RUN_EVENTS, ConfigEvent, EpochEvent, LogEvent, StartEvent, decode_event
 from paceline.records.schema import EVENTS_FILE, steps_file
@@ -187,13 +187,14 @@ def configuration_line(topology: Topology) -> str:
     batch = f"batch {topology.batch} = {topology.workers} × {each}" if each else "batches from the workload"
     ranks, servers = plural(topology.workers, "rank"), topology.servers
     idle = topology.world_size - topology.workers - servers
+    user_optimizer, lr = topology.user_optimizer, topology.lr
     beside = [f"and {plural(servers, 'server')}"] * (servers > 0) + [f"({idle} idle)"] * (idle > 0)
     return " · ".join(
         [
             f"[bold]{escape(topology.workload)}[/bold], {count(topology.parameters)} parameters",
             " ".join([f"{escape(topology.strategy)} on {ranks}", *beside]),
             batch,
-            "user-defined optimiser" if topology.user_optimizer else f"lr {topology.lr:g} (not scaled)",
+            "user-defined optimiser" if user_optimizer or lr is None else f"lr {short(lr)} (not scaled)",
             f"{plural(topology.threads, 'thread')} per rank",
             f"{topology.device}, {topology.backend} over {topology.interface}",
         ]

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from paceline.formatting import Unit
+from paceline.formatting import Unit, significant
 
 Json = dict[str, Any]
 
@@ -67,13 +67,7 @@ def shortened(name: str, most: int = LONGEST_LABEL) -> str:
 
 def hover_value(variable: str, unit: Unit) -> str:
     """Return the part of a tooltip's template that shows a variable of the trace, which is in `unit`."""
-    return f"%{{{variable}:,.{unit.decimals}f}}{unit.ending}"
-
-
-def tick_label(value: float) -> str:
-    """Format a tick label of a logarithmic axis."""
-    written = f"{value:g}" if 0.001 < value < 1e5 else f"{value:.0e}"
-    return written.replace("e-0", "e-").replace("e+0", "e+")
+    return f"%{{{variable}:{unit.plotly_format}}}{unit.ending}"
 
 
 class Panel(NamedTuple):
@@ -186,7 +180,7 @@ def ticks(low: float, high: float) -> list[float]:
         return decades(low, high)
     step = 10.0 ** math.floor(math.log10(high - low))
     step *= next((part for part in (1, 0.5, 0.2) if (high - low) / (step * part) >= 3), 0.1)
-    return [float(f"{step * n:.6g}") for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [significant(step * n, 6) for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def whole_ticks(steps: int) -> dict[str, int]:
@@ -201,7 +195,7 @@ def points_per_curve(points: int, curves: int) -> int:
 
 def rounded(values: Iterable[float], digits: int = 5) -> list[float | None]:
     """Return values with a few significant digits, as many as a plot can show; None for values that are not finite."""
-    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
+    return [significant(value, digits) if math.isfinite(value) else None for value in values]
 
 
 def finite(values: Sequence[float]) -> list[float]:

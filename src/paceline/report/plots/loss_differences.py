@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import relative_differences, thinned
 from paceline.analysis.loss_difference import VISIBLE, LossDifference
+from paceline.formatting import SCIENTIFIC_IN_PLOTLY, tick_label
 from paceline.report.plots.drawing import (
     LABEL_SIZE,
     LINE,
@@ -20,7 +21,6 @@ from paceline.report.plots.drawing import (
     points_per_curve,
     rounded,
     shortened,
-    tick_label,
     whole_ticks,
 )
 from paceline.report.plots.palette import colours
@@ -69,7 +69,7 @@ def _line(name: str, differences: Sequence[float], colour: str, points: int) -> 
         "meta": plain(name),
         "line": {"color": colour, "width": LINE, "simplify": False},
         "marker": {"color": colour, "size": 4},
-        "hovertemplate": "%{meta}, step %{x}: %{y:.1e}<extra></extra>",
+        "hovertemplate": f"%{{meta}}, step %{{x}}: %{{y:{SCIENTIFIC_IN_PLOTLY}}}<extra></extra>",
     }
 
 

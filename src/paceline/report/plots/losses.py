@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import LossCurve, loss_curve, relative_difference, thinned
 from paceline.analysis.loss_difference import VISIBLE
-from paceline.formatting import LOSS
+from paceline.formatting import LOSS, tick_label
 from paceline.report.plots.drawing import (
     LEAST_POINTS,
     LINE,
@@ -25,7 +25,6 @@ from paceline.report.plots.drawing import (
     plain,
     points_per_curve,
     rounded,
-    tick_label,
     ticks,
     whole_ticks,
 )

@@ -106,11 +106,5 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: str, other: str) -> float:
-    """Return the contrast ratio of two colours, from 1 to 21."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
 def _hex(channels: tuple[float, float, float]) -> str:
     return "#" + "".join(f"{round(255 * channel):02x}" for channel in channels)

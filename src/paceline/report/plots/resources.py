@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import thinned
 from paceline.analysis.resources import cpu_shares, host_usage, usage
-from paceline.formatting import SHARE, SIZES, Unit, percent, seconds, unit_for
+from paceline.formatting import SHARE, SIZES, TENTHS, Unit, percent, seconds, unit_for
 from paceline.records import RunRecord
 from paceline.records.schema import MarkRow
 from paceline.report.plots.drawing import (
@@ -163,7 +163,7 @@ def _lines(curves: dict[int, _ResourceCurve], colour: str, points: int, unit: Un
                 x=rounded(curve.times[i] for i in kept),
                 y=rounded(curve.values[i] / unit.scale for i in kept),
                 line={"shape": shape},
-                hovertemplate=f"%{{meta}} at %{{x:.1f}} s: {hover_value('y', unit)}<extra></extra>",
+                hovertemplate=f"%{{meta}} at {hover_value('x', TENTHS)} s: {hover_value('y', unit)}<extra></extra>",
             )
         )
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingCurve, ScalingGain, ScalingPoint
 from paceline.analysis.statistics import Estimate
-from paceline.formatting import FACTOR, SHARE, TIMES, Unit, interval, unit_for, whole
+from paceline.formatting import FACTOR, SHARE, TIMES, Unit, interval, tick_label, unit_for, whole
 from paceline.records.experiment import Candidate
 from paceline.report.figures.points import BASELINES, wide_interval
 from paceline.report.plots.drawing import (
@@ -24,7 +24,6 @@ from paceline.report.plots.drawing import (
     plain,
     rounded,
     short_names,
-    tick_label,
     ticks,
 )
 from paceline.report.plots.end_labels import AxisScale, end_label, spread_labels

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import step_times, thinned
-from paceline.formatting import TIMES, Unit, seconds, unit_for
+from paceline.formatting import TIMES, Unit, seconds, tick_label, unit_for
 from paceline.report.plots.drawing import (
     Json,
     axis,
@@ -21,7 +21,6 @@ from paceline.report.plots.drawing import (
     rank_line,
     rounded,
     short_names,
-    tick_label,
     ticks,
 )
 from paceline.report.plots.palette import colours

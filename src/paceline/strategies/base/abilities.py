@@ -1,6 +1,6 @@
 """Abilities that few strategies have: protocols of one method. A strategy has an ability if it has the method.
 
-Callers ask with `isinstance(strategy, GivesTickets)`, never for a strategy's class or name.
+Callers test `isinstance(strategy, GivesTickets)`, never a strategy's class or name.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from paceline.comm.flat_view import flat_view
 from paceline.comm.group import Comm, broadcast_from_rank_0
 from paceline.errors import UsageError, WorkloadError
+from paceline.formatting import plural
 from paceline.records.timeline import Purpose
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
@@ -67,7 +68,7 @@ class Strategy(ABC):
     """Way of sending gradients: each on its own, packed into few large messages, packed and during backward, or during
     backward and the next forward."""
     supports: frozenset[str] = frozenset({"clip", "accumulate"})
-    """Supported features, out of {"clip", "accumulate", "cuda_graph"}; checked before any process starts."""
+    """Supported features, out of {"clip", "accumulate"}; checked before any process starts."""
     Options: ClassVar[type] = NoOptions
     """Dataclass of this strategy's options."""
 
@@ -253,7 +254,7 @@ _ALLOW_UNUSED_HINT = (
 def no_gradient_error(names: Sequence[str], rank: int) -> WorkloadError:
     """Return the error for parameters without a gradient; DDP's own error does not name them (pytorch#43259)."""
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    count = "1 parameter" if len(names) == 1 else f"{len(names)} parameters"
+    count = plural(len(names), "parameter")
     return WorkloadError(f"{count} got no gradient on rank {rank}: {shown}.", hint=_ALLOW_UNUSED_HINT)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from paceline.comm.packed_tensors import abort_connections
 from paceline.errors import RankError, UsageError
+from paceline.formatting import short_seconds
 from paceline.strategies.parameter_server.client import LocalServerClient
 from paceline.strategies.parameter_server.protocol import RequestKind, ServerFailure, ServerRequest, untimed_group
 from paceline.strategies.parameter_server.server import GroupExchange, Server, ServerSetup
@@ -158,7 +159,7 @@ class AsyncServer(Server):
             if time.monotonic() - silent_since_s > self._timeout_s and self._threads[rank].is_alive():
                 join_threads(self._threads, self._group, grace_s=0)
                 raise RankError(
-                    f"rank {rank} sent no request for {self._timeout_s:g} s and has not left the server.",
+                    f"rank {rank} sent no request for {short_seconds(self._timeout_s)} and has not left the server.",
                     hint="see its log for the reason; every rank must call close(), and --timeout sets the limit",
                     peer_lost=True,
                 )

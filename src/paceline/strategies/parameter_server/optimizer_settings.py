@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import WorkloadError
-
-NOT_SETTINGS = frozenset({"params", "param_names"})
-"""Keys of a parameter group that are not settings."""
+from paceline.strategies.base.parameter_groups import PER_PARAMETER_KEYS
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class OptimizerSettings:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         groups = optimizer.param_groups
         self._settings = [
-            _Setting(group, key, group[key]) for group in groups for key in group if key not in NOT_SETTINGS
+            _Setting(group, key, group[key]) for group in groups for key in group if key not in PER_PARAMETER_KEYS
         ]
         self.count = sum(setting.count for setting in self._settings)
         """Number of numbers in all settings."""

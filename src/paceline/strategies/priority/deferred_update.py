@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from paceline.comm.nested_tensors import tensors_in
 
 
 class DeferredParameter(nn.Parameter):
@@ -54,18 +56,6 @@ def release(parameter: nn.Parameter) -> None:
     if isinstance(parameter, DeferredParameter):
         del parameter._apply_update
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors among the arguments of a call, also those in lists, tuples and mappings."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        for value in values.values():
-            yield from tensors_in(value)
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from tensors_in(value)
 
 
 def _update(tensor: Tensor) -> None:

@@ -16,6 +16,7 @@ from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB
 from paceline.plans.priority import blocks, schedule, slices
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
+from paceline.strategies.base.parameter_groups import PER_PARAMETER_KEYS
 from paceline.strategies.base.strategy import State
 from paceline.strategies.priority.deferred_update import can_defer, defer, release
 from paceline.strategies.priority.first_use import FirstUses, can_record
@@ -299,7 +300,7 @@ class Priority(Overlapped):
         for group, settings in zip(self.optimizer.param_groups, self._settings, strict=False):
             indices = [index for index, parameter in enumerate(group["params"]) if id(parameter) in wanted]
             if indices:
-                lists = {key: [group[key][index] for index in indices] for key in _LISTS if key in group}
+                lists = {key: [group[key][index] for index in indices] for key in PER_PARAMETER_KEYS if key in group}
                 found.append({**settings, **lists})
         return found
 
@@ -339,13 +340,9 @@ def _used_before_update_error(slot: Slot) -> WorkloadError:
     )
 
 
-_LISTS = ("params", "param_names")
-"""Keys of a parameter group that have one entry per parameter."""
-
-
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a group's settings; tensors are cloned because schedulers may change them in place."""
-    kept = {key: value for key, value in group.items() if key not in _LISTS}
+    kept = {key: value for key, value in group.items() if key not in PER_PARAMETER_KEYS}
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in kept.items()}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm import Comm
+from paceline.comm.nested_tensors import tensors_in
 from paceline.config import BatchNormMode
 from paceline.errors import WorkloadError
 from paceline.measure.cores import core_share
@@ -167,17 +167,6 @@ def _is_training() -> bool:
 def leading_dimension(inputs: Any) -> int | None:
     """Return the length of the first tensor in nested inputs of a model; None without one."""
     return next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), None)
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested inputs or outputs of a model."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        yield from tensors_in(list(values.values()))
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from tensors_in(value)
 
 
 def _topology(task: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm) -> Topology:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.errors import DataError
+from paceline.formatting import whole
 from paceline.workloads.data.archive import ArchiveMember, extract
 from paceline.workloads.data.checksums import is_intact
 from paceline.workloads.data.download import Remote, fetch_missing, fetch_once, missing_hint
@@ -96,7 +97,7 @@ def _row_count(path: Path, data_dir: Path) -> int:
     size = path.stat().st_size
     if size == 0 or size % _ROW_BYTES:
         raise DataError(
-            f"{path} has {size:,} bytes, which is not a multiple of {_ROW_BYTES:,} (one image).",
+            f"{path} has {whole(size)} bytes, which is not a multiple of {whole(_ROW_BYTES)} (one image).",
             hint="delete it to download it again",
         )
     return size // _ROW_BYTES

@@ -19,6 +19,7 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 
 from paceline.errors import DataError
+from paceline.formatting import whole
 from paceline.workloads.data.checksums import is_intact, write_checked
 
 LOCK_NAME = ".lock"
@@ -119,9 +120,9 @@ def _stream(remote: Remote, folder: Path, *, progress: bool) -> Generator[bytes]
     except urllib.error.URLError as error:
         raise failed(error.reason) from error
     except (OSError, http.client.HTTPException) as error:
-        raise failed(f"the connection failed after {received:,} bytes ({error})") from error
+        raise failed(f"the connection failed after {whole(received)} bytes ({error})") from error
     if total and received != total:
-        raise failed(f"the connection ended after {received:,} of {total:,} bytes")
+        raise failed(f"the connection ended after {whole(received)} of {whole(total)} bytes")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
+from paceline.formatting import whole
 from paceline.workloads.data.checksums import is_intact
 from paceline.workloads.data.download import Remote, fetch_missing, fetch_once, missing_hint
 
@@ -89,7 +90,8 @@ def _read_mat(path: Path, remote: Remote) -> tuple[npt.NDArray[np.uint8], npt.ND
         raise DataError(f"{path} is not a valid MATLAB file: {error}.", hint=again) from error
     if pixels.dtype != np.uint8 or pixels.shape != (32, 32, 3, len(labels)):
         raise DataError(
-            f"{path} contains {pixels.dtype} {pixels.shape} for {len(labels):,} labels, not uint8 (32, 32, 3, labels).",
+            f"{path} contains {pixels.dtype} {pixels.shape} for {whole(len(labels))} labels, "
+            "not uint8 (32, 32, 3, labels).",
             hint=again,
         )
     if not len(labels) or labels.min() < 1 or labels.max() > 10:
