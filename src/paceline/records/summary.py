@@ -129,7 +129,7 @@ class InterfaceTraffic(Struct, frozen=True, kw_only=True):
 
 
 class SocketTraffic(Struct, frozen=True, kw_only=True):
-    """PlannedTraffic that the kernel counted."""
+    """Traffic that the kernel counted."""
 
     steps: PositiveCount
     """Counted steps."""
@@ -138,7 +138,7 @@ class SocketTraffic(Struct, frozen=True, kw_only=True):
 
 
 class UntrackedCounts(Struct, frozen=True, kw_only=True):
-    """PlannedTraffic outside the run's own groups."""
+    """Traffic outside the run's own groups."""
 
     groups: Count
     """Groups that the strategy created itself."""
