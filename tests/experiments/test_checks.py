@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import PacelineError, UsageError
-from paceline.experiments.checks import check_strategy, choose_shape, settings_of
+from paceline.experiments.checks import check_length, check_strategy, choose_shape, settings_of
 from paceline.experiments.names import check_names
 from paceline.experiments.training_targets import SCRIPT_RULES
 from paceline.launch.launcher_process import LauncherProcess
@@ -125,3 +125,10 @@ def test_hosts_agree_on_settings_except_those_of_a_host() -> None:
     assert settings == settings_of("compare", other, RunConfig(), CompareConfig(vary=("lr=0.1,0.2",)))
     assert (settings["hosts"], settings["workload"], settings["vary"]) == (2, "cnn", ["lr=0.1,0.2"])
     assert not settings.keys() & {"node_rank", "master", "iface", "threads", "data_dir"}
+
+
+def test_a_run_needs_more_than_its_warm_up_steps() -> None:
+    check_length([None, 6], default=20)
+    with pytest.raises(UsageError, match="--steps 5 leaves no step to measure") as caught:
+        check_length([40, 5], default=20)
+    assert caught.value.hint == "use --steps 20, or leave it out"
