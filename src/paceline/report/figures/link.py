@@ -1,4 +1,7 @@
-"""Figures of what the doctor measures between ranks: links, and all-reduces of several sizes."""
+"""Figures of what the doctor measures between ranks: links, and all-reduces of several sizes.
+
+The JSON output is the record itself, so the figures that it has are fields of the record.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ LINK_FIGURES: tuple[Figure[PairLink], ...] = (
         terminal=InTerminal("bandwidth 1/β", 9),
         page=False,
         csv=False,
+        json=False,
         has_own_units=True,
     ),
 )

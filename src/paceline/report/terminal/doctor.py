@@ -20,7 +20,6 @@ from paceline.records.schema import DOCTOR_FILE, EVENTS_FILE
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.link import ALL_REDUCE_FIGURES, LINK_FIGURES
 from paceline.report.live.run import EventTail, FolderFollower
-from paceline.report.tables.examination import examination_json
 from paceline.report.terminal.table import figure_table
 
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -79,7 +78,7 @@ def to_json(examination: Examination, folder: Path) -> dict[str, Any]:
         "record": str(folder / DOCTOR_FILE),
         "problems": len(problems(found)),
         "findings": [finding.to_dict() for finding in found],
-        "examination": examination_json(examination),
+        "examination": examination.to_dict(),
     }
 
 

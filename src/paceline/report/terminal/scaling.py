@@ -22,7 +22,6 @@ from paceline.report.scaling_verdict import (
     mode_sentences,
     sentences,
 )
-from paceline.report.tables.examination import examination_json
 from paceline.report.tables.json_rows import payloads_json
 from paceline.report.terminal.table import figure_table
 
@@ -100,7 +99,7 @@ def to_json(scaling: Scaling) -> dict[str, Any]:
         "payload": payloads_json(comparison.payloads),
         "failures": msgspec.to_builtins(events_of(scaling.record_set.events, FailureEvent)),
         "design": msgspec.to_builtins(scaling.design),
-        "examination": comparison.examination and examination_json(comparison.examination),
+        "examination": comparison.examination and comparison.examination.to_dict(),
     }
 
 
