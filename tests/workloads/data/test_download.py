@@ -194,7 +194,7 @@ def test_a_process_that_waits_for_the_lock_says_so(
         fcntl.flock(lock, fcntl.LOCK_EX)
         prepared = pool.submit(data.prepare, "cifar10", data_dir=tmp_path, progress=True)
         shown = ""
-        while "waiting for another process" not in shown and not prepared.done():
+        while not shown.endswith("\n") and not prepared.done():
             shown += capfd.readouterr().err
         assert shown == f"waiting for another process that downloads to {tmp_path}\n"
         assert not prepared.done()
