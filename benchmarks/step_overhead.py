@@ -7,12 +7,12 @@ the other candidates train when it reports the end of a block. CPU time is that 
 CPU time per step ÷ that of hand-written DDP, median (95% interval). Conditions: 2 ranks × 16 images, one thread each, 2
 cores of an AMD EPYC, torch 2.13, Accelerate 1.15, Fabric 2.6. The hand-written loop against itself shows the noise:
 
-                      cnn, 100 rounds × 100 steps     vgg11, 40 rounds × 5 steps
-    hand-written          4.91 ms                         223 ms
-    Paceline          0.986 (0.966–1.017)             0.999 (0.991–1.007)
-    itself, again     1.017 (0.984–1.040)             1.006 (0.992–1.018)
-    Accelerate        1.071 (1.050–1.116)             1.006 (0.992–1.015)
-    Fabric            1.028 (1.012–1.058)             1.007 (0.999–1.013)
+                      cnn, 100 rounds × 100 steps     vgg11, 30 rounds × 5 steps
+    hand-written          4.03 ms                         229 ms
+    Paceline          1.040 (1.028–1.053)             1.003 (0.942–1.025)
+    itself, again     0.994 (0.976–1.005)             0.985 (0.953–1.016)
+    Accelerate        1.066 (1.056–1.081)             0.989 (0.972–1.031)
+    Fabric            1.020 (1.010–1.037)             0.995 (0.972–1.006)
 
     python benchmarks/step_overhead.py [--model cnn] [--rounds 100] [--steps 100] [--json FILE] [--quick]
 """
