@@ -24,6 +24,7 @@ from paceline.cli import main
 from paceline.cli.main import run
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import ERRORS_BY_NAME, LaunchError, PacelineError
+from paceline.measure.cores import usable_cores
 from paceline.records import read_run
 from paceline.records.examination import write_examination
 from paceline.strategies.base.strategy import NoOptions
@@ -506,7 +507,8 @@ def test_help_answers_within_its_limit() -> None:
     def check(_: int) -> None:
         start = time.perf_counter()
         assert paceline("--help").returncode == 0
-        assert time.perf_counter() - start < HELP_LIMIT_S
+        is_busy = os.getloadavg()[0] > usable_cores()  # Other programs have the cores: the time says nothing then.
+        assert time.perf_counter() - start < HELP_LIMIT_S or is_busy
 
     eventually(check, tries=20)
 
