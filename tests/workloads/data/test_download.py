@@ -2,12 +2,14 @@
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -188,15 +190,16 @@ def test_no_lock_is_taken_when_all_files_are_there(tmp_path: Path, small_cifar: 
 
 
 def test_a_process_that_waits_for_the_lock_says_so(
-    tmp_path: Path, server: Server, small_cifar: SmallCifar, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, server: Server, small_cifar: SmallCifar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
     with ThreadPoolExecutor(1) as pool, (tmp_path / download.LOCK_NAME).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         prepared = pool.submit(data.prepare, "cifar10", data_dir=tmp_path, progress=True)
-        shown = ""
-        while not shown.endswith("\n") and not prepared.done():
-            shown += capfd.readouterr().err
-        assert shown == f"waiting for another process that downloads to {tmp_path}\n"
+        while not shown.getvalue().endswith("\n") and not prepared.done():
+            time.sleep(0.01)
+        assert shown.getvalue() == f"waiting for another process that downloads to {tmp_path}\n"
         assert not prepared.done()
         assert server.requests == []
         small_cifar.write_files(tmp_path)
