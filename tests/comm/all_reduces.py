@@ -15,6 +15,7 @@ from registered import ALGORITHMS
 
 SIZES = [0, 1, 2, 3, 5, 17, 100, 4099]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64]
+MEMORY_ITEMS, MEMORY_KB = 100_000, 4.0
 SEGMENTS_KB = [0.001, 0.1, 2048.0]
 """The first is smaller than one item."""
 
@@ -66,7 +67,7 @@ def memory(comm: Comm, name: str) -> list[int]:
     """Return the address and the size of the scratch memory after each of three calls."""
     scratch, found = Scratch(), []
     for _ in range(3):
-        all_reduce(torch.ones(100_000), comm, ALGORITHMS[name], segment_kb=4, scratch=scratch)
+        all_reduce(torch.ones(MEMORY_ITEMS), comm, ALGORITHMS[name], segment_kb=MEMORY_KB, scratch=scratch)
         slots = scratch.slots(torch.ones(1), 1)
         found += [slots[0].data_ptr(), sum(slot.nbytes for slot in slots)]
     return found

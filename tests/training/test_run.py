@@ -55,7 +55,7 @@ def test_every_rank_samples_itself_and_the_first_its_host(done: Done) -> None:
         assert 1e8 < used.resident_bytes < 2e9
         assert record.summary is not None
         own = record.summary.ranks[used.rank]
-        assert own.cpu_share == pytest.approx(used.cpu_share, rel=0.005), "the CSV has times in units of 0.1 ms"
+        assert own.cpu_share == pytest.approx(used.cpu_share)
         assert own.resident_bytes == pytest.approx(used.resident_bytes, abs=1)
     assert [host.ranks for host in host_usage(record)] == [[0, 1]]
 
@@ -91,7 +91,7 @@ def test_the_time_of_profiled_steps_does_not_count(done: Done) -> None:
     counted = np.isin(np.arange(WARM_UP, STEPS), PROFILED, invert=True)
     for rank, steps in done.record.steps.items():
         mean_s = steps.total_s[WARM_UP:][counted].mean()
-        assert done.record.summary.ranks[rank].step_s == pytest.approx(mean_s, abs=3e-6), "rounded in the CSV"
+        assert done.record.summary.ranks[rank].step_s == pytest.approx(mean_s, rel=1e-6)
         assert done.record.summary.ranks[rank].split.step_s == pytest.approx(mean_s, rel=1e-3)
 
 

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from paceline.records.resources import Resources
-from paceline.records.schema import ResourceRow
+from paceline.records.schema import SAMPLE_DECIMALS, ResourceRow
 from paceline.records.writer import ResourceWriter
 
 PERIOD_S = 0.5
@@ -41,10 +41,9 @@ class ProcessProbe:
             allocated, used = torch.cuda.memory_allocated(self._device), total - free
         host = self._host.read() if self._host is not None else NO_HOST
         # `process_time` is more precise than psutil, which counts in ticks of 10 ms.
-        cpu_s, memory = time.process_time(), self._process.memory_info()
-        return ResourceRow(
-            time_s, cpu_s, memory.rss, self._process.num_threads(), sampler_cpu_s, allocated, used, *host
-        )
+        cpu_s, memory = round(time.process_time(), SAMPLE_DECIMALS), self._process.memory_info()
+        time_s, threads = round(time_s, SAMPLE_DECIMALS), self._process.num_threads()
+        return ResourceRow(time_s, cpu_s, memory.rss, threads, sampler_cpu_s, allocated, used, *host)
 
 
 class HostUse(NamedTuple):

@@ -39,8 +39,10 @@ class Steps:
 
     @classmethod
     def of(cls, rows: Sequence[schema.StepRow]) -> Steps:
-        """Return rows as columns."""
+        """Return rows as columns, with times rounded as in the file."""
         table = np.array(rows, dtype=np.float64).reshape(len(rows), len(schema.StepRow._fields))
+        times = slice(schema.StepRow._fields.index("start_s"), schema.StepRow._fields.index("update_s") + 1)
+        table[:, times] = table[:, times].round(schema.STEP_DECIMALS)
         columns = {name: table[:, index] for index, name in enumerate(schema.StepRow._fields)}
         return cls(columns, has_loss=all(row.loss is not None for row in rows))
 

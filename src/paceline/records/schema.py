@@ -62,6 +62,11 @@ def profile_trace_file(rank: int) -> str:
     return f"profile-{rank}.trace.json.gz"
 
 
+STEP_DECIMALS, SAMPLE_DECIMALS = 6, 4
+"""Decimals of the times of a step and of a sample of resources, in seconds. Summaries are computed from rounded times,
+so that they equal what a reader computes from the files."""
+
+
 class StepRow(NamedTuple):
     """One step on one rank: the columns of its CSV file. Times are seconds; the loss is the mean over the samples."""
 
