@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -94,8 +95,8 @@ class Ddp(Strategy):
         assert self._module is not None
         return nullcontext() if last else self._module.no_sync()
 
-    def step(self, max_norm: float | None = None) -> None:
-        self.update(max_norm)
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        self.update(max_norm, scaler)
 
     def close(self) -> None:
         self._module = None

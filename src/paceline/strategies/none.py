@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from torch import nn
+from torch.amp import GradScaler
 
 from paceline.comm.group import from_rank_0
 from paceline.strategies.base.strategy import Strategy
@@ -40,8 +41,8 @@ class NoSync(Strategy):
     lossless = False
     exchanges: ClassVar[bool] = False
 
-    def step(self, max_norm: float | None = None) -> None:
-        self.update(max_norm)
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        self.update(max_norm, scaler)
 
     @contextmanager
     def agreed(self) -> Iterator[nn.Module]:

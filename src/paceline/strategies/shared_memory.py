@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from paceline.comm.shared_memory.buckets import SharedBuckets
 from paceline.config.specs import check_positive
@@ -120,16 +121,16 @@ class SharedMemory(Overlapped):
         if not self._in_place:
             bucket.flat.copy_(shared.means[bucket.number])
 
-    def update(self, max_norm: float | None) -> None:
+    def update(self, max_norm: float | None, scaler: GradScaler | None = None) -> None:
         """Step the optimiser on the sums in shared memory.
 
         All ranks read the same sums, so an optimiser that writes into gradients gets copies.
         """
         if not self._in_place or self._shared is None:
-            super().update(max_norm)
-        elif max_norm is not None or self._copies:
+            super().update(max_norm, scaler)
+        elif max_norm is not None or scaler is not None or self._copies:
             self._replace_by_copies()
-            super().update(max_norm)
+            super().update(max_norm, scaler)
         elif not self._only_reads:
             self._update_and_check()
         else:

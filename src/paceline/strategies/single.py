@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from torch.amp import GradScaler
+
 from paceline.strategies.base.strategy import Role, Strategy
 
 
@@ -33,5 +35,5 @@ class Single(Strategy):
     def roles(self, world_size: int) -> list[Role]:
         return [Role.WORKER] + [Role.IDLE] * (world_size - 1)
 
-    def step(self, max_norm: float | None = None) -> None:
-        self.update(max_norm)
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        self.update(max_norm, scaler)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from paceline.comm.group import Comm, close_comm
 from paceline.comm.payload import PayloadCount
@@ -105,9 +106,9 @@ class Sync:
         """Return the context for forward and backward of every micro-batch except the last."""
         return self.strategy.microbatch(last=False)
 
-    def step(self, max_norm: float | None = None) -> None:
-        """Synchronise gradients, clip them, step the optimiser, clear the gradients."""
-        self.strategy.step(max_norm)
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        """Synchronise gradients, unscale and clip them, step the optimiser, clear the gradients."""
+        self.strategy.step(max_norm, scaler)
         self._buffers_outdated = True
 
     def note(

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import WorkloadError
@@ -110,7 +111,7 @@ class Overlapped(Strategy):
             self.launch(self.buckets[self._next])
             self._next += 1
 
-    def step(self, max_norm: float | None = None) -> None:
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         if self.comm.world_size > 1:
             used = self._complete_buckets()
             for bucket in self.buckets:
@@ -120,7 +121,7 @@ class Overlapped(Strategy):
             self._reset_buckets()
         elif not self.allow_unused:
             self._check_all_used()
-        self.update(max_norm)
+        self.update(max_norm, scaler)
         if self._order is not None and self.comm.world_size > 1:
             self._rebuild_in_order(self._order)
         self._order = None

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from paceline.comm.flat_view import flat_view
 from paceline.comm.group import Comm, broadcast_from_rank_0
@@ -67,8 +68,8 @@ class Strategy(ABC):
     sends: ClassVar[SendMode] = "singly"
     """Way of sending gradients: each on its own, packed into few large messages, packed and during backward, or during
     backward and the next forward."""
-    supports: frozenset[str] = frozenset({"clip", "accumulate"})
-    """Supported features, out of {"clip", "accumulate"}; checked before any process starts."""
+    supports: frozenset[str] = frozenset({"clip", "accumulate", "scaler"})
+    """Supported features, out of {"clip", "accumulate", "scaler"}; checked before any process starts."""
     Options: ClassVar[type] = NoOptions
     """Dataclass of this strategy's options."""
 
@@ -107,8 +108,8 @@ class Strategy(ABC):
         return nullcontext()
 
     @abstractmethod
-    def step(self, max_norm: float | None = None) -> None:
-        """Synchronise the gradients, clip them, step the optimiser and clear the gradients.
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        """Synchronise the gradients, unscale and clip them, step the optimiser and clear the gradients.
 
         Communication may still be in progress when it returns; `finish` waits for it.
         """
@@ -191,11 +192,17 @@ class Strategy(ABC):
             if anywhere and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def update(self, max_norm: float | None) -> None:
-        """Clip the synchronised gradients, step the optimiser and clear the gradients."""
+    def update(self, max_norm: float | None, scaler: GradScaler | None = None) -> None:
+        """Unscale and clip the synchronised gradients, step the optimiser and clear the gradients."""
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
         if max_norm is not None:
             nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
-        self.optimizer.step()
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
         for _, parameter in self.parameters:  # Also those that the user's optimiser does not have.
             parameter.grad = None
 
@@ -239,11 +246,11 @@ class AfterBackward(Strategy):
     def agree(self, gradients: Sequence[Tensor]) -> None:
         """Replace each gradient, a one-dimensional tensor, with its mean over the ranks, in place."""
 
-    def step(self, max_norm: float | None = None) -> None:
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         gradients = self.gradients()
         if self.comm.world_size > 1:
             self.agree(gradients)
-        self.update(max_norm)
+        self.update(max_norm, scaler)
 
 
 _ALLOW_UNUSED_HINT = (

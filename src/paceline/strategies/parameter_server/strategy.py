@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import nn
+from torch.amp import GradScaler
 
 from paceline.comm.group import Comm
 from paceline.errors import UsageError
@@ -120,7 +121,7 @@ class ParameterServer(Strategy):
         super().__init__(options)
         self.lockstep = self.lossless = not self.options.asynchronous
         if not self.lockstep:
-            self.supports -= {"clip"}  # No rank has the gradient of a whole batch to take the norm of.
+            self.supports -= {"clip", "scaler"}  # No rank has the gradient of a whole batch to take the norm of.
 
     def roles(self, world_size: int) -> list[Role]:
         servers = min(self.options.servers, world_size - 1) if self.options.extra else 0
@@ -172,8 +173,9 @@ class ParameterServer(Strategy):
         assert self._server is not None
         self._server.serve()
 
-    def step(self, max_norm: float | None = None) -> None:
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         self.gradients()  # Raises for missing gradients, or sets them to zero where unused parameters are allowed.
+        assert scaler is None, "not supported yet"
         self._training_worker.step(max_norm)
 
     def finish(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.utils.hooks import RemovableHandle
 
 from paceline.comm.sender import Sender, Slice
@@ -119,9 +120,9 @@ class Priority(Overlapped):
                 self._first_uses = FirstUses(model, parameters, self._set_wait_hooks)
         return model
 
-    def step(self, max_norm: float | None = None) -> None:
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         if self.comm.world_size == 1:
-            super().step(max_norm)
+            super().step(max_norm, scaler)
             return
         self._begin_sending()
         self._used = self._complete_buckets()
@@ -131,10 +132,10 @@ class Priority(Overlapped):
         self._is_sending = False
         self._steps += 1
         self._pending = {block.number for block in self.buckets}
-        if max_norm is not None or not self._has_wait_hooks or self._steps == 1:
+        if max_norm is not None or scaler is not None or not self._has_wait_hooks or self._steps == 1:
             # Always in the first step: schedulers warn if they are stepped before the optimiser was.
             self._receive_gradients(self._pending)
-            self.update(max_norm)
+            self.update(max_norm, scaler)
         else:
             self._settings = [_settings(group) for group in self.optimizer.param_groups]
             for block, apply_update in zip(self.buckets, self._updaters, strict=True):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from paceline.comm import Comm
 from paceline.config import BatchNormMode
@@ -56,8 +57,8 @@ class ProbeSync(TaskSync):
         super().__init__(STEPS, model, _with_probe_step(make_optimizer, captured), strategy, comm, bn)
         self._write_result = write_result
 
-    def step(self, max_norm: float | None = None) -> None:
-        super().step(clip_norm_of(self.steps_done, STEPS, max_norm))
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        super().step(clip_norm_of(self.steps_done, STEPS, max_norm), scaler)
         self.count_step()
 
     def write_result(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 
 from paceline.comm import Comm
 from paceline.config import BatchNormMode, RunConfig, Script
@@ -54,10 +55,10 @@ class TaskSync(Sync, ABC):
         """Whether all steps of the task are done."""
         return self.steps_done == self._steps
 
-    def step(self, max_norm: float | None = None) -> None:
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         if self.finished:  # The script caught the first ScriptFinished.
             raise ScriptFinished
-        super().step(max_norm)
+        super().step(max_norm, scaler)
 
     def count_step(self) -> None:
         """Count a step; after the last one, write the result and end the script."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from paceline.comm import Comm
 from paceline.comm.nested_tensors import tensors_in
@@ -109,9 +110,9 @@ class TimedSync(TaskSync):
         self._stopwatch.lap(AGREE)
         return mean
 
-    def step(self, max_norm: float | None = None) -> None:
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         self._stopwatch.lap(BACKWARD)
-        super().step(max_norm)
+        super().step(max_norm, scaler)
         self._stopwatch.lap(OPTIMISER)
         self._record_notes()
         self._step_recorder.end_step(EPOCH, self._stopwatch.end())
