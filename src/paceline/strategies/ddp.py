@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.config.specs import check_positive
 from paceline.plans.classic import DEFAULT_BUCKET_MB
+from paceline.strategies.base.scaling import scaler_argument
 from paceline.strategies.base.strategy import Strategy
 
 # The training loop handles BatchNorm, so DDP must not broadcast buffers. torch 2.13 renamed this argument.
@@ -96,7 +97,7 @@ class Ddp(Strategy):
         return nullcontext() if last else self._module.no_sync()
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
-        self.update(max_norm, scaler)
+        self.update(max_norm, **scaler_argument(scaler))
 
     def close(self) -> None:
         self._module = None

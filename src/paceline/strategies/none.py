@@ -10,6 +10,7 @@ from torch import nn
 from torch.amp import GradScaler
 
 from paceline.comm.group import from_rank_0
+from paceline.strategies.base.scaling import scaler_argument
 from paceline.strategies.base.strategy import Strategy
 
 
@@ -42,7 +43,7 @@ class NoSync(Strategy):
     exchanges: ClassVar[bool] = False
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
-        self.update(max_norm, scaler)
+        self.update(max_norm, **scaler_argument(scaler))
 
     @contextmanager
     def agreed(self) -> Iterator[nn.Module]:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch.amp import GradScaler
 
+from paceline.strategies.base.scaling import scaler_argument
 from paceline.strategies.base.strategy import Role, Strategy
 
 
@@ -36,4 +37,4 @@ class Single(Strategy):
         return [Role.WORKER] + [Role.IDLE] * (world_size - 1)
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
-        self.update(max_norm, scaler)
+        self.update(max_norm, **scaler_argument(scaler))

@@ -17,6 +17,7 @@ from paceline.config import BatchNormMode
 from paceline.errors import UsageError
 from paceline.records.summary import UntrackedCounts
 from paceline.strategies.base.abilities import GivesTickets
+from paceline.strategies.base.scaling import checked_scaler, scaler_argument
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
 
@@ -28,7 +29,7 @@ class Sync:
         loss_fn(sync.model(x), y).backward()
         sync.step()
 
-    `step(max_norm=1.0)` clips gradients. `with sync.accumulate():` around forward and backward skips synchronisation.
+    `step(max_norm=1.0)` clips gradients; `step(scaler=scaler)` unscales them. `with sync.accumulate():` around forward and backward skips synchronisation.
     Call `close()` at the end, or use the object as a context manager.
     """
 
@@ -107,8 +108,13 @@ class Sync:
         return self.strategy.microbatch(last=False)
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
-        """Synchronise gradients, unscale and clip them, step the optimiser, clear the gradients."""
-        self.strategy.step(max_norm, scaler)
+        """Synchronise gradients, unscale and clip them, step the optimiser, clear the gradients.
+
+        With a scaler, all ranks skip the step together after an overflow, and the scale is updated. Do not call the
+        scaler's own `unscale_`, `step` and `update`, and create one scaler for each sync.
+        """
+        scaler = checked_scaler(scaler, self.strategy)
+        self.strategy.step(max_norm, **scaler_argument(scaler))
         self._buffers_outdated = True
 
     def note(

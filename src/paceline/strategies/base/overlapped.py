@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB, assign_buckets
 from paceline.strategies.base.buckets import Bucket, Slot, make_buckets
+from paceline.strategies.base.scaling import scaler_argument
 from paceline.strategies.base.strategy import SendMode, Strategy, no_gradient_error, sparse_gradient_error
 
 __all__ = ["Bucket", "Overlapped", "Slot"]
@@ -121,7 +122,7 @@ class Overlapped(Strategy):
             self._reset_buckets()
         elif not self.allow_unused:
             self._check_all_used()
-        self.update(max_norm, scaler)
+        self.update(max_norm, **scaler_argument(scaler))
         if self._order is not None and self.comm.world_size > 1:
             self._rebuild_in_order(self._order)
         self._order = None

@@ -18,6 +18,7 @@ from paceline.comm.group import Comm, broadcast_from_rank_0
 from paceline.errors import UsageError, WorkloadError
 from paceline.formatting import plural
 from paceline.records.timeline import Purpose
+from paceline.strategies.base.scaling import scaler_argument, unscale
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 MakeOptimizer = Callable[[NamedParameters], torch.optim.Optimizer]
@@ -73,6 +74,8 @@ class Strategy(ABC):
     Options: ClassVar[type] = NoOptions
     """Dataclass of this strategy's options."""
 
+    skipped_steps: int = 0
+    """Number of steps that were skipped because a scaled gradient was infinite or not a number."""
     period: int = 1
     """Number of steps after which the traffic repeats."""
 
@@ -145,6 +148,11 @@ class Strategy(ABC):
         """Close after an error on this rank, without waiting for other ranks: they may be waiting for this one."""
         self.close()
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether the strategy is between `attach` and `close`."""
+        return self._attached is not None
+
     # Properties and methods for subclasses.
 
     @property
@@ -193,18 +201,26 @@ class Strategy(ABC):
                 parameter.grad = torch.zeros_like(parameter)
 
     def update(self, max_norm: float | None, scaler: GradScaler | None = None) -> None:
-        """Unscale and clip the synchronised gradients, step the optimiser and clear the gradients."""
-        if scaler is not None:
-            scaler.unscale_(self.optimizer)
-        if max_norm is not None:
-            nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
-        if scaler is None:
+        """Unscale and clip the synchronised gradients, step the optimiser and clear the gradients.
+
+        After an overflow, which the scaler finds, all ranks skip the step: they only clear the gradients.
+        """
+        if scaler is None or not self.unscale(scaler):
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
             self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
         for _, parameter in self.parameters:  # Also those that the user's optimiser does not have.
             parameter.grad = None
+
+    def unscale(self, scaler: GradScaler) -> bool:
+        """Unscale this rank's gradients and update the scale; return whether all ranks skip the step.
+
+        Called on every rank, once per step. `update` calls it with the synchronised gradients. A strategy that steps
+        elsewhere calls it before it sends its gradients.
+        """
+        overflow = unscale(scaler, self)
+        self.skipped_steps += overflow
+        return overflow
 
     @property
     def _checked_attachment(self) -> _Attachment:
@@ -250,7 +266,7 @@ class AfterBackward(Strategy):
         gradients = self.gradients()
         if self.comm.world_size > 1:
             self.agree(gradients)
-        self.update(max_norm, scaler)
+        self.update(max_norm, **scaler_argument(scaler))
 
 
 _ALLOW_UNUSED_HINT = (

@@ -18,6 +18,7 @@ from paceline.plans.buckets import MIB
 from paceline.plans.priority import blocks, schedule, slices
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
 from paceline.strategies.base.parameter_groups import PER_PARAMETER_KEYS
+from paceline.strategies.base.scaling import scaler_argument
 from paceline.strategies.base.strategy import State
 from paceline.strategies.priority.deferred_update import can_defer, defer, release
 from paceline.strategies.priority.first_use import FirstUses, can_record
@@ -135,7 +136,7 @@ class Priority(Overlapped):
         if max_norm is not None or scaler is not None or not self._has_wait_hooks or self._steps == 1:
             # Always in the first step: schedulers warn if they are stepped before the optimiser was.
             self._receive_gradients(self._pending)
-            self.update(max_norm, scaler)
+            self.update(max_norm, **scaler_argument(scaler))
         else:
             self._settings = [_settings(group) for group in self.optimizer.param_groups]
             for block, apply_update in zip(self.buckets, self._updaters, strict=True):
