@@ -29,8 +29,9 @@ class Sync:
         loss_fn(sync.model(x), y).backward()
         sync.step()
 
-    `step(max_norm=1.0)` clips gradients; `step(scaler=scaler)` unscales them. `with sync.accumulate():` around forward and backward skips synchronisation.
-    Call `close()` at the end, or use the object as a context manager.
+    `step(max_norm=1.0)` clips gradients; `step(scaler=scaler)` unscales them, for training in float16. `with
+    sync.accumulate():` around forward and backward skips synchronisation. Call `close()` at the end, or use the object
+    as a context manager.
     """
 
     def __init__(

@@ -1,10 +1,11 @@
-"""Loss scaling with torch's GradScaler: unscales gradients, and lets all ranks skip a step together after an overflow."""
+"""Loss scaling with torch's GradScaler: unscales gradients, and makes all ranks skip a step after an overflow."""
 
 from __future__ import annotations
 
 import inspect
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,23 @@ if TYPE_CHECKING:
     from paceline.strategies.base.strategy import Strategy
 
 _STEP_HINT = "call scaler.scale(loss).backward(), then only sync.step(scaler=scaler), which does the rest"
-_USERS: weakref.WeakKeyDictionary[GradScaler, weakref.ref[Strategy]] = weakref.WeakKeyDictionary()
-"""Strategy that each scaler was last used with."""
+
+
+@dataclass
+class _Use:
+    """Use of a scaler by a strategy."""
+
+    strategy: weakref.ref[Strategy] | None = None
+    skipped: int = 0
+    """Number of steps skipped after an overflow."""
+
+
+_USES: weakref.WeakKeyDictionary[GradScaler, _Use] = weakref.WeakKeyDictionary()
+
+
+def skipped_steps(scaler: GradScaler | None) -> int:
+    """Return the number of steps that were skipped after an overflow, over all uses of a scaler."""
+    return 0 if scaler is None or scaler not in _USES else _USES[scaler].skipped
 
 
 def scaler_argument(scaler: GradScaler | None) -> dict[str, Any]:
@@ -31,9 +47,7 @@ def scaler_argument(scaler: GradScaler | None) -> dict[str, Any]:
 def why_no_scaler(strategy: Strategy) -> str | None:
     """Return the reason why a strategy does not support a GradScaler, as a sentence; None if it does."""
     if not strategy.lockstep:
-        return (
-            f"{strategy.name} does not support a GradScaler in asynchronous mode: no rank sees all gradients of a step."
-        )
+        return f"{strategy.name} does not support a GradScaler in asynchronous mode: no rank has all gradients."
     if "scaler" not in strategy.supports:
         return f"{strategy.name} does not support a GradScaler."
     for method in (strategy.step, strategy.update):
@@ -57,9 +71,7 @@ def checked_scaler(scaler: object, strategy: Strategy) -> GradScaler | None:
         )
     if not scaler.is_enabled():
         return None
-    user = _USERS.get(scaler)
-    if user is None or user() is not strategy:
-        _check_new_user(scaler, strategy, None if user is None else user())
+    _check_use(scaler, strategy)
     if scaler._scale is None:
         raise UsageError("the GradScaler passed to sync.step() has not scaled any loss.", hint=_STEP_HINT)
     for key, state in scaler._per_optimizer_states.items():
@@ -78,16 +90,21 @@ def checked_scaler(scaler: object, strategy: Strategy) -> GradScaler | None:
     return scaler
 
 
-def _check_new_user(scaler: GradScaler, strategy: Strategy, before: Strategy | None) -> None:
+def _check_use(scaler: GradScaler, strategy: Strategy) -> None:
+    """Raise if the strategy does not support a scaler, or if another sync that is not closed uses this one."""
+    use = _USES.setdefault(scaler, _Use())
+    before = None if use.strategy is None else use.strategy()
+    if before is strategy:
+        return
     reason = why_no_scaler(strategy)
     if reason is not None:
         raise UsageError(reason, hint="use another strategy, or train in bfloat16, which needs no scaler")
-    if before is not None and before.is_attached:
+    if before is not None and before._attached is not None:
         raise UsageError(
             "one GradScaler was passed to two syncs.",
             hint="create one GradScaler for each sync: sync.step() changes the scale after its step",
         )
-    _USERS[scaler] = weakref.ref(strategy)
+    use.strategy = weakref.ref(strategy)
 
 
 def unscale(scaler: GradScaler, strategy: Strategy) -> bool:
@@ -106,15 +123,13 @@ def unscale(scaler: GradScaler, strategy: Strategy) -> bool:
     scaler.unscale_(rest)
     states, scale = scaler._per_optimizer_states, scaler._scale
     assert scale is not None, "checked_scaler() raises for a scaler without a scale"
-    found = [
-        *states[id(optimizer)]["found_inf_per_device"].values(),
-        *states[id(rest)]["found_inf_per_device"].values(),
-    ]
+    found = [one for key in (optimizer, rest) for one in states[id(key)]["found_inf_per_device"].values()]
     numbers = torch.stack([scale, *(one.to(scale.device) for one in found)]).tolist()  # One wait for the GPU.
     overflow = _agree_on_overflow(any(numbers[1:]), numbers[0], strategy)
     states.clear()
     states[id(optimizer)]["found_inf_per_device"] = {scale.device: torch.full_like(scale, float(overflow))}
     scaler.update()
+    _USES.setdefault(scaler, _Use()).skipped += overflow
     return overflow
 
 

@@ -74,8 +74,6 @@ class Strategy(ABC):
     Options: ClassVar[type] = NoOptions
     """Dataclass of this strategy's options."""
 
-    skipped_steps: int = 0
-    """Number of steps that were skipped because a scaled gradient was infinite or not a number."""
     period: int = 1
     """Number of steps after which the traffic repeats."""
 
@@ -148,11 +146,6 @@ class Strategy(ABC):
         """Close after an error on this rank, without waiting for other ranks: they may be waiting for this one."""
         self.close()
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether the strategy is between `attach` and `close`."""
-        return self._attached is not None
-
     # Properties and methods for subclasses.
 
     @property
@@ -205,22 +198,12 @@ class Strategy(ABC):
 
         After an overflow, which the scaler finds, all ranks skip the step: they only clear the gradients.
         """
-        if scaler is None or not self.unscale(scaler):
+        if scaler is None or not unscale(scaler, self):
             if max_norm is not None:
                 nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
             self.optimizer.step()
         for _, parameter in self.parameters:  # Also those that the user's optimiser does not have.
             parameter.grad = None
-
-    def unscale(self, scaler: GradScaler) -> bool:
-        """Unscale this rank's gradients and update the scale; return whether all ranks skip the step.
-
-        Called on every rank, once per step. `update` calls it with the synchronised gradients. A strategy that steps
-        elsewhere calls it before it sends its gradients.
-        """
-        overflow = unscale(scaler, self)
-        self.skipped_steps += overflow
-        return overflow
 
     @property
     def _checked_attachment(self) -> _Attachment:
