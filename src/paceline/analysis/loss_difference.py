@@ -14,7 +14,7 @@ from paceline.records.writer import json_safe
 
 VISIBLE = 1e-3
 """Relative difference of the loss from which it is visible in a plot."""
-ROUNDING = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 1e-2}
+ROUNDING = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 1e-2, "fp16": 2e-3}
 """Largest relative difference of the first loss, at equal weights, that summing in another order explains."""
 
 DifferenceCause = Literal["none", "rounding", "batch_norm", "random_layers", "setting", "unknown"]

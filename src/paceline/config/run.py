@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["auto", "gloo", "nccl"]
 BatchNormMode = Literal["broadcast", "local", "sync"]
-Precision = Literal["fp32", "bf16", "fp64"]
+Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 DEFAULT_STRATEGY = "ddp"
 """Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
 ENDLESS = 10**9
@@ -74,7 +74,8 @@ class RunConfig:
     bn: BatchNormMode = setting("broadcast", script="attach")
     """BatchNorm: broadcast rank 0's buffers before each step, keep buffers local, or sync statistics over all ranks."""
     precision: Precision = "fp32"
-    """Number format: fp32, bf16 (autocast; weights and gradients stay float32), or fp64 (for parity proofs)."""
+    """Number format: fp32, bf16 or fp16 (autocast; weights and gradients stay float32; fp16 scales the loss), or fp64
+    (for parity proofs)."""
     channels_last: bool = False
     """Use the channels-last memory format; with bf16 about twice as fast on recent CPUs."""
     device: Device = "auto"

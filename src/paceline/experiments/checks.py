@@ -17,6 +17,7 @@ from paceline.config.specs import Spec
 from paceline.errors import UsageError
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.strategies.base.abilities import GivesTickets, LimitsRanks, ServesParameters
+from paceline.strategies.base.scaling import why_no_scaler
 from paceline.strategies.base.strategy import Role, Strategy, uses_one_rank
 from paceline.strategies.registry import create
 from paceline.training.sync import sync_batchnorm_unsupported
@@ -93,6 +94,10 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
             raise _does_not_train(rank, strategy, roles)
     if config.bn == "sync" and not strategy.lockstep:
         raise sync_batchnorm_unsupported(strategy)
+    if config.precision == "fp16" and (reason := why_no_scaler(strategy)) is not None:
+        raise UsageError(
+            f"--precision fp16 scales the loss, but {reason}", hint="use --precision bf16, or another strategy"
+        )
     wanted = {"clip": config.clip_norm is not None, "accumulate": config.accumulate > 1}
     for ability, asked in wanted.items():
         if asked and ability not in strategy.supports:

@@ -221,6 +221,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     buffer_divergence: float | None
     """Largest distance of any rank's buffers from rank 0's, relative to their norm."""
     weight_divergence: float | None
+    skipped_steps: Count = 0
+    """Steps without an update, because a scaled float16 gradient overflowed; on the rank with most."""
     staleness: StalenessSummary | None = None
     """None for strategies that step together."""
     metrics: dict[str, Any] = {}

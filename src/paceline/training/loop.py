@@ -10,7 +10,7 @@ from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
-from paceline.training.precision import autocast
+from paceline.training.precision import autocast, make_scaler
 from paceline.training.recording import Recording
 from paceline.training.sync import Sync
 from paceline.workloads.batches import MicroBatch, Source
@@ -30,6 +30,7 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
+        self.scaler = make_scaler(self.config.precision, self.source.share.device)
 
     def train(self) -> None:
         """Train for the configured epochs, steps or seconds."""
@@ -128,10 +129,12 @@ class TrainingLoop:
                 step_recorder.add_micro_batch(micro_batch.samples, outcome.loss, self.workload.count_correct(outcome))
                 stopwatch.lap(FORWARD)
                 loss = outcome.loss if micro_batch.weight == 1 else outcome.loss * micro_batch.weight
+                if self.scaler is not None:
+                    loss = self.scaler.scale(loss)
                 stopwatch.watch_backward(loss)
                 loss.backward()
                 stopwatch.lap(BACKWARD)
-        self.sync.step(self.config.clip_norm)
+        self.sync.step(self.config.clip_norm, self.scaler)
         stopwatch.lap(OPTIMISER)
         step_recorder.end_step(epoch, stopwatch.end(), global_step)
 

@@ -39,7 +39,7 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
         except Exception as error:
             raise WorkloadError(
                 f"the model failed on its first batch: {type(error).__name__}: {error}",
-                hint="see the traceback above; the check runs the model on two samples",
+                hint=_hint(error, config),
                 detail=traceback.format_exc().rstrip(),
             ) from None
     missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
@@ -49,6 +49,12 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
             buffer.copy_(before)
     if missing:
         raise no_gradient_error(missing, rank)
+
+
+def _hint(error: Exception, config: RunConfig) -> str:
+    if config.precision == "fp16" and "Half" in str(error):  # As torch names a type that an operation lacks.
+        return "an operation of the model does not support float16 on this device; use --precision bf16 or fp32"
+    return "see the traceback above; the check runs the model on two samples"
 
 
 def _check_loss(loss: object) -> None:

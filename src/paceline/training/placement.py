@@ -14,6 +14,7 @@ from paceline.comm import World
 from paceline.config import RunConfig
 from paceline.measure.cores import core_share, threads_per_rank
 from paceline.strategies.base.strategy import Role
+from paceline.training.precision import AUTOCAST_TYPES
 
 NO_GPU = bytes(16)
 """GPU id of a rank that has no GPU to itself."""
@@ -55,7 +56,7 @@ class Placement:
         torch.use_deterministic_algorithms(config.deterministic)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            torch.set_float32_matmul_precision("high" if config.precision == "bf16" else "highest")
+            torch.set_float32_matmul_precision("high" if config.precision in AUTOCAST_TYPES else "highest")
 
 
 def choose_backend(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""Number formats of a run: dtype of weights and inputs, and autocast of the forward pass."""
+"""Number formats of a run: dtype of weights and inputs, autocast of the forward pass, and scaling of the loss."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 
 from paceline.config import Precision
 
+AUTOCAST_TYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Data type that autocast computes in, of the precisions that use it."""
+
 
 def storage_dtype(precision: Precision) -> torch.dtype:
-    """Return the dtype of weights, gradients and inputs: float32 under bf16 too, where only autocast uses bfloat16."""
+    """Return the dtype of weights, gradients and inputs: float32 under bf16 and fp16 too, which only autocast uses."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context for the forward pass: autocast to bfloat16 under bf16, otherwise none."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    """Return the context for the forward pass: autocast under bf16 and fp16, otherwise none."""
+    return torch.autocast(device.type, AUTOCAST_TYPES[precision]) if precision in AUTOCAST_TYPES else nullcontext()
+
+
+def make_scaler(precision: Precision, device: torch.device) -> GradScaler | None:
+    """Return the scaler of the loss under fp16, where small gradients would be rounded to zero; otherwise None."""
+    return GradScaler(device.type) if precision == "fp16" else None

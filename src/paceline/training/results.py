@@ -88,6 +88,7 @@ def summarise(strategy: str, sync: Sync, own: RankSummary, windows: WindowTotals
         clock=measure_drift(sync.comm),
         buffer_divergence=sync.buffers.divergence(),
         weight_divergence=relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
+        skipped_steps=int(sync.comm.control.largest(sync.skipped_steps)),
         **_metrics(sync.strategy),
     )
 

@@ -17,7 +17,7 @@ from paceline.config import BatchNormMode
 from paceline.errors import UsageError
 from paceline.records.summary import UntrackedCounts
 from paceline.strategies.base.abilities import GivesTickets
-from paceline.strategies.base.scaling import checked_scaler, scaler_argument
+from paceline.strategies.base.scaling import checked_scaler, scaler_argument, skipped_steps
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
 
@@ -39,6 +39,8 @@ class Sync:
     ) -> None:
         self.strategy = strategy
         self.comm = comm
+        self.skipped_steps = 0
+        """Number of steps that were skipped after an overflow of scaled gradients."""
         self._undo = ExitStack()
         self._on_close = ExitStack()
         if bn == "sync" and not strategy.lockstep:
@@ -115,7 +117,9 @@ class Sync:
         scaler's own `unscale_`, `step` and `update`, and create one scaler for each sync.
         """
         scaler = checked_scaler(scaler, self.strategy)
+        before = skipped_steps(scaler)
         self.strategy.step(max_norm, **scaler_argument(scaler))
+        self.skipped_steps += skipped_steps(scaler) - before
         self._buffers_outdated = True
 
     def note(

@@ -120,6 +120,8 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         rate = summary.samples_per_s
         speed = f", {whole(rate)} samples/s in the median window" if rate else ""
         yield f"trained {plural(summary.steps, 'step')} in {seconds(summary.train_s)}{speed}"
+    if summary.skipped_steps:
+        yield f"skipped the update of {plural(summary.skipped_steps, 'step')} after an overflow of float16 gradients"
     yield from _hosts(record)
     yield from profile_sentences(record)
     estimate = summary.estimate

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from paceline.comm.group import Comm
 from paceline.config import RunConfig
@@ -141,7 +142,13 @@ def clip_norm_of(step: int, steps: int, clip_norm: float | None) -> float | None
 
 
 def backward(
-    model: nn.Module, workload: Workload, share: Share, config: RunConfig, micro_batch: MicroBatch, place: Sequence[int]
+    model: nn.Module,
+    workload: Workload,
+    share: Share,
+    config: RunConfig,
+    micro_batch: MicroBatch,
+    place: Sequence[int],
+    scaler: GradScaler | None = None,
 ) -> None:
     """Run forward and backward of one micro-batch; `place` (step, rank, micro-batch) seeds its random numbers."""
     seed = hash(tuple(place)) % 2**31
@@ -151,7 +158,8 @@ def backward(
     batch = share.to_device(copy.deepcopy(micro_batch.content))  # Copied, since a model may change its input.
     with autocast(config.precision, share.device):
         loss = workload.forward(model, batch).loss
-    (loss * micro_batch.weight).backward()
+    weighted = loss * micro_batch.weight
+    (weighted if scaler is None else scaler.scale(weighted)).backward()
 
 
 def difference(found: Sequence[Gradients], expected: Sequence[Gradients]) -> float:

@@ -15,6 +15,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp import GradScaler
 
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import gather_typed, receive_json_message, send_json_message
@@ -72,6 +73,11 @@ class CapturedGradients:
         self.steps[-1] |= gradients
         self._last = step
 
+    def add_skipped(self) -> None:
+        """Add a step that was skipped because gradients were not finite."""
+        parameters = self._strategy.parameters
+        self.steps.append({name: torch.full_like(parameter, math.nan) for name, parameter in parameters})
+
 
 def prove(
     strategy: Strategy,
@@ -82,14 +88,16 @@ def prove(
     steps: int = 3,
     shards: Shards | None = None,
     expected: list[Gradients] | None = None,
+    scaler: GradScaler | None = None,
 ) -> Parity:
     """Run a few steps under the strategy and compare the gradients with the oracle's, which only rank 0 needs.
 
+    With a scaler, the strategy must also unscale the gradients; the oracle needs none.
     If they differ because the workload itself is not repeatable, the result is marked as unproven. The strategy is
     closed; the process groups stay open.
     """
     shards = shards or take_shards(workload, share, config, comm, steps)
-    gradients = _with_servers(_train_under(strategy, workload, share, config, comm, shards), comm)
+    gradients = _with_servers(_train_under(strategy, workload, share, config, comm, shards, scaler), comm)
     if comm.rank == 0 and expected is None:
         expected = oracle(workload, shards.all_ranks, share, config)
     right = gradients if expected is None else expected
@@ -130,21 +138,31 @@ def take_shards(workload: Workload, share: Share, config: RunConfig, comm: Comm,
 
 
 def _train_under(
-    strategy: Strategy, workload: Workload, share: Share, config: RunConfig, comm: Comm, shards: Shards
+    strategy: Strategy,
+    workload: Workload,
+    share: Share,
+    config: RunConfig,
+    comm: Comm,
+    shards: Shards,
+    scaler: GradScaler | None,
 ) -> list[Gradients]:
     """Train under the strategy; return the gradients of each step that this rank's optimiser received."""
     model = copy.deepcopy(workload.model)
     if normalises_over_ranks(model, config, comm.world_size):
         without_dropout(model)
     sync = Sync(model, lambda parameters: ProbeOptimizer(parameters, strategy), strategy, comm, config.bn)
+    assert isinstance(sync.optimizer, ProbeOptimizer)
+    captured = sync.optimizer.captured
     for step, micro_batches in enumerate(shards.own):
         for number, micro_batch in enumerate(micro_batches):
             with sync.microbatch(last=number == len(micro_batches) - 1):
-                backward(sync.model, workload, share, config, micro_batch, (step, comm.rank, number))
-        sync.step(clip_norm_of(step, len(shards.own), config.clip_norm))
+                backward(sync.model, workload, share, config, micro_batch, (step, comm.rank, number), scaler)
+        skipped = sync.skipped_steps
+        sync.step(clip_norm_of(step, len(shards.own), config.clip_norm), scaler)
+        if sync.skipped_steps > skipped:
+            captured.add_skipped()
     sync.strategy.finish()
-    assert isinstance(sync.optimizer, ProbeOptimizer)
-    gradients = sync.optimizer.captured.steps
+    gradients = captured.steps
     sync.detach()
     return gradients
 

@@ -19,6 +19,7 @@ from paceline.strategies.registry import create
 from paceline.training.model_check import check_gradients
 from paceline.training.parity.oracle import Gradients, Shards, oracle
 from paceline.training.parity.proof import prove, serve_proof, take_shards
+from paceline.training.precision import make_scaler
 from paceline.training.rank_setup import RankSetup, set_up_rank
 
 SAMPLES_PER_MICRO_BATCH = 8
@@ -55,7 +56,11 @@ def prove_run(
         # On a copy: some models (with the old `spectral_norm`) cannot be copied after a forward pass.
         check_gradients(copy.deepcopy(setup.model), setup.workload, setup.source(), setup.config, setup.comm.rank)
         shards, expected = _shards_and_oracle(setup)
-        parity = prove(setup.strategy, setup.workload, setup.share, setup.config, setup.comm, STEPS, shards, expected)
+        # A scaler changes only exponents, so the proof shows exactly whether the strategy unscales.
+        scaler = make_scaler(config.precision, setup.share.device)
+        parity = prove(
+            setup.strategy, setup.workload, setup.share, setup.config, setup.comm, STEPS, shards, expected, scaler
+        )
     close_comm(setup.comm)
     if setup.comm.rank == 0:
         folder.write_parity(parity)

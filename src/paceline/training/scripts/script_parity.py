@@ -19,6 +19,8 @@ from torch.amp import GradScaler
 
 from paceline.comm import Comm
 from paceline.config import BatchNormMode
+from paceline.errors import WorkloadError
+from paceline.formatting import plural
 from paceline.records.parity import Parity
 from paceline.strategies.base.strategy import AfterBackward, MakeOptimizer, NamedParameters, Strategy
 from paceline.training.parity.oracle import TOLERANCE, clip_norm_of
@@ -28,6 +30,8 @@ from paceline.training.scripts.script_task import ScriptTask, TaskSync
 
 HALF_PRECISION_TOLERANCE = 2e-2
 """For models with gradients in bfloat16 or float16: a few units in the last place."""
+MOST_SKIPPED_STEPS = 32
+"""Steps that a proof waits for a GradScaler to find its scale: enough to go from 2^16, its first one, down to 2^-16."""
 
 
 class ExactMean(AfterBackward):
@@ -58,8 +62,15 @@ class ProbeSync(TaskSync):
         self._write_result = write_result
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        skipped = self.skipped_steps
         super().step(clip_norm_of(self.steps_done, STEPS, max_norm), scaler)
-        self.count_step()
+        if self.skipped_steps == skipped:  # After an overflow there is no gradient to compare: the next step counts.
+            self.count_step()
+        elif self.skipped_steps == MOST_SKIPPED_STEPS:
+            raise WorkloadError(
+                f"the scaled gradients of {plural(self.skipped_steps, 'step')} were not finite.",
+                hint="train the script on one rank to find the cause",
+            )
 
     def write_result(self) -> None:
         self.strategy.finish()
