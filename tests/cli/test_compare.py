@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import select
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from commands import paceline, start, wait_until
+from paceline.analysis.steps.timing import losses_of
 from paceline.records import read_run
 from paceline.records.events import FailureEvent, InterruptedEvent
 from paceline.records.experiment import read_experiment
@@ -193,6 +195,22 @@ def test_settings_are_compared_like_strategies(tmp_path: Path) -> None:
         "reshuffle=false epochs=2": (False, 32),
         "reshuffle=false epochs=4": (False, 64),
     }
+
+
+def test_precisions_are_compared(tmp_path: Path) -> None:
+    """Under fp16 the first scale is too large for this workload, so some steps are skipped, on all ranks together."""
+    options = ("--vary", "precision=fp32,fp16,bf16", "--strategies", "bucketed", "--lr", "0.001")
+    result = compare("user_workloads:overflowing", *QUICK, "--max-repeats", "1", *options, out=tmp_path / "out")
+    experiment = read_experiment(tmp_path / "out")
+    runs = {m.candidate.name: m.run for m in experiment.runs}
+    assert set(rows(result)) == set(runs) == {f"precision={name}" for name in ("fp32", "fp16", "bf16")}
+    skipped = {name: run.summary and run.summary.skipped_steps for name, run in runs.items()}
+    assert skipped.pop("precision=fp16") in range(1, 8)
+    assert set(skipped.values()) == {0}
+    assert [run.summary and run.summary.weight_divergence for run in runs.values()] == [0] * 3
+    first = {name: losses_of(run)[0] for name, run in runs.items()}
+    assert first == {name: pytest.approx(first["precision=fp32"], rel=0.02) for name in runs}
+    assert all(math.isfinite(loss) for run in runs.values() for loss in losses_of(run))
 
 
 def test_batches_are_compared_by_the_time_per_sample(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from paceline.experiments.names import check_names
 from paceline.experiments.training_targets import SCRIPT_RULES
 from paceline.launch.launcher_process import LauncherProcess
 from paceline.strategies.allreduce import AllReduce
-from paceline.strategies.base.strategy import Role
+from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import create
 
 
@@ -67,6 +67,29 @@ def test_what_a_strategy_does_not_support(setting: str, option: str) -> None:
     with pytest.raises(UsageError, match=f"allreduce does not support {option}"):
         check_strategy(RunConfig(**{setting: 2}), Rigid(), ranks=2)
     check_strategy(RunConfig(**{setting: 2}), AllReduce(), ranks=2)
+
+
+class Unscaled(AllReduce):
+    """Has the older signature of `step`."""
+
+    def step(self, max_norm: float | None = None) -> None:  # type: ignore[override]
+        super().step(max_norm)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (Rigid(), "allreduce does not support a GradScaler"),
+        (Unscaled(), "its method `step` has no `scaler`"),
+        (create("parameter_server:asynchronous=true"), "a GradScaler in asynchronous mode"),
+    ],
+)
+def test_float16_needs_a_strategy_that_unscales(strategy: Strategy, reason: str) -> None:
+    with pytest.raises(UsageError, match=f"--precision fp16 scales the loss, but .*{reason}") as caught:
+        check_strategy(RunConfig(precision="fp16"), strategy, ranks=2)
+    assert "--precision bf16" in (caught.value.hint or "")
+    check_strategy(RunConfig(precision="bf16"), strategy, ranks=2)
+    check_strategy(RunConfig(precision="fp16"), AllReduce(), ranks=2)
 
 
 class Impatient(AllReduce):

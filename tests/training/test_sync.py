@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,17 @@ def test_losses_are_those_of_one_process(tmp_path: Path, alone: list[float], str
     assert losses(record) == pytest.approx(alone, rel=1e-9)
     assert record.summary is not None
     assert record.summary.weight_divergence == 0
+
+
+@pytest.mark.parametrize("strategy", ["single", *LOSSLESS])
+def test_float16_trains_with_equal_weights_on_all_ranks(tmp_path: Path, strategy: str) -> None:
+    ranks = "1" if strategy == "single" else "2"
+    options = ("--strategy", strategy, "--ranks", ranks, "--backend", "gloo", "--precision", "fp16")
+    record = run(tmp_path / "run", *options)
+    assert all(math.isfinite(loss) for loss in losses(record))
+    assert record.summary is not None
+    assert record.summary.weight_divergence == 0
+    assert record.summary.skipped_steps < 10
 
 
 def test_one_rank_speaks_nccl(tmp_path: Path) -> None:

@@ -157,6 +157,11 @@ class _OutOfOrder(torch.optim.SGD):
         return super().step(closure)
 
 
+def overflowing() -> Workload:
+    """Return a workload with gradients of more than 1, which overflow in float16 if scaled by 65,536."""
+    return Workload(model=nn.Linear(4, 3), train=_samples(), loss=lambda out, y: 100 * F.cross_entropy(out, y))
+
+
 def server_fails() -> Workload:
     """Return a workload whose optimiser fails on the rank that makes the step."""
     model = nn.Linear(4, 3)

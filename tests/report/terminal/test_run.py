@@ -68,6 +68,11 @@ def test_divergence_is_reported_with_its_first_step() -> None:
     assert "the loss is not finite from step 17 on." in said(ranks=ranks)
 
 
+def test_skipped_steps_are_counted() -> None:
+    assert "skipped" not in said()
+    assert "skipped the update of 3 steps after an overflow of float16 gradients" in said(skipped_steps=3)
+
+
 def test_the_estimate() -> None:
     assert "10 epochs would take about 2.1 min" in said(estimate=EpochEstimate(epochs=10, seconds=126.0))
 

@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.utils.data import Dataset
 
 from paceline.comm import Comm
 from paceline.config import RunConfig
 from paceline.errors import ParityError
 from paceline.records.parity import Parity
-from paceline.strategies.base.strategy import AfterBackward
+from paceline.strategies.base.strategy import AfterBackward, Strategy
 from paceline.strategies.registry import create
 from paceline.training.batchnorm import relative_divergence
 from paceline.training.parity.oracle import Gradients, Shards, oracle
@@ -54,14 +55,15 @@ _trained: dict[tuple[str, int, RunConfig], Tensor] = {}
 """Cache of rank 0: the weights of one process after ten steps."""
 
 
-def proof(comm: Comm, strategy: str, case: str, settings: dict[str, Any]) -> Parity:
+def proof(comm: Comm, strategy: str, case: str, settings: dict[str, Any], scaled: bool = False) -> Parity:
     """Return the verdict, the same on every rank."""
     config = RunConfig(**{"batch": 12, "precision": "fp64", "augment": False} | settings)
     share = Share(comm.rank, comm.world_size, config.accumulate, comm.device, torch.float64)
     chosen = WRONG[strategy]() if strategy in WRONG else create(strategy, allow_unused=config.allow_unused)
     workload = OWN[case]() if case in OWN else cases.make(case)
     other_side = () if case in OWN else _shards_and_oracle(workload, case, share, config, comm)
-    return prove(chosen, workload, share, config, comm, STEPS, *other_side)
+    scaler = GradScaler("cpu") if scaled else None
+    return prove(chosen, workload, share, config, comm, STEPS, *other_side, scaler=scaler)
 
 
 def _shards_and_oracle(
@@ -129,6 +131,16 @@ def test_gradients_of_vgg11(pool: Pool, strategy: str, bn: str, ranks: int) -> N
     check(pool, ranks, strategy, case, bn=bn, batch=ranks + 1)
 
 
+@pytest.mark.parametrize("strategy", LOSSLESS)
+def test_gradients_of_a_scaled_loss(pool: Pool, strategy: str, request: pytest.FixtureRequest) -> None:
+    if strategy == "parameter_server":
+        request.applymarker(pytest.mark.xfail(strict=True, reason="workers do not unscale yet"))
+    settings = {"batch": 11, "accumulate": 2, "clip_norm": 0.01}
+    verdicts = pool.run(proof, 2, strategy, "cnn", settings, True)
+    verdicts[0].check()
+    assert verdicts[0].error < 1e-10
+
+
 class Summing(AfterBackward):
     """Common mistake: the sum instead of the mean."""
 
@@ -166,10 +178,20 @@ class NotClipping(AfterBackward):
         super().update(None)
 
 
+class NotUnscaling(NotClipping):
+    """Mean that stays scaled."""
+
+    name: ClassVar[str] = "not_unscaling"
+
+    def update(self, max_norm: float | None, scaler: Any = None) -> None:  # noqa: ARG002
+        Strategy.update(self, max_norm)
+
+
 WRONG: dict[str, Callable[[], AfterBackward]] = {
     "summing": Summing,
     "breaking": Breaking,
     "not_clipping": NotClipping,
+    "not_unscaling": NotUnscaling,
 }
 
 
@@ -199,6 +221,17 @@ def test_no_clipping_is_found_out(pool: Pool) -> None:
     assert pool.run(proof, 2, "not_clipping", "frozen", {})[0].holds
     with pytest.raises(ParityError, match="off by a factor"):
         pool.run(proof, 2, "not_clipping", "frozen", {"clip_norm": 0.01})[0].check()
+
+
+def test_gradients_that_stay_scaled_are_found_out(pool: Pool) -> None:
+    assert pool.run(proof, 2, "not_unscaling", "frozen", {})[0].holds
+    with pytest.raises(ParityError, match=r"off by a factor of 6.554e\+04"):
+        pool.run(proof, 2, "not_unscaling", "frozen", {}, True)[0].check()
+
+
+def test_a_step_that_a_scaler_skips_is_found_out(pool: Pool) -> None:
+    verdicts = pool.run(proof, 2, "breaking", "frozen", {}, True)
+    assert [verdict.error for verdict in verdicts] == [math.inf] * 2
 
 
 def samples(count: int = 96) -> tuple[Tensor, Tensor]:

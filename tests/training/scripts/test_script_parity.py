@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim.lr_scheduler import ExponentialLR
 
 from paceline.comm import Comm
@@ -20,7 +22,7 @@ from paceline.records import RunFolder
 from paceline.strategies.base.strategy import AfterBackward
 from paceline.training.scripts.script_parity import OracleCheckTask, OracleTask, ParityTask
 from paceline.training.scripts.script_task import ScriptFinished, ScriptTask
-from ranks import Pool
+from ranks import Pool, RankFailed
 
 
 def probe(
@@ -84,6 +86,42 @@ def test_the_tolerance_is_that_of_the_gradients(pool: Pool, tmp_path: Path) -> N
         assert parity["error"] < parity["tolerance"]
         found.append(parity["tolerance"])
     assert found == [1e-10, 1e-5, 2e-2]
+
+
+def probe_scaled(comm: Comm, folder: str, kind: type[ScriptTask], strategy: str, overflows: int) -> int:
+    """Run a script with a scaler, whose first steps overflow on one rank; return how many steps it made."""
+    torch.manual_seed(0)
+    config = RunConfig(strategy=strategy, steps=40)
+    task = kind(
+        script=Script(path="train.py"), config=config, folder=RunFolder(Path(folder)), oracle=f"{folder}/gradients.pt"
+    )
+    scaler, made = GradScaler("cpu"), 0
+    with task.attach(
+        nn.Linear(3, 2), lambda p: torch.optim.SGD(p, lr=1.0), task.make_strategy(), comm, "broadcast"
+    ) as sync:
+        with suppress(ScriptFinished):
+            for step in range(40):
+                loss = sync.model(torch.full((4, 3), comm.rank + step + 1.0)).square().mean()
+                made += 1
+                scaler.scale(loss * math.inf if step < overflows and comm.rank == 1 else loss).backward()
+                sync.step(max_norm=0.1, scaler=scaler)
+        assert sync.finished
+    return made
+
+
+def test_skipped_steps_have_no_gradient_to_compare(pool: Pool, tmp_path: Path) -> None:
+    """Gradients are compared unscaled, over as many steps as without overflows."""
+    for kind, strategy in ((OracleTask, "ddp"), (ParityTask, "ddp"), (ParityTask, "priority"), (ParityTask, "tree")):
+        assert pool.run(probe_scaled, 2, str(tmp_path), kind, strategy, 2) == [5, 5]
+    assert json.loads((tmp_path / "parity.json").read_text())["error"] < 1e-6
+    first, _, last = torch.load(tmp_path / "gradients.pt")
+    assert 0.1 < first["weight"].norm() < 1000
+    assert last["weight"].norm() < 0.1001
+
+
+def test_a_script_whose_gradients_are_never_finite_is_refused(pool: Pool, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="the scaled gradients of 32 steps were not finite"):
+        pool.run(probe_scaled, 2, str(tmp_path), OracleTask, "ddp", 40)
 
 
 class Sum(AfterBackward):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import UserDict
 from contextlib import suppress
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
+from torch.amp import GradScaler
 
 from paceline.analysis.steps.timing import losses_of, windows_of
 from paceline.analysis.summary import summarise_rank
@@ -63,6 +65,27 @@ def train(comm: Comm, folder: str, notes: str) -> int:
             except ScriptFinished:
                 left += 1
     return left
+
+
+def train_scaled(comm: Comm, folder: str) -> float:
+    """Train with a scaler, with an overflow on one rank in the third step; return the scale at the end."""
+    x, y, scaler = torch.randn(5, 4), torch.zeros(5, dtype=torch.long), GradScaler("cpu")
+    with attached(comm, folder) as sync, suppress(ScriptFinished):
+        for step in range(STEPS):
+            loss = F.cross_entropy(sync.model(x), y)
+            sync.note(loss=loss, samples=len(y))
+            scaler.scale(loss * 1e38 if (step, comm.rank) == (2, 1) else loss).backward()
+            sync.step(scaler=scaler)
+    return scaler.get_scale()
+
+
+def test_a_skipped_step_is_counted(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(train_scaled, 2, str(tmp_path)) == [2.0**15] * 2
+    record = read_run(tmp_path)
+    assert record.summary is not None
+    assert (record.summary.steps, record.summary.skipped_steps) == (STEPS, 1)
+    assert record.summary.weight_divergence == 0
+    assert all(math.isfinite(loss) for loss in losses_of(record)), "losses are recorded as they were before scaling"
 
 
 def test_samples_losses_and_windows(pool: Pool, tmp_path: Path) -> None:
