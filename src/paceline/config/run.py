@@ -74,8 +74,8 @@ class RunConfig:
     bn: BatchNormMode = setting("broadcast", script="attach")
     """BatchNorm: broadcast rank 0's buffers before each step, keep buffers local, or sync statistics over all ranks."""
     precision: Precision = "fp32"
-    """Number format: fp32, bf16 or fp16 (autocast; weights and gradients stay float32; fp16 scales the loss), or fp64
-    (for parity proofs)."""
+    """Number format: fp32, bf16 or fp16 (autocast; weights and gradients stay float32; fp16 scales the loss, and is
+    slow on most CPUs), or fp64 (for parity proofs)."""
     channels_last: bool = False
     """Use the channels-last memory format; with bf16 about twice as fast on recent CPUs."""
     device: Device = "auto"
