@@ -1,0 +1,242 @@
+"""Checks of a training loop against misuse that would train wrongly without an error: parameters, calls, optimiser."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from paceline.errors import UsageError, WorkloadError
+from paceline.strategies.base.abilities import UpdatesInParts
+from paceline.strategies.base.strategy import Strategy
+from paceline.training.attach_checks import check_optimizer_parameters
+
+_CALL_HINT = "call sync.model(x); to evaluate the model itself, call it in eval mode or inside torch.no_grad()"
+_STEP_HINT = "call sync.step(), which synchronises gradients and then steps the optimiser; it takes max_norm and scaler"
+_AGAIN_HINT = "do this before attach(), or call close() and attach() again"
+
+_open_checks: weakref.WeakSet[LoopChecks] = weakref.WeakSet()
+"""Checks of all attached models."""
+
+
+def check_not_attached(model: nn.Module) -> None:
+    """Raise if a parameter of the model is already synchronised by another `Sync`."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and any(checks.trains(parameter) for checks in _open_checks):
+            raise UsageError(
+                f"{name} is already attached: two strategies would synchronise it.",
+                hint="call close() of the first attach() before the second",
+            )
+
+
+class LoopChecks:
+    """Checks of one attached model, from attach to detach. `with checks:` surrounds each step of the strategy.
+
+    A step checks that the parameters are those that were attached, and, where the strategy wraps the model, that the
+    gradients come from the wrapped model. Hooks refuse training calls of the model itself, and steps of an optimiser
+    outside the strategy. All of it takes a few microseconds per step.
+    """
+
+    def __init__(self, model: nn.Module, wrapped: nn.Module, strategy: Strategy) -> None:
+        self._model, self._strategy, self._optimizer = model, strategy, strategy.optimizer
+        self._thread = threading.get_ident()
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._by_name = dict(model.named_parameters())
+        self._trained = [parameter for _, parameter in strategy.parameters]
+        self._trained_ids = {id(parameter) for parameter in self._trained}
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._kinds = _kinds(self._trained)
+        self._optimizer_size = _size(self._optimizer)
+        self._steps = 0
+        self._missing = 0
+        """Number of parameters without a gradient in the last step."""
+        self._may_have_changed = False
+        """Whether a parameter or module was registered anywhere since the last step."""
+        self._is_stepping = False
+        self._is_agreed = False
+        self._is_wrapped = wrapped is not model
+        self._in_wrapped_call = False
+        self._has_called_wrapped = False
+        """Whether the wrapped model was called, with gradients enabled, since the last step."""
+        self._hooks = ExitStack()
+        self._add_hooks(wrapped)
+        _open_checks.add(self)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        _open_checks.discard(self)
+        self._hooks.close()
+
+    def trains(self, parameter: nn.Parameter) -> bool:
+        """Return whether it is a parameter that the strategy synchronises."""
+        return id(parameter) in self._trained_ids
+
+    def __enter__(self) -> None:
+        self._steps += 1
+        self._check_parameters()
+        if self._is_wrapped and not self._has_called_wrapped and any(p.grad is not None for p in self._trained):
+            raise self._call_error("this step has gradients, and sync.model was not called")
+        if _size(self._optimizer) != self._optimizer_size:
+            check_optimizer_parameters(self._optimizer, self._strategy.parameters, self._model)
+            self._optimizer_size = _size(self._optimizer)
+        self._is_stepping = True
+
+    def __exit__(self, *_: object) -> None:
+        # A call that ended with an interrupt has left the second one set.
+        self._is_stepping = self._in_wrapped_call = self._has_called_wrapped = False
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Permit calls of the model itself inside the `with` block, which evaluates it."""
+        before, self._is_agreed = self._is_agreed, True
+        try:
+            yield
+        finally:
+            self._is_agreed = before
+
+    # Parameters.
+
+    def _check_parameters(self) -> None:
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise _changed(name, "was unfrozen after attach(), so it is not synchronised")
+        allow_unused, missing = self._strategy.allow_unused, 0
+        for parameter in self._trained:
+            if parameter.grad is None:
+                missing += 1
+            if not (parameter.requires_grad or allow_unused):
+                name = self._names[id(parameter)]
+                hint = "freeze it before attach(), or allow parameters without a gradient: attach(…, allow_unused=True)"
+                raise _changed(name, "was frozen after attach()", hint)
+        kinds = _kinds(self._trained)
+        if kinds != self._kinds:
+            changed = next(number for number, kind in enumerate(kinds) if kind != self._kinds[number])
+            (dtype, device), (dtype_before, device_before) = kinds[changed], self._kinds[changed]
+            change = f"was {dtype_before} on {device_before} at attach(), and is now {dtype} on {device}"
+            raise _changed(self._names[id(self._trained[changed])], change)
+        # A replaced parameter gets no gradient. One that was added is noticed when it is registered with its module,
+        # or, if code bypasses the registration, after steps 1, 2, 4, 8 and so on: the search visits all modules.
+        if self._may_have_changed or missing != self._missing or not self._steps & (self._steps - 1):
+            self._search()
+        self._may_have_changed, self._missing = False, missing
+
+    def _search(self) -> None:
+        """Raise for parameters that were added to the model, or replaced, since it was attached."""
+        found = dict(self._model.named_parameters())
+        for name, parameter in found.items():
+            if id(parameter) in self._names:
+                continue
+            replaced = self._by_name.get(name)
+            if replaced is not None and (replaced.requires_grad or parameter.requires_grad):
+                raise _changed(name, "was replaced by another parameter after attach()")
+            if parameter.requires_grad:
+                raise _changed(name, "was added to the model after attach(), so it is not synchronised")
+        if not self._strategy.allow_unused:
+            left = {id(parameter) for parameter in found.values()}
+            for parameter in self._trained:
+                if id(parameter) not in left:
+                    raise _changed(self._names[id(parameter)], "was removed from the model after attach()")
+
+    # Hooks.
+
+    def _add_hooks(self, wrapped: nn.Module) -> None:
+        reference = weakref.ref(self)  # A global hook would keep an object that is never closed alive.
+
+        def on_registration(*_: Any) -> None:
+            checks = reference()
+            if checks is not None:
+                checks._may_have_changed = True
+
+        def on_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            checks = reference()
+            if checks is not None:
+                checks._check_optimizer_step(optimizer)
+
+        on_optimizer_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+        hooks = [
+            register_module_parameter_registration_hook(on_registration),
+            register_module_module_registration_hook(on_registration),
+            register_optimizer_step_pre_hook(on_optimizer_step),
+        ]
+        if self._is_wrapped:
+            hooks += [
+                wrapped.register_forward_pre_hook(self._on_wrapped_call, prepend=True),
+                wrapped.register_forward_hook(self._on_wrapped_return, always_call=True),
+                self._model.register_forward_pre_hook(self._on_model_call, prepend=True),
+            ]
+        for hook in hooks:
+            self._hooks.callback(hook.remove)
+
+    # These three set flags and count nothing: torch.compile would compile again for each new value of a counter.
+
+    def _on_wrapped_call(self, _: nn.Module, __: Any) -> None:
+        self._in_wrapped_call = True
+        if torch.is_grad_enabled():
+            self._has_called_wrapped = True
+
+    def _on_wrapped_return(self, _: nn.Module, __: Any, ___: Any) -> None:
+        self._in_wrapped_call = False
+
+    def _on_model_call(self, model: nn.Module, _: Any) -> None:
+        if self._in_wrapped_call or not model.training or not torch.is_grad_enabled() or self._is_agreed:
+            return
+        if any(parameter.requires_grad for parameter in self._trained):
+            raise self._call_error("the model itself was called in training")
+
+    def _check_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise if an optimiser steps attached parameters and the strategy did not call it.
+
+        A call without gradients changes nothing, and is permitted: some schedulers need one before they start.
+        """
+        if self._is_stepping:  # In `sync.step()`, an optimiser may call another one that it wraps.
+            return
+        strategy = self._strategy
+        if isinstance(strategy, UpdatesInParts) and strategy.partial_update_step() is not None:
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        names = [self._names[id(p)] for p in parameters if id(p) in self._names and p.grad is not None]
+        if not names or self._is_called_by_strategy():
+            return
+        if optimizer is not self._optimizer:
+            raise WorkloadError(
+                f"an optimiser that attach() did not receive, {type(optimizer).__name__}, steps {names[0]}.",
+                hint="return one optimiser from make_optimizer, with a parameter group for each set of parameters",
+            )
+        if threading.get_ident() == self._thread:  # A strategy may step in a thread of its own.
+            raise WorkloadError("the optimiser was stepped without sync.step().", hint=_STEP_HINT)
+
+    def _is_called_by_strategy(self) -> bool:
+        """Return whether a method of the strategy is running, such as `finish` or a hook in backward."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_locals.get("self") is not self._strategy:
+            frame = frame.f_back
+        return frame is not None
+
+    def _call_error(self, found: str) -> WorkloadError:
+        name = self._strategy.name
+        return WorkloadError(f"{found}; {name} synchronises only gradients that come from sync.model.", hint=_CALL_HINT)
+
+
+def _changed(name: str, change: str, hint: str = _AGAIN_HINT) -> WorkloadError:
+    return WorkloadError(f"{name} {change}.", hint=hint)
+
+
+def _kinds(parameters: list[nn.Parameter]) -> list[tuple[torch.dtype, torch.device]]:
+    return [(parameter.dtype, parameter.device) for parameter in parameters]
+
+
+def _size(optimizer: torch.optim.Optimizer) -> int:
+    """Return the number of parameters of an optimiser."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
