@@ -251,8 +251,8 @@ class Checkpointed(nn.Module):
 def right_calls(comm: Comm, text: str) -> list[Tensor]:
     """Use the model in every permitted way; return the weights."""
     model = Checkpointed(make_model())
-    scheduler = None
     with Sync(model, sgd, create(text), comm, "local") as sync:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(sync.optimizer, 0.9)
         sync.optimizer.step()  # Without gradients, as a scheduler's warm-up does.
         for step in range(4):
             x = inputs(sync) + step
@@ -269,7 +269,6 @@ def right_calls(comm: Comm, text: str) -> list[Tensor]:
             model(x)
             model.train()
             sync.step()
-            scheduler = scheduler or torch.optim.lr_scheduler.ExponentialLR(sync.optimizer, 0.9)
             scheduler.step()
             with sync.agreed() as agreed:
                 agreed(x)
@@ -308,13 +307,12 @@ def compiled(comm: Comm, when: str) -> list[Tensor]:
             called(inputs(sync)).square().mean().backward()
             sync.step()
         message = "no error"
-        if when == "after":
-            compile_model(model)
         try:
-            attached(inputs(sync))
+            attached(inputs(sync)).square().mean().backward()
+            sync.step()
         except WorkloadError as error:
             message = error.message
-        assert message == CALLED
+        assert message == (NOT_CALLED if when == "in place" else CALLED)
     return [parameter.detach() for parameter in model.parameters()]
 
 

@@ -67,9 +67,11 @@ class LoopChecks:
         self._is_stepping = False
         self._is_agreed = False
         self._is_wrapped = wrapped is not model
-        self._in_wrapped_call = False
+        self._expects_model_call = False
+        """Whether the wrapped model was called, and has not called the model yet."""
         self._has_called_wrapped = False
         """Whether the wrapped model was called, with gradients enabled, since the last step."""
+        self._wrapped = wrapped
         self._hooks = ExitStack()
         self._add_hooks(wrapped)
         _open_checks.add(self)
@@ -94,8 +96,7 @@ class LoopChecks:
         self._is_stepping = True
 
     def __exit__(self, *_: object) -> None:
-        # A call that ended with an interrupt has left the second one set.
-        self._is_stepping = self._in_wrapped_call = self._has_called_wrapped = False
+        self._is_stepping = self._expects_model_call = self._has_called_wrapped = False
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -173,24 +174,23 @@ class LoopChecks:
         if self._is_wrapped:
             hooks += [
                 wrapped.register_forward_pre_hook(self._on_wrapped_call, prepend=True),
-                wrapped.register_forward_hook(self._on_wrapped_return, always_call=True),
                 self._model.register_forward_pre_hook(self._on_model_call, prepend=True),
             ]
         for hook in hooks:
             self._hooks.callback(hook.remove)
 
-    # These three set flags and count nothing: torch.compile would compile again for each new value of a counter.
+    # These two set flags and count nothing: torch.compile would compile again for each new value of a counter.
 
     def _on_wrapped_call(self, _: nn.Module, __: Any) -> None:
-        self._in_wrapped_call = True
+        self._expects_model_call = True
         if torch.is_grad_enabled():
             self._has_called_wrapped = True
 
-    def _on_wrapped_return(self, _: nn.Module, __: Any, ___: Any) -> None:
-        self._in_wrapped_call = False
-
     def _on_model_call(self, model: nn.Module, _: Any) -> None:
-        if self._in_wrapped_call or not model.training or not torch.is_grad_enabled() or self._is_agreed:
+        if self._expects_model_call:
+            self._expects_model_call = False
+            return
+        if not model.training or not torch.is_grad_enabled() or self._is_agreed or _is_called_by(self._wrapped):
             return
         if any(parameter.requires_grad for parameter in self._trained):
             raise self._call_error("the model itself was called in training")
@@ -207,7 +207,7 @@ class LoopChecks:
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         names = [self._names[id(p)] for p in parameters if id(p) in self._names and p.grad is not None]
-        if not names or self._is_called_by_strategy():
+        if not names or _is_called_by(strategy):  # As in `finish`, or in a hook of backward.
             return
         if optimizer is not self._optimizer:
             raise WorkloadError(
@@ -217,16 +217,22 @@ class LoopChecks:
         if threading.get_ident() == self._thread:  # A strategy may step in a thread of its own.
             raise WorkloadError("the optimiser was stepped without sync.step().", hint=_STEP_HINT)
 
-    def _is_called_by_strategy(self) -> bool:
-        """Return whether a method of the strategy is running, such as `finish` or a hook in backward."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_locals.get("self") is not self._strategy:
-            frame = frame.f_back
-        return frame is not None
-
     def _call_error(self, found: str) -> WorkloadError:
         name = self._strategy.name
         return WorkloadError(f"{found}; {name} synchronises only gradients that come from sync.model.", hint=_CALL_HINT)
+
+
+def _is_called_by(owner: object) -> bool:
+    """Return whether a method of an object is running, and has called this function, directly or not.
+
+    Inside a compiled function it returns True: torch.compile cannot trace it. The step still detects wrong calls.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_locals.get("self") is not owner:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _changed(name: str, change: str, hint: str = _AGAIN_HINT) -> WorkloadError:
