@@ -91,6 +91,12 @@ def removes(sync: Sync, model: nn.Sequential) -> None:
     train(sync, 1)
 
 
+def removes_unnoticed(sync: Sync, model: nn.Sequential) -> None:
+    train(sync, 4)
+    del model[2:4]
+    train(sync, 1)
+
+
 def loads_by_assignment(sync: Sync, model: nn.Sequential) -> None:
     with sync.agreed():
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -137,7 +143,8 @@ CASES: dict[Callable[[Sync, nn.Sequential], None], str] = {
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_misuse_is_refused_under_every_strategy(pool: Pool, case: Callable[[Sync, nn.Sequential], None]) -> None:
-    found = {(text, ranks): pool.run(messages, ranks, case, text) for text in STRATEGIES for ranks in (1, 2)}
+    strategies = EXCHANGING if case is freezes else STRATEGIES  # `none` trains the others, which is right.
+    found = {(text, ranks): pool.run(messages, ranks, case, text) for text in strategies for ranks in (1, 2)}
     assert found == {(text, ranks): [CASES[case]] * ranks for text, ranks in found}
 
 
@@ -148,7 +155,8 @@ def converts(sync: Sync, model: nn.Sequential) -> None:
 
 def test_another_dtype_is_refused(pool: Pool) -> None:
     found = pool.run(messages, 2, converts, "allreduce")
-    assert found == ["2.weight was torch.float32 on cpu at attach(), and is now torch.float64 on cpu."] * 2
+    before, now = (f"torch.float{bits} on cpu with the shape (8, 8)" for bits in (32, 64))
+    assert found == [f"2.weight was {before} at attach(), and is now {now}."] * 2
 
 
 # Freezing where parameters may be unused.
@@ -176,6 +184,11 @@ def misses_a_gradient(sync: Sync, model: nn.Sequential) -> None:
     sync.model(inputs(sync))
     F.linear(inputs(sync), model[2].weight[:, :6]).sum().backward()
     sync.step()
+
+
+def test_a_removed_parameter_is_named_where_its_gradient_is_missing(pool: Pool) -> None:
+    for text in EXCHANGING:
+        assert pool.run(messages, 2, removes_unnoticed, text) == [CASES[removes]] * 2
 
 
 @pytest.mark.parametrize("text", EXCHANGING)

@@ -26,6 +26,7 @@ from paceline.training.attach_checks import check_optimizer_parameters
 _CALL_HINT = "call sync.model(x); to evaluate the model itself, call it in eval mode or inside torch.no_grad()"
 _STEP_HINT = "call sync.step(), which synchronises gradients and then steps the optimiser; it takes max_norm and scaler"
 _AGAIN_HINT = "do this before attach(), or call close() and attach() again"
+_FREEZE_HINT = "freeze it before attach(), or allow parameters without a gradient: attach(…, allow_unused=True)"
 
 _open_checks: weakref.WeakSet[LoopChecks] = weakref.WeakSet()
 """Checks of all attached models."""
@@ -57,11 +58,9 @@ class LoopChecks:
         self._trained = [parameter for _, parameter in strategy.parameters]
         self._trained_ids = {id(parameter) for parameter in self._trained}
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-        self._kinds = _kinds(self._trained)
+        self._kinds = [_kind(parameter) for parameter in self._trained]
         self._optimizer_size = _size(self._optimizer)
         self._steps = 0
-        self._missing = 0
-        """Number of parameters without a gradient in the last step."""
         self._may_have_changed = False
         """Whether a parameter or module was registered anywhere since the last step."""
         self._is_stepping = False
@@ -95,8 +94,12 @@ class LoopChecks:
             self._optimizer_size = _size(self._optimizer)
         self._is_stepping = True
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._is_stepping = self._expects_model_call = self._has_called_wrapped = False
+        if isinstance(error, WorkloadError):  # A gradient may be missing because its parameter was changed.
+            reason = self._find_frozen() or self._find_changed()
+            if reason is not None:
+                raise reason from None
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -113,42 +116,41 @@ class LoopChecks:
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise _changed(name, "was unfrozen after attach(), so it is not synchronised")
-        allow_unused, missing = self._strategy.allow_unused, 0
-        for parameter in self._trained:
-            if parameter.grad is None:
-                missing += 1
-            if not (parameter.requires_grad or allow_unused):
-                name = self._names[id(parameter)]
-                hint = "freeze it before attach(), or allow parameters without a gradient: attach(…, allow_unused=True)"
-                raise _changed(name, "was frozen after attach()", hint)
-        kinds = _kinds(self._trained)
-        if kinds != self._kinds:
-            changed = next(number for number, kind in enumerate(kinds) if kind != self._kinds[number])
-            (dtype, device), (dtype_before, device_before) = kinds[changed], self._kinds[changed]
-            change = f"was {dtype_before} on {device_before} at attach(), and is now {dtype} on {device}"
-            raise _changed(self._names[id(self._trained[changed])], change)
-        # A replaced parameter gets no gradient. One that was added is noticed when it is registered with its module,
-        # or, if code bypasses the registration, after steps 1, 2, 4, 8 and so on: the search visits all modules.
-        if self._may_have_changed or missing != self._missing or not self._steps & (self._steps - 1):
-            self._search()
-        self._may_have_changed, self._missing = False, missing
+        # Parameters are noticed when they are registered with a module, and conversions of the model by its first
+        # parameter. Code may bypass both: all of the model is searched after steps 1, 2, 4, 8 and so on.
+        is_converted = _kind(self._trained[0]) != self._kinds[0]
+        if self._may_have_changed or is_converted or not self._steps & (self._steps - 1):
+            self._may_have_changed = False
+            reason = self._find_changed()
+            if reason is not None:
+                raise reason
 
-    def _search(self) -> None:
-        """Raise for parameters that were added to the model, or replaced, since it was attached."""
+    def _find_changed(self) -> WorkloadError | None:
+        """Return the error for a parameter that was added, replaced, removed or converted; None without one."""
         found = dict(self._model.named_parameters())
         for name, parameter in found.items():
             if id(parameter) in self._names:
                 continue
             replaced = self._by_name.get(name)
             if replaced is not None and (replaced.requires_grad or parameter.requires_grad):
-                raise _changed(name, "was replaced by another parameter after attach()")
+                return _changed(name, "was replaced by another parameter after attach()")
             if parameter.requires_grad:
-                raise _changed(name, "was added to the model after attach(), so it is not synchronised")
-        if not self._strategy.allow_unused:
-            left = {id(parameter) for parameter in found.values()}
-            for parameter in self._trained:
-                if id(parameter) not in left:
-                    raise _changed(self._names[id(parameter)], "was removed from the model after attach()")
+                return _changed(name, "was added to the model after attach(), so it is not synchronised")
+        left = {id(parameter) for parameter in found.values()}
+        for parameter, before in zip(self._trained, self._kinds, strict=True):
+            name, now = self._names[id(parameter)], _kind(parameter)
+            if id(parameter) not in left and not self._strategy.allow_unused:
+                return _changed(name, "was removed from the model after attach()")
+            if now != before:
+                return _changed(name, f"was {_text(before)} at attach(), and is now {_text(now)}")
+        return None
+
+    def _find_frozen(self) -> WorkloadError | None:
+        """Return the error for a parameter that was frozen after it was attached; None without one."""
+        for parameter in self._trained:
+            if not parameter.requires_grad:
+                return _changed(self._names[id(parameter)], "was frozen after attach()", _FREEZE_HINT)
+        return None
 
     # Hooks.
 
@@ -239,8 +241,13 @@ def _changed(name: str, change: str, hint: str = _AGAIN_HINT) -> WorkloadError:
     return WorkloadError(f"{name} {change}.", hint=hint)
 
 
-def _kinds(parameters: list[nn.Parameter]) -> list[tuple[torch.dtype, torch.device]]:
-    return [(parameter.dtype, parameter.device) for parameter in parameters]
+def _kind(parameter: nn.Parameter) -> tuple[torch.dtype, torch.device, torch.Size]:
+    return parameter.dtype, parameter.device, parameter.shape
+
+
+def _text(kind: tuple[torch.dtype, torch.device, torch.Size]) -> str:
+    dtype, device, shape = kind
+    return f"{dtype} on {device} with the shape {tuple(shape)}"
 
 
 def _size(optimizer: torch.optim.Optimizer) -> int:
