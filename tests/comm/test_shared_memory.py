@@ -20,14 +20,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.comm import Comm
+from comm.test_timed_group import open_timed, rows_of
+from paceline.comm import Comm, close_comm
 from paceline.comm.shared_memory import futex, host_memory
 from paceline.comm.shared_memory.buckets import CHUNK_BYTES, SharedBuckets
 from paceline.comm.shared_memory.futex import FutexWords
 from paceline.comm.shared_memory.host_memory import HostMemory, Peer, start_ticks_of
 from paceline.comm.shared_memory.progress_counters import PEER_CHECK_S, READY, REDUCED, ProgressCounters
 from paceline.errors import RankError
-from ranks import Pool
+from paceline.records.timeline import Purpose
+from ranks import SIZE, Pool
 from tries import eventually
 
 pytestmark = pytest.mark.takes(6)
@@ -84,6 +86,23 @@ def means(comm: Comm, hosts: tuple[tuple[int, ...], ...], thread: bool) -> list[
 )
 def test_every_rank_gets_the_mean(pool: Pool, ranks: int, hosts: tuple[tuple[int, ...], ...], thread: bool) -> None:
     assert pool.run(means, ranks, hosts, thread) == [[]] * ranks
+
+
+def sent_over_nccl(_: Comm) -> list[object]:
+    """Compute means on two hosts; return the operations of the strategy's group, which stands for one of NCCL."""
+    timed = open_timed(SIZE)
+    assert timed is not None
+    comm = replace(timed, backend="nccl", stopwatch=None, hosts=((0, 1), (2, 3)))
+    wrong: list[str] = []
+    rows = rows_of(timed, lambda: wrong.extend(means(comm, comm.hosts, thread=False)))
+    groups = {comm.through_main_memory().group for _ in range(2)}
+    close_comm(timed)
+    sent = [row for row in rows if row[2] is not Purpose.CONTROL]
+    return [*wrong, *sent, *([] if len(groups) == 1 and timed.group not in groups else ["not one group"])]
+
+
+def test_nccl_sends_no_main_memory_between_hosts(pool: Pool) -> None:
+    assert pool.run(sent_over_nccl, SIZE) == [[]] * SIZE
 
 
 def many_steps(comm: Comm, items: int) -> list[int]:

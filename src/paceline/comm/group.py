@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -49,6 +49,8 @@ class Comm:
     _group_with_servers: dist.ProcessGroup | None = None
     _subgroup_numbers: Iterator[int] = field(default_factory=itertools.count)
     """Numbers for the names of subgroups, the same on all ranks."""
+    _main_memory_groups: list[dist.ProcessGroup] = field(default_factory=list)
+    """The group of `through_main_memory`, once it exists."""
 
     @property
     def full_group(self) -> dist.ProcessGroup:
@@ -76,6 +78,18 @@ class Comm:
         if self.rank in members:
             self.owned.add(group, _sockets_since(before, backend or self.backend))
         return group
+
+    def through_main_memory(self) -> Comm:
+        """Return a `Comm` of the same ranks that sends tensors in main memory, which NCCL does not support.
+
+        Every worker must call this. Under Gloo on a CPU, it is this object itself.
+        """
+        if self.backend == "gloo" and self.device.type == "cpu":
+            return self
+        if self.backend != "gloo" and not self._main_memory_groups:
+            self._main_memory_groups.append(self.subgroup(range(self.world_size), backend="gloo"))
+        (group,) = self._main_memory_groups or [self.group]
+        return replace(self, group=group, backend="gloo", device=torch.device("cpu"))
 
     @property
     def step(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from paceline.comm.timed_group import TimedGroup, destroy_group
 from paceline.measure.sockets import SocketName
@@ -28,6 +29,8 @@ class OwnedGroups:
         return {*self._groups, *[group.inner for group in self._groups if isinstance(group, TimedGroup)]}
 
     def destroy(self) -> None:
-        """Destroy all groups and their threads, the last one first."""
+        """Destroy all groups and their threads, the last one first, unless the program has destroyed the world."""
         while self._groups:
-            destroy_group(self._groups.pop())
+            group = self._groups.pop()
+            if group in distributed_c10d._world.pg_map:
+                destroy_group(group)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d, rendezvous  # type: ignore[attr-defined]
 
 from paceline.comm.network import LOOPBACK, choose_interface
 from paceline.config import launched
@@ -74,14 +74,7 @@ def join_world(*, timeout_s: float, iface: str | None = None, before_connect: Be
     interface = given or choose_interface(master, all_on_this_host=local_size == size).name
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    try:
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
-    except dist.DistNetworkError as error:
-        where = f"{master}:{os.environ.get('MASTER_PORT')}"
-        raise LaunchError(
-            f"rank {rank} cannot reach the master at {where}: {error}",
-            hint="check that the command runs on the master, too, and that no firewall blocks the port",
-        ) from None
+    store = _launch_store(rank, timeout)
     if before_connect is not None:
         before_connect(PrefixStore("before_connect", store), rank, size, interface)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
@@ -100,3 +93,73 @@ def leave_world() -> None:
     """Destroy all process groups of this process."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@dataclass
+class _LaunchStore:
+    """Store of the launcher, which this process keeps until it ends: it may leave the world and join it again."""
+
+    store: Store
+    joins: int = field(default=0)
+
+
+_launch_stores: dict[tuple[str | None, ...], _LaunchStore] = {}
+"""Stores by the values of the environment that describe the launch."""
+
+
+def _launch_store(rank: int, timeout: timedelta) -> Store:
+    """Return the launcher's store, in each world with another prefix: the keys of an earlier world are still in it.
+
+    All ranks join the same worlds in the same order, so they count alike.
+    """
+    launch = tuple(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"))
+    if launch not in _launch_stores:
+        try:
+            _launch_stores[launch] = _LaunchStore(next(rendezvous("env://", timeout=timeout))[0])
+        except dist.DistNetworkError as error:
+            where = f"{os.environ.get('MASTER_ADDR', LOOPBACK)}:{os.environ.get('MASTER_PORT')}"
+            raise LaunchError(
+                f"rank {rank} cannot reach the master at {where}: {error}",
+                hint="check that the command runs on the master, too, and that no firewall blocks the port",
+            ) from None
+    launched_store = _launch_stores[launch]
+    launched_store.store.set_timeout(timeout)
+    launched_store.joins += 1
+    return PrefixStore(f"world-{launched_store.joins}", launched_store.store)
+
+
+@dataclass
+class _SharedWorld:
+    """World that `share_world` has joined, and the number of its users."""
+
+    group: dist.ProcessGroup
+    users: int = 0
+
+
+_shared_worlds: list[_SharedWorld] = []
+"""The world that `share_world` has joined, if any; the program may have left it since."""
+
+
+def share_world(*, timeout_s: float) -> Callable[[], None]:
+    """Join the world, unless this process has; return the function to call when it is not needed any more.
+
+    The last of several users leaves the world. A world that the program itself has joined is never left.
+    """
+    if not dist.is_initialized():
+        join_world(timeout_s=timeout_s)
+        _shared_worlds[:] = [_SharedWorld(distributed_c10d._get_default_group())]
+    shared = next((world for world in _shared_worlds if _is_current(world)), None)
+    if shared is None:
+        return lambda: None
+    shared.users += 1
+
+    def stop_sharing() -> None:
+        shared.users -= 1
+        if not shared.users and _is_current(shared):
+            leave_world()
+
+    return stop_sharing
+
+
+def _is_current(world: _SharedWorld) -> bool:
+    return dist.is_initialized() and distributed_c10d._get_default_group() is world.group

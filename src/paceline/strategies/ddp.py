@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.config.specs import check_positive
 from paceline.plans.classic import DEFAULT_BUCKET_MB
 from paceline.strategies.base.scaling import scaler_argument
-from paceline.strategies.base.strategy import Strategy
+from paceline.strategies.base.strategy import Strategy, no_gradient_error
 
 # The training loop handles BatchNorm, so DDP must not broadcast buffers. torch 2.13 renamed this argument.
 _HAS_FORWARD_SYNC_BUFFERS = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -97,6 +97,11 @@ class Ddp(Strategy):
         return nullcontext() if last else self._module.no_sync()
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        if not (self.allow_unused or self.options.static_graph):
+            # DDP itself raises only in the next forward pass, after a step with gradients of this rank alone.
+            missing = [name for name, parameter in self.parameters if parameter.grad is None]
+            if missing:
+                raise no_gradient_error(missing, self.comm.rank)
         self.update(max_norm, **scaler_argument(scaler))
 
     def close(self) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.comm import join_world, leave_world, open_comm
+from paceline.comm import close_comm, open_comm, share_world
 from paceline.config import DEFAULT_STRATEGY, BatchNormMode
 from paceline.config.specs import Spec
 from paceline.errors import UsageError
 from paceline.strategies.base.strategy import MakeOptimizer, Role
 from paceline.strategies.registry import create
+from paceline.training.attach_checks import check_arguments
+from paceline.training.loop_checks import check_not_attached
 from paceline.training.placement import choose_backend
 from paceline.training.scripts.script_task import script_task
 from paceline.training.sync import Sync
@@ -41,6 +44,8 @@ def attach(
 
     The default strategy is `ddp`. Under `paceline compare --script` it is the strategy that is being measured.
     """
+    check_arguments(model, make_optimizer, strategy, bn=bn, allow_unused=allow_unused, timeout=timeout)
+    check_not_attached(model)
     task = script_task()
     if task is None:
         spec = Spec.parse(strategy or DEFAULT_STRATEGY)
@@ -50,28 +55,25 @@ def attach(
         task.check_attach_arguments(strategy, options)
         chosen, timeout = task.make_strategy(), task.config.timeout
     chosen.allow_unused = allow_unused
-    joined_here = not dist.is_initialized()
-    if joined_here:
-        join_world(timeout_s=timeout)
-    roles = chosen.roles(dist.get_world_size())
-    if set(roles) != {Role.WORKER}:
-        if joined_here:
-            leave_world()
-        raise UsageError(
-            f"{chosen.name} does not train on all {len(roles)} ranks, which attach() requires.",
-            hint="start one process, or choose a strategy that trains on every rank",
+    with ExitStack() as undo:
+        undo.callback(share_world(timeout_s=timeout))
+        roles = chosen.roles(dist.get_world_size())
+        if set(roles) != {Role.WORKER}:
+            raise UsageError(
+                f"{chosen.name} does not train on all {len(roles)} ranks, which attach() requires.",
+                hint="start one process, or choose a strategy that trains on every rank",
+            )
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        comm = open_comm(
+            range(len(roles)),
+            device=device,
+            backend=choose_backend(device),
+            timeout_s=timeout,
+            stopwatch=None if task is None else task.stopwatch(device),
         )
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    comm = open_comm(
-        range(len(roles)),
-        device=device,
-        backend=choose_backend(device),
-        timeout_s=timeout,
-        stopwatch=None if task is None else task.stopwatch(device),
-    )
-    assert comm is not None
-    open_sync = Sync if task is None else task.attach
-    sync = open_sync(model, make_optimizer, chosen, comm, bn)
-    if joined_here:
-        sync.on_close(leave_world)
+        assert comm is not None
+        undo.callback(close_comm, comm)
+        open_sync = Sync if task is None else task.attach
+        sync = open_sync(model, make_optimizer, chosen, comm, bn)
+        sync.on_close(undo.pop_all().close)
     return sync

@@ -19,7 +19,9 @@ from paceline.records.summary import UntrackedCounts
 from paceline.strategies.base.abilities import GivesTickets
 from paceline.strategies.base.scaling import checked_scaler, scaler_argument, skipped_steps
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
+from paceline.training.attach_checks import check_optimizer
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
+from paceline.training.loop_checks import LoopChecks
 
 
 class Sync:
@@ -52,12 +54,21 @@ class Sync:
         self._untracked = UntrackedTraffic()
         self.payload = PayloadCount(comm) if comm.is_timed else None
         """Counter of the bytes that sockets carry, read from the kernel; None without timing."""
-        self.model: nn.Module = strategy.attach(model, self._with_step_mark(make_optimizer), comm)
+        try:
+            attached = strategy.attach(model, self._checked(make_optimizer, model), comm)
+        except BaseException:
+            self._undo.close()
+            raise
+        self.model: nn.Module = attached
         """Module to call in the forward pass."""
+        self._checks = LoopChecks(model, attached, strategy)
+        self._undo.callback(self._checks.close)
         if comm.stopwatch is not None:
             self._undo.callback(comm.stopwatch.watch_gradients(p for p in model.parameters() if p.requires_grad))
         self.buffers = UpdatedBuffers(model, comm)
         self._buffers_outdated = False
+        self._has_called_model = False
+        """Whether the whole model was called, in training mode, since the last step."""
         self._broadcasts_buffers = False
         waits = strategy.exchanges and strategy.lockstep and comm.world_size > 1
         if bn == "broadcast" and waits and self.buffers.may_exist:
@@ -118,9 +129,13 @@ class Sync:
         """
         scaler = checked_scaler(scaler, self.strategy)
         before = skipped_steps(scaler)
-        self.strategy.step(max_norm, **scaler_argument(scaler))
+        with self._checks:
+            self.strategy.step(max_norm, **scaler_argument(scaler))
         self.skipped_steps += skipped_steps(scaler) - before
         self._buffers_outdated = True
+        if self._broadcasts_buffers and not self._has_called_model:
+            self._broadcast_buffers()  # The loop calls only parts of the model, so no hook will do it.
+        self._has_called_model = False
 
     def note(
         self,
@@ -151,7 +166,7 @@ class Sync:
         """Yield the model with the agreed weights and buffers, the result of the run, on every rank."""
         if self.payload is not None:
             self.payload.discard_window()
-        with self.strategy.agreed() as model, self.buffers.agreed():
+        with self.strategy.agreed() as model, self.buffers.agreed(), self._checks.agreed():
             yield model
 
     def detach(self) -> None:
@@ -180,14 +195,15 @@ class Sync:
             self._undo.close()
             self.strategy.abandon()
 
-    def _with_step_mark(self, make_optimizer: MakeOptimizer) -> MakeOptimizer:
-        """Mark the start of the optimiser's step on the stopwatch, by a hook: strategies need not know of timing."""
+    def _checked(self, make_optimizer: MakeOptimizer, model: nn.Module) -> MakeOptimizer:
+        """Check the optimisers that are created, and mark the start of their steps on the stopwatch, by a hook."""
 
         stopwatch = self.comm.stopwatch if self.comm.is_timed else None
 
         def make(parameters: NamedParameters) -> torch.optim.Optimizer:
             optimizer = make_optimizer(parameters)
-            if stopwatch is not None and isinstance(optimizer, torch.optim.Optimizer):
+            check_optimizer(optimizer, parameters, model)
+            if stopwatch is not None:
                 hook = optimizer.register_step_pre_hook(lambda *_: stopwatch.mark_agreed())
                 self._undo.callback(hook.remove)
             return optimizer
@@ -195,9 +211,14 @@ class Sync:
         return make
 
     def _refresh_buffers(self, module: nn.Module, _: Any) -> None:
-        if self._buffers_outdated and module.training:
-            self.buffers.broadcast()
-            self._buffers_outdated = False
+        if module.training:
+            self._has_called_model = True
+            if self._buffers_outdated:
+                self._broadcast_buffers()
+
+    def _broadcast_buffers(self) -> None:
+        self.buffers.broadcast()
+        self._buffers_outdated = False
 
 
 def sync_batchnorm_unsupported(strategy: Strategy) -> UsageError:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from paceline.comm import Comm
 from paceline.config import RunConfig, Script
+from paceline.errors import WorkloadError
 from paceline.records import RunFolder
 from paceline.strategies.base.strategy import AfterBackward
 from paceline.training.scripts.script_parity import OracleCheckTask, OracleTask, ParityTask
@@ -151,3 +152,17 @@ def test_neither_clipping_nor_a_nan_hides_a_mistake(pool: Pool, tmp_path: Path) 
         assert found["error"] == (error if error is None else pytest.approx(error, abs=1e-12))
     first, _, last = torch.load(tmp_path / "gradients.pt")
     assert first["weight"].norm() > 1e-3 > last["weight"].norm(), "one step is clipped"
+
+
+def steps_the_optimiser(comm: Comm, folder: str) -> str:
+    task = OracleTask(script=Script(path="train.py"), config=RunConfig(steps=40), folder=RunFolder(Path(folder)))
+    sync = task.attach(nn.Linear(3, 2), torch.optim.SGD, task.make_strategy(), comm, "broadcast")
+    sync.model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(WorkloadError) as found:
+        sync.optimizer.step()
+    sync.close()
+    return found.value.message
+
+
+def test_a_step_of_the_optimiser_alone_is_refused_in_the_proof_too(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(steps_the_optimiser, 1, str(tmp_path)) == ["the optimiser was stepped without sync.step()."]

@@ -65,7 +65,7 @@ class SharedBuckets:
     def __init__(
         self, items: Sequence[int], dtypes: Sequence[torch.dtype], comm: Comm, *, thread: bool = False
     ) -> None:
-        self._comm, self._count = comm, len(items)
+        self._count = len(items)
         ranks = next(len(host) for host in comm.hosts if comm.rank in host)
         sizes = [count * dtype.itemsize for count, dtype in zip(items, dtypes, strict=True)]
         assert TOKEN_BYTES <= LINE_BYTES
@@ -88,10 +88,11 @@ class SharedBuckets:
         self._operations: deque[ActiveOperation | None] = deque()
         self._log = None if comm.stopwatch is None else comm.stopwatch.operations
         self._reduces_here = not thread
+        between_hosts = comm.through_main_memory() if len(comm.hosts) > 1 else None
         if thread:
             self._progress.start_thread("paceline-reduce", self._reduce_all)
-        if len(comm.hosts) > 1 and shared.position == 0:
-            self._progress.start_thread("paceline-lead", self._lead)
+        if between_hosts is not None and shared.position == 0:
+            self._progress.start_thread("paceline-lead", lambda thread: self._lead(thread, between_hosts))
 
     def mark_ready(self, bucket: int) -> None:
         """Mark a bucket of this rank's row as complete; called in the order of bucket numbers."""
@@ -169,12 +170,12 @@ class SharedBuckets:
             self._progress.wait(self._all_ready, self._reduced + 1, thread)
             self._reduce()
 
-    def _lead(self, thread: ProgressThread) -> None:
+    def _lead(self, thread: ProgressThread, comm: Comm) -> None:
         """Run the leader's thread: a ring all-reduce over the leaders for each bucket that this host has reduced."""
-        leaders, scratch, summed = [host[0] for host in self._comm.hosts], Scratch(), 0
+        leaders, scratch, summed = [host[0] for host in comm.hosts], Scratch(), 0
         while True:
             self._progress.wait(self._all_reduced, summed + 1, thread)
-            all_reduce(self.means[summed % self._count], self._comm, RING, leaders, scratch=scratch)
+            all_reduce(self.means[summed % self._count], comm, RING, leaders, scratch=scratch)
             summed += 1
             self._progress.increment(SUMMED)
 

@@ -136,7 +136,8 @@ def _with_probe_step(make_optimizer: MakeOptimizer, captured: CapturedGradients)
             captured.add({name: p.grad.detach().clone() for name, p in parameters if p.grad is not None})
 
         optimizer = make_optimizer(parameters)
-        optimizer.step = types.MethodType(keep, optimizer)  # type: ignore[method-assign]
+        hooked = torch.optim.Optimizer.profile_hook_step(keep)  # Hooks check who steps the optimiser.
+        optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
         return optimizer
 
     return make
