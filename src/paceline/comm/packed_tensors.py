@@ -61,11 +61,6 @@ class PackedTensors:
         if self.views:
             torch._foreach_copy_(list(tensors), self.views)
 
-    def add(self, other: PackedTensors) -> None:
-        """Add the values of another buffer."""
-        if self.flats:
-            torch._foreach_add_(self.flats, other.flats)
-
     def send(self, ranks: Sequence[int], group: dist.ProcessGroup, tag: int = 0) -> list[PackedTransfer]:
         """Start sending the buffer to some ranks. Wait for all transfers before packing it again."""
         if self._host_buffer is not self._device_buffer:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import JsonMessage, receive_json_message, send_json_message, send_typed
-from paceline.comm.packed_tensors import PackedTensors, PackedTransfer, naming_peer
+from paceline.comm.packed_tensors import PackedTransfer, naming_peer
+from paceline.errors import WorkloadError
 from paceline.records.timeline import Purpose
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, clone_tensors
 from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
@@ -68,10 +69,7 @@ class GroupExchange:
         self._settings: Sequence[float] = ()
         """Settings of the group's optimisers in its last request that had them."""
         self._others = [rank for rank in workers if rank != comm.rank]
-        weights = [parameter.detach() for parameter in shard.parameters]
-        self._gradients = {
-            rank: shard.gradients if rank == self.lead else PackedTensors(weights, comm.device) for rank in workers
-        }
+        self._gradients = {rank: shard.gradients if rank == self.lead else shard.make_gradients() for rank in workers}
         self._receiving: list[PackedTransfer] = []
 
     def receive_request(self) -> ServerRequest:
@@ -85,15 +83,35 @@ class GroupExchange:
         self._receiving = [self._gradients[rank].receive(rank, self._group, GRADIENTS) for rank in self._others]
 
     def mean(self) -> list[Tensor]:
-        """Wait for the gradients of all workers, and return their mean."""
-        total, *rest = self._gradients.values()
+        """Wait for the gradients of all workers, and return their mean; raise if their steps are not the same."""
         for message in self._receiving:
             message.wait()
-        for packed in rest:  # In rank order, so that the sum is bitwise the same in any order of arrival.
-            total.add(packed)
-        if rest:
-            torch._foreach_div_(total.flats, len(self._gradients))
-        return total.views
+        self._check_marks()
+        buffers = list(self._gradients.values())
+        # Summed in rank order, so that the mean is bitwise the same in any order of arrival.
+        for parts in zip(*(packed.flats for packed in buffers), strict=True):
+            if parts[0].is_floating_point() or parts[0].is_complex():  # Marks are integers.
+                _average(parts)
+        return buffers[0].views[: len(self._shard.parameters)]
+
+    def _check_marks(self) -> None:
+        marks = {rank: self._shard.mark_of(packed) for rank, packed in self._gradients.items()}
+        # A server on a separate rank has the weights that it sent: no worker may have changed them.
+        expected = marks[self.lead] if self.lead == self._comm.rank else marks[self.lead]._replace(weights=0)
+        for rank, mark in marks.items():
+            if mark.weights != expected.weights:
+                raise WorkloadError(
+                    f"weights were changed outside step() on rank {rank if mark.weights else self.lead}, "
+                    "and not in the same way on all ranks.",
+                    hint="load or change weights on every rank in the same way, or on rank 0 before attach()",
+                )
+            if mark.settings != expected.settings:
+                raise WorkloadError(
+                    f"the optimiser on rank {rank} has other settings than that on rank {self.lead}, or loaded a state "
+                    "that the other did not load.",
+                    hint="set the same learning rate on every rank (give a scheduler such as ReduceLROnPlateau the "
+                    "mean over the ranks), and call load_state_dict on every rank",
+                )
 
     def pack_weights(self, parameters: Sequence[Tensor]) -> None:
         """Copy the weights into the buffer that they are sent from."""
@@ -126,6 +144,22 @@ class GroupExchange:
         group = untimed_group(self._group)
         self._shard.weights.receive(self.lead, group, WEIGHTS).wait()
         return self._shard.weights.views, receive_json_message(self.lead, group, STATES)
+
+
+@torch.no_grad()
+def _average(parts: Sequence[Tensor]) -> None:
+    """Set the first tensor to the mean of all, summed in the given order.
+
+    Half precision is summed in float32, where the sum of large gradients does not overflow.
+    """
+    if len(parts) == 1:
+        return
+    total = parts[0].float() if parts[0].dtype in (torch.float16, torch.bfloat16) else parts[0]
+    for part in parts[1:]:
+        total += part
+    total /= len(parts)
+    if total is not parts[0]:
+        parts[0].copy_(total)
 
 
 class Server(ABC):

@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.packed_tensors import PackedTensors, PackedTransfer
+from paceline.plans.parameter_server import MARK_BYTES
 from paceline.strategies.base.strategy import clone_tensors
 from paceline.strategies.parameter_server.protocol import GRADIENTS, WEIGHTS
+
+
+class StepMark(NamedTuple):
+    """Checksums that a worker sends with its gradients. They must be the same on all workers of a synchronous step."""
+
+    settings: int = 0
+    """Checksum of the settings of the worker's optimiser."""
+    weights: int = 0
+    """Checksum of the weights if they are not those that the server sent, else 0."""
 
 
 class ServerShard:
     """Parameters that one server keeps, with buffers for the messages between a worker and this server."""
 
-    def __init__(self, server_rank: int, parameters: Sequence[tuple[str, nn.Parameter]], device: torch.device) -> None:
+    def __init__(
+        self,
+        server_rank: int,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        device: torch.device,
+        *,
+        has_marks: bool = False,
+    ) -> None:
+        """Make the buffers; with `has_marks`, a message of gradients ends with the worker's `StepMark`."""
         self.server_rank = server_rank
         self.names = [name for name, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
-        weights = [parameter.detach() for parameter in self.parameters]
-        self.gradients = PackedTensors(weights, device)
-        self.weights = PackedTensors(weights, device)
+        self._device = device
+        self._has_marks = has_marks and bool(parameters)
+        self.mark = StepMark()
+        """Mark of this worker's current step."""
+        self.gradients = self.make_gradients()
+        self.weights = PackedTensors([parameter.detach() for parameter in self.parameters], device)
+        """Weights of the last message: those that this worker should compute its gradients with."""
+        self._versions: list[int] = []
+        """PyTorch's version counters of the parameters when the weights of the last message were in them."""
+
+    def make_gradients(self) -> PackedTensors:
+        """Return a buffer for a message of gradients."""
+        likes = [parameter.detach() for parameter in self.parameters]
+        if self._has_marks:
+            likes.append(torch.zeros(MARK_BYTES // 8, dtype=torch.int64, device=self._device))
+        return PackedTensors(likes, self._device)
+
+    def mark_of(self, gradients: PackedTensors) -> StepMark:
+        """Return the mark in a message of gradients."""
+        return StepMark(*gradients.views[-1].tolist()) if self._has_marks else StepMark()
 
     @property
     def is_empty(self) -> bool:
@@ -37,7 +73,10 @@ class ServerShard:
 
     def pack_gradients(self) -> None:
         """Move the gradients of the last backward pass into their buffer: the worker's optimiser must not use them."""
-        self.gradients.pack([parameter.grad for parameter in self.parameters])
+        gradients = [parameter.grad for parameter in self.parameters]
+        if self._has_marks:
+            gradients.append(torch.tensor(self.mark, device=self._device))
+        self.gradients.pack(gradients)
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -50,6 +89,34 @@ class ServerShard:
     def unpack_weights(self) -> None:
         """Copy the received weights into the model."""
         self.weights.unpack([parameter.detach() for parameter in self.parameters])
+
+    def record_weights(self) -> None:
+        """Record that the model has the weights of the last message."""
+        self._versions = [parameter._version for parameter in self.parameters]
+
+    def accept_weights(self) -> None:
+        """Take the model's weights for those of the last message: the server has the same."""
+        self.weights.pack([parameter.detach() for parameter in self.parameters])
+        self.record_weights()
+
+    def changed_weights(self) -> list[str]:
+        """Return the names of weights that are not those of the last message.
+
+        Only weights whose version counter has moved are compared. Writes to `parameter.data` do not move it.
+        """
+        versions = [parameter._version for parameter in self.parameters]
+        if versions == self._versions:
+            return []
+        found = zip(self.names, self.parameters, self.weights.views, versions, self._versions, strict=True)
+        return [name for name, own, last, now, before in found if now != before and not torch.equal(own, last)]
+
+    def weights_checksum(self) -> int:
+        """Return a checksum of the model's weights."""
+        checksum = 0
+        for parameter in self.parameters:
+            flat = parameter.detach().cpu().contiguous().reshape(-1)
+            checksum = zlib.crc32(flat.view(torch.uint8).numpy().data, checksum)
+        return checksum
 
     def send_weights(self, rank: int, group: dist.ProcessGroup) -> None:
         """Send the weights of the model to a rank, which calls `receive_weights`; return when they are sent."""
