@@ -267,14 +267,15 @@ class AsyncWorker(Worker):
         state_dict["state"] = {
             numbers[id(parameter)]: state[name]
             for name, parameter in self._parameters
-            if name in state and id(parameter) in numbers
+            if state.get(name) and id(parameter) in numbers
         }
 
     def _check_weights(self) -> None:
-        changed = [name for client in self._clients for name in client.shard.changed_weights()]
+        changed = {name for client in self._clients for name in client.shard.changed_weights()}
         if changed:
+            first = next(name for name, _ in self._parameters if name in changed)
             raise WorkloadError(
-                f"the weight {changed[0]} was changed outside step(), but asynchronous servers keep the weights: the "
+                f"the weight {first} was changed outside step(), but asynchronous servers keep the weights: the "
                 "change would be lost.",
                 hint="load weights with model.load_state_dict(…) on every rank, or on rank 0 before attach()",
             )

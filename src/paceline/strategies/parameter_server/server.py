@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import JsonMessage, receive_json_message, send_json_message, send_typed
 from paceline.comm.packed_tensors import PackedTransfer, naming_peer
-from paceline.errors import WorkloadError
 from paceline.records.timeline import Purpose
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, clone_tensors
 from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
@@ -30,6 +29,7 @@ from paceline.strategies.parameter_server.protocol import (
 )
 from paceline.strategies.parameter_server.server_shard import ServerShard, optimizer_state_of, state_to_device
 from paceline.strategies.parameter_server.staleness import StalenessLimit
+from paceline.strategies.parameter_server.step_marks import Verdict, compare_marks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,10 @@ class GroupExchange:
         self._settings: Sequence[float] = ()
         """Settings of the group's optimisers in its last request that had them."""
         self._others = [rank for rank in workers if rank != comm.rank]
-        self._gradients = {rank: shard.gradients if rank == self.lead else shard.make_gradients() for rank in workers}
+        self._gradients = {rank: shard.gradients if rank == self.lead else shard.make_buffer() for rank in workers}
         self._receiving: list[PackedTransfer] = []
+        self.verdict = Verdict()
+        """Result of comparing the marks of the last gradients."""
 
     def receive_request(self) -> ServerRequest:
         """Receive a request from the lead. It is not timed: the wait for it is the worker's compute time."""
@@ -83,10 +85,11 @@ class GroupExchange:
         self._receiving = [self._gradients[rank].receive(rank, self._group, GRADIENTS) for rank in self._others]
 
     def mean(self) -> list[Tensor]:
-        """Wait for the gradients of all workers, and return their mean; raise if their steps are not the same."""
+        """Wait for the gradients of all workers, and return their mean; `verdict` says whether their marks differ."""
         for message in self._receiving:
             message.wait()
-        self._check_marks()
+        marks = {rank: self._shard.mark_of(packed) for rank, packed in self._gradients.items()}
+        self.verdict = compare_marks(marks, server_trains=self._comm.rank in marks)
         buffers = list(self._gradients.values())
         # Summed in rank order, so that the mean is bitwise the same in any order of arrival.
         for parts in zip(*(packed.flats for packed in buffers), strict=True):
@@ -94,28 +97,9 @@ class GroupExchange:
                 _average(parts)
         return buffers[0].views[: len(self._shard.parameters)]
 
-    def _check_marks(self) -> None:
-        marks = {rank: self._shard.mark_of(packed) for rank, packed in self._gradients.items()}
-        # A server on a separate rank has the weights that it sent: no worker may have changed them.
-        expected = marks[self.lead] if self.lead == self._comm.rank else marks[self.lead]._replace(weights=0)
-        for rank, mark in marks.items():
-            if mark.weights != expected.weights:
-                raise WorkloadError(
-                    f"weights were changed outside step() on rank {rank if mark.weights else self.lead}, "
-                    "and not in the same way on all ranks.",
-                    hint="load or change weights on every rank in the same way, or on rank 0 before attach()",
-                )
-            if mark.settings != expected.settings:
-                raise WorkloadError(
-                    f"the optimiser on rank {rank} has other settings than that on rank {self.lead}, or loaded a state "
-                    "that the other did not load.",
-                    hint="set the same learning rate on every rank (give a scheduler such as ReduceLROnPlateau the "
-                    "mean over the ranks), and call load_state_dict on every rank",
-                )
-
     def pack_weights(self, parameters: Sequence[Tensor]) -> None:
         """Copy the weights into the buffer that they are sent from."""
-        self._shard.weights.pack([parameter.detach() for parameter in parameters])
+        self._shard.pack_weights(parameters, self.verdict)
 
     def start_sending_weights(self) -> list[PackedTransfer]:
         """Start to send the packed weights to all workers on other ranks."""
@@ -143,7 +127,8 @@ class GroupExchange:
         """Receive weights and an optimiser state from the lead."""
         group = untimed_group(self._group)
         self._shard.weights.receive(self.lead, group, WEIGHTS).wait()
-        return self._shard.weights.views, receive_json_message(self.lead, group, STATES)
+        weights = self._shard.weights.views[: len(self._shard.parameters)]
+        return weights, receive_json_message(self.lead, group, STATES)
 
 
 @torch.no_grad()
@@ -210,6 +195,8 @@ class Server(ABC):
     def push(self, exchange: GroupExchange, request: ServerRequest) -> ServerReply:
         """Step with a group's gradients, and pack the new weights."""
         gradients = exchange.mean()
+        if exchange.verdict.difference:  # Steps nothing, but takes part in clipping, where other servers wait.
+            request = replace(request, used=[False] * len(self.parameters))
         with self._lock:
             return self._reply(exchange, self.update(gradients, request))
 
@@ -241,6 +228,7 @@ class Server(ABC):
         if request.kind is RequestKind.PUSH:
             exchange.start_receiving()
             exchange.send_weights(self.push(exchange, request))
+            exchange.verdict.check()
         elif request.kind is RequestKind.PULL:
             exchange.send_weights(self.pull(exchange))
         elif request.kind is RequestKind.STATE:

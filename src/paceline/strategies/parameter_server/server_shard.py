@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,15 +14,7 @@ from paceline.comm.packed_tensors import PackedTensors, PackedTransfer
 from paceline.plans.parameter_server import MARK_BYTES
 from paceline.strategies.base.strategy import clone_tensors
 from paceline.strategies.parameter_server.protocol import GRADIENTS, WEIGHTS
-
-
-class StepMark(NamedTuple):
-    """Checksums that a worker sends with its gradients. They must be the same on all workers of a synchronous step."""
-
-    settings: int = 0
-    """Checksum of the settings of the worker's optimiser."""
-    weights: int = 0
-    """Checksum of the weights if they are not those that the server sent, else 0."""
+from paceline.strategies.parameter_server.step_marks import StepMark, Verdict
 
 
 class ServerShard:
@@ -36,7 +28,7 @@ class ServerShard:
         *,
         has_marks: bool = False,
     ) -> None:
-        """Make the buffers; with `has_marks`, a message of gradients ends with the worker's `StepMark`."""
+        """Make the buffers; with `has_marks`, messages end with a `StepMark` or a `Verdict`."""
         self.server_rank = server_rank
         self.names = [name for name, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
@@ -44,27 +36,30 @@ class ServerShard:
         self._has_marks = has_marks and bool(parameters)
         self.mark = StepMark()
         """Mark of this worker's current step."""
-        self.gradients = self.make_gradients()
-        self.weights = PackedTensors([parameter.detach() for parameter in self.parameters], device)
+        self.gradients = self.make_buffer()
+        self.weights = self.make_buffer()
         """Weights of the last message: those that this worker should compute its gradients with."""
         self._versions: list[int] = []
         """PyTorch's version counters of the parameters when the weights of the last message were in them."""
 
-    def make_gradients(self) -> PackedTensors:
-        """Return a buffer for a message of gradients."""
-        likes = [parameter.detach() for parameter in self.parameters]
-        if self._has_marks:
-            likes.append(torch.zeros(MARK_BYTES // 8, dtype=torch.int64, device=self._device))
-        return PackedTensors(likes, self._device)
+    def make_buffer(self) -> PackedTensors:
+        """Return a buffer for a message of gradients or weights."""
+        marks = [torch.zeros(MARK_BYTES // 8, dtype=torch.int64, device=self._device)] if self._has_marks else []
+        return PackedTensors([*(parameter.detach() for parameter in self.parameters), *marks], self._device)
 
     def mark_of(self, gradients: PackedTensors) -> StepMark:
         """Return the mark in a message of gradients."""
         return StepMark(*gradients.views[-1].tolist()) if self._has_marks else StepMark()
 
     @property
+    def verdict(self) -> Verdict:
+        """Result of comparing the workers' marks, in the last message of weights."""
+        return Verdict(*self.weights.views[-1].tolist()) if self._has_marks else Verdict()
+
+    @property
     def is_empty(self) -> bool:
         """Whether the shard has no parameters: there may be more servers than tensors."""
-        return not self.weights.bytes
+        return not self.parameters
 
     @property
     def used(self) -> list[bool]:
@@ -73,10 +68,7 @@ class ServerShard:
 
     def pack_gradients(self) -> None:
         """Move the gradients of the last backward pass into their buffer: the worker's optimiser must not use them."""
-        gradients = [parameter.grad for parameter in self.parameters]
-        if self._has_marks:
-            gradients.append(torch.tensor(self.mark, device=self._device))
-        self.gradients.pack(gradients)
+        self.gradients.pack([*(parameter.grad for parameter in self.parameters), *self._packable(self.mark)])
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -85,6 +77,11 @@ class ServerShard:
         self.pack_gradients()
         (message,) = self.gradients.send([self.server_rank], group, GRADIENTS)
         return message
+
+    def pack_weights(self, parameters: Sequence[Tensor], verdict: Verdict | None = None) -> None:
+        """Copy weights into their buffer, with the result of comparing the workers' marks."""
+        weights = [parameter.detach() for parameter in parameters]
+        self.weights.pack([*weights, *self._packable(verdict or Verdict())])
 
     def unpack_weights(self) -> None:
         """Copy the received weights into the model."""
@@ -96,7 +93,7 @@ class ServerShard:
 
     def accept_weights(self) -> None:
         """Take the model's weights for those of the last message: the server has the same."""
-        self.weights.pack([parameter.detach() for parameter in self.parameters])
+        self.pack_weights(self.parameters)
         self.record_weights()
 
     def changed_weights(self) -> list[str]:
@@ -107,7 +104,8 @@ class ServerShard:
         versions = [parameter._version for parameter in self.parameters]
         if versions == self._versions:
             return []
-        found = zip(self.names, self.parameters, self.weights.views, versions, self._versions, strict=True)
+        last_weights = self.weights.views[: len(versions)]
+        found = zip(self.names, self.parameters, last_weights, versions, self._versions, strict=True)
         return [name for name, own, last, now, before in found if now != before and not torch.equal(own, last)]
 
     def weights_checksum(self) -> int:
@@ -122,7 +120,7 @@ class ServerShard:
         """Send the weights of the model to a rank, which calls `receive_weights`; return when they are sent."""
         if self.is_empty:
             return
-        self.weights.pack([parameter.detach() for parameter in self.parameters])
+        self.pack_weights(self.parameters)
         for message in self.weights.send([rank], group, WEIGHTS):
             message.wait()
 
@@ -132,6 +130,10 @@ class ServerShard:
             return
         self.weights.receive(rank, group, WEIGHTS).wait()
         self.unpack_weights()
+
+    def _packable(self, mark: StepMark | Verdict) -> list[Tensor]:
+        """Return a mark as a tensor for a buffer; none if messages have no marks."""
+        return [torch.tensor(mark, dtype=torch.int64, device=self._device)] if self._has_marks else []
 
 
 def optimizer_state_of(

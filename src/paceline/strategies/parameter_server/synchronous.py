@@ -20,7 +20,8 @@ from paceline.formatting import plural
 from paceline.strategies.parameter_server.client import LocalServerClient
 from paceline.strategies.parameter_server.protocol import NORMS, ServerRequest, start_receiving, start_sending
 from paceline.strategies.parameter_server.server import Server, ServerSetup
-from paceline.strategies.parameter_server.server_shard import ServerShard, StepMark
+from paceline.strategies.parameter_server.server_shard import ServerShard
+from paceline.strategies.parameter_server.step_marks import StepMark
 from paceline.strategies.parameter_server.worker import Worker
 
 CLIP_EPSILON = 1e-6

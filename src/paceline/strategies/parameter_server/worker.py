@@ -128,4 +128,6 @@ class Worker(ABC):
                 raise client.failure()
         for each in self._clients:
             each.shard.record_weights()
+        for each in self._clients:
+            each.shard.verdict.check()
         return replies
