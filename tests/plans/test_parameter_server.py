@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.plans import Gradient
-from paceline.plans.parameter_server import REPLY_BYTES, REQUEST_BYTES, plan, shards
+from paceline.plans.parameter_server import MARK_BYTES, REPLY_BYTES, REQUEST_BYTES, plan, shards
 
 GRADIENTS = [Gradient("a", 1000), Gradient("b", 7), Gradient("c", 501, 8), Gradient("d", 300)]
 BYTES = 4000 + 28 + 4008 + 1200
@@ -29,9 +29,10 @@ def test_every_tensor_has_one_server_and_none_has_much_more_than_another(sizes: 
 def test_workers_send_all_gradients_and_get_all_weights(ranks: int, servers: int) -> None:
     whole = plan(GRADIENTS, ranks, servers=servers, extra=True)
     leads = [rank == 0 for rank in range(ranks)]
-    assert [whole.sent_bytes(rank) for rank in range(ranks)] == [BYTES + servers * REQUEST_BYTES * n for n in leads]
-    assert [whole.received_bytes(rank) for rank in range(ranks)] == [BYTES + servers * REPLY_BYTES * n for n in leads]
-    assert sum(whole.sent_bytes(ranks + server) for server in range(servers)) == ranks * BYTES + servers * REPLY_BYTES
+    size = BYTES + servers * MARK_BYTES
+    assert [whole.sent_bytes(rank) for rank in range(ranks)] == [size + servers * REQUEST_BYTES * n for n in leads]
+    assert [whole.received_bytes(rank) for rank in range(ranks)] == [size + servers * REPLY_BYTES * n for n in leads]
+    assert sum(whole.sent_bytes(ranks + server) for server in range(servers)) == ranks * size + servers * REPLY_BYTES
     assert all(
         ranks <= max(link.source, link.target) and min(link.source, link.target) < ranks for link in whole.links()
     )
@@ -39,22 +40,24 @@ def test_workers_send_all_gradients_and_get_all_weights(ranks: int, servers: int
 
 def test_a_server_beside_a_worker_does_not_send_to_it() -> None:
     whole = plan(GRADIENTS, 4)
-    assert [whole.sent_bytes(rank) for rank in range(4)] == [3 * BYTES, BYTES, BYTES, BYTES]
-    assert [whole.received_bytes(rank) for rank in range(4)] == [3 * BYTES, BYTES, BYTES, BYTES]
+    size = BYTES + MARK_BYTES
+    assert [whole.sent_bytes(rank) for rank in range(4)] == [3 * size, size, size, size]
+    assert [whole.received_bytes(rank) for rank in range(4)] == [3 * size, size, size, size]
     assert plan(GRADIENTS, 1).operations == ()
 
 
 def test_with_a_server_on_each_rank_all_send_about_the_same() -> None:
     even = [Gradient(str(number), 100) for number in range(8)]
     whole = plan(even, 4, servers=4)
-    assert {whole.sent_bytes(rank) for rank in range(4)} == {2 * 3 * 800}
-    assert whole.busiest_rank_bytes(4) == 2 * 3 * 800
+    assert {whole.sent_bytes(rank) for rank in range(4)} == {2 * 3 * (800 + MARK_BYTES)}
+    assert whole.busiest_rank_bytes(4) == 2 * 3 * (800 + MARK_BYTES)
 
 
 @pytest.mark.parametrize("extra", [False, True])
 def test_every_asynchronous_worker_sends_requests(extra: bool) -> None:
     together, alone = (plan(GRADIENTS, 3, servers=2, extra=extra, asynchronous=value) for value in (False, True))
-    more = [alone.sent_bytes(rank) - together.sent_bytes(rank) for rank in range(3)]
+    marks = [2 * MARK_BYTES if extra or rank == 2 else 3 * MARK_BYTES for rank in range(3)]
+    more = [alone.sent_bytes(rank) + marks[rank] - together.sent_bytes(rank) for rank in range(3)]
     if extra:
         assert more == [0, 2 * REQUEST_BYTES, 2 * REQUEST_BYTES]
     else:

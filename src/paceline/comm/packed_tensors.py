@@ -57,14 +57,9 @@ class PackedTensors:
                 view.zero_()
 
     def unpack(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the buffer to tensors."""
-        if self.views:
-            torch._foreach_copy_(list(tensors), self.views)
-
-    def add(self, other: PackedTensors) -> None:
-        """Add the values of another buffer."""
-        if self.flats:
-            torch._foreach_add_(self.flats, other.flats)
+        """Copy the buffer to tensors; if they are fewer, only its first ones."""
+        if tensors:
+            torch._foreach_copy_(list(tensors), self.views[: len(tensors)])
 
     def send(self, ranks: Sequence[int], group: dist.ProcessGroup, tag: int = 0) -> list[PackedTransfer]:
         """Start sending the buffer to some ranks. Wait for all transfers before packing it again."""

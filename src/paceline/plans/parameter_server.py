@@ -9,6 +9,8 @@ from paceline.plans.plan import Gradient, Operation, Plan, Transfer, backward_en
 
 REQUEST_BYTES = 32
 """Size of a request to a server, usually: four 8-byte numbers. Changed settings of the optimiser are sent after it."""
+MARK_BYTES = 16
+"""Size of the mark at the end of each message of gradients or weights, if synchronous: two 8-byte numbers."""
 REPLY_BYTES = 24
 """Size of a server's reply, which it sends with the weights: three 8-byte numbers."""
 
@@ -45,9 +47,10 @@ def plan(
         home = ranks + server if extra else server
         workers = [rank for rank in range(ranks) if rank != home] if size else []
         leads = workers if asynchronous else workers[:1] if extra else []
-        for senders, count in ((leads, REQUEST_BYTES), (workers, size)):
+        message = size if asynchronous else size + MARK_BYTES
+        for senders, count in ((leads, REQUEST_BYTES), (workers, message)):
             operations += _send([Transfer(rank, home, count) for rank in senders], backward_end(gradients))
-        for receivers, count in ((leads, REPLY_BYTES), (workers, size)):
+        for receivers, count in ((leads, REPLY_BYTES), (workers, message)):
             operations += _send([Transfer(home, rank, count) for rank in receivers], backward_end(gradients))
     return Plan(tuple(operations))
 

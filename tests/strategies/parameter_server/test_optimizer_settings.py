@@ -39,3 +39,21 @@ def test_settings_keep_their_type() -> None:
     assert server.param_groups[0]["momentum"] == 0.5
     assert server.param_groups[0]["weight_decay"] == 0
     assert isinstance(server.param_groups[0]["weight_decay"], int)
+
+
+def test_settings_follow_a_loaded_state() -> None:
+    """`load_state_dict` replaces the parameter groups; a scheduler then changes the new ones."""
+    optimizer = torch.optim.SGD([("w", nn.Parameter(torch.zeros(1)))], lr=0.05)
+    settings = OptimizerSettings(optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert 0.25 in settings.read()
+
+
+def test_equal_settings_have_equal_checksums() -> None:
+    def checksum(**settings: Any) -> int:
+        return OptimizerSettings(torch.optim.Adam([nn.Parameter(torch.zeros(1))], **settings)).checksum()
+
+    assert checksum(lr=1, betas=(0.5, 0.9)) == checksum(lr=1.0, betas=(0.5, 0.9)) == checksum(lr=1, betas=[0.5, 0.9])
+    others = [{"lr": 1.5}, {"lr": 1, "amsgrad": True}, {"lr": 1, "betas": (0.9, 0.5)}, {"lr": torch.tensor(0.1)}]
+    assert len({checksum(**settings) for settings in others} | {checksum(lr=1)}) == 5

@@ -421,8 +421,8 @@ def close_while_another_trains(comm: Comm, timeout_s: float, pause_s: float, ste
 
 
 def test_a_server_serves_until_all_workers_leave(pool: Pool) -> None:
-    """A second longer than the time-out, in steps that leave a busy machine more than a second each."""
-    (waited_s, first), (_, second), *_ = pool.run(close_while_another_trains, 4, 2.0, 0.75, 4)
+    """More than a second longer than the time-out, in steps that leave a busy machine more than a second each."""
+    (waited_s, first), (_, second), *_ = pool.run(close_while_another_trains, 4, 2.0, 0.75, 5)
     assert waited_s > 3.0
     assert (first, second) == ("nothing", "nothing")
 

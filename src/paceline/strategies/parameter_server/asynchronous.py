@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.packed_tensors import abort_connections
-from paceline.errors import RankError, UsageError
+from paceline.errors import RankError, UsageError, WorkloadError
 from paceline.formatting import short_seconds
 from paceline.strategies.parameter_server.client import LocalServerClient
 from paceline.strategies.parameter_server.protocol import RequestKind, ServerFailure, ServerRequest, untimed_group
 from paceline.strategies.parameter_server.server import GroupExchange, Server, ServerSetup
-from paceline.strategies.parameter_server.server_shard import ServerShard
+from paceline.strategies.parameter_server.server_shard import ServerShard, optimizer_state_of
 from paceline.strategies.parameter_server.staleness import Staleness
 from paceline.strategies.parameter_server.worker import Worker
 
@@ -210,6 +210,7 @@ class AsyncWorker(Worker):
         self.ticket = setup.comm.rank  # Its own share of the first step.
         self._ticket_server = setup.shards[0].server_rank
         self._max_staleness = setup.limit.max_staleness
+        self._timeout_s = setup.comm.timeout_s
 
     def leads(self, shard: ServerShard) -> bool:  # noqa: ARG002  (each worker is a group of its own)
         return True
@@ -224,6 +225,7 @@ class AsyncWorker(Worker):
                 "asynchronous servers cannot clip: no rank has the gradient of a whole batch.",
                 hint="call step() without max_norm, or clip this rank's own gradients before step()",
             )
+        self._check_weights()
         self.push(self._settings.read(), None)
         if self._local is not None:
             self._local.update()
@@ -243,6 +245,51 @@ class AsyncWorker(Worker):
         super().load(state)
         self._optimizer.state.clear()  # The worker's optimiser steps nothing.
         self.finish()
+
+    def on_model_load(self) -> None:
+        """Carry the loaded weights to the servers; called on every worker."""
+        self._wait_for_all("model.load_state_dict()")
+        self.load(self.state())
+
+    def on_optimizer_load(self) -> None:
+        """Carry the loaded optimiser state to the servers; called on every worker."""
+        names, parameters = zip(*self._parameters, strict=True)
+        state = optimizer_state_of(names, parameters, self._optimizer)
+        self._wait_for_all("sync.optimizer.load_state_dict()")
+        self.finish()  # The servers continue from their own weights.
+        self.load(state)
+
+    def complete_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Add the state that the servers have now. It waits for no other worker."""
+        state = self.state()
+        members = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        numbers = {id(parameter): number for number, parameter in enumerate(members)}
+        state_dict["state"] = {
+            numbers[id(parameter)]: state[name]
+            for name, parameter in self._parameters
+            if state.get(name) and id(parameter) in numbers
+        }
+
+    def _check_weights(self) -> None:
+        changed = {name for client in self._clients for name in client.shard.changed_weights()}
+        if changed:
+            first = next(name for name, _ in self._parameters if name in changed)
+            raise WorkloadError(
+                f"the weight {first} was changed outside step(), but asynchronous servers keep the weights: the "
+                "change would be lost.",
+                hint="load weights with model.load_state_dict(…) on every rank, or on rank 0 before attach()",
+            )
+
+    def _wait_for_all(self, call: str) -> None:
+        try:
+            self._comm.control.barrier()
+        except RuntimeError as error:
+            raise RankError(
+                f"rank {self._comm.rank} called {call}, but not all ranks did so within "
+                f"{short_seconds(self._timeout_s)}.",
+                hint="call it on every rank, because asynchronous servers keep weights and state for all; or load on "
+                "rank 0 before attach(), which copies its weights to all ranks",
+            ) from error
 
     def metrics(self) -> dict[str, Any]:
         """Return the staleness of gradients over all servers."""

@@ -1,7 +1,8 @@
-"""Numeric settings of an optimiser's parameter groups, which schedulers change and workers send to servers."""
+"""Settings of an optimiser's parameter groups, which schedulers change and workers send to servers."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,16 @@ from torch import Tensor
 from paceline.errors import WorkloadError
 from paceline.strategies.base.parameter_groups import PER_PARAMETER_KEYS
 
+_MAX_ITEMS = 16
+"""Largest tensor whose numbers are part of the checksum; no setting of torch's optimisers has more than two."""
+
 
 @dataclass(frozen=True)
 class _Setting:
     """One setting of one parameter group, with the value that the optimiser was created with."""
 
-    group: dict[str, Any]
+    group: int
+    """Number of the group. `load_state_dict` replaces the groups themselves."""
     key: str
     first: Any
 
@@ -26,9 +31,9 @@ class _Setting:
         """Number of numbers in it; 0 if it is not numeric."""
         return len(_numbers(self.first))
 
-    def read(self) -> list[float]:
+    def read(self, groups: Sequence[dict[str, Any]]) -> list[float]:
         """Return its numbers; raise a WorkloadError if it is not numeric and has changed."""
-        now = self.group.get(self.key)
+        now = groups[self.group].get(self.key)
         numbers = _numbers(now)
         same = bool(numbers) or now is self.first or (isinstance(now, bool | str) and now == self.first)
         if len(numbers) != self.count or not same:
@@ -38,12 +43,12 @@ class _Setting:
             )
         return [float(number) for number in numbers]
 
-    def write(self, numbers: Sequence[float]) -> None:
+    def write(self, groups: Sequence[dict[str, Any]], numbers: Sequence[float]) -> None:
         """Set it to the numbers that another rank has read."""
-        before = self.group[self.key]
+        before = groups[self.group][self.key]
         after = [_like(old, new) for old, new in zip(_numbers(before), numbers, strict=True)]
         if after:
-            self.group[self.key] = type(before)(after) if isinstance(before, tuple | list) else after[0]
+            groups[self.group][self.key] = type(before)(after) if isinstance(before, tuple | list) else after[0]
 
 
 class OptimizerSettings:
@@ -53,26 +58,69 @@ class OptimizerSettings:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        groups = optimizer.param_groups
+        self._optimizer = optimizer
+        groups = self._groups
+        self._sizes = [len(group["params"]) for group in groups]
         self._settings = [
-            _Setting(group, key, group[key]) for group in groups for key in group if key not in PER_PARAMETER_KEYS
+            _Setting(number, key, group[key])
+            for number, group in enumerate(groups)
+            for key in group
+            if key not in PER_PARAMETER_KEYS
         ]
         self.count = sum(setting.count for setting in self._settings)
         """Number of numbers in all settings."""
 
     def read(self) -> list[float]:
         """Return the numbers of all settings."""
-        return [number for setting in self._settings for number in setting.read()]
+        groups = self._checked_groups()
+        return [number for setting in self._settings for number in setting.read(groups)]
+
+    def checksum(self) -> int:
+        """Return a checksum of all settings, also of those that are not numbers: the same on ranks with the same."""
+        groups = self._checked_groups()
+        values = [_plain(groups[setting.group].get(setting.key)) for setting in self._settings]
+        return zlib.crc32(repr(values).encode())
 
     def write(self, numbers: Sequence[float], updates_per_step: int = 1) -> None:
         """Set all settings to the numbers that another rank has read.
 
         The learning rate is divided by `updates_per_step`, the number of updates that replace one synchronous step.
         """
-        left = list(numbers)
+        left, groups = list(numbers), self._groups
         for setting in self._settings:
             own, left = left[: setting.count], left[setting.count :]
-            setting.write([number / updates_per_step for number in own] if setting.key == "lr" else own)
+            setting.write(groups, [number / updates_per_step for number in own] if setting.key == "lr" else own)
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        groups = getattr(self._optimizer, "param_groups", None)
+        if groups is None:
+            raise WorkloadError(
+                f"the optimiser {type(self._optimizer).__name__} has no `param_groups`, which servers need.",
+                hint="use an optimiser with the interface of torch.optim.Optimizer",
+            )
+        return list(groups)
+
+    def _checked_groups(self) -> list[dict[str, Any]]:
+        """Return the parameter groups; raise if parameters were added or removed: servers do not know of it."""
+        groups = self._groups
+        if [len(group["params"]) for group in groups] != self._sizes:
+            raise WorkloadError(
+                "the optimiser's parameter groups have changed since attach(); servers keep those of attach().",
+                hint="create all groups in make_optimizer; to unfreeze parameters, close() and attach() again",
+            )
+        return groups
+
+
+def _plain(value: Any) -> Any:
+    """Return a value whose representation does not depend on the process."""
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    if isinstance(value, Tensor):
+        return value.tolist() if value.numel() <= _MAX_ITEMS else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return value if value is None or isinstance(value, bool | str) else type(value).__name__
 
 
 def _numbers(value: Any) -> list[Any]:

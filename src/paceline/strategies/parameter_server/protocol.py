@@ -8,6 +8,8 @@ calls it.
     each worker   ──gradients──▶  server    after PUSH
     each worker   ◀──weights───   server    after PUSH and PULL
     lead          ◀──reply─────   server    with the weights: their version, and the next ticket
+
+Synchronous messages of gradients and weights end with marks (`step_marks.py`).
 """
 
 from __future__ import annotations

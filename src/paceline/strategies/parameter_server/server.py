@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import JsonMessage, receive_json_message, send_json_message, send_typed
-from paceline.comm.packed_tensors import PackedTensors, PackedTransfer, naming_peer
+from paceline.comm.packed_tensors import PackedTransfer, naming_peer
 from paceline.records.timeline import Purpose
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, clone_tensors
 from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
@@ -29,6 +29,7 @@ from paceline.strategies.parameter_server.protocol import (
 )
 from paceline.strategies.parameter_server.server_shard import ServerShard, optimizer_state_of, state_to_device
 from paceline.strategies.parameter_server.staleness import StalenessLimit
+from paceline.strategies.parameter_server.step_marks import Verdict, compare_marks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +69,10 @@ class GroupExchange:
         self._settings: Sequence[float] = ()
         """Settings of the group's optimisers in its last request that had them."""
         self._others = [rank for rank in workers if rank != comm.rank]
-        weights = [parameter.detach() for parameter in shard.parameters]
-        self._gradients = {
-            rank: shard.gradients if rank == self.lead else PackedTensors(weights, comm.device) for rank in workers
-        }
+        self._gradients = {rank: shard.gradients if rank == self.lead else shard.make_buffer() for rank in workers}
         self._receiving: list[PackedTransfer] = []
+        self.verdict = Verdict()
+        """Result of comparing the marks of the last gradients."""
 
     def receive_request(self) -> ServerRequest:
         """Receive a request from the lead. It is not timed: the wait for it is the worker's compute time."""
@@ -85,19 +85,21 @@ class GroupExchange:
         self._receiving = [self._gradients[rank].receive(rank, self._group, GRADIENTS) for rank in self._others]
 
     def mean(self) -> list[Tensor]:
-        """Wait for the gradients of all workers, and return their mean."""
-        total, *rest = self._gradients.values()
+        """Wait for the gradients of all workers, and return their mean; `verdict` says whether their marks differ."""
         for message in self._receiving:
             message.wait()
-        for packed in rest:  # In rank order, so that the sum is bitwise the same in any order of arrival.
-            total.add(packed)
-        if rest:
-            torch._foreach_div_(total.flats, len(self._gradients))
-        return total.views
+        marks = {rank: self._shard.mark_of(packed) for rank, packed in self._gradients.items()}
+        self.verdict = compare_marks(marks, server_trains=self._comm.rank in marks)
+        buffers = list(self._gradients.values())
+        # Summed in rank order, so that the mean is bitwise the same in any order of arrival.
+        for parts in zip(*(packed.flats for packed in buffers), strict=True):
+            if parts[0].is_floating_point() or parts[0].is_complex():  # Marks are integers.
+                _average(parts)
+        return buffers[0].views[: len(self._shard.parameters)]
 
     def pack_weights(self, parameters: Sequence[Tensor]) -> None:
         """Copy the weights into the buffer that they are sent from."""
-        self._shard.weights.pack([parameter.detach() for parameter in parameters])
+        self._shard.pack_weights(parameters, self.verdict)
 
     def start_sending_weights(self) -> list[PackedTransfer]:
         """Start to send the packed weights to all workers on other ranks."""
@@ -125,7 +127,24 @@ class GroupExchange:
         """Receive weights and an optimiser state from the lead."""
         group = untimed_group(self._group)
         self._shard.weights.receive(self.lead, group, WEIGHTS).wait()
-        return self._shard.weights.views, receive_json_message(self.lead, group, STATES)
+        weights = self._shard.weights.views[: len(self._shard.parameters)]
+        return weights, receive_json_message(self.lead, group, STATES)
+
+
+@torch.no_grad()
+def _average(parts: Sequence[Tensor]) -> None:
+    """Set the first tensor to the mean of all, summed in the given order.
+
+    Half precision is summed in float32, where the sum of large gradients does not overflow.
+    """
+    if len(parts) == 1:
+        return
+    total = parts[0].float() if parts[0].dtype in (torch.float16, torch.bfloat16) else parts[0]
+    for part in parts[1:]:
+        total += part
+    total /= len(parts)
+    if total is not parts[0]:
+        parts[0].copy_(total)
 
 
 class Server(ABC):
@@ -176,6 +195,8 @@ class Server(ABC):
     def push(self, exchange: GroupExchange, request: ServerRequest) -> ServerReply:
         """Step with a group's gradients, and pack the new weights."""
         gradients = exchange.mean()
+        if exchange.verdict.difference:  # Steps nothing, but takes part in clipping, where other servers wait.
+            request = replace(request, used=[False] * len(self.parameters))
         with self._lock:
             return self._reply(exchange, self.update(gradients, request))
 
@@ -207,6 +228,7 @@ class Server(ABC):
         if request.kind is RequestKind.PUSH:
             exchange.start_receiving()
             exchange.send_weights(self.push(exchange, request))
+            exchange.verdict.check()
         elif request.kind is RequestKind.PULL:
             exchange.send_weights(self.pull(exchange))
         elif request.kind is RequestKind.STATE:

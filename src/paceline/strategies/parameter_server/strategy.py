@@ -11,8 +11,10 @@ from torch.amp import GradScaler
 from paceline.comm.group import Comm
 from paceline.errors import UsageError
 from paceline.plans.parameter_server import shards
+from paceline.strategies.base.scaling import unscale
 from paceline.strategies.base.strategy import MakeOptimizer, Role, State, Strategy
 from paceline.strategies.parameter_server.asynchronous import AsyncServer, AsyncWorker
+from paceline.strategies.parameter_server.load_hooks import LoadHooks
 from paceline.strategies.parameter_server.server import Server, ServerSetup
 from paceline.strategies.parameter_server.server_shard import ServerShard
 from paceline.strategies.parameter_server.staleness import StalenessLimit
@@ -116,6 +118,8 @@ class ParameterServer(Strategy):
     """Worker of this rank; None on ranks that do not train."""
     _server: Server | None = None
     """Server of this rank; None on ranks that train."""
+    _hooks: LoadHooks | None = None
+    """Hooks on model and optimiser; None on ranks that do not train."""
 
     def __init__(self, options: ParameterServerOptions | None = None) -> None:
         super().__init__(options)
@@ -144,7 +148,12 @@ class ParameterServer(Strategy):
         kept = shards([parameter.nbytes for _, parameter in self.parameters], options.servers)
         first = comm.world_size if options.extra else 0
         all_shards = [
-            ServerShard(first + server, [self.parameters[number] for number in numbers], comm.device)
+            ServerShard(
+                first + server,
+                [self.parameters[number] for number in numbers],
+                comm.device,
+                has_marks=not options.asynchronous,
+            )
             for server, numbers in enumerate(kept)
         ]
         group = comm.full_group
@@ -166,6 +175,7 @@ class ParameterServer(Strategy):
             self._server = server.on_separate_rank(all_shards[comm.rank - first], setup)
         else:
             self._worker = AsyncWorker(setup) if options.asynchronous else SyncWorker(setup)
+            self._hooks = LoadHooks(model, self.optimizer, self._worker)
         return module
 
     def serve(self) -> None:
@@ -175,7 +185,10 @@ class ParameterServer(Strategy):
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         self.gradients()  # Raises for missing gradients, or sets them to zero where unused parameters are allowed.
-        assert scaler is None, "not supported yet"
+        if scaler is not None and unscale(scaler, self):
+            for _, parameter in self.parameters:
+                parameter.grad = None
+            return  # No worker sends anything: a server on a separate rank waits for the next request.
         self._training_worker.step(max_norm)
 
     def finish(self) -> None:
@@ -191,7 +204,9 @@ class ParameterServer(Strategy):
         return State(super().state().model, self._training_worker.state())
 
     def load(self, state: State) -> list[str]:
-        unused = super().load(state)
+        assert self._hooks is not None, "this rank does not train"
+        with self._hooks.paused():
+            unused = super().load(state)
         self._training_worker.load(state.optimizer)
         return unused
 
@@ -212,7 +227,9 @@ class ParameterServer(Strategy):
             self._detach()
 
     def _detach(self) -> None:
-        self._worker = self._server = None
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._worker = self._server = self._hooks = None
         super().close()
 
     @property

@@ -8,16 +8,20 @@ threads.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from paceline.errors import WorkloadError
+from paceline.formatting import plural
 from paceline.strategies.parameter_server.client import LocalServerClient
 from paceline.strategies.parameter_server.protocol import NORMS, ServerRequest, start_receiving, start_sending
 from paceline.strategies.parameter_server.server import Server, ServerSetup
 from paceline.strategies.parameter_server.server_shard import ServerShard
+from paceline.strategies.parameter_server.step_marks import StepMark
 from paceline.strategies.parameter_server.worker import Worker
 
 CLIP_EPSILON = 1e-6
@@ -65,6 +69,8 @@ class SyncWorker(Worker):
 
     def __init__(self, setup: ServerSetup) -> None:
         self._server_count = sum(not shard.is_empty for shard in setup.shards)
+        self._optimizer_loads = 0
+        """Number of calls of the optimiser's `load_state_dict`."""
         super().__init__(setup)
 
     def leads(self, shard: ServerShard) -> bool:
@@ -75,6 +81,7 @@ class SyncWorker(Worker):
         return LocalServerClient(shard, server, server.exchange)
 
     def step(self, max_norm: float | None) -> None:
+        self._mark_step()
         # Read on all ranks, so that a setting that cannot be sent raises on each.
         self.push(self._settings.read() if self._comm.servers else (), max_norm)
         if self._local is not None:
@@ -84,6 +91,35 @@ class SyncWorker(Worker):
                 self._sum_norms(torch.zeros(1, dtype=torch.float64))
             self._update()
         self.wait()
+
+    def _mark_step(self) -> None:
+        """Prepare the checksums by which servers detect workers that do not make the same step."""
+        settings = zlib.crc32(str(self._optimizer_loads).encode(), self._settings.checksum())
+        for client in self._clients:
+            shard = client.shard
+            shard.mark = StepMark(settings, shard.weights_checksum() if shard.changed_weights() else 0)
+
+    def on_model_load(self) -> None:
+        """Do nothing: every server beside a worker steps the weights that its rank has loaded; marks are compared."""
+
+    def on_optimizer_load(self) -> None:
+        if self._comm.servers:
+            raise WorkloadError(
+                "the optimiser's load_state_dict() was called, but servers on separate ranks keep its state.",
+                hint="call it in make_optimizer, which servers call too, or leave out extra=true",
+            )
+        self._optimizer_loads += 1
+
+    def complete_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: ARG002
+        if self._remote:
+            alone = self._server_count == 1 and not self._comm.servers
+            raise WorkloadError(
+                f"rank {self._comm.rank} does not have the whole state of the optimiser: servers on other ranks keep "
+                f"the state of {plural(sum(len(client.shard.names) for client in self._remote), 'parameter')}.",
+                hint=f"call sync.optimizer.state_dict() on rank {self._remote[0].shard.server_rank} only"
+                if alone
+                else "call sync.strategy.state() on every rank, or use servers=1 and save on rank 0",
+            )
 
     def _sum_norms(self, own: Tensor) -> Tensor:
         """Return the sum over the servers beside workers; every worker takes part."""

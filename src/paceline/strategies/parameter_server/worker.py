@@ -23,6 +23,7 @@ class Worker(ABC):
 
     def __init__(self, setup: ServerSetup) -> None:
         comm = self._comm = setup.comm
+        self._parameters = setup.parameters
         self._optimizer = setup.optimizer
         self._settings = OptimizerSettings(setup.optimizer)
         self._update = setup.update
@@ -42,6 +43,8 @@ class Worker(ABC):
         self._clients: list[ServerClient | LocalServerClient] = [*self._remote]
         if self._local is not None:
             self._clients.append(self._local)
+        for client in self._clients:
+            client.shard.accept_weights()
 
     @abstractmethod
     def leads(self, shard: ServerShard) -> bool:
@@ -72,6 +75,20 @@ class Worker(ABC):
         for client in self._remote:  # Another rank steps these.
             for parameter in client.shard.parameters:
                 self._optimizer.state.pop(parameter, None)
+        for client in self._clients:
+            client.shard.accept_weights()
+
+    @abstractmethod
+    def on_model_load(self) -> None:
+        """Follow a call of the model's `load_state_dict` in a user's loop."""
+
+    @abstractmethod
+    def on_optimizer_load(self) -> None:
+        """Follow a call of the optimiser's `load_state_dict` in a user's loop."""
+
+    @abstractmethod
+    def complete_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Add what servers on other ranks keep to a result of the optimiser's `state_dict`; raise if impossible."""
 
     def metrics(self) -> dict[str, Any]:
         """Return the figures of this policy for the run's summary."""
@@ -109,4 +126,8 @@ class Worker(ABC):
         for client in self._remote:
             if replies[client.shard.server_rank].failed:
                 raise client.failure()
+        for each in self._clients:
+            each.shard.record_weights()
+        for each in self._clients:
+            each.shard.verdict.check()
         return replies

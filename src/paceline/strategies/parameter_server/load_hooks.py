@@ -1,0 +1,56 @@
+"""Hooks by which servers follow `load_state_dict` and `state_dict` of model and optimiser in a user's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.strategies.parameter_server.worker import Worker
+
+
+class LoadHooks:
+    """Hooks of a worker on its model and its optimiser, until `remove`."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker) -> None:
+        self._is_paused = False
+        self._hooks = ExitStack()
+        on_load = ModelHook(lambda: self._is_paused or worker.on_model_load())
+        self._hooks.callback(model.register_load_state_dict_post_hook(on_load).remove)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            for hook in (
+                optimizer.register_load_state_dict_post_hook(lambda _: worker.on_optimizer_load()),
+                optimizer.register_state_dict_post_hook(lambda _, found: worker.complete_state_dict(found)),
+            ):
+                self._hooks.callback(hook.remove)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let a load have no consequence in the `with` block: the strategy itself carries it to the servers."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        self._hooks.close()
+
+
+class ModelHook:
+    """Hook on a model. In a copy of the model, also in a pickled one, it has no effect."""
+
+    def __init__(self, call: Callable[[], Any] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *_: Any) -> None:
+        """Make the call, with none of the hook's arguments."""
+        if self._call is not None:
+            self._call()
+
+    def __reduce__(self) -> tuple[type[ModelHook], tuple[()]]:
+        return ModelHook, ()
