@@ -17,15 +17,15 @@ from paceline.workloads import data
 from paceline.workloads.models import MODELS
 from paceline.workloads.names import MODEL_NAMES, is_user_workload
 from paceline.workloads.random_state import seed_everything
+from paceline.workloads.sampler import epoch_key
 from paceline.workloads.workload import Workload, count_top1
 
-IMPORT_SEED = 1 << 41
-"""Added to the seed of a run while the user's modules are imported, so that `make_workload` draws other numbers."""
+BEFORE_FIRST_EPOCH = -1
 
 
 def seed_imports(config: RunConfig) -> None:
-    """Seed the generators for the import of the user's modules, equally on all ranks."""
-    seed_everything(config.seed + IMPORT_SEED)
+    """Seed the generators for the import of the user's modules: equally on all ranks, and not as for a function."""
+    seed_everything(epoch_key(config.seed, BEFORE_FIRST_EPOCH))
 
 
 def load_workload(config: RunConfig) -> Workload:
