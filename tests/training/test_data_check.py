@@ -93,6 +93,8 @@ SAME: dict[str, Make] = {
     "stream with augmented inputs": lambda rank: Stream(lambda: range(SIZE), own_noise(rank)),
     "generator that runs once": lambda rank: (batch for batch in [X[rank:]]),
     "empty stream": lambda _: [],
+    "paths of files": lambda rank: DataLoader([(X[index], f"/host-{rank}/{index}") for index in range(SIZE)]),
+    "text": lambda _: DataLoader([f"sentence {index}" for index in range(SIZE)]),
 }
 OTHER: dict[str, tuple[Make, str]] = {
     "length": (lambda rank: X[: SIZE - 2 * rank], "rank 0 has 100 samples and rank 1 98"),
@@ -110,6 +112,10 @@ OTHER: dict[str, tuple[Make, str]] = {
     "weights": (
         lambda rank: DataLoader(TensorDataset(X), sampler=WeightedRandomSampler([1 + 50.0 * rank] + [1.0] * 99, 50)),
         "the choice of samples by the sampler is not the same",
+    ),
+    "text": (
+        lambda rank: DataLoader([f"sentence {index + rank}" for index in range(SIZE)]),
+        "sample 0 is not the same on ranks 1 and 2",
     ),
     "stream": (lambda rank: [(X[rank:], Y[rank:])], "the first batch is not the same on ranks 1 and 2"),
     "stream shuffled by a generator of its own": (

@@ -434,6 +434,26 @@ def test_an_iterable_draws_from_all_generators_by_seed_and_epoch() -> None:
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
+class RandomBatches(IterableDataset[Tensor]):
+    """Global batches of random numbers."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for _ in range(3):
+            yield torch.tensor([random.random(), np.random.random(), float(torch.rand(()))], dtype=torch.float64)
+
+
+def test_worker_processes_of_an_iterable_draw_the_same_numbers_on_all_ranks() -> None:
+    found = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        loader = DataLoader(RandomBatches(), batch_size=None, num_workers=1)
+        (source,) = sources(loader, 1)
+        found.append([source.fetch(piece).tolist() for epoch in (0, 1) for (piece,) in source.epoch(epoch)])
+        assert source.peek(3).tolist() == found[0][0]
+    assert found[0] == found[1]
+    assert found[0][:3] != found[0][3:]
+
+
 def test_a_batch_of_more_targets_than_inputs_is_not_split() -> None:
     flat = (NUMBERS[:12].view(6, 2), NUMBERS[:12])
     with pytest.raises(WorkloadError, match="a batch has 6 inputs and 12 targets, so it cannot be split"):

@@ -281,8 +281,11 @@ def _next_of_workers(fetched: Iterator[Any]) -> Any:
     except PacelineError:
         raise
     except Exception as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[
+            -1
+        ]  # Of the traceback in the worker, which torch makes the message.
         raise WorkloadError(
-            f"a worker process of the DataLoader failed: {type(error).__name__}: {str(error).strip().splitlines()[-1]}",
+            f"a worker process of the DataLoader failed: {cause}",
             hint="correct the data set; the traceback above shows where it failed",
             detail=traceback.format_exc().rstrip(),
         ) from None

@@ -21,6 +21,8 @@ TOLERANCE = 1e-5
 
 
 MOST_VALUES = 1 << 16
+TEXT = "str "
+"""Beginning of the content of text."""
 LARGEST = 1e100
 
 
@@ -47,8 +49,17 @@ Fingerprint = dict[str, Leaf]
 """Leaves of a sample by their path in it, for example "1" for the second of a tuple."""
 
 
-def fingerprint(value: Any, path: str = "") -> Fingerprint:
-    """Return the fingerprint of a sample or a batch."""
+def fingerprint(value: Any) -> Fingerprint:
+    """Return the fingerprint of a sample or a batch.
+
+    Text is left out if there are values too: it may be the path of a file, which is another one on each host.
+    """
+    leaves = _leaves(value, "")
+    values = {path: leaf for path, leaf in leaves.items() if not leaf.content.startswith(TEXT)}
+    return leaves if all(path.endswith("length") for path in values) else values
+
+
+def _leaves(value: Any, path: str) -> Fingerprint:
     if isinstance(value, Mapping):
         parts = [(str(key), part) for key, part in value.items()]
     elif isinstance(value, list | tuple):
@@ -59,7 +70,7 @@ def fingerprint(value: Any, path: str = "") -> Fingerprint:
         return {path: _leaf(value)}
     found = {f"{path}.length" if path else "length": Leaf(str(len(parts)))}
     for name, part in parts:
-        found |= fingerprint(part, f"{path}.{name}" if path else name)
+        found |= _leaves(part, f"{path}.{name}" if path else name)
     return found
 
 
