@@ -52,6 +52,7 @@ def test_losses_that_are_not_finite_are_reported(tmp_path: Path) -> None:
     assert len(found) == 2
     assert "allreduce: the loss is not finite from step 5 on in 2 of 2 repeats." in found[0]
     assert "ddp: the loss is not finite from step 5 on in 1 of 2 repeats." in found[1]
+    assert "Check the data for NaN" not in found[0], "the data set was examined"
 
 
 def test_candidates_that_diverge_alike_share_a_sentence(tmp_path: Path) -> None:

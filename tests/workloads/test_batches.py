@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -384,3 +386,91 @@ def test_persistent_workers_get_each_epochs_own_order() -> None:
 def test_an_empty_test_set_is_called_that() -> None:
     with pytest.raises(UsageError, match="the test data is empty"):
         make_source(TensorDataset(torch.empty(0)), Share(0, 1, 1, torch.device("cpu")), batch=4, seed=0, train=False)
+
+
+class Dice(Dataset[Tensor]):
+    """Data set whose samples are random numbers of all three generators."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([random.random(), np.random.random(), float(torch.rand(()))], dtype=torch.float64)
+
+
+def test_worker_processes_draw_other_numbers_on_each_rank_and_the_same_in_each_run() -> None:
+    """Even if the user gives the loader a generator with a seed, which all ranks share."""
+
+    def drawn(rank: int) -> list[float]:
+        loader = DataLoader(Dice(), num_workers=1, generator=torch.Generator().manual_seed(5))
+        source = make_source(loader, share_of(rank, 2), batch=8, seed=SEED)
+        return [number for (piece,) in source.epoch(0) for number in source.fetch(piece).flatten().tolist()]
+
+    first, second = drawn(0), drawn(1)
+    assert len({*first, *second}) == 24
+    assert drawn(0) == first
+
+
+def test_an_iterable_draws_from_all_generators_by_seed_and_epoch() -> None:
+    class Drawing:
+        def __iter__(self) -> Iterator[Tensor]:
+            for _ in range(2):
+                yield torch.tensor([random.random(), np.random.random(), float(torch.rand(()))], dtype=torch.float64)
+
+    def drawn(epoch: int) -> list[float]:
+        (source,) = sources(Drawing(), 1)
+        found = []
+        for (piece,) in source.epoch(epoch):
+            random.random(), np.random.random(), torch.rand(3)
+            found += source.fetch(piece).tolist()
+        return found
+
+    assert drawn(0) == drawn(0)
+    assert len({*drawn(0), *drawn(1)}) == 12
+    (source,) = sources(Drawing(), 1)
+    assert source.peek(3).tolist() == drawn(0)[:3]
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    list(source.epoch(1))
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+class RandomBatches(IterableDataset[Tensor]):
+    """Global batches of random numbers."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for _ in range(3):
+            yield torch.tensor([random.random(), np.random.random(), float(torch.rand(()))], dtype=torch.float64)
+
+
+def test_worker_processes_of_an_iterable_draw_the_same_numbers_on_all_ranks() -> None:
+    found = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        loader = DataLoader(RandomBatches(), batch_size=None, num_workers=1)
+        (source,) = sources(loader, 1)
+        found.append([source.fetch(piece).tolist() for epoch in (0, 1) for (piece,) in source.epoch(epoch)])
+        assert source.peek(3).tolist() == found[0][0]
+    assert found[0] == found[1]
+    assert found[0][:3] != found[0][3:]
+
+
+def test_a_batch_of_more_targets_than_inputs_is_not_split() -> None:
+    flat = (NUMBERS[:12].view(6, 2), NUMBERS[:12])
+    with pytest.raises(WorkloadError, match="a batch has 6 inputs and 12 targets, so it cannot be split"):
+        list(sources([flat], 2)[0].epoch(0))
+    assert len(list(sources([flat], 1)[0].epoch(0))) == 1, "one process trains it whole"
+
+
+def test_a_failure_in_a_worker_process_is_the_data_sets() -> None:
+    class Failing(Items):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            raise OSError("file 5 is truncated")
+
+    source = make_source(DataLoader(Failing(), num_workers=1), share_of(0, 1), batch=8, seed=SEED)
+    with pytest.raises(WorkloadError, match="a worker process of the DataLoader failed: OSError: file 5 is"):
+        next(source.epoch(0))
+
+
+def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
+    (source,) = sources(NUMBERS, 1, batch=1000)
+    assert (source.batch, source.steps_per_epoch(), source.dropped) == (SIZE, 1, 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.config import RunConfig
 from paceline.errors import DataError, UsageError, WorkloadError
@@ -264,3 +265,68 @@ def test_a_function_of_keywords_alone_is_not_given_the_config(tmp_path: Path, mo
     )
     monkeypatch.chdir(tmp_path)
     assert load_workload(RunConfig(workload="keywords_alone:make")).model.out_features == 3
+
+
+DRAWS = """
+import random
+import numpy
+import torch
+from paceline import Workload
+
+first = random.random(), numpy.random.rand(), float(torch.rand(1))
+
+def make_workload():
+    drawn = torch.tensor([*first, random.random(), numpy.random.rand(), float(torch.rand(1))])
+    return Workload(model=torch.nn.Linear(1, 1), train=drawn, step=lambda m, x: m(x[:, None]).mean())
+"""
+
+
+def test_all_random_numbers_of_the_users_module_depend_on_the_seed_alone(own: Own) -> None:
+    name = own(DRAWS)
+    found = []
+    for seed in (1, 1, 2):
+        sys.modules.pop(name, None)
+        torch.rand(3)
+        found.append(load(f"{name}:make_workload", seed=seed).train.tolist())
+    assert found[0] == found[1]
+    assert not set(found[0]) & set(found[2])
+    assert len(set(found[0])) == 6, "the module and the function draw different numbers"
+
+
+def test_a_module_that_is_imported_already_gives_the_same(own: Own) -> None:
+    """Some ranks have imported it for an earlier run; what the import drew must not matter."""
+    name = own(DRAWS)
+    assert torch.equal(load(f"{name}:make_workload").train, load(f"{name}:make_workload").train)
+
+
+X, Y = torch.ones(10, 1), torch.ones(9, 1)
+
+
+class Parts(TensorDataset):
+    """Data set that does not check the lengths of its tensors."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X, Y), "has 10 inputs and 9 targets"),
+        ((X, X, Y), "has tensors of 10, 10 and 9 samples"),
+        (Parts(X, Y), "has 10 inputs and 9 targets"),
+        (DataLoader(Parts(X, Y)), "has 10 inputs and 9 targets"),
+        ((X, Y.numpy()), "is a tuple with a ndarray, but its members must all be tensors"),
+        ((X, torch.tensor(1.0)), "has a tensor without dimensions"),
+        (torch.tensor(1.0), "has a tensor without dimensions"),
+        ({"x": X, "y": X}, "is a dict, whose keys are not samples"),
+    ],
+    ids=["pair", "triple", "subclass", "loader", "array", "scalar", "one scalar", "dict"],
+)
+@pytest.mark.parametrize("kind", ["train", "test"])
+def test_data_whose_parts_do_not_fit(kind: str, data: object, message: str) -> None:
+    name = {"train": "training", "test": "test"}[kind]
+    fine = {"model": nn.Linear(1, 1), "train": X, "loss": nn.functional.mse_loss}
+    with pytest.raises(WorkloadError, match=f"the {name} data {message}") as caught:
+        Workload(**fine | {kind: data})
+    assert caught.value.hint

@@ -155,6 +155,7 @@ def _drifts(record_set: RecordSet) -> Iterator[str]:
 def _divergences(record_set: RecordSet, candidates: Iterable[str]) -> Iterator[str]:
     """Yield warnings on runs whose loss became NaN or infinite, with the first such step."""
     found: dict[str, list[str]] = {}
+    checked = all(r.run.topology.batch is not None for r in record_set.runs)
     for name in candidates:
         curves = [loss_curve(run) for run in record_set.runs_of(name).values()]
         steps = [curve.diverged_step for curve in curves if curve.diverged_step is not None]
@@ -165,6 +166,8 @@ def _divergences(record_set: RecordSet, candidates: Iterable[str]) -> Iterator[s
         yield (
             f"{join_names(names)}: {what}. Average losses exclude such runs; "
             "a lower learning rate or gradient clipping may prevent it."
+            # Of an iterable and in a script, the batch of that step cannot be examined.
+            + ("" if checked else " Check the data for NaN first.")
         )
 
 

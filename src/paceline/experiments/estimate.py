@@ -13,10 +13,12 @@ from paceline.config import RunConfig
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import gpus_to_use
 from paceline.measure.cores import usable_cores
-from paceline.training.model_check import check_gradients
+from paceline.training.model_check import check_model
 from paceline.training.precision import autocast, storage_dtype
+from paceline.training.rank_setup import check_batch_fits
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.load import load_workload
+from paceline.workloads.random_state import kept_random_state
 
 SAMPLES = 16
 LAUNCH_S = 4.0
@@ -38,6 +40,8 @@ class Trial:
     sample_s: float
     """Seconds per sample on as many threads as this host has cores."""
     steps_per_epoch: int
+    train_samples: int | None
+    """None if the length of the data is unknown."""
     test_samples: int
     gradient_bytes: int
 
@@ -59,6 +63,7 @@ def estimate_s(
         if same_workload not in trials:
             trials[same_workload] = run_trial(one.config)
         trial = trials[same_workload]
+        check_batch_fits(one.config, ranks, trial.train_samples)
         batch = one.config.global_batch(ranks)
         steps = one.config.steps or trial.steps_per_epoch * one.config.most_epochs
         slowest = max(one.config.slowed.values(), default=1.0)
@@ -74,24 +79,26 @@ def run_trial(config: RunConfig) -> Trial:
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, int(usable_cores())))
     try:
-        workload = load_workload(config)
-        dtype = storage_dtype(config.precision)
-        layout = torch.channels_last if config.channels_last else torch.preserve_format
-        model = workload.model.to(dtype=dtype, memory_format=layout).train()  # type: ignore[call-overload]
-        share = Share(0, 1, 1, torch.device("cpu"), dtype, config.channels_last)
-        source = make_source(workload.train, share, batch=config.global_batch(1), seed=config.seed)
-        check_gradients(model, workload, source, config, rank=0)
-        samples = min(SAMPLES, config.global_batch(1))
-        batch = source.peek(samples)
-        times = []
-        for _ in range(2 if batch is not None else 0):
-            began = time.perf_counter()
-            with autocast(config.precision, share.device):
-                outcome = workload.forward(model, batch)
-            outcome.loss.backward()
-            times.append(time.perf_counter() - began)
-        test_samples = len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0
-        gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-        return Trial(min(times, default=0.0) / samples, source.expected_steps or 1, test_samples, gradient_bytes)
+        with kept_random_state():  # Loading the workload seeds the generators of this process.
+            workload = load_workload(config)
+            dtype = storage_dtype(config.precision)
+            layout = torch.channels_last if config.channels_last else torch.preserve_format
+            model = workload.model.to(dtype=dtype, memory_format=layout).train()  # type: ignore[call-overload]
+            share = Share(0, 1, 1, torch.device("cpu"), dtype, config.channels_last)
+            source = make_source(workload.train, share, batch=config.global_batch(1), seed=config.seed)
+            check_model(model, workload, source, config, rank=0)
+            samples = min(SAMPLES, config.global_batch(1))
+            batch = source.peek(samples)
+            times = []
+            for _ in range(2 if batch is not None else 0):
+                began = time.perf_counter()
+                with autocast(config.precision, share.device):
+                    outcome = workload.forward(model, batch)
+                outcome.loss.backward()
+                times.append(time.perf_counter() - began)
+            test_samples = len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0
+            gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+            steps = source.expected_steps or 1
+            return Trial(min(times, default=0.0) / samples, steps, source.samples, test_samples, gradient_bytes)
     finally:
         torch.set_num_threads(before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -24,13 +26,24 @@ class Evaluation:
     """Evaluated samples, each counted once."""
 
 
-def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunConfig, comm: Comm | None) -> Evaluation:
-    """Evaluate the model on this rank's share of `source`; given a `comm`, sum over its ranks."""
+@contextmanager
+def evaluation_mode(model: nn.Module, config: RunConfig, device: torch.device) -> Iterator[None]:
+    """Run a model without gradients inside the `with` block, in evaluation mode and the precision of the run."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
+    try:
+        with torch.no_grad(), autocast(config.precision, device):
+            yield
+    finally:
+        for module, training in modes:  # Restore each module: a fine-tuned model may keep some in evaluation mode.
+            module.training = training
+
+
+def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunConfig, comm: Comm | None) -> Evaluation:
+    """Evaluate the model on this rank's share of `source`; given a `comm`, sum over its ranks."""
     loss = samples = correct = 0.0
     counted = workload.correct is not None
-    with torch.no_grad(), autocast(config.precision, source.share.device):
+    with evaluation_mode(model, config, source.share.device):
         for micro_batches in source.epoch(None):
             for micro_batch in micro_batches:
                 outcome = workload.forward(model, source.fetch(micro_batch))
@@ -38,8 +51,6 @@ def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunCo
                 loss += float(outcome.loss) * micro_batch.samples
                 correct += 0 if batch_correct is None else int(batch_correct)
                 samples += micro_batch.samples
-    for module, training in modes:  # Restore each module: a fine-tuned model may keep some in evaluation mode.
-        module.training = training
     totals = torch.tensor([loss, samples, correct], dtype=torch.float64)
     loss, samples, correct = (comm.control.sum(totals) if comm else totals).tolist()
     if samples == 0:

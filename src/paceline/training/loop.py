@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
@@ -31,6 +33,7 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
         self.scaler = make_scaler(self.config.precision, self.source.share.device)
+        self._explained = False
 
     def train(self) -> None:
         """Train for the configured epochs, steps or seconds."""
@@ -47,6 +50,7 @@ class TrainingLoop:
         """Train this rank's share of every step; all ranks step together."""
         step = 0
         for epoch in itertools.count():
+            self._check_drawn_order(epoch)
             before, end, ended = step, self._epoch_end(step, total), False
             steps = self.source.epoch(epoch)
             while not ended and step != end and not self.windows.time_is_up:
@@ -58,6 +62,7 @@ class TrainingLoop:
                 if trained:
                     step += trained
                     self.windows.close(step)
+                    self._explain_divergence()
             self._report_epoch(epoch, step)
             if step == before:
                 raise WorkloadError(f"the training data has no batch in epoch {epoch + 1}.", hint=ONE_SHOT_HINT)
@@ -82,10 +87,41 @@ class TrainingLoop:
                     break
                 self._train_micro_batches(found.epoch, found.micro_batches, global_step=found.step)
             step = self.windows.close(end)
+            self._explain_divergence()
             for epoch_end in self.windows.epoch_ends[epoch:]:
                 self._report_epoch(epoch, epoch_end)
                 epoch += 1
         self._report_epoch(epoch, step)
+
+    def _check_drawn_order(self, epoch: int) -> None:
+        """Raise if the user's sampler has drawn other samples on some rank."""
+        checksum = self.source.order_checksum(epoch)
+        if checksum is None:
+            return
+        by_rank = [int(found) for found in self.sync.comm.control.gather(torch.tensor(checksum))]
+        other = next((rank for rank, found in enumerate(by_rank) if found != by_rank[0]), None)
+        if other is not None:
+            raise WorkloadError(
+                f"the DataLoader's sampler drew other samples on rank {other} than on rank 0 in epoch {epoch + 1}.",
+                hint="let it draw from torch's, numpy's or Python's global generator, or from one with a fixed seed",
+            )
+
+    def _explain_divergence(self) -> None:
+        """Raise if the loss is not finite because the data is not: once, after the window of the first such step."""
+        step = self.windows.diverged_step
+        if step is None or self._explained:
+            return
+        self._explained = True
+        ends = [end for end in self.windows.epoch_ends if end <= step]
+        found = self.source.find_sample(len(ends), step - max(ends, default=0), lambda values: ~values.isfinite())
+        by_rank = self.sync.comm.control.gather(torch.tensor(-1 if found is None else found))
+        sample = max(int(one) for one in by_rank)
+        if sample >= 0:
+            raise WorkloadError(
+                f"the loss is not finite in step {step}, because sample {sample} of the training data contains NaN or "
+                "infinity.",
+                hint="remove such samples, or replace the values",
+            )
 
     def _report_epoch(self, epoch: int, step: int) -> None:
         divergence = self.sync.buffers.divergence()

@@ -9,6 +9,8 @@ from torch import nn
 
 from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
+from paceline.errors import UsageError
+from paceline.formatting import whole
 from paceline.measure.slow_rank import stopwatch_for
 from paceline.strategies.base.abilities import ServesParameters
 from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
@@ -16,7 +18,8 @@ from paceline.strategies.registry import create
 from paceline.training.placement import Placement
 from paceline.training.precision import storage_dtype
 from paceline.workloads.batches import Share, Source, make_source
-from paceline.workloads.load import load_workload
+from paceline.workloads.load import load_workload, seed_imports
+from paceline.workloads.random_state import seed_everything
 from paceline.workloads.workload import Workload
 
 
@@ -53,6 +56,7 @@ class RankSetup:
 
 def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: bool = False) -> RankSetup | None:
     """Set up a rank, with a stopwatch if `timed`; called on all ranks. Return None on idle ranks."""
+    seed_imports(config)  # A user's strategy may be in the module of the workload, which is imported here.
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     roles = strategy.roles(world.size)
     placement = Placement.choose(config, world, roles, threads)
@@ -71,7 +75,7 @@ def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: 
         return None
     config.global_batch(comm.world_size)  # Raises before anything is loaded if a worker would have no samples.
     workload = load_workload(config)
-    torch.manual_seed(rank_seed(config.seed, comm.rank))  # Random numbers from here on differ between ranks.
+    seed_everything(rank_seed(config.seed, comm.rank))  # Random numbers from here on differ between ranks.
     dtype = storage_dtype(config.precision)
     layout = torch.channels_last if config.channels_last else torch.preserve_format
     model = workload.model.to(placement.device, dtype, memory_format=layout)  # type: ignore[call-overload]
@@ -85,3 +89,18 @@ def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: 
 def rank_seed(seed: int, rank: int) -> int:
     """Return the seed of a rank's random numbers: different on each rank, the same under every strategy."""
     return seed * 1_000_003 + rank + 1
+
+
+def check_batch_fits(config: RunConfig, workers: int, samples: int | None) -> None:
+    """Raise if the batch that the user wants is larger than the training data; `samples` is None where unknown.
+
+    Without a wish, the batch is reduced to the data.
+    """
+    wanted = config.global_batch(workers)
+    if samples is None or wanted <= samples or (config.batch is None and config.batch_per_rank is None):
+        return
+    fitting = f"--batch {samples}" if config.batch is not None else f"--batch-per-rank {max(1, samples // workers)}"
+    raise UsageError(
+        f"a global batch of {whole(wanted)} is more than the {whole(samples)} samples of the training data.",
+        hint=f"use {fitting} or less",
+    )

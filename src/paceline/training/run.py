@@ -12,9 +12,10 @@ from paceline.config import RunConfig
 from paceline.records import RunFolder, Topology
 from paceline.strategies.base.strategy import MakeOptimizer
 from paceline.training import results
+from paceline.training.data_check import check_same_data
 from paceline.training.loop import TrainingLoop
-from paceline.training.model_check import check_gradients
-from paceline.training.rank_setup import RankSetup, set_up_rank
+from paceline.training.model_check import check_model
+from paceline.training.rank_setup import RankSetup, check_batch_fits, set_up_rank
 from paceline.training.recording import Recording
 from paceline.training.run_recorder import WriteEvent, discard_event
 from paceline.training.sync import Sync
@@ -53,8 +54,11 @@ def run(
 def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, command: str | None) -> None:
     config, workload, comm, model = setup.config, setup.workload, setup.comm, setup.model
     source = setup.source()
-    check_gradients(model, workload, source, config, comm.rank)
+    check_batch_fits(config, comm.world_size, source.samples)
     held_out = results.make_held_out(config, workload, setup.share)
+    sources = {"training data": source} | ({} if held_out is None else {"test data": held_out.shared})
+    check_same_data(sources, comm.control)
+    check_model(model, workload, source, config, comm.rank, sources.get("test data"))
     with Recording(config, comm, folder, first_on_host=setup.world.local_rank == 0, on_event=on_event) as recording:
         recording.describe(dataclasses.asdict(config), _topology(setup, source.batch), command)
         sync = Sync(model, optimizer_factory(config, workload), setup.strategy, comm, config.bn)

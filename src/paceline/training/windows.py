@@ -41,6 +41,8 @@ class Windows:
         """Sums over the closed windows."""
         self.epoch_ends: list[int] = []
         """Steps at which epochs have ended, known once a step of the next epoch is in a window."""
+        self.diverged_step: int | None = None
+        """First step whose loss is not finite, over all ranks."""
         self._sync = sync
         self._step_recorder = step_recorder
         self._log_every = log_every
@@ -112,6 +114,9 @@ class Windows:
         window = self._step_recorder.close_window(wall_s, self._sync.comm.control, start, step, profiled=profiled)
         step = self._step = start + len(window.losses)
         self._track_epoch_ends(start, window.epochs)
+        if self.diverged_step is None:
+            not_finite = (at for at, loss in enumerate(window.losses, start) if not math.isfinite(loss))
+            self.diverged_step = next(not_finite, None)
         if self._sync.payload is not None:
             self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up)
         self.totals.add(WindowTime(len(window.losses), window.wall_s, profiled))

@@ -6,6 +6,10 @@ all samples of the global batch, even if the ranks have different numbers of sam
 
 from __future__ import annotations
 
+import functools
+import itertools
+import traceback
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
@@ -13,12 +17,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.comm.nested_tensors import tensors_in
-from paceline.errors import UsageError, WorkloadError
+from paceline.errors import PacelineError, UsageError, WorkloadError
 from paceline.workloads.data.images import ImageSet
-from paceline.workloads.sampler import Sampler, epoch_key, split
+from paceline.workloads.loader_sampler import sampler_of_loader
+from paceline.workloads.random_state import RandomState, kept_random_state, seeded
+from paceline.workloads.sampler import DrawnSampler, EpochPlan, Sampler, epoch_key, sampler_of_size, split
+from paceline.workloads.samples import ImageSamples, Samples, samples_of
+
+PROBES = 16
+"""Samples that ranks read to find out whether they have the same data."""
+FIRST_BATCH = "the first batch"
+"""Name of the part of an iterable that ranks compare."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,29 @@ class Source(ABC):
     def peek(self, samples: int) -> Any | None:
         """Return a batch of a few samples for a test of the model; None if fetching would consume the data."""
 
+    def probes(self) -> dict[str, Callable[[], Any]]:
+        """Return functions that read a few parts of the data, by name: the same on all ranks if the data is.
+
+        There is none if the length of the data is unknown and reading would consume it.
+        """
+        return {}
+
+    def order_checksum(self, epoch: int) -> int | None:  # noqa: ARG002
+        """Return a checksum of the samples that a user's sampler draws in an epoch; None if Paceline chooses them."""
+        return None
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """Tensors that hold all of the data, samples along the first dimension; empty if there are none."""
+        return ()
+
+    def find_sample(self, epoch: int, step: int, is_wanted: Callable[[Tensor], Tensor]) -> int | None:  # noqa: ARG002
+        """Return a sample of this rank's share of a step that has wanted values; `step` is counted from 0 in its epoch.
+
+        None if there is none, or if the samples cannot be read again.
+        """
+        return None
+
     def _split_batch(self, total: int, epoch: int | None, take: Callable[[range], Any]) -> MicroBatchesOfRank:
         """Return a function that splits a global batch of `total` samples.
 
@@ -134,17 +169,12 @@ class Source(ABC):
 class IndexedSource(Source):
     """Source for a data set with a length and an index."""
 
-    def __init__(
-        self,
-        fetch: Callable[[Tensor, int | None], Any],
-        sampler: Sampler,
-        share: Share,
-        indices_on: torch.device | None = None,
-    ) -> None:
+    def __init__(self, samples: Samples, sampler: Sampler, share: Share) -> None:
         super().__init__(share)
-        self._fetch = fetch
+        self._samples = samples
         self._sampler = sampler
-        self._indices_on = indices_on
+        # Images stay on the device of the run, and so do their indices.
+        self._indices_on = share.device if isinstance(samples, ImageSamples) else None
 
     def steps_per_epoch(self) -> int:
         return self._sampler.steps
@@ -169,14 +199,48 @@ class IndexedSource(Source):
         return self._fetch(micro_batch.content, micro_batch.epoch)
 
     def peek(self, samples: int) -> Any | None:
-        return self._fetch(torch.arange(min(samples, self._sampler.size)), 0)
+        return self._fetch(self._sampler.first(samples), 0)
+
+    def probes(self) -> dict[str, Callable[[], Any]]:
+        size = self._sampler.size
+        first = self._sampler.first(size)
+        drawn = torch.randint(size, (PROBES - 2,), generator=torch.Generator().manual_seed(size)).tolist()
+        positions = sorted({0, size - 1, *drawn})
+        probes: dict[str, Callable[[], Any]] = {}
+        if self._sampler.subset is not None or isinstance(self._sampler, DrawnSampler):
+            probes["the choice of samples by the sampler"] = lambda: first
+        return probes | {
+            f"sample {position}": functools.partial(self._samples.read, int(first[position])) for position in positions
+        }
+
+    def order_checksum(self, epoch: int) -> int | None:
+        if not isinstance(self._sampler, DrawnSampler):
+            return None
+        return zlib.crc32(self._sampler.order(epoch).numpy().tobytes())
+
+    def find_sample(self, epoch: int, step: int, is_wanted: Callable[[Tensor], Tensor]) -> int | None:
+        batch = next(itertools.islice(self._sampler.batches(epoch), step, None), None)
+        own = [] if batch is None else split(len(batch), self.share.workers)[self.share.rank]
+        for index in (int(batch[at]) for at in own):  # type: ignore[index]
+            if any(
+                bool(is_wanted(tensor).any()) for tensor in tensors_in(self._samples.batch(torch.tensor([index]), None))
+            ):
+                return index
+        return None
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        return self._samples.columns
+
+    def _fetch(self, indices: Tensor, epoch: int | None) -> Any:
+        return self.share.to_device(self._samples.batch(indices, epoch))
 
 
 class LoaderSource(IndexedSource):
     """Source for a DataLoader with worker processes, which fetch, collate and pin as configured, at our indices."""
 
-    def __init__(self, loader: DataLoader[Any], sampler: Sampler, share: Share) -> None:
-        super().__init__(_make_fetch(loader, share, sampler.seed), sampler, share)
+    def __init__(self, loader: DataLoader[Any], samples: Samples, sampler: Sampler, share: Share) -> None:
+        super().__init__(samples, sampler, share)
         self._indices: list[list[int]] = []
         self._loader = DataLoader(
             loader.dataset,
@@ -187,7 +251,9 @@ class LoaderSource(IndexedSource):
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
+            # It seeds the workers' `random`, numpy and torch: differently on each rank, since ranks with the same
+            # random numbers would augment their samples alike.
+            generator=torch.Generator().manual_seed(epoch_key(sampler.seed, share.rank)),
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=True,  # Restarting them in each epoch would count as part of a step's time.
         )
@@ -203,10 +269,26 @@ class LoaderSource(IndexedSource):
         self._indices[:] = [micro_batch.content.tolist() for micro_batches in steps for micro_batch in micro_batches]
         fetched = iter(self._loader)
         for micro_batches in steps:
-            yield [replace(micro_batch, content=next(fetched)) for micro_batch in micro_batches]
+            yield [replace(micro_batch, content=_next_of_workers(fetched)) for micro_batch in micro_batches]
 
     def fetch(self, micro_batch: MicroBatch) -> Any:
         return self.share.to_device(micro_batch.content)
+
+
+def _next_of_workers(fetched: Iterator[Any]) -> Any:
+    try:
+        return next(fetched)
+    except PacelineError:
+        raise
+    except Exception as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[
+            -1
+        ]  # Of the traceback in the worker, which torch makes the message.
+        raise WorkloadError(
+            f"a worker process of the DataLoader failed: {cause}",
+            hint="correct the data set; the traceback above shows where it failed",
+            detail=traceback.format_exc().rstrip(),
+        ) from None
 
 
 class _PresetBatchSampler:
@@ -229,6 +311,8 @@ class StreamSource(Source):
         super().__init__(share)
         self._batches = batches
         self._seed = seed
+        self._first: Any | None = None
+        """First batch, if it has been read for a check: the next check need not read it again."""
 
     def steps_per_epoch(self) -> None:
         return None
@@ -242,7 +326,9 @@ class StreamSource(Source):
             self._batches.set_epoch(epoch)
         smallest = self.share.workers * self.share.micro_batches_per_step if epoch is not None else 1
         for batch in _iterate_with_rng(self._batches, epoch_key(self._seed, epoch or 0)):
-            total = _batch_size(batch)
+            total = batch_size(batch)
+            if smallest > 1 or self.share.workers > 1:
+                _check_pair(batch)
             if total >= smallest:
                 yield self._split_batch(total, epoch, lambda part, batch=batch: _slice(batch, part))  # type: ignore[misc]
 
@@ -250,24 +336,34 @@ class StreamSource(Source):
         return self.share.to_device(micro_batch.content)
 
     def peek(self, samples: int) -> Any | None:
-        if iter(self._batches) is self._batches:
-            return None
-        batch = next(iter(self._batches), None)
-        return None if batch is None else self.share.to_device(_slice(batch, range(min(samples, _batch_size(batch)))))
+        batch, self._first = self._first if self._first is not None else self._read_first(), None
+        return None if batch is None else self.share.to_device(_slice(batch, range(min(samples, batch_size(batch)))))
+
+    def probes(self) -> dict[str, Callable[[], Any]]:
+        return {} if self._runs_once else {FIRST_BATCH: self._read_first}
+
+    @property
+    def _runs_once(self) -> bool:
+        return iter(self._batches) is self._batches
+
+    def _read_first(self) -> Any | None:
+        """Return the first batch of the first epoch; None if there is none, or if taking it would consume it."""
+        if not self._runs_once:
+            self._first = next(_iterate_with_rng(self._batches, epoch_key(self._seed, 0)), None)
+        return self._first
 
 
 def _iterate_with_rng(batches: Iterable[Any], key: int) -> Iterator[Any]:
     """Iterate with a separate random state, so that an iterable that shuffles does so equally on all ranks."""
-    state, end = torch.Generator().manual_seed(key).get_state(), object()
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(state)
+    end = object()
+    with seeded(key):
         iterator = iter(batches)
-        state = torch.get_rng_state()
+        state = RandomState.current()
     while True:
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(state)
+        with kept_random_state():
+            state.restore()
             batch = next(iterator, end)
-            state = torch.get_rng_state()
+            state = RandomState.current()
         if batch is end:
             return
         yield batch
@@ -276,47 +372,32 @@ def _iterate_with_rng(batches: Iterable[Any], key: int) -> Iterator[Any]:
 def make_source(
     data: Any, share: Share, *, batch: int, seed: int, reshuffle: bool = True, train: bool = True
 ) -> Source:
-    """Return the source for a data set, tensors, a DataLoader or an iterable of global batches."""
+    """Return the source for a data set, tensors, a DataLoader or an iterable of global batches.
+
+    A batch larger than the data is reduced to all of the data.
+    """
     smallest = share.workers * share.micro_batches_per_step if train else 1
-    if not _is_indexable(data):
+    if not is_indexable(data):
         return StreamSource(data, share, seed)
-    size = _dataset_size(data)
-    if size < smallest:
+    plan = EpochPlan(batch, seed, train, reshuffle, smallest)
+    sampler = (
+        sampler_of_loader(data, plan) if isinstance(data, DataLoader) else sampler_of_size(dataset_size(data), plan)
+    )
+    if sampler.size < smallest:
         raise UsageError(
-            f"{size} training samples are too few for {share.workers} ranks × "
+            f"{sampler.size} training samples are too few for {share.workers} ranks × "
             f"{share.micro_batches_per_step} micro-batches."
             if train
             else "the test data is empty.",
             hint="use fewer ranks or more samples" if train else "provide test samples, or set test=None",
         )
-    sampler = Sampler(size, batch, seed, shuffle=train, reshuffle=reshuffle, smallest=smallest)
+    samples = samples_of(data, seed, share.device, share.dtype, channels_last=share.channels_last)
     if isinstance(data, DataLoader) and data.num_workers > 0:
-        return LoaderSource(data, sampler, share)
-    return IndexedSource(
-        _make_fetch(data, share, seed), sampler, share, share.device if isinstance(data, ImageSet) else None
-    )
+        return LoaderSource(data, samples, sampler, share)
+    return IndexedSource(samples, sampler, share)
 
 
-def _make_fetch(data: Any, share: Share, seed: int) -> Callable[[Tensor, int | None], Any]:
-    """Return a function that fetches the samples of given indices to the device."""
-    if isinstance(data, ImageSet):
-        images = data.to(share.device)
-        return lambda indices, epoch: images.batch(
-            indices, seed=seed, epoch=epoch, dtype=share.dtype, channels_last=share.channels_last
-        )
-    if isinstance(data, Tensor):
-        return lambda indices, _: share.to_device(data[indices])
-    if type(data) is TensorDataset:  # Not a subclass, which may define its own index.
-        data = data.tensors
-    if isinstance(data, tuple):
-        return lambda indices, _: share.to_device(tuple(tensor[indices] for tensor in data))
-    dataset, collate = (data.dataset, data.collate_fn) if isinstance(data, DataLoader) else (data, default_collate)
-    if hasattr(dataset, "__getitems__"):
-        return lambda indices, _: share.to_device(collate(dataset.__getitems__(indices.tolist())))
-    return lambda indices, _: share.to_device(collate([dataset[index] for index in indices.tolist()]))
-
-
-def _is_indexable(data: Any) -> bool:
+def is_indexable(data: Any) -> bool:
     """Whether `data` is a data set of samples. A list is an iterable of batches, a tuple holds tensors of samples."""
     if isinstance(data, DataLoader):  # Its data set holds samples, even a list, unless it is iterable only.
         return hasattr(data.dataset, "__len__") and not isinstance(data.dataset, IterableDataset)
@@ -329,7 +410,8 @@ def _is_indexable(data: Any) -> bool:
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list)
 
 
-def _dataset_size(data: Any) -> int:
+def dataset_size(data: Any) -> int:
+    """Return the number of samples of indexable data."""
     if isinstance(data, tuple):
         return len(data[0])
     return len(data.dataset) if isinstance(data, DataLoader) else len(data)  # type: ignore[arg-type]
@@ -346,7 +428,8 @@ def _map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
     return batch
 
 
-def _batch_size(batch: Any) -> int:
+def batch_size(batch: Any) -> int:
+    """Return the number of samples in a batch, by its first tensor."""
     first = next(tensors_in(batch), None)
     if first is None or first.dim() == 0:
         raise WorkloadError(
@@ -356,8 +439,27 @@ def _batch_size(batch: Any) -> int:
     return len(first)
 
 
+def _check_pair(batch: Any) -> None:
+    """Raise if a batch of inputs and targets has more of the one: only what has a row per sample is split."""
+    if isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
+        first, second = batch
+        if second.dim() and len(first) != len(second):
+            raise WorkloadError(
+                f"a batch has {len(first)} inputs and {len(second)} targets, so it cannot be split over the ranks.",
+                hint="give each sample one row in both; put values of the whole batch into a dict",
+            )
+
+
 def _slice(batch: Any, part: range) -> Any:
-    total = _batch_size(batch)
+    total = batch_size(batch)
     return _map_tensors(
         batch, lambda tensor: tensor[part.start : part.stop] if tensor.dim() and len(tensor) == total else tensor
+    )
+
+
+def repeat_batch(batch: Any, size: int, copies: int) -> Any:
+    """Return a batch with so many copies of each of its `size` samples; tensors of the whole batch are kept."""
+    return _map_tensors(
+        batch,
+        lambda tensor: torch.cat([tensor] * copies) if tensor.dim() and len(tensor) == size else tensor.clone(),
     )

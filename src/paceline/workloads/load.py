@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 
 from paceline.config import RunConfig
@@ -17,16 +16,25 @@ from paceline.user_code import check_module, import_module
 from paceline.workloads import data
 from paceline.workloads.models import MODELS
 from paceline.workloads.names import MODEL_NAMES, is_user_workload
+from paceline.workloads.random_state import seed_everything
+from paceline.workloads.sampler import epoch_key
 from paceline.workloads.workload import Workload, count_top1
+
+BEFORE_FIRST_EPOCH = -1
+
+
+def seed_imports(config: RunConfig) -> None:
+    """Seed the generators for the import of the user's modules: equally on all ranks, and not as for a function."""
+    seed_everything(epoch_key(config.seed, BEFORE_FIRST_EPOCH))
 
 
 def load_workload(config: RunConfig) -> Workload:
-    """Return the workload of a run; its initial weights depend only on the seed."""
-    torch.manual_seed(config.seed)
+    """Return the workload of a run; it is the same on all ranks, and its random numbers depend only on the seed."""
     return _load_user(config) if is_user_workload(config.workload) else _load_built_in(config)
 
 
 def _load_built_in(config: RunConfig) -> Workload:
+    seed_everything(config.seed)
     if config.workload not in MODELS:
         raise unknown_name("workload", config.workload, MODEL_NAMES)
     train, test = data.load(config.data, data_dir=data.data_dir(config.data_dir))
@@ -46,8 +54,11 @@ def _load_built_in(config: RunConfig) -> Workload:
 
 def _load_user(config: RunConfig) -> Workload:
     module_name, _, function_name = config.workload.partition(":")
+    seed_imports(config)
     check_module(module_name)
     module = import_module(module_name)
+    # Again, since on some ranks an earlier run has imported the module, and then the import draws nothing.
+    seed_everything(config.seed)
     make = getattr(module, function_name, None)
     if not callable(make):
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]

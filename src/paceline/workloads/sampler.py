@@ -8,11 +8,16 @@ pads instead, and repeats the same order in every epoch without a call of `set_e
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from paceline.errors import WorkloadError
+from paceline.formatting import whole
+from paceline.workloads.random_state import seeded
 
 
 def split(total: int, parts: int) -> list[range]:
@@ -33,12 +38,12 @@ def epoch_key(seed: int, epoch: int) -> int:
     return (mixed ^ mixed >> 31) % 2**63
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sampler:
     """Division of each epoch into global batches."""
 
     size: int
-    """Samples in the data set."""
+    """Samples in an epoch."""
     batch: int
     """Samples in a global batch."""
     seed: int
@@ -47,7 +52,9 @@ class Sampler:
     reshuffle: bool = True
     """Whether each epoch has a new order."""
     smallest: int = 1
-    """A last batch with fewer samples than this is dropped, since a rank would have no samples."""
+    """A last batch with fewer samples than this is dropped: a rank would have no samples, or the user drops it."""
+    subset: Tensor | None = None
+    """Indices of the samples to take, as many as `size`; None: all of the data set."""
 
     @property
     def steps(self) -> int:
@@ -63,9 +70,15 @@ class Sampler:
     def order(self, epoch: int) -> Tensor:
         """Return the order of the samples in an epoch."""
         if not self.shuffle:
-            return torch.arange(self.size)
+            return self.first(self.size)
         key = epoch_key(self.seed, epoch if self.reshuffle else 0)
-        return torch.randperm(self.size, generator=torch.Generator().manual_seed(key))
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(key))
+        return order if self.subset is None else self.subset[order]
+
+    def first(self, count: int) -> Tensor:
+        """Return the indices of a few samples, for checks: the first ones that are not shuffled."""
+        count = min(count, self.size)
+        return torch.arange(count) if self.subset is None else self.subset[:count]
 
     def batches(self, epoch: int, device: torch.device | None = None) -> Iterator[Tensor]:
         """Yield the global batches of an epoch as indices; with a device, all of them are moved there at once.
@@ -75,3 +88,89 @@ class Sampler:
         order = self.order(epoch).to(device)
         for step in range(self.steps):
             yield order[step * self.batch : (step + 1) * self.batch]
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnSampler(Sampler):
+    """Division of epochs whose samples a user's sampler draws, on every rank with the same random state.
+
+    A sampler with a generator of its own draws equally too, if the generator has the same state on all ranks, because
+    every rank draws each epoch once.
+    """
+
+    drawn_by: Iterable[int] = ()
+    """Sampler of the user."""
+    available: int = 0
+    """Samples in the data set."""
+    _last: dict[int, Tensor] = field(default_factory=dict)
+    """Order of the epoch that was drawn last."""
+
+    def order(self, epoch: int) -> Tensor:
+        epoch = epoch if self.reshuffle else 0
+        if epoch not in self._last:
+            drawn = draw_epoch(self.drawn_by, self.available, self.seed, epoch)
+            if self.size and len(drawn) != self.size:
+                raise WorkloadError(
+                    f"the sampler of a DataLoader drew {whole(len(drawn))} samples in epoch {epoch + 1} and "
+                    f"{whole(self.size)} in the first.",
+                    hint="draw the same number in every epoch, or provide an iterable of global batches",
+                )
+            self._last.clear()
+            self._last[epoch] = drawn
+        return self._last[epoch]
+
+    def first(self, count: int) -> Tensor:
+        return self.order(0)[:count]
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """Batch, seed and order of the epochs, whatever the data."""
+
+    batch: int
+    seed: int
+    train: bool
+    """Whether to shuffle."""
+    reshuffle: bool
+    smallest: int
+    """Samples that a last batch needs at least."""
+
+
+def sampler_of_size(
+    size: int, plan: EpochPlan, kind: type[Sampler] = Sampler, *, drop_last: bool = False, **fields: Any
+) -> Sampler:
+    """Return the sampler for so many samples; `drop_last` drops a smaller last batch, in training only."""
+    batch = min(plan.batch, size) or 1
+    smallest = batch if drop_last and plan.train else plan.smallest
+    return kind(size, batch, plan.seed, shuffle=plan.train, reshuffle=plan.reshuffle, smallest=smallest, **fields)
+
+
+def draw_epoch(drawn_by: Iterable[int], available: int, seed: int, epoch: int) -> Tensor:
+    """Return the indices that a user's sampler draws in an epoch, with random numbers of this seed and epoch."""
+    if hasattr(drawn_by, "set_epoch"):
+        drawn_by.set_epoch(epoch)
+    most = len(drawn_by) if isinstance(drawn_by, Sized) else max(MOST_DRAWN, 10 * available)
+    with seeded(epoch_key(seed, epoch)):
+        drawn = list(itertools.islice(drawn_by, most + 1))
+    if len(drawn) > most:
+        raise WorkloadError(
+            f"the sampler of a DataLoader draws more than {whole(most)} samples in an epoch of {whole(available)}.",
+            hint="give the sampler an end and the right length, or provide an iterable of global batches",
+        )
+    indices = torch.tensor([int(index) for index in drawn], dtype=torch.int64)
+    check_indices(indices, available)
+    return indices
+
+
+MOST_DRAWN = 1_000_000
+"""Most samples that a sampler without a length may draw in an epoch of a small data set: it may never end."""
+
+
+def check_indices(indices: Tensor, available: int) -> None:
+    """Raise for an index that the data set does not have."""
+    outside = indices[(indices < -available) | (indices >= available)]
+    if len(outside):
+        raise WorkloadError(
+            f"the sampler of a DataLoader draws sample {int(outside[0])}, but the data set has {whole(available)}.",
+            hint="make the sampler for this data set: indices run from 0 to its length − 1",
+        )

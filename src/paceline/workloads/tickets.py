@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.errors import WorkloadError
+from paceline.errors import UsageError, WorkloadError
 from paceline.workloads.batches import MicroBatch, MicroBatchesOfRank, Source
 
 ONE_SHOT_HINT = "provide a data set or an iterable that can be iterated again, not a generator that runs once"
@@ -31,6 +31,11 @@ class Tickets:
 
     def __init__(self, source: Source, epochs: int | None, steps: int | None) -> None:
         """Resolve tickets up to the given number of steps or, if `steps` is None, of epochs."""
+        if source.order_checksum(0) is not None:
+            raise UsageError(
+                "the DataLoader has its own sampler, but under this strategy ranks do not begin an epoch together.",
+                hint="leave the sampler out, or use a strategy under which ranks step together",
+            )
         self.epoch_ends: list[int] = []
         """Step at which each finished epoch ended."""
         self._source = source

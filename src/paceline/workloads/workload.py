@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.errors import WorkloadError
+from paceline.formatting import join_names
 from paceline.workloads.data.images import ImageSet
 
 
@@ -52,11 +55,9 @@ class Workload:
                 f"the model is a {type(self.model).__name__}, not a torch.nn.Module.",
                 hint="set `model` to a torch.nn.Module",
             )
-        if not (isinstance(self.train, Iterable | ImageSet) or hasattr(self.train, "__getitem__")):
-            raise WorkloadError(
-                f"the training data is a {type(self.train).__name__}, which has neither an index nor an iterator.",
-                hint="provide a data set, tensors, a DataLoader or an iterable of batches",
-            )
+        _check_data("training", self.train)
+        if self.test is not None:
+            _check_data("test", self.test)
 
     def forward(self, model: nn.Module, batch: Any) -> ForwardResult:
         """Run one forward pass and compute the loss."""
@@ -87,3 +88,46 @@ class ForwardResult:
 def count_top1(logits: Tensor, target: Tensor) -> Tensor:
     """Return the number of samples whose highest logit is that of their class."""
     return (logits.argmax(dim=1) == target).sum()
+
+
+def _check_data(name: str, data: Any) -> None:
+    """Raise for data that is of no known kind, or whose parts differ in length."""
+    if isinstance(data, DataLoader):
+        data = data.dataset
+        if isinstance(data, list | tuple):  # Here a list holds samples.
+            return
+    if isinstance(data, Mapping):
+        raise WorkloadError(
+            f"the {name} data is a {type(data).__name__}, whose keys are not samples.",
+            hint="provide a tuple of tensors, a data set, or an iterable of batches, each of which may be a dict",
+        )
+    if not (isinstance(data, Iterable | ImageSet) or hasattr(data, "__getitem__")):
+        raise WorkloadError(
+            f"the {name} data is a {type(data).__name__}, which has neither an index nor an iterator.",
+            hint="provide a data set, tensors, a DataLoader or an iterable of batches",
+        )
+    columns = data.tensors if isinstance(data, TensorDataset) else data
+    if isinstance(columns, Tensor):
+        columns = (columns,)
+    if isinstance(columns, tuple) and any(isinstance(column, Tensor | np.ndarray) for column in columns):
+        _check_columns(name, columns)
+
+
+def _check_columns(name: str, columns: tuple[Any, ...]) -> None:
+    """Raise for a tuple of which not every member has a row per sample."""
+    other = next((column for column in columns if not isinstance(column, Tensor)), None)
+    if other is not None:
+        raise WorkloadError(
+            f"the {name} data is a tuple with a {type(other).__name__}, but its members must all be tensors.",
+            hint="convert it, for example by torch.as_tensor",
+        )
+    if any(column.dim() == 0 for column in columns):
+        raise WorkloadError(
+            f"the {name} data has a tensor without dimensions.",
+            hint="provide tensors with the samples along the first dimension",
+        )
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1:
+        counts = join_names([str(length) for length in lengths])
+        what = f"{lengths[0]} inputs and {lengths[1]} targets" if len(lengths) == 2 else f"tensors of {counts} samples"
+        raise WorkloadError(f"the {name} data has {what}.", hint="give each sample one row in every tensor")

@@ -73,6 +73,12 @@ def test_skipped_steps_are_counted() -> None:
     assert "skipped the update of 3 steps after an overflow of float16 gradients" in said(skipped_steps=3)
 
 
+def test_divergence_on_batches_of_an_iterable_may_come_from_the_data() -> None:
+    ranks = [rank_summary(r, diverged_step=17) for r in (0, 1)]
+    assert "hint: use a lower --lr, or --clip-norm 1" in said(ranks=ranks), "the data set was examined"
+    assert "hint: check the data for NaN, or use a lower --lr" in said(ranks=ranks, changes={"batch": None})
+
+
 def test_the_estimate() -> None:
     assert "10 epochs would take about 2.1 min" in said(estimate=EpochEstimate(epochs=10, seconds=126.0))
 

@@ -30,12 +30,6 @@ ALL = [
     "ddp:bucket_view=true",
     "ddp:overlap=false",
 ]
-SCALED = [
-    pytest.param(text, marks=pytest.mark.xfail(strict=True, reason="workers do not unscale yet"))
-    if text.startswith("parameter_server")
-    else text
-    for text in ALL
-]
 STEPS, OVERFLOWING, MICRO_BATCHES = 6, 3, 2
 MAX_NORM = 0.2
 """Below the norm of the gradients of some steps."""
@@ -123,7 +117,7 @@ def momentum_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [values["momentum_buffer"] for values in optimizer.state.values()]
 
 
-@pytest.mark.parametrize("text", SCALED)
+@pytest.mark.parametrize("text", ALL)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(pool: Pool, text: str) -> None:
     overflowing = (0, OVERFLOWING)
     alone = train_alone(2, overflowing, MAX_NORM)
@@ -143,7 +137,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(pool: Pool, text: str) ->
             torch.testing.assert_close(rank.momentum[-1], alone.momentum[-1], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("text", SCALED)
+@pytest.mark.parametrize("text", ALL)
 def test_without_an_overflow_a_scaler_changes_nothing(pool: Pool, text: str) -> None:
     scaled = pool.run(train, 2, text, ())
     plain = pool.run(train, 2, text, (), None, False)

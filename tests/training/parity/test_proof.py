@@ -132,9 +132,7 @@ def test_gradients_of_vgg11(pool: Pool, strategy: str, bn: str, ranks: int) -> N
 
 
 @pytest.mark.parametrize("strategy", LOSSLESS)
-def test_gradients_of_a_scaled_loss(pool: Pool, strategy: str, request: pytest.FixtureRequest) -> None:
-    if strategy == "parameter_server":
-        request.applymarker(pytest.mark.xfail(strict=True, reason="workers do not unscale yet"))
+def test_gradients_of_a_scaled_loss(pool: Pool, strategy: str) -> None:
     settings = {"batch": 11, "accumulate": 2, "clip_norm": 0.01}
     verdicts = pool.run(proof, 2, strategy, "cnn", settings, True)
     verdicts[0].check()

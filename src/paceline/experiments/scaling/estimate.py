@@ -18,6 +18,7 @@ from paceline.measure.cores import usable_cores
 from paceline.plans import Gradient, all_reduce_lower_bound
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import ENTRIES, create, plan_of
+from paceline.training.rank_setup import check_batch_fits
 
 BITS = 8 * 1514 / 1448
 """Bits on the wire per byte of payload."""
@@ -28,6 +29,8 @@ def estimate_s(candidate_configs: Sequence[CandidateConfig], config: ScaleConfig
     if gpus_to_use(candidate_configs[0].config):
         return None
     trial = run_trial(min((one.config for one in candidate_configs), key=lambda own: own.global_batch(1)))
+    for one in candidate_configs:
+        check_batch_fits(one.config, one.shape.ranks, trial.train_samples)
     return estimate_from_trial(candidate_configs, config, place, trial, trial.sample_s * max(1, int(usable_cores())))
 
 

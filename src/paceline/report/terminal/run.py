@@ -129,7 +129,9 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         yield f"{plural(estimate.epochs, 'epoch')} would take about {seconds(estimate.seconds)}"
     diverged = [rank.diverged_step for rank in summary.ranks if rank.diverged_step is not None]
     if diverged:
-        yield f"the loss is not finite from step {min(diverged)} on. hint: use a lower --lr, or --clip-norm 1"
+        # The batches of an iterable have no size that is known, and cannot be examined for NaN afterwards.
+        data = "check the data for NaN, or " if record.topology.batch is None else ""
+        yield f"the loss is not finite from step {min(diverged)} on. hint: {data}use a lower --lr, or --clip-norm 1"
     state = "" if record.finished else " (interrupted)"
     yield f"record: {record.path}{state}"
 

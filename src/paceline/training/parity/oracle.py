@@ -13,12 +13,10 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -30,6 +28,7 @@ from paceline.errors import WorkloadError
 from paceline.strategies.base.strategy import NamedParameters
 from paceline.training.precision import autocast
 from paceline.workloads.batches import MicroBatch, Share, Source
+from paceline.workloads.random_state import seed_everything
 from paceline.workloads.workload import Workload
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -151,10 +150,7 @@ def backward(
     scaler: GradScaler | None = None,
 ) -> None:
     """Run forward and backward of one micro-batch; `place` (step, rank, micro-batch) seeds its random numbers."""
-    seed = hash(tuple(place)) % 2**31
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
+    seed_everything(hash(tuple(place)) % 2**31)
     batch = share.to_device(copy.deepcopy(micro_batch.content))  # Copied, since a model may change its input.
     with autocast(config.precision, share.device):
         loss = workload.forward(model, batch).loss

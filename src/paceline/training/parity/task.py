@@ -16,7 +16,8 @@ from paceline.config import Precision, RunConfig
 from paceline.records import RunFolder
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
-from paceline.training.model_check import check_gradients
+from paceline.training.data_check import check_same_data
+from paceline.training.model_check import check_model
 from paceline.training.parity.oracle import Gradients, Shards, oracle
 from paceline.training.parity.proof import prove, serve_proof, take_shards
 from paceline.training.precision import make_scaler
@@ -53,8 +54,10 @@ def prove_run(
         close_comm(setup.comm)
         return
     with exact_kernels():
+        source = setup.source()
+        check_same_data({"training data": source}, setup.comm.control)
         # On a copy: some models (with the old `spectral_norm`) cannot be copied after a forward pass.
-        check_gradients(copy.deepcopy(setup.model), setup.workload, setup.source(), setup.config, setup.comm.rank)
+        check_model(copy.deepcopy(setup.model), setup.workload, source, setup.config, setup.comm.rank)
         shards, expected = _shards_and_oracle(setup)
         # A scaler changes only exponents, so the proof shows exactly whether the strategy unscales.
         scaler = make_scaler(config.precision, setup.share.device)

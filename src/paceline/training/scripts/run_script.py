@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import runpy
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from paceline.comm.network import LOOPBACK, choose_interface
 from paceline.errors import WorkloadError
@@ -19,6 +15,7 @@ from paceline.training.rank_setup import rank_seed
 from paceline.training.scripts.script_parity import OracleCheckTask, OracleTask, ParityTask
 from paceline.training.scripts.script_task import ScriptFinished, ScriptTask, set_script_task
 from paceline.training.scripts.script_timing import TimingTask
+from paceline.workloads.random_state import seed_everything
 
 SCRIPT_TASKS: dict[str, type[ScriptTask]] = {
     "train": TimingTask,
@@ -34,7 +31,8 @@ def run_script(task: ScriptTask, iface: str | None) -> None:
     script, rank = task.script, int(os.environ["RANK"])
     set_script_task(task)
     _choose_interface(iface)
-    _seed(task.config.seed, rank)
+    # The same under every strategy, different on each rank and repeat.
+    seed_everything(rank_seed(task.config.seed, rank))
     sys.argv = [script.path, *script.args]
     sys.path.insert(0, str(Path(script.path).resolve().parent))
     try:
@@ -57,14 +55,6 @@ def _choose_interface(iface: str | None) -> None:
     here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     chosen = iface or choose_interface(os.environ.get("MASTER_ADDR", LOOPBACK), all_on_this_host=here).name
     os.environ.setdefault("GLOO_SOCKET_IFNAME", chosen)
-
-
-def _seed(seed: int, rank: int) -> None:
-    """Seed the random number generators: the same under every strategy, different on each rank and repeat."""
-    own = rank_seed(seed, rank)
-    torch.manual_seed(own)
-    random.seed(own)
-    np.random.seed(own % 2**32)
 
 
 def _last_lines(task: ScriptTask, rank: int) -> str:
