@@ -8,18 +8,16 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 
 from paceline.comm.shared_memory.buckets import SharedBuckets
 from paceline.config.specs import check_positive
-from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMemoryOptions:
-    """Bucket sizes, and how buckets are summed and read."""
+    """Bucket sizes, and the thread that sums buckets."""
 
     bucket_mb: float = 1.0
     """Bucket size in MiB: a bucket is closed once it holds at least this much."""
@@ -27,8 +25,6 @@ class SharedMemoryOptions:
     """Size of the first bucket in MiB. A model that is smaller than this has a single bucket, which saves overhead."""
     thread: bool = False
     """Sum gradients in a separate thread. Use it if each rank has a spare core."""
-    copy: bool = False
-    """Pass copies of the gradients to the optimiser, for one that writes into them, but not in its first step."""
 
     def __post_init__(self) -> None:
         check_positive("shared_memory", self, "bucket_mb", "first_mb")
@@ -40,10 +36,10 @@ class SharedMemory(Overlapped):
     Idea
         Between ranks of one host, a message is a copy into the kernel and a copy out of it, and a ring has 2(p−1) such
         steps. Here, every rank copies its gradients into memory that the others can read. One copy is needed because
-        autograd allocates gradients elsewhere. Then each rank sums one shard of them over all ranks. The optimisers of
-        all ranks read the same sum in place, so no copy out is needed, and gradients cannot differ between ranks.
-        Between two layers of backward, a rank sums the buckets that all ranks have filled by then. It waits only for
-        the last bucket.
+        autograd allocates gradients elsewhere. Then each rank sums one shard of them over all ranks. At the end of
+        backward, all ranks copy the same sum into their own gradients, so gradients cannot differ between ranks, and no
+        rank writes into memory that another one reads. Between two layers of backward, a rank sums the buckets that all
+        ranks have filled by then. It waits only for the last bucket.
 
     Who sends what to whom (two ranks of one host)
         rank 0   writes [bucket 0][bucket 1]            rank 1   writes [bucket 0][bucket 1]
@@ -52,24 +48,22 @@ class SharedMemory(Overlapped):
         rank 0   sums the first half                    rank 1   sums the second half
                       ╲_________________      _____________________╱
                                         ▼    ▼
-                               [ one sum for both ranks ] ──> both optimisers read it
+                               [ one sum for both ranks ] ──> both copy it into their gradients
 
         With several hosts, the first rank of each host all-reduces the host's sum in a ring with those of other hosts:
         host A {0, 1} ── rank 0 ══ring══ rank 2 ── host B {2, 3}
 
     Cost
-        No messages within a host. For a bucket of m bytes, a rank writes m bytes, reads m and writes m/p: about mγ, and
-        ranks wait for each other twice. Measured with four ranks on two cores and 37 MB: 0.15 to 0.18 of the time of
-        Gloo's all-reduce if the gradients are already in shared memory, 0.33 to 0.40 with the copy into it. Between h
+        No messages within a host. For a bucket of m bytes, a rank writes m bytes, reads m, writes m/p and copies m:
+        about 2mγ, and ranks wait for each other twice. Measured with four ranks on two cores and 37 MB: 0.15 to 0.18 of
+        the time of Gloo's all-reduce without the copies, 0.33 to 0.40 with the copy into shared memory. Between h
         hosts, per bucket: 2(h−1)α + 2(h−1)/h·mβ + (h−1)/h·mγ for the ring.
 
     When to use it
         With several ranks per host, on CPUs: there, messages use cores that backward needs.
 
     When not to use it
-        On GPUs, which have faster paths to each other than main memory. With one rank per host it is only a ring. For
-        training loops that change gradients between backward and `step`: `step` raises an error. An optimiser that
-        keeps gradients after its step must copy them, because the next step overwrites the memory.
+        On GPUs, which have faster paths to each other than main memory. With one rank per host it is only a ring.
 
     Source
         Shared memory, one rank per host in a ring: Graham and Shipman, "MPI Support for Multi-core Architectures:
@@ -86,9 +80,6 @@ class SharedMemory(Overlapped):
         self.bucket_bytes = int(self.options.bucket_mb * MIB)
         self.first_bucket_bytes = int(self.options.first_mb * MIB)
         self._in_place = self.comm.device.type == "cpu"
-        self._only_reads = False
-        """Whether the optimiser did not write into the gradients when this was checked."""
-        self._copies = self.options.copy
         return super().wrap(model)
 
     def allocate(self, items: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
@@ -109,7 +100,10 @@ class SharedMemory(Overlapped):
 
     def launch(self, bucket: Bucket) -> None:
         shared = self._shared_buckets
-        self._copy_gradients(bucket)
+        views, gradients = self._uncopied[bucket.number]
+        if views:
+            torch._foreach_copy_(views, gradients)
+        self._uncopied[bucket.number] = ([], [])
         if not self._in_place:
             shared.rows[bucket.number].copy_(bucket.flat)
         shared.mark_ready(bucket.number)
@@ -121,66 +115,18 @@ class SharedMemory(Overlapped):
         if not self._in_place:
             bucket.flat.copy_(shared.means[bucket.number])
 
-    def update(self, max_norm: float | None, scaler: GradScaler | None = None) -> None:
-        """Step the optimiser on the sums in shared memory.
-
-        All ranks read the same sums, so an optimiser that writes into gradients gets copies.
-        """
-        if not self._in_place or self._shared is None:
-            super().update(max_norm, scaler)
-        elif max_norm is not None or scaler is not None or self._copies:
-            self._replace_by_copies()
-            super().update(max_norm, scaler)
-        elif not self._only_reads:
-            self._update_and_check()
-        else:
-            before = self._shared.write_count
-            super().update(None)
-            if self._shared.write_count != before:
-                raise WorkloadError(
-                    "the optimiser wrote into gradients that all ranks share, which it did not do in its first step.",
-                    hint="pass it copies of the gradients: shared_memory:copy=true",
-                )
+    def set_gradients(self, slots: Sequence[Slot]) -> None:
+        """Copy the means into the gradients, which are this rank's own memory: code may write into them."""
+        if not self._in_place:
+            super().set_gradients(slots)
+            return
+        own = [_own_gradient(slot.parameter) for slot in slots]
+        if own:
+            torch._foreach_copy_(own, [slot.sum_view for slot in slots])
 
     def close(self) -> None:
         super().close()
         self._release()
-
-    def _copy_gradients(self, bucket: Bucket) -> None:
-        """Copy the gradients of a bucket into shared memory, and free them where possible.
-
-        Autograd can then use their memory, which is still in the cache, for the next layer's gradient. Code that reads
-        a gradient before `step` gets a view of this rank's row. The view is a separate tensor, so that its version
-        counter shows writes by that code.
-        """
-        views, gradients = self._uncopied[bucket.number]
-        if views:
-            torch._foreach_copy_(views, gradients)
-        self._uncopied[bucket.number] = ([], [])
-        if self._in_place and self._shared_buckets.keeps_row(bucket.number):
-            for slot in bucket.slots:
-                if slot.gradient is not None and slot.is_unchanged:
-                    slot.parameter.grad = slot.gradient = slot.view.data
-                    slot.version = slot.gradient._version
-
-    def _update_and_check(self) -> None:
-        """Step the optimiser on copies of the gradients, and check whether it writes into them."""
-        replaced = self._replace_by_copies()
-        before = [copy._version for _, copy in replaced]
-        super().update(None)
-        self._only_reads = before == [copy._version for _, copy in replaced] and all(
-            torch.equal(total, copy) for total, copy in replaced
-        )
-        self._copies = not self._only_reads
-
-    def _replace_by_copies(self) -> list[tuple[Tensor, Tensor]]:
-        """Replace the gradients by copies; return pairs of the sum in shared memory and its copy."""
-        replaced = []
-        for _, parameter in self.parameters:
-            if parameter.grad is not None:
-                replaced.append((parameter.grad, parameter.grad.clone()))
-                parameter.grad = replaced[-1][1]
-        return replaced
 
     @property
     def _shared_buckets(self) -> SharedBuckets:
@@ -192,3 +138,10 @@ class SharedMemory(Overlapped):
         if self._shared is not None:
             self._shared.close()
             self._shared, self._uncopied = None, []
+
+
+def _own_gradient(parameter: nn.Parameter) -> Tensor:
+    """Return the parameter's gradient, a new one if only other ranks have one."""
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter)
+    return parameter.grad

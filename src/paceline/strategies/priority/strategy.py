@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,12 +17,14 @@ from paceline.config.specs import check_positive
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB
 from paceline.plans.priority import blocks, schedule, slices
-from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
+from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot, changed_gradient_error
 from paceline.strategies.base.parameter_groups import PER_PARAMETER_KEYS
 from paceline.strategies.base.strategy import State
 from paceline.strategies.priority.deferred_update import can_defer, defer, release
 from paceline.strategies.priority.first_use import FirstUses, can_record
 
+_SAMPLE_ITEMS = 4096
+"""Largest gradient that is read back to detect changes, in numbers; reading this many takes a few microseconds."""
 _UNSEEN_HINT = "use bucketed, which updates all weights before step() returns"
 
 
@@ -86,6 +89,7 @@ class Priority(Overlapped):
 
     name: ClassVar[str] = "priority"
     sends = "overlapped_forward"
+    agrees_in_backward = False
     Options: ClassVar[type] = PriorityOptions
 
     _sender: Sender | None = None
@@ -109,6 +113,8 @@ class Priority(Overlapped):
         """Blocks of the last step that the optimiser has not stepped yet."""
         self._pending_at_backward: set[int] = set()
         """Blocks that were still pending when the next backward pass started."""
+        self._sample: tuple[Slot, float] | None = None
+        """A small gradient of this step, and its largest absolute value when it was put into its block."""
         super().wrap(model)
         self._order = None  # Blocks keep the order of forward.
         if self.comm.world_size > 1:
@@ -205,6 +211,21 @@ class Priority(Overlapped):
         if slot.bucket.number in self._pending_at_backward:
             raise _used_before_update_error(slot)
         super()._add_gradient(slot, gradient)
+        if self._sample is None and gradient.numel() <= _SAMPLE_ITEMS and gradient.device.type == "cpu":
+            self._sample = slot, _max_abs(gradient)
+
+    def _check_unchanged(self) -> None:
+        super()._check_unchanged()
+        if self._sample is not None:
+            # GradScaler changes all gradients without moving PyTorch's version counters, so one value is compared.
+            slot, before = self._sample
+            assert slot.gradient is not None
+            if _max_abs(slot.gradient) != before and not math.isnan(before):
+                raise changed_gradient_error(slot)
+
+    def _reset_buckets(self) -> None:
+        super()._reset_buckets()
+        self._sample = None
 
     def _count_gradient(self, bucket: Bucket) -> None:
         bucket.missing -= 1
@@ -339,6 +360,10 @@ def _used_before_update_error(slot: Slot) -> WorkloadError:
     return WorkloadError(
         f"{slot.name} was used before its last update, by code that bypasses torch functions.", hint=_UNSEEN_HINT
     )
+
+
+def _max_abs(gradient: Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient.detach(), torch.inf))
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
