@@ -37,9 +37,9 @@ class SharedMemory(Overlapped):
         Between ranks of one host, a message is a copy into the kernel and a copy out of it, and a ring has 2(p−1) such
         steps. Here, every rank copies its gradients into memory that the others can read. One copy is needed because
         autograd allocates gradients elsewhere. Then each rank sums one shard of them over all ranks. At the end of
-        backward, all ranks copy the same sum into their own gradients, so gradients cannot differ between ranks, and no
-        rank writes into memory that another one reads. Between two layers of backward, a rank sums the buckets that all
-        ranks have filled by then. It waits only for the last bucket.
+        backward, each rank copies all sums into memory of its own, which becomes `.grad`. So gradients cannot differ
+        between ranks, and code that writes into them changes no other rank's. Between two layers of backward, a rank
+        sums the buckets that all ranks have filled by then. It waits only for the last bucket.
 
     Who sends what to whom (two ranks of one host)
         rank 0   writes [bucket 0][bucket 1]            rank 1   writes [bucket 0][bucket 1]
@@ -63,7 +63,8 @@ class SharedMemory(Overlapped):
         With several ranks per host, on CPUs: there, messages use cores that backward needs.
 
     When not to use it
-        On GPUs, which have faster paths to each other than main memory. With one rank per host it is only a ring.
+        On GPUs, which have faster paths to each other than main memory. With one rank per host it is only a ring. Code
+        that keeps a gradient after `step` must copy it, because the next step overwrites the memory.
 
     Source
         Shared memory, one rank per host in a ring: Graham and Shipman, "MPI Support for Multi-core Architectures:
@@ -87,10 +88,12 @@ class SharedMemory(Overlapped):
         self._uncopied: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in items]
         """For each bucket, the gradients that are not copied into it yet: their target views, and the gradients."""
         self._shared = SharedBuckets(items, [one.dtype for one in like], self.comm, thread=self.options.thread)
-        return self._shared.rows if self._in_place else super().allocate(items, like)
+        self._own = super().allocate(items, like)
+        """Memory of this rank for the means: code may write into gradients, and other ranks must not see that."""
+        return self._shared.rows if self._in_place else self._own
 
-    def sums_of(self, memory: list[Tensor]) -> list[Tensor]:
-        return self._shared_buckets.means if self._in_place else memory
+    def sums_of(self, memory: list[Tensor]) -> list[Tensor]:  # noqa: ARG002
+        return self._own
 
     def copy_in(self, slot: Slot, gradient: Tensor) -> None:
         """Remember the gradient for `launch`, which copies a whole bucket in one call; summing divides by the ranks."""
@@ -100,10 +103,7 @@ class SharedMemory(Overlapped):
 
     def launch(self, bucket: Bucket) -> None:
         shared = self._shared_buckets
-        views, gradients = self._uncopied[bucket.number]
-        if views:
-            torch._foreach_copy_(views, gradients)
-        self._uncopied[bucket.number] = ([], [])
+        self._copy_gradients(bucket)
         if not self._in_place:
             shared.rows[bucket.number].copy_(bucket.flat)
         shared.mark_ready(bucket.number)
@@ -112,17 +112,31 @@ class SharedMemory(Overlapped):
     def wait(self, bucket: Bucket) -> None:
         shared = self._shared_buckets
         shared.wait(bucket.number)
-        if not self._in_place:
-            bucket.flat.copy_(shared.means[bucket.number])
+        self._own[bucket.number].copy_(shared.means[bucket.number])
 
-    def set_gradients(self, slots: Sequence[Slot]) -> None:
-        """Copy the means into the gradients, which are this rank's own memory: code may write into them."""
-        if not self._in_place:
-            super().set_gradients(slots)
-            return
-        own = [_own_gradient(slot.parameter) for slot in slots]
-        if own:
-            torch._foreach_copy_(own, [slot.sum_view for slot in slots])
+    def leave_incomplete(self) -> None:
+        """Replace gradients that are in shared memory by copies: code may write into them before the next pass."""
+        for slot in self._slots:
+            if slot.gradient is not None and slot.gradient.data_ptr() == slot.view.data_ptr():
+                slot.parameter.grad = slot.gradient = slot.gradient.clone()
+                slot.version = slot.gradient._version
+
+    def _copy_gradients(self, bucket: Bucket) -> None:
+        """Copy the gradients of a bucket into shared memory, and free them where possible.
+
+        Autograd can then use their memory, which is still in the cache, for the next layer's gradient. A hook that
+        reads a gradient later in the pass gets a view of this rank's row. The view is a separate tensor, so that its
+        version counter shows writes by the hook.
+        """
+        views, gradients = self._uncopied[bucket.number]
+        if views:
+            torch._foreach_copy_(views, gradients)
+        self._uncopied[bucket.number] = ([], [])
+        if self._in_place and self._shared_buckets.keeps_row(bucket.number):
+            for slot in bucket.slots:
+                if slot.gradient is not None and slot.is_unchanged:
+                    slot.parameter.grad = slot.gradient = slot.view.data
+                    slot.version = slot.gradient._version
 
     def close(self) -> None:
         super().close()
@@ -137,11 +151,4 @@ class SharedMemory(Overlapped):
         """Release the shared memory."""
         if self._shared is not None:
             self._shared.close()
-            self._shared, self._uncopied = None, []
-
-
-def _own_gradient(parameter: nn.Parameter) -> Tensor:
-    """Return the parameter's gradient, a new one if only other ranks have one."""
-    if parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter)
-    return parameter.grad
+            self._shared, self._uncopied, self._own = None, [], []

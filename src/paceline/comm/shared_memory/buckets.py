@@ -129,6 +129,10 @@ class SharedBuckets:
             self._progress.wait(self._completed, self._ended + 1)
             self._end()
 
+    def keeps_row(self, bucket: int) -> bool:
+        """Return whether this rank's row keeps the values written to it until the end of the step."""
+        return not self._buckets[bucket].divides_first
+
     def close(self) -> None:
         """Stop the threads, mark this rank as having left, and release the memory."""
         self._progress.close()

@@ -61,6 +61,9 @@ class Overlapped(Strategy):
     def wait(self, bucket: Bucket) -> None:
         """Wait until the bucket holds the sum."""
 
+    def leave_incomplete(self) -> None:
+        """Prepare gradients that were sent for other code: the pass has ended, and another one fills the rest."""
+
     # A step: hooks fill buckets during backward, the end of backward waits for the sums, `step` updates.
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -144,7 +147,9 @@ class Overlapped(Strategy):
             is_complete = all(slot.gradient is not None for slot in self._slots)
         else:
             is_complete = self.allow_unused or all(parameter.grad is not None for _, parameter in self.parameters)
-        if is_complete and not self._has_mean:
+        if not is_complete:
+            self.leave_incomplete()
+        elif not self._has_mean:
             self._agree()
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
@@ -165,7 +170,8 @@ class Overlapped(Strategy):
         used = self._complete_buckets()
         for bucket in self.buckets:
             self.wait(bucket)
-        self.set_gradients([slot for slot, is_used in zip(self._slots, used, strict=True) if is_used])
+        for slot, is_used in zip(self._slots, used, strict=True):
+            slot.parameter.grad = slot.sum_view if is_used else None
         self._reset_buckets()
         self._has_mean = True
 
@@ -215,11 +221,6 @@ class Overlapped(Strategy):
     def copy_in(self, slot: Slot, gradient: Tensor) -> None:
         """Copy a gradient into its bucket, divided by the number of ranks."""
         torch.mul(gradient, self._inverse_ranks, out=slot.view)
-
-    def set_gradients(self, slots: Sequence[Slot]) -> None:
-        """Make the means of these slots the gradients of their parameters: by default without a copy."""
-        for slot in slots:
-            slot.parameter.grad = slot.sum_view
 
     def assign_buckets(self, sizes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
         """Return, for each bucket, the indices of its gradients.
