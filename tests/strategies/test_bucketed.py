@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.comm import Comm
-from paceline.errors import UsageError, WorkloadError
+from paceline.errors import UsageError
 from paceline.strategies.base.overlapped import Bucket
 from paceline.strategies.bucketed import Bucketed, BucketedOptions
 from paceline.strategies.registry import create
@@ -97,33 +97,6 @@ def optimised(comm: Comm) -> bool:
 
 def test_gradients_are_views_into_buckets(pool: Pool) -> None:
     assert pool.run(optimised, 2) == [True, True]
-
-
-def twice(comm: Comm, accumulating: bool) -> Tensor | str:
-    torch.manual_seed(0)
-    sync = attach(nn.Linear(5, 1), comm, Bucketed())
-    x = torch.randn(2, 5)
-    try:
-        if accumulating:
-            with sync.accumulate():
-                sync.model(x).sum().backward()
-        else:
-            sync.model(x).sum().backward()
-        sync.model(x).sum().backward()
-        sync.step()
-    except WorkloadError as error:
-        return f"{error.message} {error.hint}"
-    weight: Tensor = sync.strategy.model.weight.detach().clone()  # type: ignore[union-attr,operator]
-    sync.close()
-    return weight
-
-
-def test_two_backward_passes_in_a_step_need_accumulate(pool: Pool) -> None:
-    message = pool.run(twice, 2, False)[0]
-    assert "bias got a gradient twice in one step" in message or "weight got a gradient twice in one step" in message
-    assert "sync.accumulate()" in message
-    one, other = pool.run(twice, 2, True)
-    torch.testing.assert_close(one, other)
 
 
 def unused(comm: Comm) -> None:

@@ -11,7 +11,7 @@ from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import SHARE, format_cores, join_names, percent, plural, whole
 from paceline.records import RunRecord, Summary, Topology
-from paceline.records.events import UnprovenEvent, events_of
+from paceline.records.events import ParityEvent, UnprovenEvent, events_of
 
 DRIFT = 1e-6
 """Largest relative difference between ranks' weights after a run under a lossless strategy. Ranks that apply the same
@@ -55,11 +55,22 @@ def caveats(
     yield from _slowed(record_set)
     yield from record_set.read_warnings
     yield from (event.reason for event in events_of(record_set.events, UnprovenEvent))
+    yield from _different_by_design(record_set)
     yield from _uneven_ranks(record_set, rank_step_spread)
     yield from _untracked(record_set)
     yield from _unplanned(record_set)
     yield from _drifts(record_set)
     yield from _divergences(record_set, rank_step_spread)
+
+
+def _different_by_design(record_set: RecordSet) -> Iterator[str]:
+    """Yield the caveats of parity proofs, each with the candidates that it holds for."""
+    found: dict[str, list[str]] = {}
+    for event in events_of(record_set.events, ParityEvent):
+        if event.caveat:
+            found.setdefault(event.caveat, []).append(event.candidate)
+    for caveat, names in found.items():
+        yield f"{join_names(names)}: {caveat}"
 
 
 def _uneven_ranks(record_set: RecordSet, rank_step_spread: Mapping[str, float | None]) -> Iterator[str]:

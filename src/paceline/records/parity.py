@@ -27,6 +27,8 @@ class Parity(Struct, frozen=True, omit_defaults=True):
     """Steps over which the gradients were compared."""
     unproven: str = ""
     """Reason why the error proves nothing about the strategy, and what to do; empty if the proof is valid."""
+    caveat: str = ""
+    """Reason why the strategy trains differently from `ddp` although the proof is valid, and what to do; or empty."""
 
     @property
     def relative_error(self) -> float:

@@ -32,10 +32,10 @@ class Bucketed(Overlapped):
     Idea
         A hook on each parameter runs when backward has computed its gradient. The hook copies the gradient, divided by
         the number of ranks, into a bucket. The hook that fills a bucket starts its all-reduce and returns at once, so
-        the bucket is sent while backward computes the next gradients. `step` waits for the buckets and makes each
-        gradient a view of its bucket, so the optimiser reads it without a copy. All ranks must start their buckets in
-        the same order, so a full bucket waits for the buckets before it. The first step records the order in which
-        backward fills the gradients; after it, the buckets are rebuilt in that order.
+        the bucket is sent while backward computes the next gradients. At the end of backward, a callback waits for the
+        buckets and makes each gradient a view of its bucket, so the optimiser reads it without a copy. All ranks must
+        start their buckets in the same order, so a full bucket waits for the buckets before it. The first step records
+        the order in which backward fills the gradients; after it, the buckets are rebuilt in that order.
 
     Who sends what to whom (time runs to the right)
         backward   [layer 4][layer 3][layer 2][layer 1]
@@ -53,9 +53,8 @@ class Bucketed(Overlapped):
         `strategies/base/buckets.py` the memory, and this file the all-reduce of a full bucket.
 
     When not to use it
-        For models with very many small parameters: `ddp` runs its hooks in C++. For training loops that change
-        gradients between backward and `step`: the gradients have been sent by then, and `step` raises an error. An
-        optimiser that keeps gradients after its step must copy them, because the next step overwrites the memory.
+        For models with very many small parameters: `ddp` runs its hooks in C++. Code that keeps a gradient after `step`
+        must copy it, because the next step overwrites the memory.
 
     Source
         Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.

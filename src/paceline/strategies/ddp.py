@@ -71,6 +71,7 @@ class Ddp(Strategy):
 
     name: ClassVar[str] = "ddp"
     sends = "overlapped"
+    agrees_in_backward = True
     Options: ClassVar[type] = DdpOptions
 
     _module: DistributedDataParallel | None = None

@@ -1,15 +1,16 @@
-"""`Overlapped`: gradients of earlier micro-batches, and gradients that are read or changed before `step`."""
+"""`Overlapped`: gradients of several backward passes, and gradients that are read or changed before `step`."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from paceline.comm import Comm
 from paceline.errors import WorkloadError
@@ -24,6 +25,9 @@ OVERLAPPED = [
     *with_options([name for name in LOSSLESS if isinstance(create(name), Overlapped)], SMALL),
     "shared_memory:first_mb=0.0001,bucket_mb=0.0002,thread=true",
 ]
+IN_BACKWARD = [text for text in OVERLAPPED if create(text).agrees_in_backward]
+"""Those whose backward returns with the mean gradient, as DDP's does."""
+IN_STEP = [text for text in OVERLAPPED if text not in IN_BACKWARD]
 
 
 class TwoPaths(nn.Module):
@@ -94,32 +98,81 @@ def test_backward_may_record_operations_for_second_derivatives(pool: Pool, text:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def scaled(parameter: nn.Parameter) -> None:
-    assert parameter.grad is not None
-    parameter.grad.mul_(0.5)
+def scaled(sync: Sync) -> None:
+    gradient_of(sync).mul_(0.5)
 
 
-def replaced(parameter: nn.Parameter) -> None:
-    assert parameter.grad is not None
-    parameter.grad = 0.5 * parameter.grad
+def replaced(sync: Sync) -> None:
+    parameter = sync.strategy.model.get_parameter("second.weight")
+    parameter.grad = 0.5 * gradient_of(sync)
 
 
-def cleared(parameter: nn.Parameter) -> None:
-    parameter.grad = None
+def clamped(sync: Sync) -> None:
+    for parameter in sync.strategy.model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.data.clamp_(-0.1, 0.1)
 
 
-def clipped(parameter: nn.Parameter) -> None:
-    nn.utils.clip_grad_norm_([parameter], 1e-6)
+def clipped(sync: Sync) -> None:
+    nn.utils.clip_grad_norm_(sync.strategy.model.parameters(), 0.1)
 
 
-def changed(comm: Comm, text: str, change: Callable[[nn.Parameter], None], step: int) -> tuple[str, str | None]:
+def emptied(sync: Sync) -> None:
+    sync.optimizer.zero_grad(set_to_none=False)
+
+
+def unscaled(sync: Sync) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(sync.optimizer)
+
+
+def cleared(sync: Sync) -> None:
+    sync.strategy.model.get_parameter("second.weight").grad = None
+
+
+def gradient_of(sync: Sync) -> Tensor:
+    gradient = sync.strategy.model.get_parameter("second.weight").grad
+    assert gradient is not None
+    return gradient
+
+
+def edited(comm: Comm, text: str, edits: Sequence[Callable[[Sync], None]]) -> list[Tensor]:
+    """Return, for each way of changing gradients after backward, the weights after some steps."""
+    found = []
+    for edit in edits:
+        sync = attach(comm, text)
+        for step in range(3):
+            sync.model(batch(comm.rank, step)).sum().backward()
+            edit(sync)
+            sync.step()
+        found.append(weights(sync))
+        sync.detach()
+    return found
+
+
+EDITS = (scaled, replaced, clamped, clipped, emptied, unscaled)
+
+
+def test_changes_after_backward_take_effect_as_under_ddp(pool: Pool) -> None:
+    expected = pool.run(edited, 3, "ddp", EDITS)[0]
+    assert len({tuple(weights.tolist()) for weights in expected}) == len(EDITS) - 1, "two ways of halving are equal"
+    for text in IN_BACKWARD:
+        ranks = pool.run(edited, 3, text, EDITS)
+        for found in ranks:
+            for one, other, first in zip(found, expected, ranks[0], strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+                assert torch.equal(one, first), "the same on all ranks"
+
+
+def changed(comm: Comm, text: str, change: Callable[[Sync], None], step: int) -> tuple[str, str | None]:
     """Return message and hint of the error if a gradient is changed between backward and `step`, in one step."""
     sync = attach(comm, text, dtype=torch.float32)
     try:
         for number in range(step + 1):
             sync.model(batch(comm.rank, number, torch.float32)).sum().backward()
             if number == step:
-                change(sync.strategy.model.get_parameter("second.weight"))
+                change(sync)
             sync.step()
     except WorkloadError as error:
         return error.message, error.hint
@@ -128,34 +181,25 @@ def changed(comm: Comm, text: str, change: Callable[[nn.Parameter], None], step:
     return "no error", None
 
 
-@pytest.mark.parametrize("text", OVERLAPPED)
-@pytest.mark.parametrize(("change", "step"), [(scaled, 0), (scaled, 2), (replaced, 2), (cleared, 1), (clipped, 1)])
+@pytest.mark.parametrize("text", IN_STEP)
+@pytest.mark.parametrize(
+    ("change", "step"), [(scaled, 0), (scaled, 2), (replaced, 2), (cleared, 1), (clipped, 1), (unscaled, 1)]
+)
 def test_a_gradient_changed_after_backward_is_refused(pool: Pool, text: str, change: Any, step: int) -> None:
     for message, hint in pool.run(changed, 2, text, change, step):
-        assert message == "the gradient of second.weight was changed after backward had sent it."
+        assert message.startswith("the gradient of ")
+        assert message.endswith(" was changed after backward had sent it.")
+        assert "second.weight" in message or change in (clipped, unscaled)
         assert hint is not None
         assert "sync.step(max_norm=…)" in hint
 
 
-def by_scaler(comm: Comm, text: str) -> str:
-    sync, scaler = attach(comm, text, dtype=torch.float32), torch.amp.GradScaler("cpu")
-    try:
-        for step in range(2):
-            scaler.scale(sync.model(batch(comm.rank, step, torch.float32)).sum()).backward()
-            scaler.unscale_(sync.optimizer)
-            sync.step()
-            scaler.update()
-    except WorkloadError as error:
-        return error.message
-    finally:
-        sync.strategy.abandon()
-    return "no error"
-
-
-@pytest.mark.parametrize("text", OVERLAPPED)
-def test_a_gradient_changed_by_grad_scaler_is_refused(pool: Pool, text: str) -> None:
-    for message in pool.run(by_scaler, 2, text):
-        assert message.endswith("was changed after backward had sent it.")
+@pytest.mark.parametrize("text", IN_BACKWARD)
+def test_a_gradient_removed_after_backward_is_refused(pool: Pool, text: str) -> None:
+    for message, hint in pool.run(changed, 2, text, cleared, 1):
+        assert message == "second.weight lost its gradient between backward and sync.step()."
+        assert hint is not None
+        assert "sync.step() clears gradients itself" in hint
 
 
 def seen_before_step(
@@ -176,15 +220,204 @@ def seen_before_step(
     return found
 
 
+@pytest.mark.parametrize("text", IN_STEP)
+def test_before_step_a_gradient_is_this_ranks_own(pool: Pool, text: str) -> None:
+    for steps in pool.run(seen_before_step, 2, text, torch.float32, ((0, 1),)):
+        for seen, own in steps:
+            assert torch.equal(seen, own)
+
+
 @pytest.mark.parametrize(
     ("text", "dtype", "hosts"),
     [
-        *[(text, torch.float32, ((0, 1),)) for text in OVERLAPPED],
+        *[(text, torch.float32, ((0, 1),)) for text in IN_BACKWARD],
         ("shared_memory", torch.bfloat16, ((0, 1),)),
         ("shared_memory", torch.float32, ((0,), (1,))),
     ],
 )
-def test_before_step_a_gradient_is_this_ranks_own(pool: Pool, text: str, dtype: torch.dtype, hosts: Any) -> None:
-    for steps in pool.run(seen_before_step, 2, text, dtype, hosts):
-        for seen, own in steps:
-            assert torch.equal(seen, own)
+def test_backward_returns_with_the_mean(pool: Pool, text: str, dtype: torch.dtype, hosts: Any) -> None:
+    ranks = pool.run(seen_before_step, 2, text, dtype, hosts)
+    for (first, own), (second, other) in zip(*ranks, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first, (own + other) / 2)
+
+
+class Passes:
+    """Ways to compute the gradients of a step in several backward passes, or in nested ones."""
+
+    @staticmethod
+    def twice(sync: Sync, step: int) -> None:
+        for number in (step, step + 50):
+            sync.model(batch(sync.rank, number)).sum().backward()
+
+    @staticmethod
+    def then_accumulating(sync: Sync, step: int) -> None:
+        sync.model(batch(sync.rank, step)).sum().backward()
+        with sync.accumulate():
+            sync.model(batch(sync.rank, step + 50)).sum().backward()
+
+    @staticmethod
+    def only_accumulating(sync: Sync, step: int) -> None:
+        with sync.accumulate():
+            Passes.twice(sync, step)
+
+    @staticmethod
+    def then_a_part(sync: Sync, step: int) -> None:
+        sync.model(batch(sync.rank, step)).sum().backward()
+        sync.model(batch(sync.rank, step + 50), skip=True).sum().backward()
+
+    @staticmethod
+    def part_by_part(sync: Sync, step: int) -> None:
+        x = batch(sync.rank, step)
+        for layer in sync.strategy.model.children():
+            layer(x).sum().backward()
+
+    @staticmethod
+    def discarded(sync: Sync, step: int) -> None:
+        sync.model(batch(sync.rank, step)).sum().backward()
+        sync.optimizer.zero_grad()
+        sync.model(batch(sync.rank, step + 50)).sum().backward()
+
+    @staticmethod
+    def graph_kept(sync: Sync, step: int) -> None:
+        loss = sync.model(batch(sync.rank, step)).sum()
+        loss.backward(retain_graph=True)
+        (3 * loss).backward()
+
+    @staticmethod
+    def first_layers_nested(sync: Sync, step: int) -> None:
+        model, x = sync.strategy.model, batch(sync.rank, step).requires_grad_()
+        inner = checkpoint(lambda x: model.second(torch.tanh(model.first(x))), x, use_reentrant=True)  # type: ignore[operator]
+        model.last(inner).sum().backward()  # type: ignore[operator]
+
+    @staticmethod
+    def last_layers_nested(sync: Sync, step: int) -> None:
+        model, x = sync.strategy.model, batch(sync.rank, step)
+        outer = torch.tanh(model.first(x))  # type: ignore[operator]
+        checkpoint(lambda x: model.last(torch.tanh(model.second(x))), outer, use_reentrant=True).sum().backward()  # type: ignore[operator,union-attr]
+
+    @staticmethod
+    def nested_after_accumulating(sync: Sync, step: int) -> None:
+        """The last pass does not reach one layer, and its last gradients come from a nested pass."""
+        with sync.accumulate():
+            sync.model(batch(sync.rank, step)).sum().backward()
+        model, x = sync.strategy.model, batch(sync.rank, step + 50).requires_grad_()
+        model.last(checkpoint(model.first, x, use_reentrant=True)).sum().backward()  # type: ignore[operator]
+
+    @staticmethod
+    def gradients_of_inputs(sync: Sync, step: int) -> None:
+        """A gradient penalty: `torch.autograd.grad` runs no hook, and its result is part of the loss."""
+        x = batch(sync.rank, step).requires_grad_()
+        (slope,) = torch.autograd.grad(sync.model(x).sum(), x, create_graph=True)
+        (sync.model(x).sum() + slope.square().sum()).backward()
+
+
+PASSES = [name for name in vars(Passes) if not name.startswith("_")]
+
+
+def several_passes(comm: Comm, text: str, names: Sequence[str], allow_unused: bool) -> list[Tensor]:
+    """Return, for each way, the weights after some steps."""
+    found = []
+    for name in names:
+        sync = attach(comm, text, allow_unused=allow_unused)
+        for step in range(3):
+            getattr(Passes, name)(sync, step)
+            sync.step()
+        found.append(weights(sync))
+        sync.detach()
+    return found
+
+
+@pytest.mark.parametrize("allow_unused", [False, True])
+def test_gradients_of_several_passes_add_up(pool: Pool, allow_unused: bool) -> None:
+    expected = pool.run(several_passes, 3, "allreduce", PASSES, allow_unused)[0]
+    for text in IN_BACKWARD:
+        for found in pool.run(several_passes, 3, text, PASSES, allow_unused):
+            for name, one, other in zip(PASSES, found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def passed_twice(comm: Comm, text: str) -> tuple[str, str | None]:
+    sync = attach(comm, text)
+    try:
+        Passes.twice(sync, 0)
+    except WorkloadError as error:
+        return error.message, error.hint
+    finally:
+        sync.strategy.abandon()
+    return "no error", None
+
+
+@pytest.mark.parametrize("text", IN_STEP)
+def test_two_backward_passes_in_a_step_need_accumulate(pool: Pool, text: str) -> None:
+    for message, hint in pool.run(passed_twice, 2, text):
+        assert "got a gradient twice in one step" in message
+        assert hint is not None
+        assert "sync.accumulate()" in hint
+
+
+class DeliberateError(Exception):
+    """Error raised on purpose."""
+
+
+def after_an_error(comm: Comm, text: str) -> str:
+    """Return the error of a backward pass after one that failed, with some of its gradients sent."""
+    sync = attach(comm, text)
+
+    def fail(_: Tensor) -> None:
+        raise DeliberateError
+
+    hook = sync.strategy.model.get_parameter("first.weight").register_hook(fail)
+    with pytest.raises(DeliberateError):
+        sync.model(batch(comm.rank, 0)).sum().backward()
+    hook.remove()
+    try:
+        sync.model(batch(comm.rank, 1)).sum().backward()
+    except WorkloadError as error:
+        return error.message
+    finally:
+        sync.strategy.abandon()
+    return "no error"
+
+
+@pytest.mark.parametrize("text", OVERLAPPED)
+def test_a_pass_after_one_that_failed_is_refused(pool: Pool, text: str) -> None:
+    for message in pool.run(after_an_error, 2, text):
+        assert message.endswith("got a gradient twice in one step; the first one has already been sent.")
+
+
+def with_hook(comm: Comm, text: str, kind: str) -> Tensor | str:
+    """Return the weights after steps with a user's hook that was added after `attach`, or the error."""
+    sync = attach(comm, text)
+    parameter = sync.strategy.model.get_parameter("second.weight")
+    seen: list[float] = []
+
+    def after_accumulation(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        seen.append(parameter.grad.norm().item())
+        if kind == "writes":
+            parameter.grad.mul_(0.5)
+
+    if kind == "changes the gradient":
+        parameter.register_hook(lambda gradient: 0.5 * gradient)
+    else:
+        parameter.register_post_accumulate_grad_hook(after_accumulation)
+    try:
+        for step in range(3):
+            sync.model(batch(comm.rank, step)).sum().backward()
+            sync.step()
+        return weights(sync)
+    except WorkloadError as error:
+        return error.message
+    finally:
+        sync.strategy.abandon()
+
+
+@pytest.mark.parametrize("text", OVERLAPPED)
+def test_hooks_added_after_attach_take_effect_or_are_refused(pool: Pool, text: str) -> None:
+    for kind in ("changes the gradient", "reads"):
+        expected = pool.run(with_hook, 2, "allreduce", kind)[0]
+        for found in pool.run(with_hook, 2, text, kind):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for found in pool.run(with_hook, 2, text, "writes"):
+        assert found == "the gradient of second.weight was changed after backward had sent it."

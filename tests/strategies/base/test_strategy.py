@@ -304,7 +304,7 @@ def test_none_does_not_exchange_buffers_either(pool: Pool) -> None:
 
 
 INTERFACE = {
-    *("name", "lossless", "lockstep", "exchanges", "sends", "supports", "period", "Options"),
+    *("name", "lossless", "lockstep", "exchanges", "sends", "agrees_in_backward", "supports", "period", "Options"),
     *("roles", "attach", "wrap", "microbatch", "step", "finish", "agreed", "state", "load", "close", "abandon"),
 }
 FOR_SUBCLASSES = {"model", "comm", "parameters", "optimizer", "gradients", "update"}

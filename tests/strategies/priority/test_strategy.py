@@ -352,3 +352,106 @@ def scripted(comm: Comm) -> tuple[Tensor, Tensor]:
 def test_a_scripted_model_is_updated_within_step(pool: Pool) -> None:
     for own, agreed in pool.run(scripted, 2):
         assert torch.equal(own, agreed)
+
+
+class Counting(torch.optim.SGD):
+    """Optimiser whose rate depends on a number that it keeps for all parameters together."""
+
+    def __init__(self, parameters: Any, where: str) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.where = where
+        if where == "group":
+            for group in self.param_groups:
+                group["k"] = 0
+        elif where == "tensor":
+            for group in self.param_groups:
+                group["k"] = torch.zeros(())
+        elif where == "attribute":
+            self.k = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self.where in ("group", "tensor"):
+            for group in self.param_groups:
+                group["k"] += 1
+                group["lr"] = 0.1 / float(group["k"]) if self.where == "group" else 0.1
+        else:
+            self.k = getattr(self, "k", 0) + 1
+        super().step(closure)
+
+
+def counted(comm: Comm, where: str, max_norm: float | None) -> list[str | None] | str:
+    """Return message and hint of the error with an optimiser that counts; with clipping, compare it with `ddp`."""
+    found = []
+    for text in (SLICED, "ddp"):
+        torch.manual_seed(0)
+        model = Plain().double()
+        sync = Sync(model, lambda p: Counting(p, where), create(text), comm, "local")
+        try:
+            for step in range(5):
+                sync.model(batch(comm.rank, step)).square().mean().backward()
+                sync.step(max_norm)
+        except WorkloadError as error:
+            sync.strategy.abandon()
+            return [error.message, error.hint]
+        sync.detach()
+        found.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-13, atol=1e-15)
+    return "as under ddp"
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [("group", 'group["k"]'), ("tensor", 'group["k"]'), ("attribute", "self.k"), ("new attribute", "self.k")],
+)
+def test_an_optimiser_that_counts_for_all_parameters_is_refused(pool: Pool, where: str, name: str) -> None:
+    for message, hint in pool.run(counted, 2, where, None):
+        assert message.startswith(f"the optimiser changes {name} in its step")
+        assert "bucketed" in hint
+    assert pool.run(counted, 2, where, 1.0) == ["as under ddp"] * 2, "clipped steps are not taken in parts"
+
+
+def refused_lbfgs(comm: Comm) -> str:
+    try:
+        Sync(Plain(), lambda p: torch.optim.LBFGS([w for _, w in p]), create(SLICED), comm, "local")
+    except WorkloadError as error:
+        return error.message
+    return "no error"
+
+
+def test_lbfgs_is_refused(pool: Pool) -> None:
+    assert pool.run(refused_lbfgs, 2)[0].startswith("LBFGS computes one direction for all parameters")
+
+
+def optimiser_states(comm: Comm, text: str) -> list[Tensor]:
+    """Return momentum and weights as saved after each step, with changes to the optimiser between steps."""
+    torch.manual_seed(0)
+    model = Plain().double()
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters[1:], lr=0.05, momentum=0.9)
+
+    sync, found = Sync(model, make, create(text), comm, "local"), []
+    for step in range(8):
+        sync.model(batch(comm.rank, step)).square().mean().backward()
+        sync.step()
+        if step == 2:
+            sync.optimizer.param_groups[0]["lr"] = 0.2
+        if step == 4:
+            sync.optimizer.add_param_group({"params": [next(model.named_parameters())], "lr": 0.3})
+        if step != 3:
+            saved = sync.optimizer.state_dict()
+            found += [entry["momentum_buffer"].clone() for entry in saved["state"].values()]
+            found += [value.clone() for value in model.state_dict().values()]
+        if step == 5:
+            for entry in saved["state"].values():
+                entry["momentum_buffer"] = 0.5 * entry["momentum_buffer"]
+            sync.optimizer.load_state_dict(saved)
+            model.load_state_dict({name: 0.9 * value for name, value in model.state_dict().items()})
+    sync.detach()
+    return found
+
+
+def test_a_saved_state_of_the_optimiser_is_that_of_the_weights(pool: Pool) -> None:
+    ours, theirs = (pool.run(optimiser_states, 2, text)[0] for text in (SLICED, "ddp"))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-15)

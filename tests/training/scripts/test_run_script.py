@@ -14,6 +14,7 @@ from paceline.cli.main import run
 from paceline.records import read_run
 from paceline.records.events import LogEvent, UnexaminedEvent
 from paceline.records.experiment import ExperimentRecord, read_experiment
+from paceline.strategies.registry import create
 
 pytestmark = pytest.mark.takes(20)
 
@@ -124,6 +125,22 @@ def test_a_script_that_is_not_reproducible_is_measured_all_the_same(tmp_path: Pa
     assert printed["proofs"] == []
     assert any("cannot be proven" in warning for warning in printed["warnings"])
     assert rows_of(done)["allreduce"]["step_s"]["value"] > 0
+
+
+def test_a_script_that_clips_by_itself_is_named_in_a_caveat(tmp_path: Path) -> None:
+    done = compare(tmp_path / "out", args=("--mistake", "clips by itself"))
+    printed = json.loads(done.stdout)
+    proven = {proof["candidate"]: proof["holds"] for proof in printed["proofs"]}
+    assert all(proven.values())
+    assert {"ddp", "allreduce", "shared_memory"} <= proven.keys(), "the default set"
+    assert "was changed after backward had sent it" in done.stderr, "under priority"
+    assert "priority" not in proven
+    (caveat,) = [warning for warning in printed["warnings"] if "changes gradients between" in warning]
+    names, _, reason = caveat.partition(": ")
+    assert set(names.replace(" and ", ", ").split(", ")) == {
+        name for name in proven if not create(name).agrees_in_backward
+    }
+    assert reason.startswith("train.py changes gradients between backward() and sync.step().")
 
 
 def test_a_script_that_names_its_strategy(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,9 +21,11 @@ from paceline.config import RunConfig, Script
 from paceline.errors import WorkloadError
 from paceline.records import RunFolder
 from paceline.strategies.base.strategy import AfterBackward
+from paceline.strategies.registry import create
 from paceline.training.scripts.script_parity import OracleCheckTask, OracleTask, ParityTask
 from paceline.training.scripts.script_task import ScriptFinished, ScriptTask
 from ranks import Pool, RankFailed
+from registered import LOSSLESS
 
 
 def probe(
@@ -33,7 +35,8 @@ def probe(
     strategy: str,
     dtype: torch.dtype,
     offset: float,
-    max_norm: float = 100.0,
+    max_norm: float | None = 100.0,
+    change: Callable[[nn.Module], None] = lambda _: None,
 ) -> Tensor:
     """Run three steps with gradients that depend on the rank, under a schedule; return the weights."""
     torch.manual_seed(0)
@@ -50,6 +53,7 @@ def probe(
             for step in range(10):
                 x = torch.full((4, 3), comm.rank + step + offset, dtype=dtype)
                 sync.model(x).square().mean().backward()
+                change(model)
                 sync.step(max_norm=max_norm)
                 schedule.step()
         except ScriptFinished:
@@ -150,7 +154,7 @@ def test_neither_clipping_nor_a_nan_hides_a_mistake(pool: Pool, tmp_path: Path) 
         pool.run(probe, 2, str(tmp_path), ParityTask, strategy, torch.float64, 1.0, 1e-3)
         found = json.loads((tmp_path / "parity.json").read_text())
         assert found["error"] == (error if error is None else pytest.approx(error, abs=1e-12))
-    first, _, last = torch.load(tmp_path / "gradients.pt")
+    first, _, last = torch.load(tmp_path / "gradients.pt")["gradients"]
     assert first["weight"].norm() > 1e-3 > last["weight"].norm(), "one step is clipped"
 
 
@@ -166,3 +170,45 @@ def steps_the_optimiser(comm: Comm, folder: str) -> str:
 
 def test_a_step_of_the_optimiser_alone_is_refused_in_the_proof_too(pool: Pool, tmp_path: Path) -> None:
     assert pool.run(steps_the_optimiser, 1, str(tmp_path)) == ["the optimiser was stepped without sync.step()."]
+
+
+def clip(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+
+def halve(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+
+def of_changed(pool: Pool, folder: Path, strategy: str, change: Callable[[nn.Module], None]) -> dict[str, Any]:
+    """Return the proof of a script that changes gradients between backward and `sync.step`."""
+    pool.run(probe, 2, str(folder), ParityTask, strategy, torch.float64, 1.0, None, change)
+    found: dict[str, Any] = json.loads((folder / "parity.json").read_text())
+    return found
+
+
+def test_a_script_that_clips_by_itself(pool: Pool, tmp_path: Path) -> None:
+    pool.run(probe, 2, str(tmp_path), OracleTask, "ddp", torch.float64, 1.0, None, clip)
+    for name in LOSSLESS:
+        if name == "priority":
+            with pytest.raises(RankFailed, match="was changed after backward had sent it"):
+                of_changed(pool, tmp_path, name, clip)
+            continue
+        found = of_changed(pool, tmp_path, name, clip)
+        assert found["error"] < 1e-14, "no strategy is blamed"
+        caveat = found.get("caveat", "")
+        assert bool(caveat) == (not create(name).agrees_in_backward), name
+        if caveat:
+            assert caveat.startswith("train.py changes gradients between backward() and sync.step().")
+            assert "sync.step(max_norm=…)" in caveat
+    assert of_changed(pool, tmp_path, f"{__name__}:Sum", clip)["factor"] == pytest.approx(2)
+
+
+def test_a_change_that_the_mean_preserves_needs_no_caveat(pool: Pool, tmp_path: Path) -> None:
+    pool.run(probe, 2, str(tmp_path), OracleTask, "ddp", torch.float64, 1.0, None, halve)
+    for name in ("ddp", "allreduce"):
+        found = of_changed(pool, tmp_path, name, halve)
+        assert found["error"] < 1e-14
+        assert "caveat" not in found

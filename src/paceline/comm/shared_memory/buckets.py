@@ -17,7 +17,7 @@ every rank sum small buckets as a whole, to wait once instead of twice, was trie
 No locks are needed, because each write is safe at a known time:
 
 - The means of the next step may be written when all ranks are READY in that step. Such a rank has computed that step's
-  gradients, so its optimiser has already read the means of this step.
+  gradients, so it has already copied the means of this step out.
 - A rank's own row of the next step may be written when this step's mean is complete. All ranks have read the row by
   then.
 """
@@ -87,6 +87,8 @@ class SharedBuckets:
         """Buckets since the start: written to this rank's row, reduced by this rank, and with a complete mean."""
         self._operations: deque[ActiveOperation | None] = deque()
         self._log = None if comm.stopwatch is None else comm.stopwatch.operations
+        if self._log is not None:
+            self._log.has_async_operations = True  # Backward waits for them after its last gradient.
         self._reduces_here = not thread
         between_hosts = comm.through_main_memory() if len(comm.hosts) > 1 else None
         if thread:
@@ -131,11 +133,6 @@ class SharedBuckets:
     def keeps_row(self, bucket: int) -> bool:
         """Return whether this rank's row keeps the values written to it until the end of the step."""
         return not self._buckets[bucket].divides_first
-
-    @property
-    def write_count(self) -> int:
-        """Number of times torch has written to the shared memory on this rank."""
-        return self._whole._version
 
     def close(self) -> None:
         """Stop the threads, mark this rank as having left, and release the memory."""

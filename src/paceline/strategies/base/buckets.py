@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from paceline.comm.flat_view import flat_view
@@ -33,7 +32,7 @@ class Slot:
     view: Tensor
     """View of the bucket for this gradient, with the parameter's memory layout."""
     sum_view: Tensor
-    """View of the bucket's sum for this gradient; the optimiser reads it."""
+    """View of the bucket's sum for this gradient, with a version counter of its own: it becomes `.grad`."""
     gradient: Tensor | None = None
     """Gradient of this step once it is in the bucket, else None. Later changes to it are not sent."""
     version: int = 0
@@ -44,12 +43,6 @@ class Slot:
         """Whether the parameter's gradient is still the tensor that was put into the bucket, unmodified."""
         sent = self.gradient
         return sent is None or (self.parameter.grad is sent and sent._version == self.version)
-
-    @property
-    def max_abs(self) -> float:
-        """Largest absolute value in the gradient that was put into the bucket."""
-        assert self.gradient is not None
-        return float(torch.linalg.vector_norm(self.gradient, torch.inf))
 
 
 def make_buckets(members: Sequence[NamedParameters], memory: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Bucket]:
@@ -62,7 +55,7 @@ def make_buckets(members: Sequence[NamedParameters], memory: Sequence[Tensor], s
         bucket = Bucket(number, flat, [])
         views, sum_views = _views(flat, named), _views(flat_sum, named)
         for (name, parameter), view, sum_view in zip(named, views, sum_views, strict=True):
-            bucket.slots.append(Slot(name, parameter, bucket, view, sum_view))
+            bucket.slots.append(Slot(name, parameter, bucket, view, sum_view.data))
         buckets.append(bucket)
     return buckets
 

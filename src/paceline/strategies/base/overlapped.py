@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,13 +21,18 @@ from paceline.strategies.base.strategy import SendMode, Strategy, no_gradient_er
 
 __all__ = ["Bucket", "Overlapped", "Slot"]
 
-_ACCUMULATE_HINT = "put `with sync.accumulate():` around all backward passes of a step but the last"
+_TWICE_HINT = (
+    "put `with sync.accumulate():` around all backward passes of a step but the last, "
+    "and checkpoint with use_reentrant=False"
+)
 _CHANGED_HINT = (
     "clip with sync.step(max_norm=…), change gradients in a parameter.register_hook(…), "
     "or use ddp, which waits for the gradients before backward returns"
 )
-_SAMPLE_ITEMS = 4096
-"""Largest gradient that is read back to detect changes, in numbers; reading this many takes a few microseconds."""
+_REMOVED_HINT = (
+    "sync.step() clears gradients itself; to leave out a parameter, fill its gradient with zeros, "
+    "or attach(…, allow_unused=True)"
+)
 
 
 class Overlapped(Strategy):
@@ -38,9 +42,14 @@ class Overlapped(Strategy):
     Gradients are divided by the number of ranks when they are copied into the bucket, so the sum is the mean. Buckets
     are launched in the order of their numbers on every rank. From the second step on, this is the order in which
     backward fills them, as recorded on rank 0 in the first step.
+
+    As under DDP, `backward()` of the last micro-batch returns with the mean in `.grad`, so code between backward and
+    `step` may read and change it, in the same way on all ranks. A further backward pass before `step` adds to the mean,
+    and what it adds is averaged at its end.
     """
 
     sends: ClassVar[SendMode] = "overlapped"
+    agrees_in_backward: ClassVar[bool] = True
     bucket_bytes: int = 25 * MIB
     first_bucket_bytes: int = MIB
     """Size of the first bucket. It is small, so that communication starts early."""
@@ -53,19 +62,24 @@ class Overlapped(Strategy):
     def wait(self, bucket: Bucket) -> None:
         """Wait until the bucket holds the sum."""
 
-    # A step: hooks fill buckets during backward, then `step` waits for the sums.
+    def leave_incomplete(self) -> None:
+        """Prepare gradients that were sent for other code: the pass has ended, and another one fills the rest."""
+
+    # A step: hooks fill buckets during backward, the end of backward waits for the sums, `step` updates.
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._is_last_microbatch = True
         """Whether the current micro-batch is the last of its step."""
+        self._has_mean = False
+        """Whether the gradients hold the mean over the ranks, and no backward pass has added to them since."""
+        self._pass = -1
+        """Number of the backward pass whose end will call `_on_backward_end`, as the autograd engine counts them."""
         self._order: list[int] | None = []
         """Positions of parameters in the order of their gradients in the first backward pass; None after that step."""
         self._hooks: list[RemovableHandle] = []
         self.buckets: list[Bucket] = []
         self._slots: list[Slot] = []
         """One slot for each parameter, in the order of the parameters."""
-        self._sample: tuple[Slot, float] | None = None
-        """A small gradient of this step, and its largest absolute value when it was put into its bucket."""
         if self.comm.world_size > 1:
             self._build_buckets(range(len(self.parameters) - 1, -1, -1))
             for position, (_, parameter) in enumerate(self.parameters):
@@ -82,8 +96,14 @@ class Overlapped(Strategy):
 
     def _make_hook(self, position: int) -> Callable[[Tensor], None]:
         def on_gradient(parameter: Tensor) -> None:
+            if self._has_mean:  # This pass adds to the mean of an earlier one.
+                self._has_mean = False
+                if self._order is not None:
+                    self._order.clear()
             if self._is_last_microbatch:
                 assert parameter.grad is not None
+                if self.agrees_in_backward:
+                    self._watch_end_of_backward()
                 self._add_gradient(self._slots[position], parameter.grad)
                 if self._order is not None:
                     self._order.append(position)
@@ -95,14 +115,12 @@ class Overlapped(Strategy):
         if slot.gradient is not None:
             raise WorkloadError(
                 f"{slot.name} got a gradient twice in one step; the first one has already been sent.",
-                hint=_ACCUMULATE_HINT,
+                hint=_TWICE_HINT,
             )
         if gradient.is_sparse:
             raise sparse_gradient_error(slot.name)
         self.copy_in(slot, gradient)
         slot.gradient, slot.version = gradient, gradient._version
-        if self._sample is None and gradient.numel() <= _SAMPLE_ITEMS and gradient.device.type == "cpu":
-            self._sample = slot, slot.max_abs
         self._count_gradient(slot.bucket)
 
     def _count_gradient(self, bucket: Bucket) -> None:
@@ -112,20 +130,51 @@ class Overlapped(Strategy):
             self.launch(self.buckets[self._next])
             self._next += 1
 
+    def _watch_end_of_backward(self) -> None:
+        """Call `_on_backward_end` at the end of the current backward pass."""
+        current = torch._C._current_graph_task_id()
+        if current != self._pass:
+            self._pass = current
+            torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+
+    def _on_backward_end(self) -> None:
+        """Wait for the means, unless further backward passes have to fill the buckets first.
+
+        A backward pass inside another one (checkpointing with use_reentrant=True) ends before the outer pass, which may
+        still compute gradients. If the inner pass is the last to compute one, no hook runs in the outer pass.
+        """
+        is_inner = torch._C._current_autograd_node() is not None
+        if is_inner:
+            is_complete = all(slot.gradient is not None for slot in self._slots)
+        else:
+            is_complete = self.allow_unused or all(parameter.grad is not None for _, parameter in self.parameters)
+        if not is_complete:
+            self.leave_incomplete()
+        elif not self._has_mean:
+            self._agree()
+
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
-        if self.comm.world_size > 1:
-            used = self._complete_buckets()
-            for bucket in self.buckets:
-                self.wait(bucket)
-            for slot, is_used in zip(self._slots, used, strict=True):
-                slot.parameter.grad = slot.sum_view if is_used else None
-            self._reset_buckets()
-        elif not self.allow_unused:
-            self._check_all_used()
+        had_mean = self._has_mean
+        if self.comm.world_size > 1 and not had_mean:
+            self._agree()  # No backward pass has filled all buckets, outside `accumulate`.
+        if not self.allow_unused:
+            self._check_all_used(removed=had_mean)
+        self._has_mean = False
         self.update(max_norm, **scaler_argument(scaler))
         if self._order is not None and self.comm.world_size > 1:
             self._rebuild_in_order(self._order)
         self._order = None
+
+    @torch.no_grad()
+    def _agree(self) -> None:
+        """Wait for all buckets, and make the means the gradients."""
+        used = self._complete_buckets()
+        for bucket in self.buckets:
+            self.wait(bucket)
+        for slot, is_used in zip(self._slots, used, strict=True):
+            slot.parameter.grad = slot.sum_view if is_used else None
+        self._reset_buckets()
+        self._has_mean = True
 
     def _complete_buckets(self) -> list[bool]:
         """Fill the slots that the last backward pass did not reach.
@@ -149,17 +198,15 @@ class Overlapped(Strategy):
 
     def _check_unchanged(self) -> None:
         """Raise if a gradient was changed after it was sent: the change would be lost silently."""
-        changed = [slot for slot in self._slots if not slot.is_unchanged]
-        if self._sample is not None and not changed:
-            # GradScaler changes all gradients without moving PyTorch's version counters, so one value is compared.
-            slot, before = self._sample
-            changed = [slot] if slot.max_abs != before and not math.isnan(before) else []
-        if changed:
-            name = changed[0].name
-            raise WorkloadError(f"the gradient of {name} was changed after backward had sent it.", hint=_CHANGED_HINT)
+        for slot in self._slots:
+            if not slot.is_unchanged:
+                raise changed_gradient_error(slot)
 
-    def _check_all_used(self) -> None:
+    def _check_all_used(self, *, removed: bool = False) -> None:
+        """Raise if a parameter has no gradient, `removed` if all had one at the end of backward."""
         unused = [name for name, parameter in self.parameters if parameter.grad is None]
+        if unused and removed:
+            raise WorkloadError(f"{unused[0]} lost its gradient between backward and sync.step().", hint=_REMOVED_HINT)
         if unused:
             raise no_gradient_error(unused, self.comm.rank)
 
@@ -222,8 +269,12 @@ class Overlapped(Strategy):
     def _reset_buckets(self) -> None:
         """Mark all buckets as empty, for the next step."""
         self._next = 0
-        self._sample = None
         for slot in self._slots:
             slot.gradient = None
         for bucket in self.buckets:
             bucket.missing = len(bucket.slots)
+
+
+def changed_gradient_error(slot: Slot) -> WorkloadError:
+    """Return the error for a gradient that was changed after it was sent."""
+    return WorkloadError(f"the gradient of {slot.name} was changed after backward had sent it.", hint=_CHANGED_HINT)

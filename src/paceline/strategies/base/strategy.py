@@ -69,6 +69,9 @@ class Strategy(ABC):
     sends: ClassVar[SendMode] = "singly"
     """Way of sending gradients: each on its own, packed into few large messages, packed and during backward, or during
     backward and the next forward."""
+    agrees_in_backward: ClassVar[bool] = False
+    """Whether `backward()` of the last micro-batch returns with the mean over the ranks in `.grad`. If not, `step`
+    averages what `.grad` holds by then, so changes between the two are made to this rank's own gradient."""
     supports: frozenset[str] = frozenset({"clip", "accumulate", "scaler"})
     """Supported features, out of {"clip", "accumulate", "scaler"}; checked before any process starts."""
     Options: ClassVar[type] = NoOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,14 +17,18 @@ from paceline.config.specs import check_positive
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB
 from paceline.plans.priority import blocks, schedule, slices
-from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
+from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot, changed_gradient_error
 from paceline.strategies.base.parameter_groups import PER_PARAMETER_KEYS
 from paceline.strategies.base.scaling import scaler_argument
 from paceline.strategies.base.strategy import State
 from paceline.strategies.priority.deferred_update import can_defer, defer, release
 from paceline.strategies.priority.first_use import FirstUses, can_record
+from paceline.strategies.priority.optimizer_numbers import changed_number, numbers_of
 
+_SAMPLE_ITEMS = 4096
+"""Largest gradient that is read back to detect changes, in numbers; reading this many takes a few microseconds."""
 _UNSEEN_HINT = "use bucketed, which updates all weights before step() returns"
+_WHOLE_STEP_HINT = "use bucketed, which steps the optimiser once for all parameters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +79,14 @@ class Priority(Overlapped):
         On one host, or if communication is already hidden behind backward: slices, thread and partial updates then
         only add cost. With clipping (max_norm), the norm is known only when all gradients have arrived: the result is
         correct, but nothing overlaps with forward. The same holds for compiled and scripted models, which cannot wait
-        layer by layer. Not with optimisers that use more than one parameter at a time (LBFGS) or have one step count
-        for all parameters. An optimiser that keeps gradients must copy them, because each step overwrites the memory. A
-        weight is updated when a function of torch receives it. Code that reads its memory in another way (an alias made
-        before, your own kernel) or in another thread must be inside `with sync.agreed():`.
+        layer by layer. Not for training loops that change gradients between backward and `step`: they have been sent by
+        then. `step` raises an error for changes that move PyTorch's version counters; changes through `.grad.data` may
+        be lost. Not with optimisers that use more than one parameter at a time, such as one that divides by the norm of
+        all gradients; LBFGS and optimisers that count steps for all parameters together are refused. Code that keeps a
+        gradient after `step` must copy it, because the next step overwrites the memory. A weight is updated when a
+        function of torch receives it, and all weights are before `optimizer.state_dict()`. Code that reads memory in
+        another way (an alias made before, your own kernel, `optimizer.state`) or in another thread must be inside
+        `with sync.agreed():`.
 
     Source
         Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training" (P3), MLSys 2019.
@@ -87,12 +96,18 @@ class Priority(Overlapped):
 
     name: ClassVar[str] = "priority"
     sends = "overlapped_forward"
+    agrees_in_backward = False
     Options: ClassVar[type] = PriorityOptions
 
     _sender: Sender | None = None
     _partial_update_step: int | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise WorkloadError(
+                "LBFGS computes one direction for all parameters, and priority updates them layer by layer.",
+                hint=_WHOLE_STEP_HINT,
+            )
         self._block_slices: list[list[Slice]] = []
         """Slices of each block."""
         self._slice_bytes = int(self.options.slice_mb * MIB)
@@ -110,6 +125,10 @@ class Priority(Overlapped):
         """Blocks of the last step that the optimiser has not stepped yet."""
         self._pending_at_backward: set[int] = set()
         """Blocks that were still pending when the next backward pass started."""
+        self._number_changed: str | None = None
+        """Number that the optimiser keeps for all parameters together and changes in its step; None if unknown."""
+        self._sample: tuple[Slot, float] | None = None
+        """A small gradient of this step, and its largest absolute value when it was put into its block."""
         super().wrap(model)
         self._order = None  # Blocks keep the order of forward.
         if self.comm.world_size > 1:
@@ -119,7 +138,13 @@ class Priority(Overlapped):
             can_defer_all = can_record(model) and all(map(can_defer, parameters))
             if can_defer_all and isinstance(self.optimizer, torch.optim.Optimizer):
                 self._first_uses = FirstUses(model, parameters, self._set_wait_hooks)
+                self._finish_before_states(self.optimizer)
         return model
+
+    def _finish_before_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Apply deferred updates before the optimiser's state is saved or replaced: it would be one update older."""
+        self._wait_hooks.append(optimizer.register_state_dict_pre_hook(lambda _: self.finish()))
+        self._wait_hooks.append(optimizer.register_load_state_dict_pre_hook(lambda *_: self.finish()))
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         if self.comm.world_size == 1:
@@ -136,14 +161,25 @@ class Priority(Overlapped):
         if max_norm is not None or scaler is not None or not self._has_wait_hooks or self._steps == 1:
             # Always in the first step: schedulers warn if they are stepped before the optimiser was.
             self._receive_gradients(self._pending)
-            self.update(max_norm, **scaler_argument(scaler))
+            self._update_whole(max_norm, scaler)
         else:
+            if self._number_changed is not None:
+                raise _number_error(self._number_changed)
             self._settings = [_settings(group) for group in self.optimizer.param_groups]
             for block, apply_update in zip(self.buckets, self._updaters, strict=True):
                 for slot in block.slots:
                     defer(slot.parameter, apply_update)
         if _is_power_of_two(self._steps - 1):
             self._agree_on_order()
+
+    def _update_whole(self, max_norm: float | None, scaler: GradScaler | None) -> None:
+        """Step the optimiser on all parameters, and check whether it may be stepped in parts."""
+        if not self._has_wait_hooks or self._number_changed is not None:
+            self.update(max_norm, **scaler_argument(scaler))
+            return
+        before = numbers_of(self.optimizer)
+        self.update(max_norm, **scaler_argument(scaler))
+        self._number_changed = changed_number(before, numbers_of(self.optimizer))
 
     def finish(self) -> None:
         self._update_blocks(self._pending)
@@ -206,6 +242,21 @@ class Priority(Overlapped):
         if slot.bucket.number in self._pending_at_backward:
             raise _used_before_update_error(slot)
         super()._add_gradient(slot, gradient)
+        if self._sample is None and gradient.numel() <= _SAMPLE_ITEMS and gradient.device.type == "cpu":
+            self._sample = slot, _max_abs(gradient)
+
+    def _check_unchanged(self) -> None:
+        super()._check_unchanged()
+        if self._sample is not None:
+            # GradScaler changes all gradients without moving PyTorch's version counters, so one value is compared.
+            slot, before = self._sample
+            assert slot.gradient is not None
+            if _max_abs(slot.gradient) != before and not math.isnan(before):
+                raise changed_gradient_error(slot)
+
+    def _reset_buckets(self) -> None:
+        super()._reset_buckets()
+        self._sample = None
 
     def _count_gradient(self, bucket: Bucket) -> None:
         bucket.missing -= 1
@@ -270,12 +321,16 @@ class Priority(Overlapped):
         try:
             # Forward may run in half precision, or in inference mode.
             with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
+                kept = numbers_of(self.optimizer)
                 self.optimizer.step()
+                self._number_changed = changed_number(kept, numbers_of(self.optimizer))
         finally:
             self.optimizer.param_groups = all_groups
             self._partial_update_step = before
             for slot in taken:
                 slot.parameter.grad = None
+        if self._number_changed is not None:
+            raise _number_error(self._number_changed)
 
     def _receive_gradients(self, numbers: Iterable[int]) -> list[Slot]:
         """Wait for some blocks and set their parameters' gradients; return the slots that have one."""
@@ -340,6 +395,19 @@ def _used_before_update_error(slot: Slot) -> WorkloadError:
     return WorkloadError(
         f"{slot.name} was used before its last update, by code that bypasses torch functions.", hint=_UNSEEN_HINT
     )
+
+
+def _number_error(name: str) -> WorkloadError:
+    """Return the error for an optimiser that changes a number which it keeps for all parameters together."""
+    return WorkloadError(
+        f"the optimiser changes {name} in its step, and priority would call the step several times with copies of the "
+        "parameter groups.",
+        hint=_WHOLE_STEP_HINT,
+    )
+
+
+def _max_abs(gradient: Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient.detach(), torch.inf))
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,11 @@
 A script cannot be run by one process that trains all shards in turn, as Paceline's own runs can. So the oracle is the
 script itself under the simplest possible strategy. The optimiser is the user's, but its `step` is replaced by one that
 stores the gradients and changes nothing.
+
+A script may change gradients between `backward()` and `sync.step()`, for example clip them by itself. Under strategies
+that average in backward, as the oracle does, it changes the mean. Under strategies that average in `step`, it changes
+each rank's own gradient, so their result may rightly differ from the oracle's. They are then compared with the mean of
+the changed gradients, and the result says that they train differently.
 """
 
 from __future__ import annotations
@@ -22,26 +27,56 @@ from paceline.config import BatchNormMode
 from paceline.errors import WorkloadError
 from paceline.formatting import plural
 from paceline.records.parity import Parity
-from paceline.strategies.base.strategy import AfterBackward, MakeOptimizer, NamedParameters, Strategy
-from paceline.training.parity.oracle import TOLERANCE, clip_norm_of
+from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
+from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
+from paceline.training.parity.oracle import TOLERANCE, Gradients, clip_norm_of
 from paceline.training.parity.proof import CapturedGradients, compare_gradients, worst
 from paceline.training.parity.task import STEPS
 from paceline.training.scripts.script_task import ScriptTask, TaskSync
 
+_CHANGED_BEFORE_MEAN = (
+    "{} changes gradients between backward() and sync.step(). Here the change takes effect before the average over the "
+    "ranks, under ddp after it, so the two train differently. Clip with sync.step(max_norm=…), which clips the average "
+    "under every strategy."
+)
 HALF_PRECISION_TOLERANCE = 2e-2
 """For models with gradients in bfloat16 or float16: a few units in the last place."""
 MOST_SKIPPED_STEPS = 32
 """Steps that a proof waits for a GradScaler to find its scale: enough to go from 2^16, its first one, down to 2^-16."""
 
 
-class ExactMean(AfterBackward):
-    """Mean over the ranks in float64, one gradient after the other; serves as the oracle, not as a strategy to use."""
+class ExactMean(Overlapped):
+    """Mean over the ranks in float64, at the end of backward; serves as the oracle, not as a strategy to use."""
 
     name: ClassVar[str] = "the mean in float64"
 
-    def agree(self, gradients: Sequence[Tensor]) -> None:
-        for gradient in gradients:
-            gradient.copy_(self.comm.control.sum(gradient.double().cpu()) / self.comm.world_size)
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self.changed = False
+        """Whether the script has changed gradients between backward and `step`."""
+        self._means: Gradients = {}
+        return super().wrap(model)
+
+    def copy_in(self, slot: Slot, gradient: Tensor) -> None:
+        slot.view.copy_(gradient)
+
+    def launch(self, bucket: Bucket) -> None:
+        """Do nothing: `wait` sums the bucket."""
+
+    def wait(self, bucket: Bucket) -> None:
+        bucket.flat.copy_(_exact_mean(bucket.flat, self.comm))
+
+    def _agree(self) -> None:
+        super()._agree()
+        self._means = {name: p.grad.clone() for name, p in self.parameters if p.grad is not None}
+
+    def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        if self._has_mean:
+            found = {name: p.grad for name, p in self.parameters if p.grad is not None}
+            is_same = found.keys() == self._means.keys() and all(
+                torch.equal(found[name], mean) for name, mean in self._means.items()
+            )
+            self.changed = self.changed or not is_same
+        super().step(max_norm, scaler)
 
 
 class ProbeSync(TaskSync):
@@ -58,13 +93,18 @@ class ProbeSync(TaskSync):
     ) -> None:
         captured = CapturedGradients(strategy)
         self.gradients = captured.steps
+        self.means_in_step: list[Gradients] = []
+        """For a strategy that averages in `step`, the mean of the gradients that the script leaves to it."""
         super().__init__(STEPS, model, _with_probe_step(make_optimizer, captured), strategy, comm, bn)
         self._write_result = write_result
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
-        skipped = self.skipped_steps
-        super().step(clip_norm_of(self.steps_done, STEPS, max_norm), scaler)
+        clip_norm, skipped = clip_norm_of(self.steps_done, STEPS, max_norm), self.skipped_steps
+        averages_now = not self.strategy.agrees_in_backward
+        means = [_mean_of_gradients(self.strategy, clip_norm, scaler)] if averages_now else []
+        super().step(clip_norm, scaler)
         if self.skipped_steps == skipped:  # After an overflow there is no gradient to compare: the next step counts.
+            self.means_in_step += means
             self.count_step()
         elif self.skipped_steps == MOST_SKIPPED_STEPS:
             raise WorkloadError(
@@ -100,8 +140,9 @@ class OracleTask(ProbeTask):
         return ExactMean()
 
     def write_result(self, sync: ProbeSync) -> None:
+        assert isinstance(sync.strategy, ExactMean)
         if sync.rank == 0:
-            torch.save(sync.gradients, self.oracle)
+            torch.save({"gradients": sync.gradients, "changed": sync.strategy.changed}, self.oracle)
             self.folder.mark_finished()
 
 
@@ -109,14 +150,17 @@ class ParityTask(ProbeTask):
     """Task that compares the strategy's gradients with those in the file."""
 
     def write_result(self, sync: ProbeSync) -> None:
+        oracle = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else {}
+        strategy, comm = sync.strategy, sync.comm
+        tolerance = _tolerance(strategy.parameters)
         # Only rank 0's expected gradients are used.
-        expected = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else sync.gradients
-        model, comm = sync.strategy.model, sync.comm
-        pairs = zip(sync.gradients, expected, strict=True)
-        found = worst(compare_gradients(one, other, model, comm) for one, other in pairs)
-        strategy, tolerance = sync.strategy, _tolerance(sync.strategy.parameters)
+        found = _compare(sync, oracle.get("gradients", sync.gradients))
+        caveat = ""
+        if found[0] >= tolerance and sync.means_in_step and comm.control.largest(oracle.get("changed", False)):
+            found = _compare(sync, sync.means_in_step)
+            caveat = _CHANGED_BEFORE_MEAN.format(self.script.name)
         if sync.rank == 0:
-            parity = Parity(strategy.name, comm.world_size, *found, tolerance, strategy.lossless, STEPS)
+            parity = Parity(strategy.name, comm.world_size, *found, tolerance, strategy.lossless, STEPS, caveat=caveat)
             self.folder.write_parity(parity)
             self.folder.mark_finished()
 
@@ -141,6 +185,32 @@ def _with_probe_step(make_optimizer: MakeOptimizer, captured: CapturedGradients)
         return optimizer
 
     return make
+
+
+def _compare(sync: ProbeSync, expected: Sequence[Gradients]) -> tuple[float, float]:
+    """Return the largest error of the captured gradients over ranks and steps, and the factor there."""
+    pairs = zip(sync.gradients, expected, strict=True)
+    return worst(compare_gradients(one, other, sync.strategy.model, sync.comm) for one, other in pairs)
+
+
+@torch.no_grad()
+def _mean_of_gradients(strategy: Strategy, max_norm: float | None, scaler: GradScaler | None) -> Gradients:
+    """Return the mean over the ranks of the current gradients, unscaled and clipped as `Strategy.update` does it."""
+    comm, parameters = strategy.comm, strategy.parameters
+    used = comm.control.any_of(torch.tensor([p.grad is not None for _, p in parameters], dtype=torch.uint8)).tolist()
+    means: Gradients = {}
+    for (name, p), is_used in zip(parameters, used, strict=True):
+        if is_used:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            means[name] = _exact_mean(gradient, comm) / (1.0 if scaler is None else scaler.get_scale())
+    if max_norm is not None:
+        norm = nn.utils.get_total_norm(list(means.values()))
+        torch._foreach_mul_(list(means.values()), float(torch.clamp(max_norm / (norm + 1e-6), max=1.0)))
+    return means
+
+
+def _exact_mean(values: Tensor, comm: Comm) -> Tensor:
+    return comm.control.sum(values.detach().to("cpu", torch.float64, copy=True)) / comm.world_size
 
 
 def _tolerance(parameters: NamedParameters) -> float:
