@@ -22,7 +22,7 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
     """
     if config.allow_unused:
         return
-    kept = [buffer.clone() for buffer in model.buffers()]
+    kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     device = source.share.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
@@ -45,8 +45,9 @@ def check_gradients(model: nn.Module, workload: Workload, source: Source, config
     missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
-        for buffer, before in zip(model.buffers(), kept, strict=True):
-            buffer.copy_(before)
+        for name, buffer in model.named_buffers():
+            if name in kept and kept[name].shape == buffer.shape:  # The pass may have made others, such as caches.
+                buffer.copy_(kept[name])
     if missing:
         raise no_gradient_error(missing, rank)
 

@@ -207,7 +207,7 @@ def _share_buffers(replicas: Sequence[nn.Module]) -> None:
     first = dict(replicas[0].named_buffers())
     for replica in replicas[1:]:
         for name, buffer in replica.named_buffers():
-            if buffer.is_floating_point() and name in first:
+            if name in first and buffer.shape == first[name].shape:
                 buffer.detach().copy_(first[name].detach())
 
 
