@@ -17,6 +17,7 @@ from paceline.training.batchnorm import SyncedBatchNorm, UpdatedBuffers, sync_ba
 from paceline.training.sync import Sync
 from paceline.workloads.sampler import split
 from ranks import Pool
+from registered import LOSSLESS, with_options
 
 BUFFERS = ("running_mean", "running_var")
 
@@ -235,13 +236,13 @@ def test_sync_is_batchnorm_on_the_whole_batch(
 
 
 def evaluates_like_plain(comm: Comm, track: bool) -> bool:
-    if not track and comm.rank == 1:  # In evaluation ranks may have different numbers of batches, so none may wait.
-        return True
     layer = nn.BatchNorm2d(3, track_running_stats=track).double()
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     plain = copy.deepcopy(layer).eval()
     with sync_batchnorm(layer, comm):
         assert type(layer) is SyncedBatchNorm
+        if not track and comm.rank == 1:  # In evaluation ranks may have different numbers of batches: none may wait.
+            return True
         return torch.equal(layer.eval()(x), plain(x))
 
 
@@ -309,3 +310,77 @@ def test_sync_keeps_precise_statistics_of_bf16(pool: Pool) -> None:
     (kind, first), (_, second) = pool.run(half_precision, 2)
     assert kind == torch.bfloat16
     assert first == second != 0
+
+
+class Branching(nn.Module):
+    """Model with BatchNorm, of which each rank uses another branch."""
+
+    def __init__(self, branch: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.first_norm = nn.Linear(6, 8), nn.BatchNorm1d(8)
+        self.second, self.second_norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.branches = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.last = nn.Linear(8, 2)
+        self.branch = branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second_norm(self.second(torch.tanh(self.first_norm(self.first(x)))))
+        return self.last(self.branches[self.branch](hidden))
+
+
+def train_branches(comm: Comm, strategy: str, bn: Any) -> Tensor:
+    """Return the weights after four steps in which each rank uses another branch."""
+    model = Branching(comm.rank).double()
+    torch.manual_seed(comm.rank)
+    with Sync(
+        model, lambda named: torch.optim.SGD(named, lr=0.1), create(strategy, allow_unused=True), comm, bn
+    ) as sync:
+        for _ in range(4):
+            sync.model(torch.randn(5, 6, dtype=torch.float64)).square().sum().backward()
+            sync.step()
+        with sync.agreed():
+            return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+IN_SMALL_BUCKETS = {
+    "ddp": "bucket_mb=0.0001",
+    "bucketed": "bucket_mb=0.0001,first_mb=0.0001",
+    "shared_memory": "bucket_mb=0.0001,first_mb=0.0001",
+    "priority": "slice_mb=0.0001",
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("bn", ["sync", "broadcast"])
+@pytest.mark.parametrize("strategy", with_options(LOSSLESS, IN_SMALL_BUCKETS))
+def test_ranks_that_use_different_branches(pool: Pool, strategy: str, bn: str, ranks: int) -> None:
+    """Ranks start their buckets at other places in backward than others, between other messages of BatchNorm."""
+    expected = pool.run(train_branches, ranks, "allreduce", bn)[0]
+    for found in pool.run(train_branches, ranks, strategy, bn):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+class BranchingNorms(Branching):
+    """Model whose branches have BatchNorm layers of their own, so that ranks do not run the same ones."""
+
+    def __init__(self, branch: int) -> None:
+        super().__init__(branch)
+        self.branches = nn.ModuleList([nn.BatchNorm1d(8) for _ in range(3)])
+
+
+def train_other_layers(comm: Comm) -> str:
+    model = BranchingNorms(comm.rank)
+    sync = Sync(
+        model, lambda named: torch.optim.SGD(named, lr=0.1), create("bucketed", allow_unused=True), comm, "sync"
+    )
+    try:
+        sync.model(torch.randn(5, 6))
+    except WorkloadError as error:
+        return error.message
+    return "no error"
+
+
+def test_sync_of_different_layers_is_refused(pool: Pool) -> None:
+    for rank, message in enumerate(pool.run(train_other_layers, 2)):
+        assert f"while rank {rank} is in branches.{rank}, another rank is in another layer" in message

@@ -201,8 +201,13 @@ def relative_divergence(tensors: Sequence[Tensor], comm: Comm) -> float:
 
 @contextmanager
 def sync_batchnorm(model: nn.Module, comm: Comm) -> Iterator[None]:
-    """Make the model's BatchNorm layers normalise over all ranks inside the `with` block; the objects stay the same."""
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
+    """Make the model's BatchNorm layers normalise over all ranks inside the `with` block; the objects stay the same.
+
+    Every rank calls this. The statistics have a group of their own: strategies send gradients during backward, and on
+    one group the order of both kinds of messages would have to be the same on all ranks.
+    """
+    named: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)}
+    layers = list(named.values())
     own = [type(layer).__name__ for layer in layers if type(layer).forward is not nn.BatchNorm2d.forward]
     if own:
         raise WorkloadError(
@@ -210,21 +215,64 @@ def sync_batchnorm(model: nn.Module, comm: Comm) -> Iterator[None]:
             hint="use --bn broadcast or --bn local",
         )
     kinds = [type(layer) for layer in layers]
-    for layer in layers:
+    if comm.control.largest(len(layers)):  # The same decision on all ranks, even if their models differ.
+        exchange = StatisticsExchange(comm.subgroup(range(comm.world_size)), list(named))
+    for number, layer in enumerate(layers):
         layer.__class__ = SyncedBatchNorm
-        layer.group = comm.group
+        layer.exchange, layer.number = exchange, number
     try:
         yield
     finally:
         for layer, kind in zip(layers, kinds, strict=True):
             layer.__class__ = kind
-            del layer.group
+            del layer.exchange, layer.number
+
+
+class StatisticsExchange:
+    """Messages between the ranks' BatchNorm layers. Each carries the number of its layer, to find ranks that differ.
+
+    Where a branch is used on some ranks only, its layers would exchange statistics with other layers elsewhere.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, names: Sequence[str]) -> None:
+        self._group = group
+        self._names = names
+
+    def gather(self, own: Tensor, number: int) -> Tensor:
+        """Return the statistics of a layer of every rank, one row for each."""
+        own = torch.cat([own, own.new_tensor([number])])
+        everyone = own.new_empty(self._group.size(), own.numel())
+        with carrying(self._group, Purpose.STATISTICS):
+            dist.all_gather(list(everyone.unbind()), own, group=self._group)
+        self._check_layer(everyone[:, -1], number)
+        return everyone[:, :-1]
+
+    def sum(self, own: Tensor, number: int) -> Tensor:
+        """Return the sum of a layer's statistics over the ranks."""
+        total = torch.cat([own, own.new_tensor([number])])
+        with carrying(self._group, Purpose.STATISTICS):
+            dist.all_reduce(total, group=self._group)
+        self._check_layer(total[-1:] / self._group.size(), number)
+        return total[:-1]
+
+    def _check_layer(self, numbers: Tensor, number: int) -> None:
+        """Raise unless all ranks are in the layer with this number."""
+        if numbers.device.type != "cpu":  # Reading the numbers would make every layer wait for the device.
+            torch._assert_async((numbers == number).all(), "ranks are in different BatchNorm layers under --bn sync")
+        elif bool((numbers != number).any()):
+            raise WorkloadError(
+                f"under --bn sync all ranks must use the same BatchNorm layers in the same order, but while rank "
+                f"{self._group.rank()} is in {self._names[number]}, another rank is in another layer.",
+                hint="use --bn broadcast or --bn local, or let every rank run the same layers",
+            )
 
 
 class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm layer that normalises over the batches of all ranks of `group`."""
+    """BatchNorm layer that normalises over the batches of all ranks."""
 
-    group: dist.ProcessGroup
+    exchange: StatisticsExchange
+    number: int
+    """Number of the layer in the model."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accept any shape with channels in the second dimension."""
@@ -234,7 +282,7 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         if not self.training:
             return super().forward(input)
         normalise: Any = _SyncedNormalise.apply
-        output, mean, variance = normalise(input, self.weight, self.bias, self.eps, self.group)
+        output, mean, variance = normalise(input, self.weight, self.bias, self.eps, self.exchange, self.number)
         if self.track_running_stats:
             self._track(mean, variance)
         assert isinstance(output, Tensor)
@@ -260,23 +308,26 @@ class _SyncedNormalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: dist.ProcessGroup
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        exchange: StatisticsExchange,
+        number: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
         dims = [dim for dim in range(x.dim()) if dim != 1]
         count = x.numel() // x.shape[1]
         local_variance, local_mean = torch.var_mean(precise, dims, correction=0)
         own = torch.cat([local_mean, local_variance * count, local_mean.new_tensor([count])])
-        everyone = own.new_empty(group.size(), own.numel())
-        with carrying(group, Purpose.STATISTICS):
-            dist.all_gather(list(everyone.unbind()), own, group=group)
-        means, squares, counts = everyone.split([x.shape[1], x.shape[1], 1], dim=1)
+        means, squares, counts = exchange.gather(own, number).split([x.shape[1], x.shape[1], 1], dim=1)
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         square = (squares + counts * (means - mean).square()).sum(0)
         inverse_deviation = torch.rsqrt(square / total + eps)
         ctx.save_for_backward(x, weight, mean, inverse_deviation, total)
-        ctx.group = group
+        ctx.exchange, ctx.number = exchange, number
         ctx.has_bias = bias is not None
         scale = inverse_deviation if weight is None else inverse_deviation * weight
         shift = -mean * scale if bias is None else bias - mean * scale
@@ -295,13 +346,11 @@ class _SyncedNormalise(torch.autograd.Function):
         own = torch.stack([dy_precise.sum(dims), (dy_precise * centred).sum(dims)])
         grad_weight = own[1] * inverse_deviation if weight is not None else None
         grad_bias = own[0].clone() if ctx.has_bias else None
-        with carrying(ctx.group, Purpose.STATISTICS):
-            dist.all_reduce(own, group=ctx.group)
         scale = inverse_deviation if weight is None else inverse_deviation * weight
-        sum_dy, sum_dy_centred = own / total
+        sum_dy, sum_dy_centred = ctx.exchange.sum(own.flatten(), ctx.number).view_as(own) / total
         grad_x = dy_precise - _per_channel(sum_dy, x)
         grad_x -= centred * _per_channel(inverse_deviation.square() * sum_dy_centred, x)
-        return (grad_x * _per_channel(scale, x)).to(x.dtype), grad_weight, grad_bias, None, None
+        return (grad_x * _per_channel(scale, x)).to(x.dtype), grad_weight, grad_bias, None, None, None
 
 
 def _per_channel(values: Tensor, like: Tensor) -> Tensor:
