@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from paceline.comm.group import Comm
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
-from paceline.strategies.base.strategy import NamedParameters
+from paceline.training.parity.difference import Gradients, repeats
 from paceline.training.precision import autocast
 from paceline.workloads.batches import MicroBatch, Share, Source
 from paceline.workloads.workload import Workload
@@ -34,7 +33,6 @@ from paceline.workloads.workload import Workload
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest error of a lossless strategy, relative to the norm of the gradient."""
 
-Gradients = dict[str, Tensor]
 ShardStep = list[list[MicroBatch]]
 """Micro-batches of every rank in one step, with the fetched batches as content."""
 
@@ -103,7 +101,7 @@ def inconclusive_reason(
             "one rank to find the cause."
         )
     tolerance = TOLERANCE[share.dtype]
-    if not difference(oracle(workload, shards, share, config), expected) < tolerance:
+    if not repeats(oracle(workload, shards, share, config), expected, tolerance):
         return (
             "one process computes different gradients when it repeats the same steps; seed every random number in the "
             "model, the loss and the step."
@@ -115,7 +113,7 @@ def inconclusive_reason(
     still = replace(workload, model=_set_eval(model, nn.modules.batchnorm._BatchNorm))
     merged = _merge_ranks(shards)
     one_by_one = _gradients(still, shards, share, config)
-    if merged is None or not difference(_gradients(still, merged, share, config), one_by_one) < tolerance:
+    if merged is None or not repeats(_gradients(still, merged, share, config), one_by_one, tolerance):
         return (
             "under --bn sync the proof merges the shards of all ranks into one batch, and this model or loss computes "
             "something else on the merged batch (functional dropout, a loss that is not a mean over samples, batches "
@@ -152,31 +150,6 @@ def backward(
     with autocast(config.precision, share.device):
         loss = workload.forward(model, batch).loss
     (loss * micro_batch.weight).backward()
-
-
-def difference(found: Sequence[Gradients], expected: Sequence[Gradients]) -> float:
-    """Return the relative error of the worst step."""
-    errors = []
-    for one, other in zip(found, expected, strict=True):
-        parameters = [(name, other.get(name, one.get(name))) for name in {**one, **other}]
-        right = flatten(other, parameters)
-        errors.append(relative_error(flatten(one, parameters) - right, right))
-    return max(errors)
-
-
-def relative_error(off: Tensor, right: Tensor) -> float:
-    """Return ‖off‖ ÷ ‖right‖; 0 if both are 0, infinity if the quotient is not finite."""
-    if not off.norm():
-        return 0.0
-    error = float(off.norm() / right.norm())
-    return error if math.isfinite(error) else math.inf
-
-
-def flatten(gradients: Gradients, parameters: NamedParameters | Sequence[tuple[str, Any]]) -> Tensor:
-    """Return all gradients as one vector, with zeros for missing ones."""
-    return torch.cat(
-        [gradients.get(name, torch.zeros_like(p)).detach().double().cpu().reshape(-1) for name, p in parameters]
-    )
 
 
 def _gradients(workload: Workload, shards: Sequence[ShardStep], share: Share, config: RunConfig) -> list[Gradients]:

@@ -17,7 +17,8 @@ from paceline.records import RunFolder
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
 from paceline.training.model_check import check_gradients
-from paceline.training.parity.oracle import Gradients, Shards, oracle
+from paceline.training.parity.difference import Gradients
+from paceline.training.parity.oracle import Shards, oracle
 from paceline.training.parity.proof import prove, serve_proof, take_shards
 from paceline.training.rank_setup import RankSetup, set_up_rank
 

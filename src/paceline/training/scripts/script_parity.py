@@ -19,10 +19,10 @@ from torch.amp import GradScaler
 
 from paceline.comm import Comm
 from paceline.config import BatchNormMode
-from paceline.records.parity import Parity
 from paceline.strategies.base.strategy import AfterBackward, MakeOptimizer, NamedParameters, Strategy
+from paceline.training.parity.difference import worst
 from paceline.training.parity.oracle import TOLERANCE, clip_norm_of
-from paceline.training.parity.proof import CapturedGradients, compare_gradients, worst
+from paceline.training.parity.proof import CapturedGradients, compare_gradients, parity_of
 from paceline.training.parity.task import STEPS
 from paceline.training.scripts.script_task import ScriptTask, TaskSync
 
@@ -101,12 +101,11 @@ class ParityTask(ProbeTask):
         # Only rank 0's expected gradients are used.
         expected = torch.load(Path(self.oracle), weights_only=True) if sync.rank == 0 else sync.gradients
         model, comm = sync.strategy.model, sync.comm
-        pairs = zip(sync.gradients, expected, strict=True)
-        found = worst(compare_gradients(one, other, model, comm) for one, other in pairs)
         strategy, tolerance = sync.strategy, _tolerance(sync.strategy.parameters)
+        pairs = zip(sync.gradients, expected, strict=True)
+        found = worst(compare_gradients(one, other, model, comm, tolerance) for one, other in pairs)
         if sync.rank == 0:
-            parity = Parity(strategy.name, comm.world_size, *found, tolerance, strategy.lossless, STEPS)
-            self.folder.write_parity(parity)
+            self.folder.write_parity(parity_of(strategy, comm.world_size, found, tolerance, STEPS))
             self.folder.mark_finished()
 
 
