@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm
+from paceline.comm.nested_messages import NestedMessage, receive_nested
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
 from paceline.training.parity.difference import Gradients, repeats
@@ -55,10 +55,19 @@ def draw_shards(source: Source, comm: Comm, steps: int) -> Shards:
             "the training data has no batch.", hint="provide at least one batch with a sample for every rank"
         )
     own = list(itertools.islice(itertools.cycle(drawn), steps))
-    gathered: list[Any] | None = [None] * comm.world_size if comm.rank == 0 else None
-    dist.gather_object(drawn, gathered, group_dst=0, group=comm.control.group)
-    all_ranks = [list(step) for step in zip(*(gathered or []), strict=True)]
+    all_ranks = [list(step) for step in zip(*_gather_drawn(drawn, comm), strict=True)]
     return Shards(own, list(itertools.islice(itertools.cycle(all_ranks), steps)))
+
+
+def _gather_drawn(drawn: list[list[MicroBatch]], comm: Comm) -> list[list[list[MicroBatch]]]:
+    """Return the micro-batches of each step of every rank, on rank 0; empty on other ranks."""
+    own = [[[one.samples, one.weight, one.epoch, one.content] for one in step] for step in drawn]
+    message, group = NestedMessage(own), comm.control.group
+    if comm.rank != 0:
+        message.send(0, group)
+        return []
+    received = [receive_nested(rank, group, own) for rank in range(1, comm.world_size)]
+    return [drawn, *([[MicroBatch(*one) for one in step] for step in rank] for rank in received)]
 
 
 def _batches(source: Source, comm: Comm) -> Iterator[list[MicroBatch]]:
