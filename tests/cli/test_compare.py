@@ -176,6 +176,15 @@ def test_when_all_fail_the_first_failure_is_the_error(tmp_path: Path) -> None:
     assert "error: rank 1 failed: RuntimeError: the seventh message was one too many" in done.stderr
 
 
+def test_a_strategy_whose_ranks_send_different_sizes_is_left_out_with_the_cause(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = compare("user_workloads:plain", "--strategies", "schemes:OtherSizes,allreduce", *ONCE, out=out)
+    failed, trained = (rows(found)[name] for name in ("schemes:OtherSizes", "allreduce"))
+    assert "ranks called different collectives, or the same one with different sizes" in failed["failure"]
+    assert trained["failure"] is None
+    assert trained["repeats"] == 1
+
+
 def test_a_workload_that_cannot_be_trained_fails_before_any_rank_starts(tmp_path: Path) -> None:
     done = paceline("compare", "user_workloads:unused", *QUICK, "--out", str(tmp_path / "out"), expect=4)
     assert "got no gradient" in done.stderr

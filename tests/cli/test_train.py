@@ -208,6 +208,26 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
     assert not ranks_of(tmp_path / "run")
 
 
+MISMATCH = "ranks called different collectives, or the same one with different sizes"
+
+
+def test_ranks_that_send_different_sizes_are_told_apart(tmp_path: Path) -> None:
+    options = ("--batch", "8", "--strategy", "schemes:OtherSizes", "--out", str(tmp_path / "run"))
+    done = train("user_workloads:plain", *options, expect=6)
+    assert f"error: rank 1 was killed by SIGABRT: {MISMATCH} (a message of " in done.stderr
+    assert "rank 1 was in all_reduce at schemes.py:" in done.stderr
+    assert "hint: call the same collectives on all ranks" in done.stderr
+    assert "in agree" in done.stderr, "with the stack of the rank"
+
+
+def test_ranks_that_call_different_collectives_are_told_apart(tmp_path: Path) -> None:
+    options = ("--batch", "8", "--timeout", "4", "--strategy", "schemes:OtherKinds", "--out", str(tmp_path / "run"))
+    done = train("user_workloads:plain", *options, expect=6)
+    assert "rank 0 was in all_reduce at schemes.py:" in done.stderr
+    assert "rank 1 was in broadcast at schemes.py:" in done.stderr
+    assert "call the same collectives on all ranks" in done.stderr
+
+
 def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path) -> None:
     options = ("--batch", "8", "--epochs", "9", "--timeout", "4", "--out", str(tmp_path / "run"))
     done = train("user_workloads:hangs_on_rank_1", *options, expect=6)

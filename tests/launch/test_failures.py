@@ -58,6 +58,60 @@ def test_a_rank_killed_by_a_signal_is_the_root_cause(tmp_path: Path) -> None:
     assert find_root_cause(codes, folder, range(4)).message == "rank 2 was killed by SIGSEGV."
 
 
+WHAT = "what():  [enforce fail at /gloo/pair.cc:456] op.preamble.length <= op.nbytes. 400 vs 200. Received data size"
+COLLECTIVE = '  File "/lib/site-packages/torch/distributed/distributed_c10d.py", line 3245 in all_reduce'
+
+
+def test_a_mismatch_of_collectives_is_recognised_in_the_log(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    stack = f'Thread 0x1 (most recent call first):\n{COLLECTIVE}\n  File "/home/me/own.py", line 7 in agree'
+    folder.log_file(1).write_text(f"a line\nterminate called after throwing\n  {WHAT}\n{stack}\n")
+    error = find_root_cause({1: -signal.SIGABRT}, folder, range(2))
+    assert error.message == (
+        "rank 1 was killed by SIGABRT: ranks called different collectives, or the same one with different sizes "
+        "(a message of 400 B arrived instead of 200 B; rank 1 was in all_reduce at own.py:7)."
+    )
+    assert error.detail == stack
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("terminate called after throwing\n  what():  the file is damaged\n", ": the file is damaged"),
+        ("terminate called without an active exception\n", ": terminate called without an active exception"),
+        ("free(): invalid pointer\nFatal Python error: Aborted\n", ": free(): invalid pointer"),
+        ("own.c:12: sum: Assertion `n > 0' failed.\n", ": own.c:12: sum: Assertion `n > 0' failed"),
+        ("nothing of use\n", ""),
+    ],
+)
+def test_an_abort_is_shown_with_its_cause(tmp_path: Path, log: str, cause: str) -> None:
+    folder = RunFolder.create(tmp_path)
+    folder.log_file(0).write_text(log)
+    assert find_root_cause({0: -signal.SIGABRT}, folder, [0]).message == f"rank 0 was killed by SIGABRT{cause}."
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"), [(signal.SIGKILL, "out of memory"), (signal.SIGSEGV, "native code"), (64, "")]
+)
+def test_a_signal_has_its_own_hint(tmp_path: Path, number: int, hint: str) -> None:
+    folder = RunFolder.create(tmp_path)
+    error = find_root_cause({0: -number}, folder, [0])
+    assert hint in (error.hint or "")
+    assert str(folder.log_file(0)) in (error.hint or "")
+
+
+def test_ranks_in_different_collectives_are_named(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    for rank, name in ((0, "all_reduce"), (1, "broadcast")):
+        write_failure(folder, rank, RuntimeError("[buffer.cc:78] Timed out waiting 4000ms for recv"), rank)
+        content = json.loads(folder.error_file(rank).read_text())
+        traceback = f'  File "/own.py", line {7 + rank}, in agree\n    here\n{COLLECTIVE[:-14]}, in {name}\n'
+        folder.error_file(rank).write_text(json.dumps(content | {"detail": traceback}))
+    error = find_root_cause({0: 1, 1: 1}, folder, range(2))
+    assert error.message.endswith("rank 0 was in all_reduce at own.py:7, rank 1 was in broadcast at own.py:8.")
+    assert "call the same collectives" in (error.hint or "")
+
+
 def test_a_known_error_keeps_its_kind_and_hint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     write_failure(folder, 1, DataError("a.bin is truncated.", hint="delete it"), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from paceline.training.batchnorm import SyncedBatchNorm, UpdatedBuffers, sync_ba
 from paceline.training.sync import Sync
 from paceline.workloads.sampler import split
 from ranks import Pool
+from registered import LOSSLESS, with_options
 
 BUFFERS = ("running_mean", "running_var")
 
@@ -74,19 +76,115 @@ def test_broadcast_brings_ranks_closer_than_local(pool: Pool) -> None:
     assert 0 < kept_together < left_alone
 
 
-def live_names(comm: Comm) -> list[list[bool]]:
+def live_names(comm: Comm) -> list[Any]:
     model = make_model()
     buffers = UpdatedBuffers(model, comm)
-    before = len(buffers._tensors())
+    before = len(buffers._updated)
     if comm.rank == 1:  # A change on one rank is enough.
         model.get_buffer("mask").add_(1)
     model(torch.randn(4, 3, 8, 8, dtype=torch.float64))
     buffers.broadcast()
-    return [before, len(buffers._tensors()), float(model.get_buffer("mask").sum())]
+    return [before, buffers._updated, float(model.get_buffer("mask").sum())]
 
 
 def test_only_buffers_that_change_are_sent(pool: Pool) -> None:
-    assert pool.run(live_names, 2) == [[0, 3, 5.0]] * 2
+    sent = ["mask", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert pool.run(live_names, 2) == [[0, sent, 5.0]] * 2
+
+
+class Caching(nn.Module):
+    """Model with BatchNorm, a cache that each rank replaces in its own way, and one that never changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", None, persistent=False)
+        self.register_buffer("table", torch.arange(7))
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("count", torch.zeros(2, dtype=torch.int16))
+        self.same = nn.Module()
+        self.same.register_buffer("count", self.count)
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += int(x[0, 0].sign() + 2)
+        return self.linear(self.norm(x))
+
+
+CACHES: dict[str, Any] = {
+    "grows alike": lambda step, _: torch.ones(8 * step),
+    "appears alike": lambda step, _: torch.ones(2) if step > 2 else None,
+    "vanishes alike": lambda step, _: torch.ones(2) if step < 3 else None,
+    "changes its type alike": lambda step, _: torch.ones(2, dtype=torch.float64 if step > 2 else torch.float16),
+    "grows on rank 0": lambda step, rank: torch.ones(16 if (step, rank) == (3, 0) else 2),
+    "grows on rank 1": lambda step, rank: torch.ones(16 if (step, rank) == (3, 1) else 2),
+    "differs from the start": lambda _, rank: torch.ones(2 + rank),
+    "appears on rank 1": lambda step, rank: torch.ones(2) if step > 2 and rank else None,
+    "vanishes on rank 0": lambda step, rank: torch.ones(2) if step < 3 or rank else None,
+    "changes its type on rank 1": lambda step, rank: torch.ones(
+        2, dtype=torch.float64 if step > 2 and rank else torch.float32
+    ),
+}
+"""Contents of the cache after a step, on a rank."""
+
+
+Seen = list[list[Tensor]]
+
+
+def train_with_cache(comm: Comm, case: str, bn: str) -> tuple[str, Seen]:
+    """Return the error of this rank, and its statistics and counts after each exchange.
+
+    All ranks stop at the step in which any rank has an error.
+    """
+    torch.manual_seed(comm.rank)
+    model, error, seen = Caching(), "", Seen()
+    buffers = UpdatedBuffers(model, comm)
+    for step in range(1, 6):
+        model(torch.randn(4, 3) * 5 + comm.rank)
+        model.cache = CACHES[case](step, comm.rank)
+        try:
+            if bn == "broadcast":
+                buffers.broadcast()
+            with buffers.agreed() if bn == "local" else nullcontext():
+                seen.append([buffer.clone() for buffer in (*model.norm.buffers(), model.count)])
+        except WorkloadError as raised:
+            error = raised.message
+        if comm.control.largest(float(bool(error))):
+            break
+        if bn == "local":
+            assert buffers.divergence()
+    return error, seen
+
+
+@pytest.mark.parametrize("case", [case for case in CACHES if case.endswith("alike")])
+def test_buffers_that_change_their_layout_on_all_ranks_alike_are_followed(pool: Pool, case: str) -> None:
+    (error, first), (other_error, second) = pool.run(train_with_cache, 2, case, "broadcast")
+    assert error == other_error == ""
+    for one, other in zip(first, second, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("case", "on", "difference"),
+    [
+        ("grows on rank 0", {0, 1}, "cache has shape (16,) on rank 0 and (2,) on rank 1"),
+        ("grows on rank 1", {1}, "cache has shape (2,) on rank 0 and (16,) on rank 1"),
+        ("differs from the start", {0, 1}, "cache has shape (2,) on rank 0 and (3,) on rank 1"),
+        ("appears on rank 1", {1}, "cache exists on rank 1, but not on rank 0"),
+        ("vanishes on rank 0", {0, 1}, "cache exists on rank 1, but not on rank 0"),
+        ("changes its type on rank 1", {1}, "cache is float32 on rank 0 and float64 on rank 1"),
+    ],
+)
+def test_buffers_whose_layouts_differ_are_refused_by_name(pool: Pool, case: str, on: set[int], difference: str) -> None:
+    results = pool.run(train_with_cache, 2, case, "broadcast")
+    assert {rank for rank, (error, _) in enumerate(results) if difference in error} == on
+
+
+@pytest.mark.parametrize("case", CACHES)
+def test_buffers_that_stay_local_may_differ(pool: Pool, case: str) -> None:
+    (error, first), (other_error, second) = pool.run(train_with_cache, 2, case, "local")
+    assert error == other_error == ""
+    for one, other in zip(first, second, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), "agreed() yields rank 0's"
 
 
 def synced_layer(comm: Comm, kind: str, shape: tuple[int, ...], momentum: float | None) -> dict[str, Tensor]:
@@ -138,13 +236,13 @@ def test_sync_is_batchnorm_on_the_whole_batch(
 
 
 def evaluates_like_plain(comm: Comm, track: bool) -> bool:
-    if not track and comm.rank == 1:  # In evaluation ranks may have different numbers of batches, so none may wait.
-        return True
     layer = nn.BatchNorm2d(3, track_running_stats=track).double()
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     plain = copy.deepcopy(layer).eval()
     with sync_batchnorm(layer, comm):
         assert type(layer) is SyncedBatchNorm
+        if not track and comm.rank == 1:  # In evaluation ranks may have different numbers of batches: none may wait.
+            return True
         return torch.equal(layer.eval()(x), plain(x))
 
 
@@ -212,3 +310,77 @@ def test_sync_keeps_precise_statistics_of_bf16(pool: Pool) -> None:
     (kind, first), (_, second) = pool.run(half_precision, 2)
     assert kind == torch.bfloat16
     assert first == second != 0
+
+
+class Branching(nn.Module):
+    """Model with BatchNorm, of which each rank uses another branch."""
+
+    def __init__(self, branch: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.first_norm = nn.Linear(6, 8), nn.BatchNorm1d(8)
+        self.second, self.second_norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.branches = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.last = nn.Linear(8, 2)
+        self.branch = branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second_norm(self.second(torch.tanh(self.first_norm(self.first(x)))))
+        return self.last(self.branches[self.branch](hidden))
+
+
+def train_branches(comm: Comm, strategy: str, bn: Any) -> Tensor:
+    """Return the weights after four steps in which each rank uses another branch."""
+    model = Branching(comm.rank).double()
+    torch.manual_seed(comm.rank)
+    with Sync(
+        model, lambda named: torch.optim.SGD(named, lr=0.1), create(strategy, allow_unused=True), comm, bn
+    ) as sync:
+        for _ in range(4):
+            sync.model(torch.randn(5, 6, dtype=torch.float64)).square().sum().backward()
+            sync.step()
+        with sync.agreed():
+            return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+IN_SMALL_BUCKETS = {
+    "ddp": "bucket_mb=0.0001",
+    "bucketed": "bucket_mb=0.0001,first_mb=0.0001",
+    "shared_memory": "bucket_mb=0.0001,first_mb=0.0001",
+    "priority": "slice_mb=0.0001",
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("bn", ["sync", "broadcast"])
+@pytest.mark.parametrize("strategy", with_options(LOSSLESS, IN_SMALL_BUCKETS))
+def test_ranks_that_use_different_branches(pool: Pool, strategy: str, bn: str, ranks: int) -> None:
+    """Ranks start their buckets at other places in backward than others, between other messages of BatchNorm."""
+    expected = pool.run(train_branches, ranks, "allreduce", bn)[0]
+    for found in pool.run(train_branches, ranks, strategy, bn):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+class BranchingNorms(Branching):
+    """Model whose branches have BatchNorm layers of their own, so that ranks do not run the same ones."""
+
+    def __init__(self, branch: int) -> None:
+        super().__init__(branch)
+        self.branches = nn.ModuleList([nn.BatchNorm1d(8) for _ in range(3)])
+
+
+def train_other_layers(comm: Comm) -> str:
+    model = BranchingNorms(comm.rank)
+    sync = Sync(
+        model, lambda named: torch.optim.SGD(named, lr=0.1), create("bucketed", allow_unused=True), comm, "sync"
+    )
+    try:
+        sync.model(torch.randn(5, 6))
+    except WorkloadError as error:
+        return error.message
+    return "no error"
+
+
+def test_sync_of_different_layers_is_refused(pool: Pool) -> None:
+    for rank, message in enumerate(pool.run(train_other_layers, 2)):
+        assert f"while rank {rank} is in branches.{rank}, another rank is in another layer" in message

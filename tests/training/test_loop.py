@@ -412,17 +412,20 @@ def bytes_by_purpose(timeline: Timeline) -> list[dict[tuple[RowKind, Purpose], l
 CHANNELS = (4, 6)
 GRADIENT_BYTES = 4 * sum(p.numel() for p in small_bn().model.parameters())
 STATISTICS = {
-    (RowKind.ALL_GATHER, Purpose.STATISTICS): [2 * 4 * (2 * channels + 1) for channels in CHANNELS],
-    (RowKind.ALL_REDUCE, Purpose.STATISTICS): [4 * 2 * channels for channels in reversed(CHANNELS)],
+    (RowKind.ALL_GATHER, Purpose.STATISTICS): [2 * 4 * (2 * channels + 2) for channels in CHANNELS],
+    (RowKind.ALL_REDUCE, Purpose.STATISTICS): [4 * (2 * channels + 1) for channels in reversed(CHANNELS)],
 }
-"""In forward every rank gathers means, squares and a count; in backward, from the last layer on, two sums are added."""
+"""In forward every rank gathers means, squares and a count; in backward, from the last layer on, two sums are added.
+Every message also has the number of its layer."""
+BUFFER_BYTES = 8 + sum(4 * 2 * channels + 8 for channels in CHANNELS)
+"""A header; of each layer, means and variances, and the number of batches in 64 bits."""
 
 
 @pytest.mark.parametrize(
     ("bn", "others"),
     [
         ("local", {}),
-        ("broadcast", {(RowKind.BROADCAST, Purpose.BUFFERS): [4 * 2 * sum(CHANNELS)]}),
+        ("broadcast", {(RowKind.BROADCAST, Purpose.BUFFERS): [BUFFER_BYTES]}),
         ("sync", STATISTICS),
     ],
 )

@@ -42,7 +42,7 @@ def with_batch_norm(dtype: torch.dtype) -> nn.Module:
 
 
 class TwoTypes(nn.Module):
-    """Model with buffers of two dtypes, hence two messages."""
+    """Model with buffers of two dtypes, which share one message."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A user's strategies: correct, incorrect, failing during training, slow, and failing at the end."""
+"""A user's strategies: correct, incorrect, failing during training, slow, failing at the end, different on ranks."""
 
 from __future__ import annotations
 
@@ -72,3 +72,26 @@ class BadClose(Mean):
         super().close()
         if stepped:
             raise RuntimeError("cannot close")
+
+
+class OtherSizes(AfterBackward):
+    """Incorrect: the ranks call the same collective with tensors of different sizes."""
+
+    name: ClassVar[str] = "other_sizes"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:  # noqa: ARG002
+        """Sum fewer numbers on rank 1 than on rank 0."""
+        dist.all_reduce(torch.zeros(50 if self.comm.rank else 100), group=self.comm.group)
+
+
+class OtherKinds(AfterBackward):
+    """Incorrect: the ranks call different collectives."""
+
+    name: ClassVar[str] = "other_kinds"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        """Sum on rank 0, and broadcast on rank 1."""
+        if self.comm.rank == 0:
+            dist.all_reduce(gradients[0], group=self.comm.group)
+        else:
+            dist.broadcast(gradients[0], 0, group=self.comm.group)

@@ -101,7 +101,9 @@ def test_a_batch_sampler_of_torch_is_read() -> None:
     assert set(found) < set(HELD_IN)
 
 
-@pytest.mark.parametrize("sampler", [None, SequentialSampler(DATA), RandomSampler(DATA)], ids=["none", "sequential", "random"])
+@pytest.mark.parametrize(
+    "sampler", [None, SequentialSampler(DATA), RandomSampler(DATA)], ids=["none", "sequential", "random"]
+)
 def test_what_takes_all_samples_is_replaced(sampler: Any) -> None:
     plain = trained(DATA)
     assert trained(loader_of(sampler)) == plain

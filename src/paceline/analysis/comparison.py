@@ -104,6 +104,8 @@ class Proof:
     lossless: bool
     ranks: int
     steps: int
+    parameters_hold: bool = True
+    """Whether the gradient of each parameter is equal up to rounding, too."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the proof as JSON values, with None for an infinite error."""
@@ -113,7 +115,7 @@ class Proof:
     @property
     def holds(self) -> bool:
         """Whether the gradients are equal up to rounding."""
-        return self.error < self.tolerance
+        return self.error < self.tolerance and self.parameters_hold
 
 
 @dataclass(frozen=True)
@@ -377,4 +379,5 @@ def _proof(event: ParityEvent) -> Proof:
         lossless=event.lossless,
         ranks=event.ranks,
         steps=event.steps,
+        parameters_hold=event.parameters_hold,
     )

@@ -215,20 +215,39 @@ def close_comm(comm: Comm) -> None:
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> None:
-    """Overwrite each tensor with rank 0's, with one broadcast per dtype."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
-    for members in by_dtype.values():
-        sizes = [member.numel() for member in members]
-        if comm.rank == 0:
-            flat = torch.cat([member.reshape(-1) for member in members])
-        else:
-            flat = members[0].new_empty(sum(sizes))
-        dist.broadcast(flat.view(torch.uint8), group_src=0, group=comm.group)  # Gloo does not support every dtype.
-        if comm.rank != 0:
-            parts = flat.split(sizes)
-            torch._foreach_copy_(members, [part.view_as(member) for part, member in zip(parts, members, strict=True)])
+    """Overwrite each tensor with rank 0's, with one broadcast. Every rank must pass tensors of the same layout."""
+    size = sum(tensor.nbytes for tensor in tensors)
+    if not size:
+        return
+    message = torch.empty(size, dtype=torch.uint8, device=comm.device)  # Gloo does not support every dtype.
+    if comm.rank == 0:
+        pack_bytes(tensors, message)
+    dist.broadcast(message, group_src=0, group=comm.group)
+    if comm.rank != 0:
+        unpack_bytes(message, tensors)
+
+
+def pack_bytes(tensors: Sequence[Tensor], message: Tensor) -> None:
+    """Copy the bytes of all tensors, of any types and on any devices, one after the other into a message."""
+    parts = message.split([tensor.nbytes for tensor in tensors])
+    torch._foreach_copy_(list(parts), [_as_bytes(tensor.detach().contiguous()) for tensor in tensors])
+
+
+def unpack_bytes(message: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Overwrite tensors with the bytes of a message that `pack_bytes` made of tensors of the same layout."""
+    parts = message.split([tensor.nbytes for tensor in tensors])
+    dense = [tensor.detach().is_contiguous() for tensor in tensors]
+    torch._foreach_copy_(
+        [_as_bytes(tensor.detach()) for tensor, is_dense in zip(tensors, dense, strict=True) if is_dense],
+        [part for part, is_dense in zip(parts, dense, strict=True) if is_dense],
+    )
+    for tensor, part, is_dense in zip(tensors, parts, dense, strict=True):
+        if not is_dense:
+            tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
 
 
 @contextmanager

@@ -37,20 +37,22 @@ def _gather_bytes(text: bytes, control: ControlChannel) -> list[bytes]:
 
 def send_typed(value: Any, rank: int, group: dist.ProcessGroup, tag: int = 0) -> None:
     """Send a value to a rank, which must call `receive_typed` with its type. NaN becomes None."""
-    _send_bytes(encode(value), rank, group, tag)
+    send_bytes(encode(value), rank, group, tag)
 
 
 def receive_typed(kind: type[SentT], rank: int, group: dist.ProcessGroup, tag: int = 0) -> SentT:
     """Receive a value of a type that a rank sends with `send_typed`."""
-    return msgspec.json.decode(_receive_bytes(rank, group, tag), type=kind)
+    return msgspec.json.decode(receive_bytes(rank, group, tag), type=kind)
 
 
-def _send_bytes(text: bytes, rank: int, group: dist.ProcessGroup, tag: int) -> None:
+def send_bytes(text: bytes, rank: int, group: dist.ProcessGroup, tag: int) -> None:
+    """Send bytes, of any number, to a rank, which must call `receive_bytes`."""
     dist.send(torch.tensor([len(text)]), group_dst=rank, group=group, tag=tag)
     dist.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), group_dst=rank, group=group, tag=tag)
 
 
-def _receive_bytes(rank: int, group: dist.ProcessGroup, tag: int) -> bytes:
+def receive_bytes(rank: int, group: dist.ProcessGroup, tag: int) -> bytes:
+    """Receive bytes that a rank sends with `send_bytes`."""
     length = torch.zeros(1, dtype=torch.int64)
     dist.recv(length, group_src=rank, group=group, tag=tag)
     text = torch.empty(int(length), dtype=torch.uint8)
@@ -62,15 +64,15 @@ def send_json_message(message: JsonMessage, rank: int, group: dist.ProcessGroup,
     """Send a message to a rank, which must call `receive_json_message`."""
     tensors = [value for values in message.values() for value in values.values() if isinstance(value, Tensor)]
     header = {name: {key: _encode(key, value) for key, value in values.items()} for name, values in message.items()}
-    _send_bytes(json.dumps(header).encode(), rank, group, tag)
+    send_bytes(json.dumps(header).encode(), rank, group, tag)
     for tensor in tensors:
         if tensor.numel():
-            dist.send(_as_bytes(tensor.detach().cpu().contiguous()), group_dst=rank, group=group, tag=tag)
+            dist.send(as_bytes(tensor.detach().cpu().contiguous()), group_dst=rank, group=group, tag=tag)
 
 
 def receive_json_message(rank: int, group: dist.ProcessGroup, tag: int = 0) -> dict[str, dict[str, Any]]:
     """Receive a message that a rank sends with `send_json_message`; its tensors are in main memory."""
-    header: dict[str, dict[str, list[Any]]] = json.loads(_receive_bytes(rank, group, tag))
+    header: dict[str, dict[str, list[Any]]] = json.loads(receive_bytes(rank, group, tag))
     return {
         name: {key: _decode(kind, content, rank, group, tag) for key, (kind, content) in values.items()}
         for name, values in header.items()
@@ -95,9 +97,10 @@ def _decode(kind: str, content: Any, rank: int, group: dist.ProcessGroup, tag: i
         return content
     tensor = torch.empty(content, dtype=getattr(torch, kind))
     if tensor.numel():
-        dist.recv(_as_bytes(tensor), group_src=rank, group=group, tag=tag)
+        dist.recv(as_bytes(tensor), group_src=rank, group=group, tag=tag)
     return tensor
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor as a one-dimensional view of its bytes."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -13,6 +13,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from paceline.errors import ERRORS_BY_NAME, PacelineError, RankError
+from paceline.formatting import size
+from paceline.launch.native_crash import (
+    collective_in_stack,
+    native_cause,
+    place_in_stack,
+    read_stack,
+    size_mismatch,
+)
 from paceline.records import RunFolder
 from paceline.records.decoder import read_model
 from paceline.records.failure import ErrorInfo, RankFailure
@@ -26,8 +34,16 @@ _PEER_LOST_PHRASES = (
     "NCCL error",
 )
 _WRAPPER = "'DistributedDataParallel' object"
-_STACK = "Stack (most recent call first):"
-"""First line of the stack that faulthandler prints when the launcher stops a rank."""
+_SAME_COLLECTIVES_HINT = "call the same collectives on all ranks, in the same order, with tensors of the same size; "
+_CAUSES_OF_SIGNALS = {
+    signal.SIGKILL: "the host may have run out of memory; ",
+    signal.SIGSEGV: "native code accessed memory that it must not access: a bug in an extension, or in a library; ",
+    signal.SIGBUS: "native code accessed memory that does not exist: shared memory (/dev/shm) or a disk may be full; ",
+    signal.SIGILL: "native code used an instruction that this processor lacks; ",
+    signal.SIGFPE: "native code divided an integer by zero; ",
+    signal.SIGXCPU: "the limit of CPU time was reached (ulimit -t); ",
+    signal.SIGXFSZ: "the limit of file size was reached (ulimit -f); ",
+}
 
 
 def record_failure(error: BaseException, rank: int, file: Path, run: int | None = None) -> None:
@@ -81,20 +97,42 @@ def _root_cause(
 ) -> PacelineError:
     killed = [rank for rank, code in sorted(exit_codes.items()) if code < 0 and -code != signal.SIGTERM]
     if killed:
-        return _killed_error(killed[0], -exit_codes[killed[0]], folder)
+        return _killed_error(killed[0], -exit_codes[killed[0]], folder, failures)
     if not failures:
         rank, code = min(exit_codes.items())
         return RankError(f"rank {rank} ended with exit code {code}.", hint=_log_hint(rank, folder))
     if not failures[0].peer_lost:
         return _recorded_error(failures[0], folder)
     failed = {failure.rank for failure in failures}
-    return _peer_lost_error(failures[0], [rank for rank in ranks if rank not in failed], folder)
+    return _peer_lost_error(failures, [rank for rank in ranks if rank not in failed], folder)
 
 
-def _killed_error(rank: int, number: int, folder: RunFolder) -> RankError:
+def _killed_error(rank: int, number: int, folder: RunFolder, failures: list[RankFailure]) -> RankError:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    cause = "the host may have run out of memory; " if number == signal.SIGKILL else ""
-    return RankError(f"rank {rank} was killed by {name}.", hint=cause + _log_hint(rank, folder))
+    stack, cause = read_stack(folder.log_file(rank)), native_cause(folder.log_file(rank))
+    stacks = {failure.rank: failure.detail for failure in failures if failure.peer_lost} | {rank: stack}
+    hint = _CAUSES_OF_SIGNALS.get(signal.Signals(number), "") if number in set(signal.Signals) else ""
+    found = ""
+    sizes = size_mismatch(cause or "")
+    if sizes is not None:
+        where = _where_ranks_were(stacks)
+        found = ": ranks called different collectives, or the same one with different sizes"
+        found += f" (a message of {size(sizes[0])} arrived instead of {size(sizes[1])}{f'; {where}' if where else ''})"
+        hint = _SAME_COLLECTIVES_HINT
+    elif cause is not None and number == signal.SIGABRT:
+        found = f": {cause.rstrip('.')}"
+    return RankError(f"rank {rank} was killed by {name}{found}.", hint=hint + _log_hint(rank, folder), detail=stack)
+
+
+def _where_ranks_were(stacks: Mapping[int, str | None]) -> str:
+    """Return in words which collective each rank was in, and at which line of the user's code, as far as known."""
+    known = []
+    for rank, stack in sorted(stacks.items()):
+        collective = collective_in_stack(stack or "")
+        if collective is not None:
+            place = place_in_stack(stack or "")
+            known.append(f"rank {rank} was in {collective}" + (f" at {place}" if place else ""))
+    return ", ".join(known)
 
 
 def _recorded_error(failure: RankFailure, folder: RunFolder) -> PacelineError:
@@ -106,27 +144,34 @@ def _recorded_error(failure: RankFailure, folder: RunFolder) -> PacelineError:
     return RankError(f"rank {rank} failed: {message}", detail=failure.detail, hint=wrapped + _log_hint(rank, folder))
 
 
-def _peer_lost_error(failure: RankFailure, unresponsive: list[int], folder: RunFolder) -> RankError:
-    """Return the error of a rank that lost its peers: names the ranks that did not respond, with the stack of one."""
+def _peer_lost_error(failures: list[RankFailure], unresponsive: list[int], folder: RunFolder) -> RankError:
+    """Return the error of a rank that lost its peers: names the ranks that did not respond, with the stack of one.
+
+    If the ranks were in different collectives, it also says in which.
+    """
+    failure = failures[0]
     rank, found = failure.rank, failure.message.splitlines()[0].rpartition("] ")[2]
+    stacks = {failure.rank: failure.detail for failure in failures} | {
+        other: read_stack(folder.log_file(other)) for other in unresponsive
+    }
+    collectives = {collective_in_stack(stack) for stack in stacks.values() if stack}
+    where, advice = "", ""
+    if len(collectives - {None}) > 1:
+        where, advice = _where_ranks_were(stacks), _SAME_COLLECTIVES_HINT
     if not unresponsive:
-        return RankError(f"rank {rank} lost the connection to another rank: {found}", hint=_log_hint(rank, folder))
-    stack = _read_stack(folder.log_file(unresponsive[0]))
-    where = "" if stack is None else f"the stack of rank {unresponsive[0]} is above; "
+        return RankError(
+            f"rank {rank} lost the connection to another rank: {found}" + (f"; {where}." if where else ""),
+            hint=advice + _log_hint(rank, folder),
+        )
+    stack = stacks[unresponsive[0]]
+    above = "" if stack is None else f"the stack of rank {unresponsive[0]} is above; "
     names = ("rank " if len(unresponsive) == 1 else "ranks ") + ", ".join(map(str, unresponsive))
     return RankError(
         f"rank {rank} stopped waiting for other ranks ({found}); {names} did not respond.",
-        hint=f"{where}increase --timeout if it is only slow; {_log_hint(unresponsive[0], folder)}",
+        hint=f"{above}{f'{where}: {advice}' if where else ''}increase --timeout if it is only slow; "
+        + _log_hint(unresponsive[0], folder),
         detail=stack,
     )
-
-
-def _read_stack(log: Path) -> str | None:
-    """Return the stack that a rank printed when the launcher stopped it; None if its log has none."""
-    if not log.exists():
-        return None
-    _, mark, stack = log.read_text(errors="replace").rpartition(_STACK)
-    return (mark + stack).strip() if mark else None
 
 
 def _log_hint(rank: int, folder: RunFolder) -> str:

@@ -37,6 +37,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends ranks at once; the launcher reports it.
     _redirect_output(job.folder.log_file(rank))
+    faulthandler.enable()  # Print the stacks of all threads if native code ends this process.
     faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # Print the stack of a rank that hangs.
     progress = JobProgress()
     try:

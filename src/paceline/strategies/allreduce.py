@@ -13,7 +13,7 @@ from paceline.strategies.base.strategy import AfterBackward
 
 
 class AllReduce(AfterBackward):
-    """An all-reduce sums each parameter's gradient over all ranks; then every rank divides it by the number of ranks.
+    """Every rank divides its gradients by the number of ranks; then an all-reduce sums each of them over all ranks.
 
     Idea
         All ranks do the same work. Gloo and NCCL pass chunks around a ring, so every link carries the same number of
@@ -39,6 +39,6 @@ class AllReduce(AfterBackward):
     name: ClassVar[str] = "allreduce"
 
     def agree(self, gradients: Sequence[Tensor]) -> None:
+        torch._foreach_div_(list(gradients), self.comm.world_size)  # First, since a sum may overflow in float16.
         for gradient in gradients:
             dist.all_reduce(gradient, group=self.comm.group)
-        torch._foreach_div_(list(gradients), self.comm.world_size)

@@ -128,9 +128,10 @@ def _hold_until_last(held: _HeldBuckets, bucket: GradBucket) -> Future[Tensor]:
     held.buckets.append((buffer, future))
     if bucket.is_last():
         ready, held.buckets = held.buckets, []
+        # Divided first, as DDP does, since a sum may overflow in float16.
+        torch._foreach_div_([waiting for waiting, _ in ready], held.group.size())
         for waiting, _ in ready:
             dist.all_reduce(waiting, group=held.group)
-        torch._foreach_div_([waiting for waiting, _ in ready], held.group.size())
         for waiting, done in ready:
             done.set_result(waiting)
     return future

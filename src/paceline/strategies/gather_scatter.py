@@ -16,13 +16,14 @@ class GatherScatter(AfterBackward):
     """Rank 0 gathers the gradients of all ranks, averages them and scatters the mean, one parameter at a time.
 
     Idea
-        The simplest scheme: one rank computes the mean. Every byte passes through rank 0, so its link is the
+        The simplest scheme: one rank computes the mean, as a sum of gradients that each rank has divided by the number
+        of ranks. Every byte passes through rank 0, so its link is the
         bottleneck, and the load on it grows with the number of ranks.
 
     Who sends what to whom (per parameter, of M bytes)
         rank 1 ──g1──▶             rank 0 ──mean──▶ rank 1
         rank 2 ──g2──▶ rank 0      rank 0 ──mean──▶ rank 2
-        rank 3 ──g3──▶ averages    rank 0 ──mean──▶ rank 3
+        rank 3 ──g3──▶ adds        rank 0 ──mean──▶ rank 3
 
     Cost
         2(p−1)(α + Mβ) + (p−1)Mγ per parameter: rank 0 moves 2(p−1)M bytes, every other rank 2M.
@@ -39,6 +40,7 @@ class GatherScatter(AfterBackward):
     def agree(self, gradients: Sequence[Tensor]) -> None:
         comm = self.comm
         is_root = comm.rank == 0
+        torch._foreach_div_(list(gradients), comm.world_size)  # First, since a sum may overflow in float16.
         for gradient in gradients:
             gathered = [torch.empty_like(gradient) for _ in range(comm.world_size)] if is_root else None
             dist.gather(gradient, gathered, group_dst=0, group=comm.group)
@@ -47,5 +49,5 @@ class GatherScatter(AfterBackward):
                 total = gathered[0]
                 for other in gathered[1:]:
                     total += other
-                mean = [total.div_(comm.world_size)] * comm.world_size
+                mean = [total] * comm.world_size
             dist.scatter(gradient, mean, group_src=0, group=comm.group)

@@ -8,18 +8,19 @@ CPUs; this one runs on any device and is exact in forward and backward.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from paceline.comm.group import Comm, broadcast_from_rank_0, from_rank_0
+from paceline.comm.group import Comm, from_rank_0, pack_bytes, unpack_bytes
+from paceline.comm.json_messages import gather_typed
+from paceline.comm.tensor_layout import TensorLayout, first_difference, layout_of
 from paceline.comm.timed_group import carrying
 from paceline.errors import WorkloadError
 from paceline.records.timeline import Purpose
@@ -27,49 +28,67 @@ from paceline.records.timeline import Purpose
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
+_BUFFERS_HINT = (
+    "create buffers with the same shape on every rank, or use --bn local, which does not broadcast them "
+    '(in your own training loop: attach(…, bn="local"))'
+)
+_HEADER_BYTES = 8
+"""Bytes before the buffers in a broadcast: the first is 1 if rank 0's layout has changed, else 0. Eight keep the
+buffers aligned."""
+
+
 class UpdatedBuffers:
-    """Floating-point buffers that training updates: running statistics, and any others that a model changes.
+    """Buffers that training updates: running statistics and their counts, and any others that a model changes.
 
     Constant buffers (masks, position tables) are never sent. To find the updated ones, the ranks compare values after
     the first step and at the end of each epoch. Version counters would not do: BatchNorm's kernels write running
     statistics without changing them.
+
+    The ranks also compare the layout of all buffers then, and every message has the size of that layout. A model may
+    replace buffers by others of another shape, such as a cache that grows. A rank that finds its own layout changed
+    never sends or receives into it: either all ranks agree on the new layout, or training is refused.
     """
 
     def __init__(self, model: nn.Module, comm: Comm) -> None:
         self._comm = comm
-        self._slots = [
-            _Slot(module._buffers, name, buffer.clone())
-            for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and buffer.is_floating_point()
-        ]
-        self._searched = False
+        self._owners = [(f"{path}." if path else "", module._buffers) for path, module in model.named_modules()]
+        self._before = {name: buffer.detach().clone() for name, buffer in self._buffers().items()}
+        """Values at the start, of buffers that are not known to change."""
+        self._layout: list[TensorLayout] | None = None
+        """Layout of all buffers of this rank at the last search; None before the first."""
+        self._updated: list[str] = []
+        """Names of the buffers that change and have the same layout on all ranks."""
+        self._updated_bytes = 0
+        self._difference = ""
+        """First difference between the ranks' layouts at the last search; empty if there was none."""
 
     @property
     def may_exist(self) -> bool:
-        """Whether the model has any floating-point buffer, which training may update."""
-        return bool(self._slots)
+        """Whether the model has any buffer, which training may update; it may be None at first."""
+        return any(buffers for _, buffers in self._owners)
 
     @property
     def message_bytes(self) -> list[int]:
-        """Bytes of each message of a broadcast of the known updated buffers: one message per dtype."""
-        by_type = Counter[torch.dtype]()
-        for tensor in self._tensors():
-            by_type[tensor.dtype] += tensor.nbytes
-        return list(by_type.values())
+        """Bytes of each message of a broadcast of the known updated buffers: one message, or none."""
+        return [_HEADER_BYTES + self._updated_bytes] if self._updated else []
 
     def broadcast(self) -> None:
         """Broadcast rank 0's updated buffers to every rank."""
-        if not self._searched:
+        if self._comm.world_size == 1:
+            return
+        if self._layout is None:
             self._find_updated()
-        tensors = self._tensors()
-        if tensors and self._comm.world_size > 1:
-            with self._comm.carrying(Purpose.BUFFERS):
-                broadcast_from_rank_0(tensors, self._comm)
+        self._check_layout()
+        while self._updated and not self._broadcast_in_layout():
+            self._find_updated()
+            self._check_layout()
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Replace the updated buffers by rank 0's inside the `with` block, then restore them."""
+        """Replace the updated buffers by rank 0's inside the `with` block, then restore them.
+
+        A buffer whose layout differs between ranks stays each rank's own.
+        """
         self._find_updated()
         if self._comm.world_size == 1:
             yield
@@ -78,40 +97,97 @@ class UpdatedBuffers:
             yield
 
     def divergence(self) -> float | None:
-        """Return the largest distance of any rank's buffers from rank 0's, relative to their norm; None without any."""
+        """Return the largest distance of any rank's buffers from rank 0's, relative to their norm; None without any.
+
+        Only floating-point buffers of the same layout on all ranks are compared.
+        """
         self._find_updated()
-        tensors = self._tensors()
+        tensors = [tensor for tensor in self._tensors() if tensor.is_floating_point()]
         return relative_divergence(tensors, self._comm) if tensors else None
 
-    def _tensors(self) -> list[Tensor]:
-        return [slot.tensor.detach() for slot in self._slots if slot.before is None]
+    def _broadcast_in_layout(self) -> bool:
+        """Broadcast the updated buffers in the layout of the last search; return False if rank 0's has changed.
+
+        If only this rank's layout has changed, it raises: then rank 0's bytes have no place here. On a GPU reading
+        rank 0's header would make every step wait for the device, so there any change of the layout is refused.
+        """
+        assert self._layout is not None
+        buffers, comm = self._buffers(), self._comm
+        found = layout_of(buffers.items())
+        is_changed, on_host = found != self._layout, comm.device.type == "cpu"
+        if is_changed and not on_host:
+            name = min(one.name for one in {*found}.symmetric_difference(self._layout))
+            raise WorkloadError(
+                f"the buffer {name} of rank {comm.rank} was added or removed, or its shape or type changed, after the "
+                "first step; on a GPU --bn broadcast needs buffers of constant shape.",
+                hint=_BUFFERS_HINT,
+            )
+        size = _HEADER_BYTES + self._updated_bytes
+        message = torch.zeros(size, dtype=torch.uint8, device=comm.device)
+        if comm.rank == 0 and is_changed:
+            message[0] = 1
+        elif comm.rank == 0:
+            pack_bytes([buffers[name].detach() for name in self._updated], message[_HEADER_BYTES:])
+        with comm.carrying(Purpose.BUFFERS):
+            dist.broadcast(message, group_src=0, group=comm.group)
+        if on_host and message[0]:
+            return False
+        if is_changed:
+            raise _layout_error(first_difference({0: self._layout, comm.rank: found}))
+        if comm.rank != 0:
+            unpack_bytes(message[_HEADER_BYTES:], [buffers[name].detach() for name in self._updated])
+        return True
+
+    def _check_layout(self) -> None:
+        """Raise, on all ranks, if the layouts differed at the last search."""
+        if self._difference:
+            raise _layout_error(self._difference)
 
     def _find_updated(self) -> None:
-        """Find the buffers that have changed on any rank."""
-        self._searched = True
-        candidates = [slot for slot in self._slots if slot.before is not None]
-        if not candidates:
-            return
-        changed = torch.tensor([not torch.equal(slot.tensor, slot.before) for slot in candidates], dtype=torch.int32)
-        for slot, ranks_changed in zip(candidates, self._comm.control.sum(changed).tolist(), strict=True):
-            if ranks_changed:
-                slot.before = None
+        """Find the buffers that have changed on any rank, and compare the layouts of all ranks."""
+        buffers = self._buffers()
+        own = [_BufferState(one, self._is_changed(one.name, buffers)) for one in layout_of(buffers.items())]
+        ranks = gather_typed(own, list[_BufferState], self._comm.control)
+        layouts = {rank: [state.layout for state in states] for rank, states in enumerate(ranks)}
+        shared = set(layouts[0]).intersection(*layouts.values())
+        changed = {state.layout.name for states in ranks for state in states if state.is_changed}
+        self._layout, self._difference = layouts[self._comm.rank], first_difference(layouts)
+        self._updated = [one.name for one in layouts[0] if one in shared and one.name in changed]
+        self._updated_bytes = sum(tensor.nbytes for tensor in self._tensors())
+        for name in changed:
+            self._before.pop(name, None)
+
+    def _is_changed(self, name: str, buffers: Mapping[str, Tensor]) -> bool:
+        before, now = self._before.get(name), buffers[name]
+        if before is None or (before.shape, before.dtype, before.device) != (now.shape, now.dtype, now.device):
+            return True
+        return not torch.equal(before, now)
+
+    def _tensors(self) -> list[Tensor]:
+        buffers = self._buffers()
+        return [buffers[name].detach() for name in self._updated]
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Return all buffers by name, looked up at each use, since a model may replace them; a shared one once."""
+        found: dict[int, tuple[str, Tensor]] = {}
+        for path, buffers in self._owners:
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    found.setdefault(id(buffer), (path + name, buffer))
+        return dict(found.values())
 
 
-@dataclass
-class _Slot:
-    """Dictionary entry of a buffer, looked up at each use, since a model may replace the tensor."""
+class _BufferState(msgspec.Struct, frozen=True, array_like=True):
+    """Layout of a buffer of one rank, and whether its value has changed since the start."""
 
-    owner: dict[str, Tensor | None]
-    name: str
-    before: Any
-    """Value at the start; None once the buffer is known to change."""
+    layout: TensorLayout
+    is_changed: bool
 
-    @property
-    def tensor(self) -> Tensor:
-        tensor = self.owner[self.name]
-        assert tensor is not None
-        return tensor
+
+def _layout_error(difference: str) -> WorkloadError:
+    return WorkloadError(
+        f"the buffers of the ranks differ, so rank 0's cannot be broadcast: {difference}.", hint=_BUFFERS_HINT
+    )
 
 
 def relative_divergence(tensors: Sequence[Tensor], comm: Comm) -> float:
@@ -125,8 +201,13 @@ def relative_divergence(tensors: Sequence[Tensor], comm: Comm) -> float:
 
 @contextmanager
 def sync_batchnorm(model: nn.Module, comm: Comm) -> Iterator[None]:
-    """Make the model's BatchNorm layers normalise over all ranks inside the `with` block; the objects stay the same."""
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, _BATCH_NORMS)]
+    """Make the model's BatchNorm layers normalise over all ranks inside the `with` block; the objects stay the same.
+
+    Every rank calls this. The statistics have a group of their own: strategies send gradients during backward, and on
+    one group the order of both kinds of messages would have to be the same on all ranks.
+    """
+    named: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)}
+    layers = list(named.values())
     own = [type(layer).__name__ for layer in layers if type(layer).forward is not nn.BatchNorm2d.forward]
     if own:
         raise WorkloadError(
@@ -134,21 +215,64 @@ def sync_batchnorm(model: nn.Module, comm: Comm) -> Iterator[None]:
             hint="use --bn broadcast or --bn local",
         )
     kinds = [type(layer) for layer in layers]
-    for layer in layers:
+    if comm.control.largest(len(layers)):  # The same decision on all ranks, even if their models differ.
+        exchange = StatisticsExchange(comm.subgroup(range(comm.world_size)), list(named))
+    for number, layer in enumerate(layers):
         layer.__class__ = SyncedBatchNorm
-        layer.group = comm.group
+        layer.exchange, layer.number = exchange, number
     try:
         yield
     finally:
         for layer, kind in zip(layers, kinds, strict=True):
             layer.__class__ = kind
-            del layer.group
+            del layer.exchange, layer.number
+
+
+class StatisticsExchange:
+    """Messages between the ranks' BatchNorm layers. Each carries the number of its layer, to find ranks that differ.
+
+    Where a branch is used on some ranks only, its layers would exchange statistics with other layers elsewhere.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, names: Sequence[str]) -> None:
+        self._group = group
+        self._names = names
+
+    def gather(self, own: Tensor, number: int) -> Tensor:
+        """Return the statistics of a layer of every rank, one row for each."""
+        own = torch.cat([own, own.new_tensor([number])])
+        everyone = own.new_empty(self._group.size(), own.numel())
+        with carrying(self._group, Purpose.STATISTICS):
+            dist.all_gather(list(everyone.unbind()), own, group=self._group)
+        self._check_layer(everyone[:, -1], number)
+        return everyone[:, :-1]
+
+    def sum(self, own: Tensor, number: int) -> Tensor:
+        """Return the sum of a layer's statistics over the ranks."""
+        total = torch.cat([own, own.new_tensor([number])])
+        with carrying(self._group, Purpose.STATISTICS):
+            dist.all_reduce(total, group=self._group)
+        self._check_layer(total[-1:] / self._group.size(), number)
+        return total[:-1]
+
+    def _check_layer(self, numbers: Tensor, number: int) -> None:
+        """Raise unless all ranks are in the layer with this number."""
+        if numbers.device.type != "cpu":  # Reading the numbers would make every layer wait for the device.
+            torch._assert_async((numbers == number).all(), "ranks are in different BatchNorm layers under --bn sync")
+        elif bool((numbers != number).any()):
+            raise WorkloadError(
+                f"under --bn sync all ranks must use the same BatchNorm layers in the same order, but while rank "
+                f"{self._group.rank()} is in {self._names[number]}, another rank is in another layer.",
+                hint="use --bn broadcast or --bn local, or let every rank run the same layers",
+            )
 
 
 class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm layer that normalises over the batches of all ranks of `group`."""
+    """BatchNorm layer that normalises over the batches of all ranks."""
 
-    group: dist.ProcessGroup
+    exchange: StatisticsExchange
+    number: int
+    """Number of the layer in the model."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accept any shape with channels in the second dimension."""
@@ -158,7 +282,7 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         if not self.training:
             return super().forward(input)
         normalise: Any = _SyncedNormalise.apply
-        output, mean, variance = normalise(input, self.weight, self.bias, self.eps, self.group)
+        output, mean, variance = normalise(input, self.weight, self.bias, self.eps, self.exchange, self.number)
         if self.track_running_stats:
             self._track(mean, variance)
         assert isinstance(output, Tensor)
@@ -184,23 +308,26 @@ class _SyncedNormalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: dist.ProcessGroup
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        exchange: StatisticsExchange,
+        number: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
         dims = [dim for dim in range(x.dim()) if dim != 1]
         count = x.numel() // x.shape[1]
         local_variance, local_mean = torch.var_mean(precise, dims, correction=0)
         own = torch.cat([local_mean, local_variance * count, local_mean.new_tensor([count])])
-        everyone = own.new_empty(group.size(), own.numel())
-        with carrying(group, Purpose.STATISTICS):
-            dist.all_gather(list(everyone.unbind()), own, group=group)
-        means, squares, counts = everyone.split([x.shape[1], x.shape[1], 1], dim=1)
+        means, squares, counts = exchange.gather(own, number).split([x.shape[1], x.shape[1], 1], dim=1)
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         square = (squares + counts * (means - mean).square()).sum(0)
         inverse_deviation = torch.rsqrt(square / total + eps)
         ctx.save_for_backward(x, weight, mean, inverse_deviation, total)
-        ctx.group = group
+        ctx.exchange, ctx.number = exchange, number
         ctx.has_bias = bias is not None
         scale = inverse_deviation if weight is None else inverse_deviation * weight
         shift = -mean * scale if bias is None else bias - mean * scale
@@ -219,13 +346,11 @@ class _SyncedNormalise(torch.autograd.Function):
         own = torch.stack([dy_precise.sum(dims), (dy_precise * centred).sum(dims)])
         grad_weight = own[1] * inverse_deviation if weight is not None else None
         grad_bias = own[0].clone() if ctx.has_bias else None
-        with carrying(ctx.group, Purpose.STATISTICS):
-            dist.all_reduce(own, group=ctx.group)
         scale = inverse_deviation if weight is None else inverse_deviation * weight
-        sum_dy, sum_dy_centred = own / total
+        sum_dy, sum_dy_centred = ctx.exchange.sum(own.flatten(), ctx.number).view_as(own) / total
         grad_x = dy_precise - _per_channel(sum_dy, x)
         grad_x -= centred * _per_channel(inverse_deviation.square() * sum_dy_centred, x)
-        return (grad_x * _per_channel(scale, x)).to(x.dtype), grad_weight, grad_bias, None, None
+        return (grad_x * _per_channel(scale, x)).to(x.dtype), grad_weight, grad_bias, None, None, None
 
 
 def _per_channel(values: Tensor, like: Tensor) -> Tensor:

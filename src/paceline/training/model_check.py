@@ -38,7 +38,7 @@ def check_model(
     The error names parameters without a gradient, unless they are allowed. The check changes nothing: gradients,
     buffers and random number generators are restored.
     """
-    kept = [buffer.clone() for buffer in model.buffers()]
+    kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     missing: list[str] = []
     with kept_random_state(source.share.device):
         with _blaming_the_model("on its first batch", config):
@@ -49,8 +49,9 @@ def check_model(
             _check_test(model, workload, test, config)
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
-        for buffer, before in zip(model.buffers(), kept, strict=True):
-            buffer.copy_(before)
+        for name, buffer in model.named_buffers():
+            if name in kept and kept[name].shape == buffer.shape:  # The pass may have made others, such as caches.
+                buffer.copy_(kept[name])
     if missing:
         raise no_gradient_error(missing, rank)
 

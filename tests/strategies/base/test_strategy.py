@@ -303,6 +303,38 @@ def test_none_does_not_exchange_buffers_either(pool: Pool) -> None:
     assert not torch.equal(together[1], alone)
 
 
+class LargeGradients(nn.Module):
+    """Model with gradients of 40,000 in several dtypes; in float16 the sum over two ranks is not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)):
+            self.register_parameter(name, nn.Parameter(torch.zeros(300, dtype=dtype)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((parameter.float() * x).sum() for parameter in self.parameters())
+
+
+def step_with_large_gradients(comm: Comm, strategy: str) -> dict[str, Tensor]:
+    """Return the weights after one step with learning rate 1: the negative mean gradient."""
+    model = LargeGradients()
+    with Sync(model, lambda named: torch.optim.SGD(named, lr=1.0), create(strategy), comm, "local") as sync:
+        sync.model(torch.full((300,), 40_000.0)).backward()
+        sync.step()
+        with sync.agreed() as agreed:
+            return {name: weights.detach().float() for name, weights in agreed.named_parameters()}
+
+
+@pytest.mark.parametrize("strategy", [*LOSSLESS, "ddp:overlap=false"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_means_of_large_half_precision_gradients_are_finite(pool: Pool, strategy: str, ranks: int) -> None:
+    for weights in pool.run(step_with_large_gradients, ranks, strategy):
+        for name, found in weights.items():
+            torch.testing.assert_close(
+                -found, torch.full((300,), 40_000.0), rtol=2e-2 if name == "bf16" else 1e-3, atol=0
+            )
+
+
 INTERFACE = {
     *("name", "lossless", "lockstep", "exchanges", "sends", "agrees_in_backward", "supports", "period", "Options"),
     *("roles", "attach", "wrap", "microbatch", "step", "finish", "agreed", "state", "load", "close", "abandon"),

@@ -24,7 +24,8 @@ from paceline.records.parity import Parity
 from paceline.strategies.base.strategy import AfterBackward, Strategy
 from paceline.strategies.registry import create
 from paceline.training.batchnorm import relative_divergence
-from paceline.training.parity.oracle import Gradients, Shards, oracle
+from paceline.training.parity.difference import Gradients
+from paceline.training.parity.oracle import Shards, oracle
 from paceline.training.parity.proof import prove, take_shards
 from paceline.training.sync import Sync
 from paceline.workloads.batches import Share, make_source
@@ -58,9 +59,11 @@ _trained: dict[tuple[str, int, RunConfig], Tensor] = {}
 def proof(comm: Comm, strategy: str, case: str, settings: dict[str, Any], scaled: bool = False) -> Parity:
     """Return the verdict, the same on every rank."""
     config = RunConfig(**{"batch": 12, "precision": "fp64", "augment": False} | settings)
-    share = Share(comm.rank, comm.world_size, config.accumulate, comm.device, torch.float64)
+    dtype = torch.float32 if config.precision == "fp32" else torch.float64
+    share = Share(comm.rank, comm.world_size, config.accumulate, comm.device, dtype)
     chosen = WRONG[strategy]() if strategy in WRONG else create(strategy, allow_unused=config.allow_unused)
     workload = OWN[case]() if case in OWN else cases.make(case)
+    workload.model.to(dtype)
     other_side = () if case in OWN else _shards_and_oracle(workload, case, share, config, comm)
     scaler = GradScaler("cpu") if scaled else None
     return prove(chosen, workload, share, config, comm, STEPS, *other_side, scaler=scaler)
@@ -172,7 +175,7 @@ class NotClipping(AfterBackward):
             dist.all_reduce(gradient, group=self.comm.group)
             gradient /= self.comm.world_size
 
-    def update(self, max_norm: float | None) -> None:  # noqa: ARG002
+    def update(self, max_norm: float | None, scaler: GradScaler | None = None) -> None:  # noqa: ARG002
         super().update(None)
 
 
@@ -185,7 +188,33 @@ class NotUnscaling(NotClipping):
         Strategy.update(self, max_norm)
 
 
+class WrongInOneParameter(AfterBackward):
+    """Mean, but the sum of a single small parameter."""
+
+    name: ClassVar[str] = "wrong_in_one"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        for (name, _), gradient in zip(self.parameters, gradients, strict=True):
+            dist.all_reduce(gradient, group=self.comm.group)
+            if "faint" not in name:
+                gradient /= self.comm.world_size
+
+
+class SkipsOneParameter(AfterBackward):
+    """Mean, but a single small parameter is not exchanged."""
+
+    name: ClassVar[str] = "skips_one"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        for (name, _), gradient in zip(self.parameters, gradients, strict=True):
+            if "faint" not in name:
+                dist.all_reduce(gradient, group=self.comm.group)
+                gradient /= self.comm.world_size
+
+
 WRONG: dict[str, Callable[[], AfterBackward]] = {
+    "wrong_in_one": WrongInOneParameter,
+    "skips_one": SkipsOneParameter,
     "summing": Summing,
     "breaking": Breaking,
     "not_clipping": NotClipping,
@@ -230,6 +259,33 @@ def test_gradients_that_stay_scaled_are_found_out(pool: Pool) -> None:
 def test_a_step_that_a_scaler_skips_is_found_out(pool: Pool) -> None:
     verdicts = pool.run(proof, 2, "breaking", "frozen", {}, True)
     assert [verdict.error for verdict in verdicts] == [math.inf] * 2
+
+
+@pytest.mark.parametrize(("case", "precision"), [("faint", "fp32"), ("fainter", "fp64")])
+def test_an_error_in_a_small_parameter_is_found_and_named(pool: Pool, case: str, precision: str) -> None:
+    assert pool.run(proof, 3, "allreduce", case, {"precision": precision})[0].holds
+    verdict = pool.run(proof, 3, "wrong_in_one", case, {"precision": precision})[0]
+    assert verdict.error < verdict.tolerance, "the error of the whole gradient does not show it"
+    assert not verdict.unproven
+    with pytest.raises(ParityError, match=r"the gradient of 3\.faint is 3 times the mean over the ranks: it sums"):
+        verdict.check()
+    with pytest.raises(ParityError, match=r"the gradient of 3\.faint is off by"):
+        pool.run(proof, 3, "skips_one", case, {"precision": precision})[0].check()
+
+
+@pytest.mark.parametrize("case", ["cnn", "slim_vgg11", "residual", "attention"])
+@pytest.mark.parametrize("strategy", PROVEN)
+def test_rounding_in_single_precision_is_no_error(pool: Pool, strategy: str, case: str) -> None:
+    """Three ranks, since a division by three rounds. Of many biases only rounding errors are left."""
+    verdict = pool.run(proof, 3, strategy, case, {"precision": "fp32", "batch": 25})[0]
+    assert not verdict.unproven
+    verdict.check()
+
+
+@pytest.mark.parametrize("case", ["residual", "attention"])
+@pytest.mark.parametrize("strategy", PROVEN)
+def test_gradients_that_are_zero_up_to_rounding(pool: Pool, strategy: str, case: str) -> None:
+    check(pool, 3, strategy, case, batch=13)
 
 
 def samples(count: int = 96) -> tuple[Tensor, Tensor]:
@@ -291,6 +347,63 @@ class Running(nn.Module):
         return x - self.seen.clone()
 
 
+class Faint(nn.Module):
+    """Layer whose only parameter has a gradient that is small beside all others."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.faint = nn.Parameter(torch.zeros(1))
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + self.by * self.faint)
+
+
+def faint(by: float) -> Workload:
+    """Return a model of 164,000 numbers, one of which has a gradient `by` times the size of others."""
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(6, 400), nn.ReLU(), nn.Linear(400, 400), Faint(by), nn.ReLU(), nn.Linear(400, 3))
+    return classifier(model.double(), samples())
+
+
+class Attention(nn.Module):
+    """A layer of attention, whose bias of keys has a gradient of zero, up to rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(16, 11)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.layer(self.embedding(tokens)).mean(1))
+
+
+def attention() -> Workload:
+    torch.manual_seed(1)
+    tokens = torch.randint(0, 11, (96, 9))
+    return classifier(Attention(), (tokens[:, :8], tokens[:, 8]))
+
+
+class Residual(nn.Module):
+    """A block of a ResNet, with biases before BatchNorm: their gradients are zero, up to rounding."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.first_norm, self.second_norm = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.second_norm(self.second(F.relu(self.first_norm(self.first(x))))))
+
+
+def residual() -> Workload:
+    torch.manual_seed(2)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), Residual(8), nn.AvgPool2d(2), Residual(8)]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    return classifier(model, (torch.randn(96, 3, 16, 16), torch.randint(0, 3, (96,))))
+
+
 def generator() -> Workload:
     """Return batches that can be iterated once; the last ones are too small for three steps."""
 
@@ -324,6 +437,10 @@ def spectral(norm: Callable[[nn.Module], nn.Module]) -> Workload:
 
 
 OWN: dict[str, Callable[[], Workload]] = {
+    "faint": lambda: faint(8e-5),
+    "fainter": lambda: faint(1e-10),
+    "attention": attention,
+    "residual": residual,
     "generator": generator,
     "augmented": lambda: classifier(perceptron(), Augmented()),
     "spectral_norm": lambda: spectral(nn.utils.parametrizations.spectral_norm),

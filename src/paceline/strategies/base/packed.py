@@ -16,8 +16,8 @@ from paceline.strategies.base.strategy import AfterBackward
 class Packed(AfterBackward):
     """Base class of strategies that sum all gradients of one data type over the ranks as one tensor, after backward.
 
-    Subclasses write only `all_reduce`. The gradients are copied into one tensor before it. After it they are copied
-    back and divided by the number of ranks. The memory is kept between steps.
+    Subclasses write only `all_reduce`. Before it the gradients are divided by the number of ranks and copied into one
+    tensor; after it they are copied back. The memory is kept between steps.
     """
 
     sends = "packed"
@@ -38,19 +38,24 @@ class Packed(AfterBackward):
         for members in by_type.values():
             packed = self._pack(members)
             self.all_reduce(packed)
-            for part, gradient in zip(packed.split([g.numel() for g in members]), members, strict=True):
-                torch.div(part, self.comm.world_size, out=gradient)
+            torch._foreach_copy_(members, packed.split([gradient.numel() for gradient in members]))
 
     def close(self) -> None:
         self.scratch, self._memory = Scratch(), {}
         super().close()
 
     def _pack(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Return the gradients concatenated; with unused parameters there may be fewer than in the step before."""
+        """Return the gradients, divided by the number of ranks, as one tensor.
+
+        They are divided before they are summed, since a sum may overflow in float16. With unused parameters there may
+        be fewer than in the step before.
+        """
         items = sum(gradient.numel() for gradient in gradients)
         like = gradients[0]
         if like.dtype not in self._memory or len(self._memory[like.dtype]) < items:
             self._memory[like.dtype] = like.new_empty(items)
         packed = self._memory[like.dtype][:items]
-        torch.cat(list(gradients), out=packed)
+        parts = packed.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            torch.div(gradient, self.comm.world_size, out=part)
         return packed

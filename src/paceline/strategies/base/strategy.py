@@ -15,6 +15,7 @@ from torch.amp import GradScaler
 
 from paceline.comm.flat_view import flat_view
 from paceline.comm.group import Comm, broadcast_from_rank_0
+from paceline.comm.tensor_layout import check_same_model
 from paceline.errors import UsageError, WorkloadError
 from paceline.formatting import plural
 from paceline.records.timeline import Purpose
@@ -95,6 +96,7 @@ class Strategy(ABC):
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer, comm: Comm) -> nn.Module:
         """Copy rank 0's weights to every rank and prepare the model; return the module to call instead of it."""
         if not comm.is_server:  # Servers receive the weights from the strategy.
+            check_same_model(model, comm.control)
             with comm.carrying(Purpose.WEIGHTS):
                 broadcast_from_rank_0([*model.parameters(), *model.buffers()], comm)
         parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]

@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from paceline.comm.group import Comm
+from paceline.comm.nested_messages import NestedMessage, receive_nested
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
-from paceline.strategies.base.strategy import NamedParameters
+from paceline.training.parity.difference import Gradients, repeats
 from paceline.training.precision import autocast
 from paceline.workloads.batches import MicroBatch, Share, Source
 from paceline.workloads.random_state import seed_everything
@@ -34,7 +33,6 @@ from paceline.workloads.workload import Workload
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest error of a lossless strategy, relative to the norm of the gradient."""
 
-Gradients = dict[str, Tensor]
 ShardStep = list[list[MicroBatch]]
 """Micro-batches of every rank in one step, with the fetched batches as content."""
 
@@ -57,10 +55,19 @@ def draw_shards(source: Source, comm: Comm, steps: int) -> Shards:
             "the training data has no batch.", hint="provide at least one batch with a sample for every rank"
         )
     own = list(itertools.islice(itertools.cycle(drawn), steps))
-    gathered: list[Any] | None = [None] * comm.world_size if comm.rank == 0 else None
-    dist.gather_object(drawn, gathered, group_dst=0, group=comm.control.group)
-    all_ranks = [list(step) for step in zip(*(gathered or []), strict=True)]
+    all_ranks = [list(step) for step in zip(*_gather_drawn(drawn, comm), strict=True)]
     return Shards(own, list(itertools.islice(itertools.cycle(all_ranks), steps)))
+
+
+def _gather_drawn(drawn: list[list[MicroBatch]], comm: Comm) -> list[list[list[MicroBatch]]]:
+    """Return the micro-batches of each step of every rank, on rank 0; empty on other ranks."""
+    own = [[[one.samples, one.weight, one.epoch, one.content] for one in step] for step in drawn]
+    message, group = NestedMessage(own), comm.control.group
+    if comm.rank != 0:
+        message.send(0, group)
+        return []
+    received = [receive_nested(rank, group, own) for rank in range(1, comm.world_size)]
+    return [drawn, *([[MicroBatch(*one) for one in step] for step in rank] for rank in received)]
 
 
 def _batches(source: Source, comm: Comm) -> Iterator[list[MicroBatch]]:
@@ -103,7 +110,7 @@ def inconclusive_reason(
             "one rank to find the cause."
         )
     tolerance = TOLERANCE[share.dtype]
-    if not difference(oracle(workload, shards, share, config), expected) < tolerance:
+    if not repeats(oracle(workload, shards, share, config), expected, tolerance):
         return (
             "one process computes different gradients when it repeats the same steps; seed every random number in the "
             "model, the loss and the step."
@@ -115,7 +122,7 @@ def inconclusive_reason(
     still = replace(workload, model=_set_eval(model, nn.modules.batchnorm._BatchNorm))
     merged = _merge_ranks(shards)
     one_by_one = _gradients(still, shards, share, config)
-    if merged is None or not difference(_gradients(still, merged, share, config), one_by_one) < tolerance:
+    if merged is None or not repeats(_gradients(still, merged, share, config), one_by_one, tolerance):
         return (
             "under --bn sync the proof merges the shards of all ranks into one batch, and this model or loss computes "
             "something else on the merged batch (functional dropout, a loss that is not a mean over samples, batches "
@@ -158,31 +165,6 @@ def backward(
     (weighted if scaler is None else scaler.scale(weighted)).backward()
 
 
-def difference(found: Sequence[Gradients], expected: Sequence[Gradients]) -> float:
-    """Return the relative error of the worst step."""
-    errors = []
-    for one, other in zip(found, expected, strict=True):
-        parameters = [(name, other.get(name, one.get(name))) for name in {**one, **other}]
-        right = flatten(other, parameters)
-        errors.append(relative_error(flatten(one, parameters) - right, right))
-    return max(errors)
-
-
-def relative_error(off: Tensor, right: Tensor) -> float:
-    """Return ‖off‖ ÷ ‖right‖; 0 if both are 0, infinity if the quotient is not finite."""
-    if not off.norm():
-        return 0.0
-    error = float(off.norm() / right.norm())
-    return error if math.isfinite(error) else math.inf
-
-
-def flatten(gradients: Gradients, parameters: NamedParameters | Sequence[tuple[str, Any]]) -> Tensor:
-    """Return all gradients as one vector, with zeros for missing ones."""
-    return torch.cat(
-        [gradients.get(name, torch.zeros_like(p)).detach().double().cpu().reshape(-1) for name, p in parameters]
-    )
-
-
 def _gradients(workload: Workload, shards: Sequence[ShardStep], share: Share, config: RunConfig) -> list[Gradients]:
     """Train the shards one after the other, each on its replica; return the mean gradient of each step."""
     first = copy.deepcopy(workload.model)
@@ -211,7 +193,7 @@ def _share_buffers(replicas: Sequence[nn.Module]) -> None:
     first = dict(replicas[0].named_buffers())
     for replica in replicas[1:]:
         for name, buffer in replica.named_buffers():
-            if buffer.is_floating_point() and name in first:
+            if name in first and buffer.shape == first[name].shape:
                 buffer.detach().copy_(first[name].detach())
 
 

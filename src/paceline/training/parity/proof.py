@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -23,18 +22,16 @@ from paceline.config import RunConfig
 from paceline.records.parity import Parity
 from paceline.strategies.base.abilities import ServesParameters, UpdatesInParts
 from paceline.strategies.base.strategy import NamedParameters, Strategy
+from paceline.training.parity.difference import GradientDifference, Gradients, measure_difference, worst
 from paceline.training.parity.oracle import (
     TOLERANCE,
-    Gradients,
     Shards,
     backward,
     clip_norm_of,
     draw_shards,
-    flatten,
     inconclusive_reason,
     normalises_over_ranks,
     oracle,
-    relative_error,
     without_dropout,
 )
 from paceline.training.sync import Sync
@@ -101,14 +98,32 @@ def prove(
     if comm.rank == 0 and expected is None:
         expected = oracle(workload, shards.all_ranks, share, config)
     right = gradients if expected is None else expected
+    tolerance = TOLERANCE[share.dtype]
     found = worst(
-        compare_gradients(one, other, workload.model, comm) for one, other in zip(gradients, right, strict=True)
+        compare_gradients(one, other, workload.model, comm, tolerance)
+        for one, other in zip(gradients, right, strict=True)
     )
-    parity = Parity(strategy.name, comm.world_size, *found, TOLERANCE[share.dtype], strategy.lossless, steps)
+    parity = parity_of(strategy, comm.world_size, found, tolerance, steps)
     if parity.holds or not strategy.lossless:
         return parity
     reason = inconclusive_reason(workload, shards.all_ranks, share, config, right) if comm.rank == 0 else ""
     return msgspec.structs.replace(parity, unproven=gather_typed(reason, str, comm.control)[0])
+
+
+def parity_of(strategy: Strategy, ranks: int, difference: GradientDifference, tolerance: float, steps: int) -> Parity:
+    """Return the entry for the record of a proof."""
+    return Parity(
+        strategy.name,
+        ranks,
+        difference.error,
+        difference.factor,
+        tolerance,
+        strategy.lossless,
+        steps,
+        parameter=difference.parameter,
+        parameter_error=difference.parameter_error,
+        parameter_factor=difference.parameter_factor,
+    )
 
 
 def serve_proof(strategy: Strategy, workload: Workload, comm: Comm) -> None:
@@ -167,30 +182,31 @@ def _train_under(
     return gradients
 
 
-def compare_gradients(found: Gradients, expected: Gradients, model: nn.Module, comm: Comm) -> tuple[float, float]:
-    """Return the relative error of the worst rank and the factor there; `expected` is used on rank 0 only.
+def compare_gradients(
+    found: Gradients, expected: Gradients, model: nn.Module, comm: Comm, tolerance: float
+) -> GradientDifference:
+    """Return the difference on the worst rank, the same on every rank; `expected` is used on rank 0 only.
 
     A rank is compared on the parameters that it steps itself. The error is infinite if no rank steps a parameter that
     has a gradient in the oracle.
     """
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    own = torch.tensor([name in found for name, _ in parameters])
-    right = flatten(expected, parameters)
+    names, sizes = [name for name, _ in parameters], {name: p.numel() for name, p in parameters}
+    right = torch.cat([expected.get(name, torch.zeros_like(p)).double().cpu().reshape(-1) for name, p in parameters])
     dist.broadcast(right, group_src=0, group=comm.control.group)
-    mask = torch.cat([kept.expand(p.numel()) for kept, (_, p) in zip(own, parameters, strict=True)])
-    off = (flatten(found, parameters) - right)[mask]
-    share = right[mask]
-    error = relative_error(off, right)
-    factor = 1 + float(off @ share / (share @ share))
-    if not math.isfinite(factor):  # This rank steps nothing, or its part is zero, or the gradient is not finite.
-        factor = 1.0
-    stepped = comm.control.sum(own.int())
-    if comm.rank == 0 and any(name in expected and not n for (name, _), n in zip(parameters, stepped, strict=True)):
-        error = math.inf
-    everyone = comm.control.gather(torch.tensor([error, factor], dtype=torch.float64))
-    return worst((float(rank[0]), float(rank[1])) for rank in everyone)
+    parts = dict(zip(names, right.split(list(sizes.values())), strict=True))
+    own = {name: found[name] for name in names if name in found}
+    difference = measure_difference(own, parts, sizes, tolerance)
+    stepped = comm.control.sum(torch.tensor([name in found for name in names], dtype=torch.int32)).tolist()
+    missing = [name for name, ranks in zip(names, stepped, strict=True) if name in expected and not ranks]
+    if comm.rank == 0 and missing:
+        difference = GradientDifference(math.inf, 1.0, missing[0], math.inf, 1.0)
+    whole, factor, parameter, *of_parameter = difference
+    index = names.index(parameter) if parameter else -1
+    ranks = comm.control.gather(torch.tensor([whole, factor, index, *of_parameter], dtype=torch.float64))
+    return worst(_received(rank.tolist(), names) for rank in ranks)
 
 
-def worst(errors: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the pair with the largest error; NaN counts as infinity, since `max` would skip it."""
-    return max((error if math.isfinite(error) else math.inf, factor) for error, factor in errors)
+def _received(values: list[float], names: list[str]) -> GradientDifference:
+    whole, factor, index, *of_parameter = values
+    return GradientDifference(whole, factor, names[int(index)] if index >= 0 else "", *of_parameter)

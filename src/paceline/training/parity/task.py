@@ -18,7 +18,8 @@ from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
 from paceline.training.data_check import check_same_data
 from paceline.training.model_check import check_model
-from paceline.training.parity.oracle import Gradients, Shards, oracle
+from paceline.training.parity.difference import Gradients
+from paceline.training.parity.oracle import Shards, oracle
 from paceline.training.parity.proof import prove, serve_proof, take_shards
 from paceline.training.precision import make_scaler
 from paceline.training.rank_setup import RankSetup, set_up_rank

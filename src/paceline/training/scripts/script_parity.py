@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -26,11 +27,11 @@ from paceline.comm import Comm
 from paceline.config import BatchNormMode
 from paceline.errors import WorkloadError
 from paceline.formatting import plural
-from paceline.records.parity import Parity
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
-from paceline.training.parity.oracle import TOLERANCE, Gradients, clip_norm_of
-from paceline.training.parity.proof import CapturedGradients, compare_gradients, worst
+from paceline.training.parity.difference import GradientDifference, Gradients, worst
+from paceline.training.parity.oracle import TOLERANCE, clip_norm_of
+from paceline.training.parity.proof import CapturedGradients, compare_gradients, parity_of
 from paceline.training.parity.task import STEPS
 from paceline.training.scripts.script_task import ScriptTask, TaskSync
 
@@ -154,14 +155,15 @@ class ParityTask(ProbeTask):
         strategy, comm = sync.strategy, sync.comm
         tolerance = _tolerance(strategy.parameters)
         # Only rank 0's expected gradients are used.
-        found = _compare(sync, oracle.get("gradients", sync.gradients))
+        found = _compare(sync, oracle.get("gradients", sync.gradients), tolerance)
         caveat = ""
-        if found[0] >= tolerance and sync.means_in_step and comm.control.largest(oracle.get("changed", False)):
-            found = _compare(sync, sync.means_in_step)
+        is_wrong = not found.is_within(tolerance)
+        if is_wrong and sync.means_in_step and comm.control.largest(oracle.get("changed", False)):
+            found = _compare(sync, sync.means_in_step, tolerance)
             caveat = _CHANGED_BEFORE_MEAN.format(self.script.name)
         if sync.rank == 0:
-            parity = Parity(strategy.name, comm.world_size, *found, tolerance, strategy.lossless, STEPS, caveat=caveat)
-            self.folder.write_parity(parity)
+            parity = parity_of(strategy, comm.world_size, found, tolerance, STEPS)
+            self.folder.write_parity(msgspec.structs.replace(parity, caveat=caveat))
             self.folder.mark_finished()
 
 
@@ -187,10 +189,11 @@ def _with_probe_step(make_optimizer: MakeOptimizer, captured: CapturedGradients)
     return make
 
 
-def _compare(sync: ProbeSync, expected: Sequence[Gradients]) -> tuple[float, float]:
-    """Return the largest error of the captured gradients over ranks and steps, and the factor there."""
+def _compare(sync: ProbeSync, expected: Sequence[Gradients], tolerance: float) -> GradientDifference:
+    """Return the largest difference of the captured gradients over ranks and steps."""
+    model, comm = sync.strategy.model, sync.comm
     pairs = zip(sync.gradients, expected, strict=True)
-    return worst(compare_gradients(one, other, sync.strategy.model, sync.comm) for one, other in pairs)
+    return worst(compare_gradients(one, other, model, comm, tolerance) for one, other in pairs)
 
 
 @torch.no_grad()
