@@ -78,7 +78,7 @@ def test_a_strategy_that_does_not_fit_is_refused_by_name() -> None:
 def test_the_estimate_knows_shares_and_links() -> None:
     config = ScaleConfig(strategies="ddp,p2p", repeats=2, proof=False, doctor=False)
     candidate_configs = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1)])
-    trial = Trial(sample_s=0.001, steps_per_epoch=6, test_samples=0, gradient_bytes=1_000_000)
+    trial = Trial(sample_s=0.001, steps_per_epoch=6, train_samples=None, test_samples=0, gradient_bytes=1_000_000)
     wide, narrow, slow = (
         estimate_from_trial(candidate_configs, config, replace(ON_ONE_MACHINE, **place), trial, 0.001)
         for place in ({}, {"emulated": "2@8mbit"}, {"host_cpus": 0.1})
