@@ -88,6 +88,7 @@ def summarise(strategy: str, sync: Sync, own: RankSummary, windows: WindowTotals
         clock=measure_drift(sync.comm),
         buffer_divergence=sync.buffers.divergence(),
         weight_divergence=relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
+        replicas=None if sync.guard is None else sync.guard.result(windows.wall_s),
         **_metrics(sync.strategy),
     )
 

@@ -13,12 +13,13 @@ from torch.amp import GradScaler
 from paceline.comm.group import Comm, close_comm
 from paceline.comm.payload import PayloadCount
 from paceline.comm.untracked_traffic import UntrackedTraffic
-from paceline.config import BatchNormMode
+from paceline.config import BatchNormMode, ReplicaGuardMode
 from paceline.errors import UsageError
 from paceline.records.summary import UntrackedCounts
-from paceline.strategies.base.abilities import GivesTickets
+from paceline.strategies.base.abilities import GivesTickets, UpdatesInParts
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
+from paceline.training.replica_guard import ReplicaGuard
 
 
 class Sync:
@@ -45,6 +46,9 @@ class Sync:
         """Whether BatchNorm layers exchange statistics in every forward and backward pass."""
         if self.uses_sync_batchnorm:
             self._undo.enter_context(sync_batchnorm(model, comm))
+        self.guard: ReplicaGuard | None = None
+        """Comparisons of the replicas; None without `guard_replicas`, and where no replicas should be equal."""
+        self._in_step = False
         self._untracked = UntrackedTraffic()
         self.payload = PayloadCount(comm) if comm.is_timed else None
         """Counter of the bytes that sockets carry, read from the kernel; None without timing."""
@@ -59,6 +63,11 @@ class Sync:
         if bn == "broadcast" and waits and self.buffers.may_exist:
             self._broadcasts_buffers = True
             self._undo.callback(model.register_forward_pre_hook(self._refresh_buffers).remove)
+
+    def guard_replicas(self, mode: ReplicaGuardMode) -> None:
+        """Compare the replicas while training, under a strategy that promises that they are equal."""
+        if mode != "off" and self.strategy.exchanges and self.comm.world_size > 1:
+            self.guard = ReplicaGuard(mode, self.strategy, self.comm, compare_statistics=self.uses_sync_batchnorm)
 
     @property
     def rank(self) -> int:
@@ -108,8 +117,14 @@ class Sync:
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         """Synchronise gradients, unscale and clip them, step the optimiser, clear the gradients."""
-        self.strategy.step(max_norm, scaler)
+        self._in_step = True
+        try:
+            self.strategy.step(max_norm, scaler)
+        finally:
+            self._in_step = False
         self._buffers_outdated = True
+        if self.guard is not None:
+            self.guard.after_step()
 
     def note(
         self,
@@ -140,8 +155,11 @@ class Sync:
         """Yield the model with the agreed weights and buffers, the result of the run, on every rank."""
         if self.payload is not None:
             self.payload.discard_window()
-        with self.strategy.agreed() as model, self.buffers.agreed():
-            yield model
+        with self.strategy.agreed() as model:
+            if self.guard is not None:
+                self.guard.in_agreed(model)
+            with self.buffers.agreed():
+                yield model
 
     def detach(self) -> None:
         """Remove everything that was added to the model; its weights stay trained."""
@@ -154,9 +172,14 @@ class Sync:
 
     def close(self) -> None:
         """Detach from the model and close the process groups."""
-        self.detach()
-        close_comm(self.comm)
-        self._on_close.close()
+        guard, self.guard = self.guard, None
+        try:
+            if guard is not None:
+                guard.at_close()
+        finally:  # The guard raises on all ranks alike, so they can still close in order.
+            self.detach()
+            close_comm(self.comm)
+            self._on_close.close()
 
     def __enter__(self) -> Self:
         return self
@@ -176,12 +199,21 @@ class Sync:
 
         def make(parameters: NamedParameters) -> torch.optim.Optimizer:
             optimizer = make_optimizer(parameters)
-            if stopwatch is not None and isinstance(optimizer, torch.optim.Optimizer):
-                hook = optimizer.register_step_pre_hook(lambda *_: stopwatch.mark_agreed())
-                self._undo.callback(hook.remove)
+            if isinstance(optimizer, torch.optim.Optimizer):
+                self._undo.callback(optimizer.register_step_post_hook(self._count_outside_step).remove)
+                if stopwatch is not None:
+                    hook = optimizer.register_step_pre_hook(lambda *_: stopwatch.mark_agreed())
+                    self._undo.callback(hook.remove)
             return optimizer
 
         return make
+
+    def _count_outside_step(self, *_: Any) -> None:
+        """Count a step of the optimiser that neither `step` nor the strategy has made."""
+        if self._in_step or self.guard is None or not self.strategy.lockstep:
+            return
+        if not isinstance(self.strategy, UpdatesInParts) or self.strategy.partial_update_step() is None:
+            self.guard.add_outside_step()
 
     def _refresh_buffers(self, module: nn.Module, _: Any) -> None:
         if self._buffers_outdated and module.training:

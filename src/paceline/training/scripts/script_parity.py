@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from paceline.comm import Comm
-from paceline.config import BatchNormMode
+from paceline.config import BatchNormMode, ReplicaGuardMode
 from paceline.records.parity import Parity
 from paceline.strategies.base.strategy import AfterBackward, MakeOptimizer, NamedParameters, Strategy
 from paceline.training.parity.oracle import TOLERANCE, clip_norm_of
@@ -56,6 +56,9 @@ class ProbeSync(TaskSync):
         self.gradients = captured.steps
         super().__init__(STEPS, model, _with_probe_step(make_optimizer, captured), strategy, comm, bn)
         self._write_result = write_result
+
+    def guard_replicas(self, mode: ReplicaGuardMode) -> None:
+        """Compare nothing: the weights do not change."""
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().step(clip_norm_of(self.steps_done, STEPS, max_norm), scaler)
