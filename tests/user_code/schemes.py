@@ -72,3 +72,12 @@ class BadClose(Mean):
         super().close()
         if stepped:
             raise RuntimeError("cannot close")
+
+
+class Silent(AfterBackward):
+    """Incorrect: exchanges nothing, so that the replicas drift apart."""
+
+    name: ClassVar[str] = "silent"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        """Leave every gradient as it is."""

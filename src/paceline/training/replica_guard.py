@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from paceline.analysis.replicas import difference_sentence
 from paceline.comm.group import Comm
 from paceline.errors import ReplicaError
+from paceline.formatting import plural
 from paceline.records.summary import ReplicaComparisons, ReplicaDifference
 from paceline.strategies.base.strategy import Strategy
 from paceline.training.batchnorm import SyncedBatchNorm
@@ -297,10 +298,10 @@ def _hint(outside_steps: Sequence[int]) -> str:
     stepped = [rank for rank, steps in enumerate(outside_steps) if steps]
     if stepped:
         return (
-            f"rank {stepped[0]} has called sync.optimizer.step() {outside_steps[stepped[0]]} times: "
-            "call sync.step() in its place, on every rank"
+            f"call sync.step() in place of sync.optimizer.step(), which rank {stepped[0]} has called "
+            f"{plural(outside_steps[stepped[0]], 'time')}"
         )
     return (
-        "train through sync.model and sync.step(), change weights on all ranks alike, and check that your own strategy "
-        "synchronises every gradient; --replica-guard warn (in attach: replica_guard='warn') trains on"
+        "train through sync.model and sync.step() on every rank; a strategy of your own must synchronise every "
+        "gradient; --replica-guard warn trains on"
     )
