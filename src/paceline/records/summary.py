@@ -223,7 +223,8 @@ class ReplicaComparisons(Struct, frozen=True, kw_only=True):
     checks: Count
     """Number of comparisons."""
     seconds: float
-    """Time of all comparisons, on the slowest rank. Step times do not contain it."""
+    """Time of all comparisons: of checksums on the slowest rank, and of exchanges on the rank that comes last. The
+    times of windows do not contain it."""
     share: float | None
     """That time ÷ the training time; None if no step was timed."""
     difference: ReplicaDifference | None = None

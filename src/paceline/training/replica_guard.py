@@ -73,10 +73,14 @@ class ReplicaGuard:
         self._first_step_s = 0.0
         """Time at which the first step ended."""
         self._checks = 0
-        self._own_s = 0.0
-        """Time of all comparisons on this rank."""
+        self._work_s = 0.0
+        """Time of all comparisons on this rank, without exchanges."""
+        self._last_exchange_s = 0.0
+        """Time of the last exchange on this rank."""
+        self._exchanges_s = 0.0
+        """Time of all exchanges but the last, each on the rank that came last; the same on all ranks."""
         self._spent_s = 0.0
-        """Time of all comparisons on the slowest rank, as known since the last one; the same on all ranks."""
+        """Time of all comparisons, as known since the last one; the same on all ranks."""
         self._compared_bytes = 0
         self._model_bytes = 0
         self._last_equal: dict[str, int] = {}
@@ -84,6 +88,7 @@ class ReplicaGuard:
         self._difference: ReplicaDifference | None = None
         self._warned: set[bool] = set()
         """Whether differences by rounding, and larger ones, have been reported."""
+        checksums([torch.zeros(1, device=comm.device)])  # The first call loads libraries.
 
     # Calls of `Sync` and of `Windows`.
 
@@ -104,7 +109,7 @@ class ReplicaGuard:
         if self._steps >= self._next_step:
             began_s = time.perf_counter()
             self._strategy.finish()
-            self._own_s += time.perf_counter() - began_s
+            self._work_s += time.perf_counter() - began_s
             trained_s = self._compare(self._strategy.model, math.inf if self._takes_power() else self._next_bytes)
             self._plan_next(trained_s)
 
@@ -139,7 +144,8 @@ class ReplicaGuard:
 
     def result(self, train_s: float | None) -> ReplicaComparisons:
         """Return the comparisons so far, and their share of the training time; called on every rank."""
-        spent_s = self._comm.control.largest(self._own_s)
+        control = self._comm.control
+        spent_s = control.largest(self._work_s) + self._exchanges_s - control.largest(-self._last_exchange_s)
         return ReplicaComparisons(
             mode=self._mode,
             checks=self._checks,
@@ -192,38 +198,48 @@ class ReplicaGuard:
     def _compare(self, model: nn.Module, limit_bytes: float) -> float:
         """Compare tensors of about `limit_bytes` in total; return the seconds since the first step, on all ranks."""
         began_s = time.perf_counter()
-        try:
-            everyone = self._compare_tensors(self._replicated_tensors(model), limit_bytes, began_s)
-        finally:
-            self._own_s += time.perf_counter() - began_s
-        return min(other.trained_ns for other in everyone) / 1e9
-
-    def _compare_tensors(
-        self, all_tensors: dict[str, Tensor], limit_bytes: float, began_s: float
-    ) -> Sequence[GuardMessage]:
+        all_tensors = self._replicated_tensors(model)
         self._model_bytes = sum(tensor.nbytes for tensor in all_tensors.values())
         tensors = self._take(all_tensors, limit_bytes)
         found = checksums(list(tensors.values()))
         now_s = time.perf_counter()
+        self._work_s += now_s - began_s
         own = GuardMessage(
             checksum=_combined(tensors, found),
-            spent_ns=int((self._own_s + now_s - began_s) * 1e9),
+            work_ns=int(self._work_s * 1e9),
+            last_exchange_ns=int(self._last_exchange_s * 1e9),
             trained_ns=int((now_s - self._first_step_s) * 1e9),
             outside_steps=self._outside_steps,
         )
         gathered = self._comm.control.gather(torch.tensor(own, dtype=torch.int64))
+        self._last_exchange_s = time.perf_counter() - now_s
         everyone = [GuardMessage(*message.tolist()) for message in gathered]
-        self._checks += 1
+        self._add_cost(everyone)
         self._compared_bytes += sum(tensor.nbytes for tensor in tensors.values())
-        self._spent_s = max(message.spent_ns for message in everyone) / 1e9
-        differences: list[TensorDifference] = []
+        apart: set[str] = set()
         if len({message.checksum for message in everyone}) > 1:
-            differences = measure_differences(tensors, found, self._comm)
-        if differences:
-            self._report(differences, [message.outside_steps for message in everyone])
-        apart = {difference.name for difference in differences}
+            apart = self._examine(tensors, found, [message.outside_steps for message in everyone])
         self._last_equal.update((name, self._steps) for name in tensors if name not in apart)
-        return everyone
+        return min(message.trained_ns for message in everyone) / 1e9
+
+    def _add_cost(self, everyone: Sequence[GuardMessage]) -> None:
+        """Update the cost from the values of all ranks.
+
+        An exchange costs as long as it takes on the rank that comes last. The others wait for that rank, as they would
+        otherwise do in their next step.
+        """
+        self._checks += 1
+        self._exchanges_s += min(message.last_exchange_ns for message in everyone) / 1e9
+        self._spent_s = max(message.work_ns for message in everyone) / 1e9 + self._exchanges_s
+
+    def _examine(self, tensors: Mapping[str, Tensor], found: Sequence[int], outside_steps: Sequence[int]) -> set[str]:
+        """Measure and report the differences between the replicas; return the names of the tensors that differ."""
+        began_s = time.perf_counter()
+        differences = measure_differences(tensors, found, self._comm)
+        self._work_s += time.perf_counter() - began_s
+        if differences:
+            self._report(differences, outside_steps)
+        return {difference.name for difference in differences}
 
     def _replicated_tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the tensors that should be equal on all ranks, by name; a tied weight has the first of its names."""
@@ -275,8 +291,10 @@ class GuardMessage(NamedTuple):
 
     checksum: int
     """Checksum of the names and checksums of the tensors."""
-    spent_ns: int
-    """Time of all comparisons on this rank, without this exchange."""
+    work_ns: int
+    """Time of all comparisons on this rank, without exchanges."""
+    last_exchange_ns: int
+    """Time of the exchange before this one."""
     trained_ns: int
     """Time since the end of the first step."""
     outside_steps: int
