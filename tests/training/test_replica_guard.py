@@ -451,6 +451,36 @@ def test_as_often_as_the_cost_allows_some_tensors_each_time(pool: Pool) -> None:
     assert cost_s <= 0.01 * 200 * STEP_S + (len(powers) + 1) * CHECK_S
 
 
+def windows_compared(comm: Comm, window_s: float) -> list[int]:
+    """Return the numbers of tensors that are compared after each of some windows; 0 for none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replica_guard, "time", StepClock())
+        sync = attach(comm)
+        assert sync.guard is not None
+        sync.guard._by_windows = True
+        sizes, take = list[int](), sync.guard._take
+        patch.setattr(sync.guard, "_take", lambda *how: (taken := take(*how), sizes.append(len(taken)))[0])
+        compared = []
+        for end in (5, 6, 7, 9, 10, 11, 12, 13, 14):
+            train(sync, 1)
+            sync.guard._steps = end
+            sizes.clear()
+            sync.guard.at_window_end(end * window_s)
+            compared.append(sum(sizes))
+        sync.close()
+    return compared
+
+
+def test_windows_with_a_power_of_two_end_with_a_comparison(pool: Pool) -> None:
+    first, second = pool.run(windows_compared, 2, 0.001)
+    assert first == second == [4, 0, 0, 4, 0, 0, 0, 0, 0]
+
+
+def test_long_windows_all_end_with_a_comparison(pool: Pool) -> None:
+    first, second = pool.run(windows_compared, 2, 100.0)
+    assert first == second == [4] * 9
+
+
 def fails_on_rank_1(comm: Comm) -> bool:
     """Return whether the rank has closed while it handled an error. The other rank closes nothing."""
     sync = attach(comm)
