@@ -18,6 +18,8 @@ from paceline.comm.flat_view import flat_view
 
 _BLOCK = 2**20
 """Words per block of the hash on GPUs: a block's products take 8 MiB."""
+_MOST_BLOCKS = 2**16
+"""Most blocks of a tensor, which would be 256 GiB of float32."""
 _WORDS = {1: torch.uint8, 2: torch.int16}
 """Integer type to read items of one or two bytes as; larger ones are read as words of four. In words of eight, the sign
 bits of two float64 would cancel in a sum modulo 2^64."""
@@ -52,16 +54,17 @@ def dense(tensor: Tensor) -> Tensor:
 def integer_hash(flat: Tensor) -> Tensor:
     """Return the hash of a one-dimensional tensor as a scalar on its device, without waiting for it."""
     words = flat.view(_WORDS.get(flat.element_size(), torch.int32))
-    factors, block_factors = _factors(flat.device), _odd_numbers(-(-max(1, len(words)) // _BLOCK), seed=1)
-    total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for block, factor in zip(words.split(_BLOCK), block_factors.tolist(), strict=True):
-        total += (block * factors[: len(block)]).sum() * factor
-    return total
+    factors = _factors(flat.device, _BLOCK, seed=0)
+    sums = [(block * factors[: len(block)]).sum() for block in words.split(_BLOCK)]
+    if len(sums) == 1:
+        return sums[0]
+    products = torch.stack(sums) * _factors(flat.device, _MOST_BLOCKS, seed=1)[: len(sums)]
+    return products.sum()
 
 
 @cache
-def _factors(device: torch.device) -> Tensor:
-    return torch.from_numpy(_odd_numbers(_BLOCK, seed=0)).to(device)
+def _factors(device: torch.device, count: int, seed: int) -> Tensor:
+    return torch.from_numpy(_odd_numbers(count, seed)).to(device)
 
 
 def _odd_numbers(count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
