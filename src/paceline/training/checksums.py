@@ -55,7 +55,7 @@ def integer_hash(flat: Tensor) -> Tensor:
     """Return the hash of a one-dimensional tensor as a scalar on its device, without waiting for it."""
     words = flat.view(_WORDS.get(flat.element_size(), torch.int32))
     factors = _factors(flat.device, _BLOCK, seed=0)
-    sums = [(block * factors[: len(block)]).sum() for block in words.split(_BLOCK)]
+    sums: list[Tensor] = [(block * factors[: len(block)]).sum() for block in words.split(_BLOCK)]
     if len(sums) == 1:
         return sums[0]
     products = torch.stack(sums) * _factors(flat.device, _MOST_BLOCKS, seed=1)[: len(sums)]
