@@ -11,7 +11,7 @@ from paceline.config import RunConfig
 from paceline.records import Provenance, Summary, Topology
 from paceline.records.experiment import CompareDesign, ScaleDesign, ScaleShape
 from paceline.records.settings import Settings
-from paceline.records.summary import RankSummary
+from paceline.records.summary import RankSummary, ReplicaComparisons, ReplicaDifference
 
 PROVENANCE = Provenance(
     time="2026-01-02T03:04:05+0000",
@@ -105,6 +105,15 @@ def summary(workers: int = 2, **changes: Any) -> Summary:
         buffer_divergence=None,
         weight_divergence=None,
     )
+    return replace(made, **changes)
+
+
+def replicas(**changes: Any) -> ReplicaComparisons:
+    """Return the comparisons of a run whose replicas differ by rounding on rank 1."""
+    difference = ReplicaDifference(
+        step=8, last_equal_step=4, tensor="fc.weight", tensors=3, ranks=[1], distance=3.1e-8, by_rounding=True
+    )
+    made = ReplicaComparisons(mode="stop", checks=6, seconds=0.0019, share=0.0004, difference=difference)
     return replace(made, **changes)
 
 

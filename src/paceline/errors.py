@@ -7,7 +7,8 @@
     ├── LaunchError      5   ranks could not start or could not connect to each other
     ├── RankError        6   a rank process was killed or failed during a run
     ├── ParityError      7   a strategy that should compute the mean gradient computes another value
-    └── RecordError      8   a record cannot be read, or would be overwritten
+    ├── RecordError      8   a record cannot be read, or would be overwritten
+    └── ReplicaError    10   replicas of the model that should be equal on all ranks differ
 
 The message says in one sentence what was found; `hint` says in one sentence what to do. `detail` is printed before
 both, for example the traceback of the user's code. Any other exception is a bug in Paceline and is shown with its
@@ -91,6 +92,12 @@ class RecordError(PacelineError):
     exit_code = 8
 
 
+class ReplicaError(PacelineError):
+    """Replicas of the model that should be equal on all ranks and differ."""
+
+    exit_code = 10
+
+
 ERRORS_BY_NAME: dict[str, type[PacelineError]] = {
     kind.__name__: kind
     for kind in (
@@ -102,6 +109,7 @@ ERRORS_BY_NAME: dict[str, type[PacelineError]] = {
         RankError,
         ParityError,
         RecordError,
+        ReplicaError,
     )
 }
 """Exception classes by name, to rebuild an error that another process sent."""

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace as change
 
 from experiments_on_disk import falling, read_comparison, write_experiment
 from paceline.analysis.caveats import caveats
 from paceline.records.experiment import Candidate
-from run_models import topology
+from run_models import replicas, topology
 
 
 def drifted(path: Path, place: int, apart: float | None) -> list[str]:
@@ -29,6 +31,18 @@ def test_replicas_that_differ_are_reported(tmp_path: Path, apart: float, share: 
         f"allreduce: weights differ by {share} between ranks at the end of the run, although the strategy is declared "
         "lossless. Its gradient synchronisation is probably wrong; do not trust its results."
     )
+
+
+def test_differences_that_the_replica_guard_found_are_reported(tmp_path: Path) -> None:
+    path, found = write_experiment(tmp_path / "e"), replicas()
+    assert found.difference is not None
+    large = change(found, difference=change(found.difference, by_rounding=False, distance=0.2))
+    for place, own in ((3, found), (4, large)):
+        file = path / "repeat-2" / str(place) / "summary.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"replicas": to_builtins(own)}))
+    rounding, wrong = [warning for warning in read_comparison(path).warnings if "replicas differ" in warning]
+    assert rounding.endswith("other processors or another order of summation explain it.")
+    assert wrong.endswith("they were equal after step 4. Do not trust the results.")
 
 
 @pytest.mark.parametrize("apart", [0.0, 1e-7, None])

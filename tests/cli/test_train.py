@@ -90,6 +90,12 @@ def test_a_run_writes_a_complete_record(tmp_path: Path) -> None:
     assert record.summary.test.accuracy > 0.6
     assert [replica.accuracy for replica in record.summary.test_by_rank] == [record.summary.test.accuracy] * 2
     assert record.summary.weight_divergence == 0
+    replicas = record.summary.replicas
+    assert replicas is not None
+    assert (replicas.mode, replicas.difference) == ("stop", None)
+    assert replicas.checks >= 4, "windows that contain 1, 2 and 4, 8 and 16, 32, and the end"
+    assert replicas.share == pytest.approx(replicas.seconds / record.summary.train_s)
+    assert "replicas: identical on all ranks in " in done.stdout
     assert record.provenance.versions["torch"]
     assert record.provenance.command.startswith("paceline train cnn --ranks 2")
     assert "evaluated 360/360 unique samples" in done.stdout
@@ -242,6 +248,22 @@ def test_unused_parameters_are_named_before_training(tmp_path: Path) -> None:
     assert "2 parameters got no gradient on rank" in done.stderr
     assert "aux.weight, aux.bias" in done.stderr
     assert "--allow-unused" in done.stderr
+
+
+def test_replicas_that_differ_stop_the_run(tmp_path: Path) -> None:
+    what = ("user_workloads:plain", "--strategy", "schemes:Silent", "--ranks", "2", "--batch", "16", "--steps", "6")
+    done = train(*what, "--out", str(tmp_path / "stops"), expect=10)
+    message, hint = done.stderr.splitlines()[-2:]
+    assert message.startswith("error: replicas differ after step 4: ")
+    assert "a strategy of your own must synchronise every gradient" in hint
+    assert "Traceback" not in done.stderr
+    done = train(*what, "--out", str(tmp_path / "warns"), "--replica-guard", "warn", "--json")
+    replicas = json.loads(done.stdout)["replicas"]
+    assert replicas["difference"]["ranks"] == [0, 1]
+    assert not replicas["difference"]["by_rounding"]
+    assert "warning: schemes:Silent: replicas differ after step" in done.stderr
+    off = train(*what, "--out", str(tmp_path / "off"), "--replica-guard", "off", "--json")
+    assert json.loads(off.stdout)["replicas"] is None
 
 
 def test_a_step_that_bypasses_the_model_is_an_error_with_a_hint(tmp_path: Path) -> None:

@@ -95,3 +95,12 @@ class OtherKinds(AfterBackward):
             dist.all_reduce(gradients[0], group=self.comm.group)
         else:
             dist.broadcast(gradients[0], 0, group=self.comm.group)
+
+
+class Silent(AfterBackward):
+    """Incorrect: exchanges nothing, so that the replicas drift apart."""
+
+    name: ClassVar[str] = "silent"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        """Leave every gradient as it is."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from paceline.analysis.curves import loss_curve
 from paceline.analysis.record_set import RecordSet
+from paceline.analysis.replicas import difference_sentence
 from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import SHARE, format_cores, join_names, percent, plural, whole
@@ -59,6 +60,7 @@ def caveats(
     yield from _uneven_ranks(record_set, rank_step_spread)
     yield from _untracked(record_set)
     yield from _unplanned(record_set)
+    yield from _replica_differences(record_set)
     yield from _drifts(record_set)
     yield from _divergences(record_set, rank_step_spread)
 
@@ -145,6 +147,21 @@ def _untracked(record_set: RecordSet) -> Iterator[str]:
     for candidate in record_set.candidates:
         runs = record_set.runs_of(candidate.name).values()
         yield from list(filter(None, (untracked_traffic(candidate.name, run.summary) for run in runs)))[:1]
+
+
+def replica_difference(name: str, summary: Summary | None) -> str | None:
+    """Return a warning if the replica guard has found a difference between the replicas of a run; otherwise None."""
+    difference = summary.replicas.difference if summary and summary.replicas else None
+    if difference is None:
+        return None
+    advice = "" if difference.by_rounding else " Do not trust the results."
+    return f"{name}: {difference_sentence(difference)}.{advice}"
+
+
+def _replica_differences(record_set: RecordSet) -> Iterator[str]:
+    for candidate in record_set.candidates:
+        runs = record_set.runs_of(candidate.name).values()
+        yield from list(filter(None, (replica_difference(candidate.name, run.summary) for run in runs)))[:1]
 
 
 def _drifts(record_set: RecordSet) -> Iterator[str]:

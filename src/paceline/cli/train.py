@@ -31,7 +31,7 @@ class TrainRequest(LaunchRequest):
 
     def carry_out(self) -> int:
         """Train, then print the summary."""
-        from paceline.analysis.caveats import unplanned_bytes, untracked_traffic
+        from paceline.analysis.caveats import replica_difference, unplanned_bytes, untracked_traffic
         from paceline.experiments.train import train
         from paceline.report.live.run import LiveRun
 
@@ -47,7 +47,12 @@ class TrainRequest(LaunchRequest):
             )
             if record is not None:
                 strategy = self.run.strategy
-                for warning in (untracked_traffic(strategy, record.summary), unplanned_bytes(strategy, record)):
+                summary = record.summary
+                for warning in (
+                    untracked_traffic(strategy, summary),
+                    unplanned_bytes(strategy, record),
+                    replica_difference(strategy, summary),
+                ):
                     if warning is not None:
                         notify(f"warning: {warning}")
                 failure = _print_summary(record, as_json=self.as_json, trace=self.run.trace)

@@ -13,6 +13,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["auto", "gloo", "nccl"]
 BatchNormMode = Literal["broadcast", "local", "sync"]
 Precision = Literal["fp32", "bf16", "fp16", "fp64"]
+ReplicaGuardMode = Literal["stop", "warn", "off"]
 DEFAULT_STRATEGY = "ddp"
 """Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
 ENDLESS = 10**9
@@ -86,6 +87,9 @@ class RunConfig:
     """Use deterministic kernels: the same losses for any world size, up to rounding (with BatchNorm, add --bn sync)."""
     allow_unused: bool = setting(False, script="attach")
     """Accept parameters that receive no gradient; by default they are named and the run stops."""
+    replica_guard: ReplicaGuardMode = setting("stop", script="attach", unused_by=("doctor",))
+    """Compare the weights of all ranks by checksums while training, for at most about 0.1% of the time. If they differ:
+    stop, or warn and train on."""
     events: bool = setting(True, script="same", unused_by=("doctor",))
     """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
     less of longer ones."""

@@ -196,6 +196,41 @@ class StalenessSummary(Struct, frozen=True, kw_only=True):
     """Pairs of a staleness and the number of gradients with it."""
 
 
+class ReplicaDifference(Struct, frozen=True, kw_only=True):
+    """Difference between the replicas of a model, as the replica guard has found it."""
+
+    step: Count
+    """Steps done when it was found."""
+    last_equal_step: Count | None
+    """Last step after which the same tensor was equal on all ranks; None if no comparison found it equal."""
+    tensor: str
+    """Name of the tensor that differs most, relative to its norm."""
+    tensors: PositiveCount
+    """Number of tensors that differ."""
+    ranks: list[Count]
+    """Ranks whose tensor differs from that of most ranks; all ranks if no value is that of most."""
+    distance: float | None
+    """Largest distance, relative to the norm of the tensor; None if it is not finite."""
+    by_rounding: bool
+    """Whether it is so small that only another order of summation or another processor explains it."""
+
+
+class ReplicaComparisons(Struct, frozen=True, kw_only=True):
+    """Comparisons of the weights of all ranks by the replica guard, until the end of training."""
+
+    mode: str
+    """`stop` or `warn`."""
+    checks: Count
+    """Number of comparisons."""
+    seconds: float
+    """Time of all comparisons: of checksums on the slowest rank, and of exchanges on the rank that comes last. The
+    times of windows do not contain it."""
+    share: float | None
+    """That time ÷ the training time; None if no step was timed."""
+    difference: ReplicaDifference | None = None
+    """Largest difference that was found; None if the replicas were equal."""
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """Results of a run. A value is None if nothing was measured."""
 
@@ -223,6 +258,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     weight_divergence: float | None
     skipped_steps: Count = 0
     """Steps without an update, because a scaled float16 gradient overflowed; on the rank with most."""
+    replicas: ReplicaComparisons | None = None
+    """Comparisons of the replicas while training; None without a replica guard."""
     staleness: StalenessSummary | None = None
     """None for strategies that step together."""
     metrics: dict[str, Any] = {}

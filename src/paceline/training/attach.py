@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.comm import close_comm, open_comm, share_world
-from paceline.config import DEFAULT_STRATEGY, BatchNormMode
+from paceline.config import DEFAULT_STRATEGY, BatchNormMode, ReplicaGuardMode
 from paceline.config.specs import Spec
 from paceline.errors import UsageError
 from paceline.strategies.base.strategy import MakeOptimizer, Role
@@ -29,6 +29,7 @@ def attach(
     *,
     bn: BatchNormMode = "broadcast",
     allow_unused: bool = False,
+    replica_guard: ReplicaGuardMode = "stop",
     timeout: float = 120.0,
     **options: Any,
 ) -> Sync:
@@ -41,6 +42,9 @@ def attach(
     the strategy: `attach(model, make_optimizer, "ddp", bucket_mb=1)`. The ranks are those of the process group that the
     program has initialised, or those that torchrun started, or this process alone. Every rank starts with rank 0's
     weights.
+
+    While the program trains, ranks compare checksums of their weights (for at most about 0.1% of the time). If these
+    differ, `replica_guard` says what happens: "stop" raises a ReplicaError, "warn" warns once, "off" compares nothing.
 
     The default strategy is `ddp`. Under `paceline compare --script` it is the strategy that is being measured.
     """
@@ -75,5 +79,6 @@ def attach(
         undo.callback(close_comm, comm)
         open_sync = Sync if task is None else task.attach
         sync = open_sync(model, make_optimizer, chosen, comm, bn)
+        sync.guard_replicas(replica_guard)
         sync.on_close(undo.pop_all().close)
     return sync

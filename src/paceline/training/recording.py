@@ -107,6 +107,8 @@ class Recording:
     def summarise(self) -> Summary:
         """End training and return its figures, the same on every rank; called on every rank before evaluation."""
         self.windows.finish()
+        if self._sync.guard is not None:
+            self._sync.guard.at_end()
         own = self._own_summary()
         return results.summarise(self._config.strategy, self._sync, own, self.windows.totals)
 

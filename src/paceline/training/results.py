@@ -89,6 +89,7 @@ def summarise(strategy: str, sync: Sync, own: RankSummary, windows: WindowTotals
         buffer_divergence=sync.buffers.divergence(),
         weight_divergence=relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
         skipped_steps=int(sync.comm.control.largest(sync.skipped_steps)),
+        replicas=None if sync.guard is None else sync.guard.result(windows.wall_s),
         **_metrics(sync.strategy),
     )
 

@@ -62,6 +62,7 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
     with Recording(config, comm, folder, first_on_host=setup.world.local_rank == 0, on_event=on_event) as recording:
         recording.describe(dataclasses.asdict(config), _topology(setup, source.batch), command)
         sync = Sync(model, optimizer_factory(config, workload), setup.strategy, comm, config.bn)
+        sync.guard_replicas(config.replica_guard)
         recording.start(sync)
         TrainingLoop(config, workload, sync, source, recording).train()
         summary = recording.summarise()

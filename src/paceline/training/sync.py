@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 from paceline.comm.group import Comm, close_comm
 from paceline.comm.payload import PayloadCount
 from paceline.comm.untracked_traffic import UntrackedTraffic
-from paceline.config import BatchNormMode
+from paceline.config import BatchNormMode, ReplicaGuardMode
 from paceline.errors import UsageError
 from paceline.records.summary import UntrackedCounts
 from paceline.strategies.base.abilities import GivesTickets
@@ -22,6 +22,7 @@ from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, St
 from paceline.training.attach_checks import check_optimizer
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
 from paceline.training.loop_checks import LoopChecks
+from paceline.training.replica_guard import ReplicaGuard
 
 
 class Sync:
@@ -51,6 +52,8 @@ class Sync:
         """Whether BatchNorm layers exchange statistics in every forward and backward pass."""
         if self.uses_sync_batchnorm:
             self._undo.enter_context(sync_batchnorm(model, comm))
+        self.guard: ReplicaGuard | None = None
+        """Comparisons of the replicas; None without `guard_replicas`, and where no replicas should be equal."""
         self._untracked = UntrackedTraffic()
         self.payload = PayloadCount(comm) if comm.is_timed else None
         """Counter of the bytes that sockets carry, read from the kernel; None without timing."""
@@ -74,6 +77,11 @@ class Sync:
         if bn == "broadcast" and waits and self.buffers.may_exist:
             self._broadcasts_buffers = True
             self._undo.callback(model.register_forward_pre_hook(self._refresh_buffers).remove)
+
+    def guard_replicas(self, mode: ReplicaGuardMode) -> None:
+        """Compare the replicas while training, under a strategy that promises that they are equal."""
+        if mode != "off" and self.strategy.exchanges and self.comm.world_size > 1:
+            self.guard = ReplicaGuard(mode, self.strategy, self.comm, compare_statistics=self.uses_sync_batchnorm)
 
     @property
     def rank(self) -> int:
@@ -136,6 +144,8 @@ class Sync:
         if self._broadcasts_buffers and not self._has_called_model:
             self._broadcast_buffers()  # The loop calls only parts of the model, so no hook will do it.
         self._has_called_model = False
+        if self.guard is not None:
+            self.guard.after_step()
 
     def note(
         self,
@@ -166,8 +176,11 @@ class Sync:
         """Yield the model with the agreed weights and buffers, the result of the run, on every rank."""
         if self.payload is not None:
             self.payload.discard_window()
-        with self.strategy.agreed() as model, self.buffers.agreed(), self._checks.agreed():
-            yield model
+        with self.strategy.agreed() as model:
+            if self.guard is not None:
+                self.guard.in_agreed(model)
+            with self.buffers.agreed(), self._checks.agreed():
+                yield model
 
     def detach(self) -> None:
         """Remove everything that was added to the model; its weights stay trained."""
@@ -180,9 +193,14 @@ class Sync:
 
     def close(self) -> None:
         """Detach from the model and close the process groups."""
-        self.detach()
-        close_comm(self.comm)
-        self._on_close.close()
+        guard, self.guard = self.guard, None
+        try:
+            if guard is not None:
+                guard.at_close()
+        finally:  # The guard raises on all ranks alike, so they can still close in order.
+            self.detach()
+            close_comm(self.comm)
+            self._on_close.close()
 
     def __enter__(self) -> Self:
         return self

@@ -100,6 +100,8 @@ class Windows:
     def close(self, step: int) -> int:
         """Wait for operations in flight, stop the clock, then sum the window's figures over the ranks.
 
+        The replicas are compared last, if it is time to, so that no window's time contains it.
+
         Return the number of steps trained so far, which is less than `step` if the data has ended.
         """
         self._sync.strategy.finish()
@@ -134,6 +136,8 @@ class Windows:
             profiled=profiled,
         )
         self._write_event(event)
+        if self._sync.guard is not None:
+            self._sync.guard.at_window_end(self.totals.wall_s)
         return step
 
     def _track_epoch_ends(self, start: int, epochs: Sequence[int]) -> None:

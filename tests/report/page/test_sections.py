@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from contrast import contrast
@@ -31,6 +32,8 @@ from paceline.report.plots.split import split
 from paceline.report.plots.timeline import MOST_BARS, timeline
 from paceline.report.plots.timeline_steps import MOST_RANKS
 from paceline.report.tables.steps import bytes_rows, operation_rows, rank_split_rows, split_rows
+from paceline.report.terminal.comparison import to_json
+from run_models import replicas
 
 STEP_S = {"single": 0.08, "none": 0.01, "allreduce": 0.05, "ddp": 0.04}
 
@@ -269,6 +272,17 @@ def test_the_cost_of_measuring_is_shown(tmp_path: Path) -> None:
     write_examination(tmp_path / "experiment", examination(measuring_cost=replace(found, low=0.004)))
     page = Elements(render(read_comparison(tmp_path / "experiment")))
     assert "Collecting events costs 1.2% of the CPU time of a step (95% interval 0.4% to 2.8%), measured" in page.shown
+
+
+def test_the_cost_of_comparing_replicas_is_shown(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "experiment")
+    write_examination(path, examination())
+    file = path / "repeat-1" / "3" / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"replicas": to_builtins(replicas())}))
+    comparison = read_comparison(path)
+    sentence = "Comparing the replicas took at most 0.04% of the training time; no step time contains it."
+    assert sentence in Elements(render(comparison)).shown
+    assert to_json(comparison)["comparing_replicas_share"] == pytest.approx(0.0004)
 
 
 def test_colours_of_parts_have_enough_contrast() -> None:

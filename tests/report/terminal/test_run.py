@@ -17,7 +17,7 @@ from paceline.analysis.summary import summarise_rank
 from paceline.records import RunRecord, read_run
 from paceline.records.summary import EpochEstimate, EvaluationResult
 from paceline.report.terminal.run import print_run, sentences
-from run_models import PROVENANCE, rank_summary, recorded_settings, summary, topology
+from run_models import PROVENANCE, rank_summary, recorded_settings, replicas, summary, topology
 
 
 def said(*, changes: dict[str, Any] | None = None, **results: Any) -> str:
@@ -42,6 +42,17 @@ def test_buffers() -> None:
     assert "BatchNorm" not in said(buffer_divergence=None)
     assert "BatchNorm buffers (--bn local): identical on all ranks" in said(buffer_divergence=0.0)
     assert "differ by 1.250% of their norm" in said(buffer_divergence=0.0125)
+
+
+def test_replicas() -> None:
+    assert "replicas" not in said(replicas=None)
+    cost = "in 6 checks (1.90 ms, 0.04% of the training time)"
+    assert f"replicas: identical on all ranks {cost}" in said(replicas=replicas(difference=None))
+    assert f"replicas: equal on all ranks up to rounding {cost}" in said(replicas=replicas())
+    difference = replicas().difference
+    assert difference is not None
+    large = replicas(difference=change(difference, by_rounding=False), share=None)
+    assert "replicas: not equal on all ranks in 6 checks (1.90 ms)" in said(replicas=large)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from paceline.report.plots.timeline_steps import MOST_RANKS
 from paceline.report.run_description import WARM_UP_COUNTS, compares_strategies
 from paceline.report.tables.payload import matrices, rank_bytes_rows
 from paceline.report.tables.profile import ProfileRow, profile_rows, profile_sentences
-from paceline.report.tables.resources import host_rows, profiled_runs, sampling_share
+from paceline.report.tables.resources import comparing_replicas_share, host_rows, profiled_runs, sampling_share
 from paceline.report.tables.steps import (
     BytesRow,
     OperationRow,
@@ -219,6 +219,12 @@ def _measuring_cost(comparison: Comparison) -> list[str]:
     sampling = sampling_share(comparison)
     if sampling is not None:
         found.append(f"Sampling CPU and memory used at most {percent(sampling, 2)} of a core.")
+    comparing = comparing_replicas_share(comparison)
+    if comparing is not None:
+        found.append(
+            f"Comparing the replicas took at most {percent(comparing, 2)} of the training time; no step time contains "
+            "it."
+        )
     return found
 
 

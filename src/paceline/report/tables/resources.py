@@ -34,6 +34,13 @@ def sampling_share(comparison: Comparison) -> float | None:
     return max((share for share in used if share is not None), default=None)
 
 
+def comparing_replicas_share(comparison: Comparison) -> float | None:
+    """Return the largest share of a run's training time that comparing its replicas took; None without any."""
+    summaries = [entry.run.summary for entry in comparison.record_set.runs]
+    shares = [own.replicas.share for own in summaries if own is not None and own.replicas is not None]
+    return max((share for share in shares if share is not None), default=None)
+
+
 def profiled_runs(comparison: Comparison) -> dict[str, RunRecord]:
     """Return the first profiled repeat of every candidate that has one, best first."""
     names = [row.candidate.name for row in comparison.rows]

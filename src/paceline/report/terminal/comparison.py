@@ -13,7 +13,7 @@ from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import Column, terminal_columns, text_column
 from paceline.report.run_description import compares_strategies
 from paceline.report.tables.json_rows import operators_json, payloads_json, rows_json, usage_json, wires_json
-from paceline.report.tables.resources import first_runs, profiled_runs, sampling_share
+from paceline.report.tables.resources import comparing_replicas_share, first_runs, profiled_runs, sampling_share
 from paceline.report.terminal.table import figure_table
 from paceline.report.verdict import next_command, sentences
 
@@ -78,6 +78,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "operators": {name: operators_json(run) for name, run in profiled_runs(comparison).items()},
         "resources": {name: usage_json(run) for name, run in first_runs(comparison).items()},
         "sampling_share": sampling_share(comparison),
+        "comparing_replicas_share": comparing_replicas_share(comparison),
         "examination": comparison.examination and comparison.examination.to_dict(),
         "next": next_command(comparison),
     }

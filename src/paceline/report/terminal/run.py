@@ -27,7 +27,7 @@ from paceline.formatting import (
     whole,
 )
 from paceline.records import RunRecord
-from paceline.records.summary import StalenessSummary, Summary
+from paceline.records.summary import ReplicaComparisons, StalenessSummary, Summary
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.figure import Figure
 from paceline.report.figures.ranks import RANK_FIGURES
@@ -76,6 +76,16 @@ def staleness_sentence(staleness: StalenessSummary) -> str:
     )
 
 
+def replicas_sentence(replicas: ReplicaComparisons) -> str:
+    """Return the result of comparing the replicas while training, and its cost."""
+    difference = replicas.difference
+    found = "identical on all ranks"
+    if difference is not None:
+        found = "equal on all ranks up to rounding" if difference.by_rounding else "not equal on all ranks"
+    share = "" if replicas.share is None else f", {percent(replicas.share, 2)} of the training time"
+    return f"replicas: {found} in {plural(replicas.checks, 'check')} ({seconds(replicas.seconds)}{share})"
+
+
 def split_table(record: RunRecord, width: int) -> Table | None:
     """Return the time split of each rank, in a narrow terminal without times; None where no events were recorded."""
     rows = [SplitRow("", rank, split, wait_s=None, waited_for=None) for rank, split in splits_of(record).items()]
@@ -109,6 +119,8 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
     if divergence is not None:
         apart = f"differ by {percent(divergence, 3)} of their norm" if divergence else "identical on all ranks"
         yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
+    if summary.replicas:
+        yield replicas_sentence(summary.replicas)
     times = [rank.step_s for rank in summary.ranks if rank.step_s]
     together = record.topology.exchanges and record.lockstep
     if together and times and max(times) > (1 + UNEVEN) * min(times):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from paceline.comm import Comm
-from paceline.config import BatchNormMode
+from paceline.config import BatchNormMode, ReplicaGuardMode
 from paceline.errors import WorkloadError
 from paceline.formatting import plural
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
@@ -98,6 +98,9 @@ class ProbeSync(TaskSync):
         """For a strategy that averages in `step`, the mean of the gradients that the script leaves to it."""
         super().__init__(STEPS, model, _with_probe_step(make_optimizer, captured), strategy, comm, bn)
         self._write_result = write_result
+
+    def guard_replicas(self, mode: ReplicaGuardMode) -> None:
+        """Compare nothing: the weights do not change."""
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         clip_norm, skipped = clip_norm_of(self.steps_done, STEPS, max_norm), self.skipped_steps

@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 
 from paceline.comm import Comm
 from paceline.comm.nested_tensors import tensors_in
-from paceline.config import BatchNormMode
+from paceline.config import BatchNormMode, ReplicaGuardMode
 from paceline.errors import WorkloadError
 from paceline.measure.cores import core_share
 from paceline.measure.slow_rank import stopwatch_for
@@ -75,6 +75,8 @@ class TimedSync(TaskSync):
         comm: Comm,
         bn: BatchNormMode,
     ) -> None:
+        self._guard_mode = task.config.replica_guard if "replica_guard" in task.script.settings else None
+        """Mode of the replica guard that the command line sets; None if the script does."""
         first_on_host = int(os.environ.get("LOCAL_RANK", comm.rank)) == 0
         self._recording = Recording(task.config, comm, task.folder, first_on_host=first_on_host)
         config = replace(task.config, bn=bn, allow_unused=strategy.allow_unused)
@@ -92,6 +94,9 @@ class TimedSync(TaskSync):
         self._recording.write_event(StartEvent(steps=task.steps, steps_per_epoch=None, dropped=0))
         self._window_end = self._windows.next_end(0)
         self._begin_step()
+
+    def guard_replicas(self, mode: ReplicaGuardMode) -> None:
+        super().guard_replicas(self._guard_mode or mode)
 
     def note(
         self,
