@@ -262,14 +262,14 @@ class Priority(Overlapped):
         """Wait for the gradients of some blocks, and step the optimiser on their parameters only."""
         taken = self._receive_gradients(numbers)
         groups = self._groups_of({id(slot.parameter) for slot in taken}) if taken else []
-        if not groups:
-            return
-        all_groups, self.optimizer.param_groups = self.optimizer.param_groups, groups
+        all_groups = self.optimizer.param_groups
         before, self._partial_update_step = self._partial_update_step, self._steps
         try:
-            # Forward may run in half precision, or in inference mode.
-            with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
-                self.optimizer.step()
+            if groups:  # The user's optimiser may have none of these parameters.
+                self.optimizer.param_groups = groups
+                # Forward may run in half precision, or in inference mode.
+                with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
+                    self.optimizer.step()
         finally:
             self.optimizer.param_groups = all_groups
             self._partial_update_step = before
