@@ -136,6 +136,17 @@ def complex_parameters(loop: Loop) -> Results:
     return [torch.view_as_real(model.filter.detach()), weights(model.linear)]
 
 
+def clipping_of_complex_parameters(loop: Loop) -> Results:
+    torch.manual_seed(0)
+    model = Spectral()
+    model.linear.double()
+    sync = loop.attach(model, lambda named: torch.optim.SGD(named, lr=0.1))
+    for x, y in loop.batches():
+        loss_of(sync.model(x), y).backward()
+        sync.step(max_norm=0.01)
+    return [torch.view_as_real(model.filter.detach()), weights(model.linear)]
+
+
 def mixed_types(loop: Loop) -> Results:
     """Layers of single and of double precision in one model."""
     model = make_model(MixedTypes)
@@ -259,6 +270,7 @@ USAGES = [
     transposed_parameters,
     channels_last,
     complex_parameters,
+    clipping_of_complex_parameters,
     mixed_types,
     bfloat16_model,
     float16_model,

@@ -59,7 +59,8 @@ def optimizer_state_saved_at_once(loop: Loop) -> Results:
     sync = loop.attach(model, adam)
     train(loop, sync, 3)
     state = sync.optimizer.state_dict()
-    return [weights(model), *(value["exp_avg"].clone() for value in state["state"].values())]
+    kept = [value["exp_avg"].clone() for value in state["state"].values()]
+    return [weights(model), *kept]
 
 
 def optimizer_state_cleared(loop: Loop) -> Results:

@@ -159,12 +159,7 @@ def clipping(loop: Loop) -> Results:
 
 def zero_grad_habits(loop: Loop) -> Results:
     found = []
-    for before, after, to_none in (
-        (True, False, True),
-        (True, False, False),
-        (False, True, True),
-        (False, True, False),
-    ):
+    for before, to_none in ((True, True), (True, False), (False, True), (False, False)):
         model = make_model()
         sync = loop.attach(model)
         for x, y in loop.batches():

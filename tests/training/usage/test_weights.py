@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -156,7 +157,7 @@ def changes_through_data(loop: Loop) -> Results:
 
 def pruning(loop: Loop) -> Results:
     model = make_model()
-    nn.utils.prune.random_unstructured(model[2], "weight", amount=0.5)
+    prune.random_unstructured(model[2], "weight", amount=0.5)
     sync = loop.attach(model)
     train(loop, sync)
     return [weights(model), model[2].weight]

@@ -100,7 +100,7 @@ class Overlapped(Strategy):
             raise sparse_gradient_error(slot.name)
         self.copy_in(slot, gradient)
         slot.gradient, slot.version = gradient, gradient._version
-        if self._sample is None and gradient.numel() <= _SAMPLE_ITEMS and gradient.device.type == "cpu":
+        if self._sample is None and 0 < gradient.numel() <= _SAMPLE_ITEMS and gradient.device.type == "cpu":
             self._sample = slot, slot.max_abs
         self._count_gradient(slot.bucket)
 

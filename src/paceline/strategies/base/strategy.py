@@ -278,8 +278,11 @@ def _flat_gradient(name: str, parameter: nn.Parameter) -> Tensor:
     assert gradient is not None
     if gradient.is_sparse:
         raise sparse_gradient_error(name)
+    if gradient.is_conj():
+        parameter.grad = gradient = gradient.resolve_conj()
     flat = flat_view(gradient)
     if flat is None:  # The memory has holes. Autograd makes no such gradient, but a user's hook may.
         parameter.grad = gradient.contiguous()
         flat = parameter.grad.view(-1)
-    return flat
+    # Gloo gathers no complex numbers.
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
