@@ -15,6 +15,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.config.specs import check_positive
+from paceline.errors import WorkloadError
 from paceline.plans.classic import DEFAULT_BUCKET_MB
 from paceline.strategies.base.strategy import Strategy
 
@@ -76,7 +77,7 @@ class Ddp(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         options: DdpOptions = self.options
-        self._module = DistributedDataParallel(
+        self._module = _Module(
             model,
             process_group=self.comm.group,
             init_sync=False,  # attach() has already copied rank 0's weights to every rank.
@@ -96,11 +97,23 @@ class Ddp(Strategy):
         return nullcontext() if last else self._module.no_sync()
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        # DDP itself notices only in the next forward pass that it did not synchronise a bucket with a missing gradient.
+        self._check_all_used()
         self.update(max_norm, scaler)
 
     def close(self) -> None:
         self._module = None
         super().close()
+
+
+class _Module(DistributedDataParallel):
+    """DistributedDataParallel that says what to copy instead of it."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise WorkloadError(
+            "sync.model cannot be copied or saved under ddp: it belongs to a process group.",
+            hint="copy or save the model that was passed to attach()",
+        )
 
 
 @dataclass

@@ -135,20 +135,26 @@ def sync_batchnorm(model: nn.Module, comm: Comm) -> Iterator[None]:
         )
     kinds = [type(layer) for layer in layers]
     for layer in layers:
-        layer.__class__ = SyncedBatchNorm
+        layer.kind, layer.__class__ = type(layer), SyncedBatchNorm
         layer.group = comm.group
     try:
         yield
     finally:
         for layer, kind in zip(layers, kinds, strict=True):
             layer.__class__ = kind
-            del layer.group
+            del layer.group, layer.kind
 
 
 class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm layer that normalises over the batches of all ranks of `group`."""
 
     group: dist.ProcessGroup
+    kind: type[nn.modules.batchnorm._BatchNorm]
+    """Class that the layer had before; copies and files of the model have it again, and no group."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        state = {key: value for key, value in vars(self).items() if key not in ("group", "kind")}
+        return self.kind.__new__, (self.kind,), state
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accept any shape with channels in the second dimension."""

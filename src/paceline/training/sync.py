@@ -17,6 +17,7 @@ from paceline.config import BatchNormMode
 from paceline.errors import UsageError
 from paceline.records.summary import UntrackedCounts
 from paceline.strategies.base.abilities import GivesTickets
+from paceline.strategies.base.model_hooks import ModelHook
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
 
@@ -58,7 +59,7 @@ class Sync:
         waits = strategy.exchanges and strategy.lockstep and comm.world_size > 1
         if bn == "broadcast" and waits and self.buffers.may_exist:
             self._broadcasts_buffers = True
-            self._undo.callback(model.register_forward_pre_hook(self._refresh_buffers).remove)
+            self._undo.callback(model.register_forward_pre_hook(ModelHook(self._refresh_buffers)).remove)
 
     @property
     def rank(self) -> int:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB, assign_buckets
 from paceline.strategies.base.buckets import Bucket, Slot, make_buckets
-from paceline.strategies.base.strategy import SendMode, Strategy, no_gradient_error, sparse_gradient_error
+from paceline.strategies.base.strategy import SendMode, Strategy, sparse_gradient_error
 
 __all__ = ["Bucket", "Overlapped", "Slot"]
 
@@ -119,7 +119,7 @@ class Overlapped(Strategy):
             for slot, is_used in zip(self._slots, used, strict=True):
                 slot.parameter.grad = slot.sum_view if is_used else None
             self._reset_buckets()
-        elif not self.allow_unused:
+        else:
             self._check_all_used()
         self.update(max_norm, scaler)
         if self._order is not None and self.comm.world_size > 1:
@@ -132,8 +132,7 @@ class Overlapped(Strategy):
         Return, for each parameter, whether any rank has a gradient for it.
         """
         self._check_unchanged()
-        if not self.allow_unused:
-            self._check_all_used()
+        self._check_all_used()
         for slot in self._slots:
             if slot.gradient is None and slot.parameter.grad is not None:  # From an earlier micro-batch.
                 self._add_gradient(slot, slot.parameter.grad)
@@ -156,11 +155,6 @@ class Overlapped(Strategy):
         if changed:
             name = changed[0].name
             raise WorkloadError(f"the gradient of {name} was changed after backward had sent it.", hint=_CHANGED_HINT)
-
-    def _check_all_used(self) -> None:
-        unused = [name for name, parameter in self.parameters if parameter.grad is None]
-        if unused:
-            raise no_gradient_error(unused, self.comm.rank)
 
     def close(self) -> None:
         for hook in self._hooks:

@@ -173,12 +173,16 @@ class Strategy(ABC):
         If unused parameters are allowed, a parameter that has a gradient on any rank gets one of zeros on the others.
         Otherwise a parameter without a gradient raises a WorkloadError.
         """
-        missing = [name for name, p in self.parameters if p.grad is None]
-        if missing and not self.allow_unused:
-            raise no_gradient_error(missing, self.comm.rank)
+        self._check_all_used()
         if self.allow_unused:
             self._fill_unused()
         return [_flat_gradient(name, p) for name, p in self.parameters if p.grad is not None]
+
+    def _check_all_used(self) -> None:
+        """Raise a WorkloadError if a parameter has no gradient, unless unused parameters are allowed."""
+        missing = [name for name, parameter in self.parameters if parameter.grad is None]
+        if missing and not self.allow_unused:
+            raise no_gradient_error(missing, self.comm.rank)
 
     def _fill_unused(self) -> None:
         """Set missing gradients to zero where another rank has one.

@@ -16,6 +16,7 @@ from paceline.config.specs import check_positive
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB
 from paceline.plans.priority import blocks, schedule, slices
+from paceline.strategies.base.model_hooks import ModelHook
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
 from paceline.strategies.base.parameter_groups import PER_PARAMETER_KEYS
 from paceline.strategies.base.strategy import State
@@ -250,8 +251,7 @@ class Priority(Overlapped):
             if self._pending:
                 self._update_blocks(numbers & self._pending)
 
-        uncompiled: Callable[[nn.Module, Any], None] = torch.compiler.disable(wait_and_update)
-        return uncompiled
+        return ModelHook(torch.compiler.disable(wait_and_update))
 
     def _make_updater(self, number: int) -> Callable[[], None]:
         """Return a function that updates a block; it runs when any code reads one of the block's weights."""
