@@ -40,6 +40,7 @@ class Sync:
         self.comm = comm
         self._undo = ExitStack()
         self._on_close = ExitStack()
+        self._is_closed = False
         if bn == "sync" and not strategy.lockstep:
             raise sync_batchnorm_unsupported(strategy)
         self.uses_sync_batchnorm = bn == "sync" and comm.world_size > 1
@@ -105,10 +106,13 @@ class Sync:
 
     def accumulate(self) -> AbstractContextManager[Any]:
         """Return the context for forward and backward of every micro-batch except the last."""
+        self._check_open()
         return self.strategy.microbatch(last=False)
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         """Synchronise gradients, unscale and clip them, step the optimiser, clear the gradients."""
+        self._check_open()
+        _check_max_norm(max_norm)
         self.strategy.step(max_norm, scaler)
         self._buffers_outdated = True
 
@@ -133,12 +137,14 @@ class Sync:
 
     def mean(self, value: float, samples: int = 1) -> float:
         """Return the mean of a value over the ranks, weighted by their samples; called on every rank."""
+        self._check_open()
         total, count = self.comm.control.sum(torch.tensor([value * samples, samples], dtype=torch.float64)).tolist()
         return float(total / count)
 
     @contextmanager
     def agreed(self) -> Iterator[nn.Module]:
         """Yield the model with the agreed weights and buffers, the result of the run, on every rank."""
+        self._check_open()
         if self.payload is not None:
             self.payload.discard_window()
         with self.strategy.agreed() as model, self.buffers.agreed():
@@ -146,6 +152,7 @@ class Sync:
 
     def detach(self) -> None:
         """Remove everything that was added to the model; its weights stay trained."""
+        self._is_closed = True
         self._undo.close()
         self.strategy.close()
 
@@ -167,8 +174,16 @@ class Sync:
         if kind is None:
             self.close()
         else:
+            self._is_closed = True
             self._undo.close()
             self.strategy.abandon()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError(
+                f"the model is no longer attached to {self.strategy.name}: close() was called.",
+                hint="call close() last, or attach() again; the model itself can still be called and saved",
+            )
 
     def _with_step_mark(self, make_optimizer: MakeOptimizer) -> MakeOptimizer:
         """Mark the start of the optimiser's step on the stopwatch, by a hook: strategies need not know of timing."""
@@ -188,6 +203,19 @@ class Sync:
         if self._buffers_outdated and module.training:
             self.buffers.broadcast()
             self._buffers_outdated = False
+
+
+def _check_max_norm(max_norm: object) -> None:
+    """Raise a UsageError unless it is None or a positive number: torch's clipping reverses gradients if negative."""
+    if max_norm is None:
+        return
+    if not isinstance(max_norm, int | float | Tensor):
+        raise UsageError(
+            f"step() got an object of type {type(max_norm).__name__} as max_norm.",
+            hint="pass a number; strategies cannot call a closure, as LBFGS needs it",
+        )
+    if not max_norm > 0:
+        raise UsageError(f"max_norm is {float(max_norm)}.", hint="pass a number that is more than 0")
 
 
 def sync_batchnorm_unsupported(strategy: Strategy) -> UsageError:

@@ -252,8 +252,9 @@ class AfterBackward(Strategy):
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         gradients = self.gradients()
-        if self.comm.world_size > 1:
-            self.agree(gradients)
+        if self.comm.world_size > 1 and gradients:
+            with torch.no_grad():  # backward(create_graph=True) makes gradients that require a gradient.
+                self.agree(gradients)
         self.update(max_norm, scaler)
 
 
