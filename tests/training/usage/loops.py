@@ -8,9 +8,10 @@ one process trains on the whole batch and each rank on its part.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -174,17 +175,20 @@ def run_usages(comm: Comm, text: str, usages: Sequence[tuple[str, str]]) -> dict
     return found
 
 
+@cache
 def run_alone(usage: Usage) -> Results:
     """Run a usage in this process, without Paceline."""
     return [one.detach().clone() for one in usage(Loop())]
 
 
-def check_usages(pool: Pool, text: str, usages: Sequence[Usage], tolerance: float = TOLERANCE) -> None:
-    """Fail if a usage has another result on a rank than in one process."""
+def check_usages(
+    pool: Pool, text: str, usages: Sequence[Usage], tolerances: Mapping[Usage, float] | None = None
+) -> None:
+    """Fail if a usage has another result on a rank than in one process; `tolerances` are those of lower precision."""
     names = [(usage.__module__, usage.__name__) for usage in usages]
     answers = pool.run(run_usages, RANKS, text, names)
     for usage in usages:
-        expected = run_alone(usage)
+        expected, tolerance = run_alone(usage), (tolerances or {}).get(usage, TOLERANCE)
         for rank, found in enumerate(answers):
             result = found.get(usage.__name__, "not run, because an earlier usage failed")
             if isinstance(result, str):
@@ -202,6 +206,8 @@ def differs_without_synchronisation(pool: Pool, usages: Sequence[Usage]) -> list
     """Return the usages whose results differ from one process if ranks exchange nothing; a test must notice that."""
     names = [(usage.__module__, usage.__name__) for usage in usages]
     answer = pool.run(run_usages, RANKS, "none", names)[0]
+    failed = [result for result in answer.values() if isinstance(result, str)]
+    assert not failed, failed[0]
     return [
         usage.__name__
         for usage in usages

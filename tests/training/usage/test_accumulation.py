@@ -20,6 +20,8 @@ from training.usage.loops import (
     weights,
 )
 
+pytestmark = pytest.mark.takes(8)
+
 
 def equal_micro_batches(loop: Loop) -> Results:
     model = make_model()
@@ -96,6 +98,41 @@ def rest_of_an_epoch_is_kept(loop: Loop) -> Results:
     return [weights(model)]
 
 
+def all_micro_batches_inside(loop: Loop) -> Results:
+    """The last micro-batch too is inside `accumulate`; `step` averages its gradients."""
+    model = make_model()
+    sync = loop.attach(model)
+    for x, y in loop.batches():
+        for part_x, part_y in zip(x.chunk(2), y.chunk(2), strict=True):
+            with sync.accumulate():
+                (loss_of(sync.model(part_x), part_y) / 2).backward()
+        sync.step()
+    return [weights(model)]
+
+
+def step_inside(loop: Loop) -> Results:
+    model = make_model()
+    sync = loop.attach(model)
+    for x, y in loop.batches():
+        with sync.accumulate():
+            loss_of(sync.model(x), y).backward()
+            sync.step()
+    return [weights(model)]
+
+
+def forward_outside(loop: Loop) -> Results:
+    """Only backward is inside `accumulate`."""
+    model = make_model()
+    sync = loop.attach(model)
+    for x, y in loop.batches():
+        loss = loss_of(sync.model(x), y)
+        with sync.accumulate():
+            loss.backward()
+        loss_of(sync.model(x), y).backward()
+        sync.step()
+    return [weights(model)]
+
+
 def accumulation_and_clipping(loop: Loop) -> Results:
     """The norm is that of the whole batch."""
     model = make_model()
@@ -134,19 +171,6 @@ def skipped_step(loop: Loop) -> Results:
     return [weights(model)]
 
 
-def skipped_step_after_backward(loop: Loop) -> Results:
-    """All ranks drop the gradients of one step after backward."""
-    model = make_model()
-    sync = loop.attach(model)
-    for step, (x, y) in enumerate(loop.batches(5)):
-        loss_of(sync.model(x), y).backward()
-        if step == 2:
-            sync.optimizer.zero_grad()
-            continue
-        sync.step()
-    return [weights(model)]
-
-
 USAGES = [
     equal_micro_batches,
     uneven_micro_batches,
@@ -154,10 +178,12 @@ USAGES = [
     different_numbers_of_micro_batches,
     rest_of_an_epoch_is_dropped,
     rest_of_an_epoch_is_kept,
+    all_micro_batches_inside,
+    step_inside,
+    forward_outside,
     accumulation_and_clipping,
     nested_accumulation,
     skipped_step,
-    skipped_step_after_backward,
 ]
 
 

@@ -24,6 +24,8 @@ from training.usage.loops import (
     weights,
 )
 
+pytestmark = pytest.mark.takes(8)
+
 
 class Tied(nn.Module):
     """Model that uses one weight matrix twice, under two names."""
@@ -94,7 +96,45 @@ def two_backwards(loop: Loop) -> Results:
     return [weights(model)]
 
 
-def scalar_of_a_part(loop: Loop) -> Results:
+def backward_twice(loop: Loop) -> Results:
+    """One graph has two backward passes, the first inside `accumulate`."""
+    model = make_model()
+    sync = loop.attach(model)
+    for x, y in loop.batches():
+        with sync.accumulate():
+            loss = loss_of(sync.model(x), y)
+            loss.backward(retain_graph=True)
+        loss.backward()
+        sync.step()
+    return [weights(model)]
+
+
+def gradients_by_hand(loop: Loop) -> Results:
+    """`torch.autograd.grad` computes the gradients, and the loop sets `.grad`."""
+    model = make_model()
+    sync = loop.attach(model)
+    for x, y in loop.batches():
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(loss_of(sync.model(x), y), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        sync.step()
+    return [weights(model)]
+
+
+def gradients_of_inputs(loop: Loop) -> Results:
+    """An adversarial example is made with `torch.autograd.grad` before each step."""
+    model = make_model()
+    sync = loop.attach(model)
+    for x, y in loop.batches():
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(loss_of(sync.model(x), y), x)
+        loss_of(sync.model((x + 0.1 * slope.sign()).detach()), y).backward()
+        sync.step()
+    return [weights(model)]
+
+
+def backward_of_named_inputs(loop: Loop) -> Results:
     """`backward(inputs=…)` computes gradients of the named parameters."""
     model = make_model()
     sync = loop.attach(model)
@@ -199,7 +239,7 @@ def anomaly_detection(loop: Loop) -> Results:
     return [weights(model)]
 
 
-def step_without_gradients_of_frozen_layers(loop: Loop) -> Results:
+def frozen_layers(loop: Loop) -> Results:
     model = make_model()
     model[0].requires_grad_(False)
     train(loop, loop.attach(model))
@@ -242,7 +282,10 @@ USAGES = [
     two_losses_summed,
     two_forwards_one_backward,
     two_backwards,
-    scalar_of_a_part,
+    backward_twice,
+    gradients_by_hand,
+    gradients_of_inputs,
+    backward_of_named_inputs,
     autograd_backward,
     gradient_penalty,
     reentrant_checkpoint,
@@ -250,7 +293,7 @@ USAGES = [
     checkpointed_call,
     own_function,
     anomaly_detection,
-    step_without_gradients_of_frozen_layers,
+    frozen_layers,
     different_parameters_on_each_rank,
 ]
 

@@ -23,6 +23,8 @@ from training.usage.loops import (
     weights,
 )
 
+pytestmark = pytest.mark.takes(8)
+
 # Dynamo's own split of DDP's graphs requires buckets of at least 1 MiB, so options for small buckets are left out.
 STRATEGIES = [*LOSSLESS, "ddp:overlap=false", "ddp:bucket_view=true"]
 

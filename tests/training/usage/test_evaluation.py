@@ -24,6 +24,8 @@ from training.usage.loops import (
     weights,
 )
 
+pytestmark = pytest.mark.takes(8)
+
 ONES = torch.ones(2, 6, dtype=torch.float64)
 
 
@@ -275,4 +277,6 @@ def test_evaluation_and_modes_are_those_of_one_process(pool: Pool, text: str) ->
 
 
 def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
-    assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
+    # Under `none`, the weights inside `agreed` are rank 0's, so autograd refuses a backward pass that began before.
+    usages = [usage for usage in USAGES if usage is not agreed_between_forward_and_backward]
+    assert differs_without_synchronisation(pool, usages) == [usage.__name__ for usage in usages]

@@ -21,6 +21,8 @@ from training.usage.loops import (
     weights,
 )
 
+pytestmark = pytest.mark.takes(8)
+
 
 def forward_hooks(loop: Loop) -> Results:
     model = make_model()

@@ -22,6 +22,8 @@ from training.usage.loops import (
     weights,
 )
 
+pytestmark = pytest.mark.takes(8)
+
 
 class Pair(nn.Module):
     """Wrapper of two models that are trained together."""
@@ -261,7 +263,7 @@ def dropout(loop: Loop) -> Results:
     return [weights(model)]
 
 
-TOLERANCES = {"bfloat16_model": 0.02, "float16_model": 2e-3, "autocast": 0.02, "mixed_types": 1e-6}
+TOLERANCES = {bfloat16_model: 0.02, float16_model: 2e-3, autocast: 0.02, mixed_types: 1e-6}
 USAGES = [
     wrapper_of_two_models,
     two_models_two_syncs,
@@ -285,7 +287,7 @@ USAGES = [
 
 @pytest.mark.parametrize("text", STRATEGIES)
 def test_models_train_as_in_one_process(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES)
+    check_usages(pool, text, USAGES, TOLERANCES)
 
 
 def test_the_results_depend_on_synchronisation(pool: Pool) -> None:

@@ -20,6 +20,8 @@ from training.usage.loops import (
     weights,
 )
 
+pytestmark = pytest.mark.takes(8)
+
 
 def optimizer_state_after_attach(loop: Loop) -> Results:
     """Model and optimiser continue from a checkpoint of one process, loaded on every rank after `attach`."""
@@ -40,27 +42,6 @@ def optimizer_state_in_the_middle(loop: Loop) -> Results:
     sync.optimizer.load_state_dict(kept["optimizer"])
     train(loop, sync, 3, start=3)
     return [weights(model)]
-
-
-def optimizer_state_saved(loop: Loop) -> Results:
-    """The state of the optimiser is saved after a step, inside `agreed`."""
-    model = make_model()
-    sync = loop.attach(model, adam)
-    train(loop, sync, 3)
-    with sync.agreed():
-        state = sync.optimizer.state_dict()
-        kept = [value["exp_avg"].clone() for value in state["state"].values()]
-    return [weights(model), *kept]
-
-
-def optimizer_state_saved_at_once(loop: Loop) -> Results:
-    """The state of the optimiser is saved right after a step."""
-    model = make_model()
-    sync = loop.attach(model, adam)
-    train(loop, sync, 3)
-    state = sync.optimizer.state_dict()
-    kept = [value["exp_avg"].clone() for value in state["state"].values()]
-    return [weights(model), *kept]
 
 
 def optimizer_state_cleared(loop: Loop) -> Results:
@@ -89,8 +70,6 @@ def _checkpoint() -> dict[str, Any]:
 USAGES = [
     optimizer_state_after_attach,
     optimizer_state_in_the_middle,
-    optimizer_state_saved,
-    optimizer_state_saved_at_once,
     optimizer_state_cleared,
 ]
 

@@ -20,6 +20,8 @@ from training.usage.loops import (
     weights,
 )
 
+pytestmark = pytest.mark.takes(8)
+
 
 def groups_by_name(loop: Loop) -> Results:
     """Weight decay for weights only: `make_optimizer` gets (name, parameter) pairs."""

@@ -21,6 +21,8 @@ from training.usage.loops import (
     weights,
 )
 
+pytestmark = pytest.mark.takes(8)
+
 
 def _per_step(loop: Loop, make_scheduler: Any, make_optimizer: Any = sgd) -> Results:
     model = make_model()

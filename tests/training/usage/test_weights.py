@@ -25,6 +25,8 @@ from training.usage.loops import (
     weights,
 )
 
+pytestmark = pytest.mark.takes(8)
+
 
 def moving_average(loop: Loop) -> Results:
     """An average of the weights, updated after each step and evaluated."""
@@ -75,15 +77,6 @@ def deep_copies(loop: Loop) -> Results:
     before = weights(kept)
     kept(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
     return [weights(model), before, *(parameter.grad for parameter in kept.parameters())]
-
-
-def copies_of_sync_model(loop: Loop) -> Results:
-    model = make_model()
-    sync = loop.attach(model)
-    train(loop, sync, 2)
-    kept = copy.deepcopy(sync.model)
-    train(loop, sync, 2, start=2)
-    return [weights(model), weights(kept)]
 
 
 def saving(loop: Loop) -> Results:
@@ -241,7 +234,6 @@ USAGES = [
     moving_average_by_hand,
     average_of_state_dicts,
     deep_copies,
-    copies_of_sync_model,
     saving,
     names_in_state_dicts,
     loading_weights,
