@@ -12,19 +12,12 @@ import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from paceline.errors import ERRORS_BY_NAME, PacelineError, RankError
+from paceline.errors import ERRORS_BY_NAME, PacelineError, RankError, is_peer_lost
 from paceline.records import RunFolder
 from paceline.records.decoder import read_model
 from paceline.records.failure import ErrorInfo, RankFailure
 from paceline.records.writer import write_json
 
-_PEER_LOST_PHRASES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "NCCL error",
-)
 _WRAPPER = "'DistributedDataParallel' object"
 _STACK = "Stack (most recent call first):"
 """First line of the stack that faulthandler prints when the launcher stops a rank."""
@@ -42,9 +35,7 @@ def record_failure(error: BaseException, rank: int, file: Path, run: int | None 
         message=str(error),
         hint=error.hint if isinstance(error, PacelineError) else None,
         detail=error.detail if isinstance(error, PacelineError) else traceback.format_exc().rstrip(),
-        peer_lost=error.peer_lost
-        if isinstance(error, RankError)
-        else not known and any(phrase in str(error) for phrase in _PEER_LOST_PHRASES),
+        peer_lost=error.peer_lost if isinstance(error, RankError) else not known and is_peer_lost(error),
     )
     write_json(file, failure)
 

@@ -161,6 +161,9 @@ class _Module(DistributedDataParallel):
         )
 
 
+_Module.__name__ = DistributedDataParallel.__name__  # Shown where the user's code reads an attribute of its own model.
+
+
 @dataclass
 class _HeldBuckets:
     """Buckets that are held back until the end of backward."""

@@ -14,7 +14,7 @@ from paceline.comm.group import Comm, close_comm
 from paceline.comm.payload import PayloadCount
 from paceline.comm.untracked_traffic import UntrackedTraffic
 from paceline.config import BatchNormMode
-from paceline.errors import UsageError
+from paceline.errors import UsageError, is_peer_lost
 from paceline.records.summary import UntrackedCounts
 from paceline.strategies.base.abilities import GivesTickets
 from paceline.strategies.base.model_hooks import ModelHook
@@ -113,7 +113,8 @@ class Sync:
         """Synchronise gradients, unscale and clip them, step the optimiser, clear the gradients."""
         self._check_open()
         _check_max_norm(max_norm)
-        self.strategy.step(max_norm, scaler)
+        with self._explaining_waits("sync.step()"):
+            self.strategy.step(max_norm, scaler)
         self._buffers_outdated = True
 
     def note(
@@ -138,7 +139,8 @@ class Sync:
     def mean(self, value: float, samples: int = 1) -> float:
         """Return the mean of a value over the ranks, weighted by their samples; called on every rank."""
         self._check_open()
-        total, count = self.comm.control.sum(torch.tensor([value * samples, samples], dtype=torch.float64)).tolist()
+        with self._explaining_waits("sync.mean()"):
+            total, count = self.comm.control.sum(torch.tensor([value * samples, samples], dtype=torch.float64)).tolist()
         return float(total / count)
 
     @contextmanager
@@ -177,6 +179,19 @@ class Sync:
             self._is_closed = True
             self._undo.close()
             self.strategy.abandon()
+
+    @contextmanager
+    def _explaining_waits(self, call: str) -> Iterator[None]:
+        """Add a hint to an error of torch that means that other ranks did not take part."""
+        try:
+            yield
+        except RuntimeError as error:
+            if is_peer_lost(error):
+                error.add_note(
+                    f"hint: rank {self.rank} waited in {call} for another rank; all ranks must make the same number of "
+                    "steps, and the same calls of sync.mean and sync.agreed (see also the output of the other ranks)"
+                )
+            raise
 
     def _check_open(self) -> None:
         if self._is_closed:

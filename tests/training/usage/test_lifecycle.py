@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import gc
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.comm import Comm
 from paceline.errors import PacelineError
+from paceline.strategies.allreduce import AllReduce
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 from ranks import Pool
@@ -277,6 +278,30 @@ def test_a_copy_of_the_wrapped_model_is_refused(pool: Pool) -> None:
         "sync.model cannot be copied or saved under ddp: it belongs to a process group. "
         "hint: copy or save the model that was passed to attach()"
     )
+
+
+class Alone(AllReduce):
+    """Strategy whose other ranks never answer."""
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:  # noqa: ARG002
+        raise RuntimeError("[gloo] Timed out waiting 3000ms for recv operation to complete")
+
+
+def time_out(comm: Comm) -> list[str]:
+    sync = Sync(make_model(), sgd, Alone(), comm, "broadcast")
+    x, y = Loop("", comm).batches(1)[0]
+    loss_of(sync.model(x), y).backward()
+    with pytest.raises(RuntimeError, match="Timed out") as caught:
+        sync.step()
+    sync.detach()
+    return caught.value.__notes__
+
+
+def test_a_time_out_says_what_all_ranks_must_do(pool: Pool) -> None:
+    for rank, (note,) in enumerate(pool.run(time_out, RANKS)):
+        assert note.startswith(
+            f"hint: rank {rank} waited in sync.step() for another rank; all ranks must make the same"
+        )
 
 
 def unused_under_ddp(comm: Comm) -> tuple[str, bool]:
