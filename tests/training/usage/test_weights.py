@@ -200,7 +200,8 @@ def functional_call(loop: Loop) -> Results:
         loss_of(sync.model(x), y).backward()
         sync.step()
         halved = {name: parameter.detach() / 2 for name, parameter in model.named_parameters()}
-        outputs.append(torch.func.functional_call(model, halved, torch.ones(1, 6, dtype=torch.float64)))
+        with torch.no_grad():
+            outputs.append(torch.func.functional_call(model, halved, torch.ones(1, 6, dtype=torch.float64)))
     return [weights(model), *outputs]
 
 
