@@ -228,7 +228,6 @@ USAGES = [
     groups_from_the_model,
     parameters_left_out,
     parameters_left_out_and_clipping,
-    group_added_later,
     implementations,
     muon,
     maximise,
@@ -249,3 +248,9 @@ def test_optimisers_step_as_in_one_process(pool: Pool, text: str) -> None:
 
 def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
     assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
+
+
+@pytest.mark.parametrize("text", [text for text in STRATEGIES if not text.startswith("parameter_server")])
+def test_a_group_that_is_added_later(pool: Pool, text: str) -> None:
+    """Servers keep the groups of `attach`."""
+    check_usages(pool, text, [group_added_later])
