@@ -23,6 +23,8 @@ FORMATS_NUMBERS = {"formatting.py", "records/schema.py"}
 NUMBER_FORMAT = re.compile(r"(?:.?[<>=^])?[-+ ]?z?#?0?\d*(?=[,_.eEfFgGn%])[,_]?(?:\.\d+)?[eEfFgGn%]?")
 """Format specification with a separator, a precision or a floating-point type; widths, hex digits and dates have none.
 Those of plotly, which formats in the browser, are written in the same way."""
+WAYS_OF_USE = Path("training/usage")
+"""Folder with one test file for each topic of a user's training loop; the source is `Sync`."""
 QUESTIONS = ("What", "Who", "Whose", "How", "Where", "Which", "Those")
 
 
@@ -51,7 +53,7 @@ def test_no_two_types_share_a_name() -> None:
 @pytest.mark.parametrize("test", TESTS, ids=lambda test: str(test.relative_to(ROOT / "tests")))
 def test_tests_mirror_the_source(test: Path) -> None:
     place = test.relative_to(ROOT / "tests")
-    if place.name in OUTSIDE_THE_PACKAGE:
+    if place.name in OUTSIDE_THE_PACKAGE or place.parent == WAYS_OF_USE:
         return
     own_folder = place.parts[0] in ("benchmarks", "examples")
     source = (ROOT if own_folder else PACKAGE) / place.parent / place.stem.removeprefix("test_")

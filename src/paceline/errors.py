@@ -115,6 +115,20 @@ ERRORS_BY_NAME: dict[str, type[PacelineError]] = {
 """Exception classes by name, to rebuild an error that another process sent."""
 
 
+_PEER_LOST_PHRASES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "NCCL error",
+)
+
+
+def is_peer_lost(error: BaseException) -> bool:
+    """Return whether an error of torch means that this rank lost, or no longer waits for, another rank."""
+    return any(phrase in str(error) for phrase in _PEER_LOST_PHRASES)
+
+
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name that is not in `known`; its hint lists the closest match, then all known names."""
     names = sorted(known)

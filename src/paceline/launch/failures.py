@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from paceline.errors import ERRORS_BY_NAME, PacelineError, RankError
+from paceline.errors import ERRORS_BY_NAME, PacelineError, RankError, is_peer_lost
 from paceline.formatting import size
 from paceline.launch.native_crash import (
     collective_in_stack,
@@ -26,13 +26,6 @@ from paceline.records.decoder import read_model
 from paceline.records.failure import ErrorInfo, RankFailure
 from paceline.records.writer import write_json
 
-_PEER_LOST_PHRASES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "NCCL error",
-)
 _WRAPPER = "'DistributedDataParallel' object"
 _SAME_COLLECTIVES_HINT = "call the same collectives on all ranks, in the same order, with tensors of the same size; "
 _CAUSES_OF_SIGNALS = {
@@ -58,9 +51,7 @@ def record_failure(error: BaseException, rank: int, file: Path, run: int | None 
         message=str(error),
         hint=error.hint if isinstance(error, PacelineError) else None,
         detail=error.detail if isinstance(error, PacelineError) else traceback.format_exc().rstrip(),
-        peer_lost=error.peer_lost
-        if isinstance(error, RankError)
-        else not known and any(phrase in str(error) for phrase in _PEER_LOST_PHRASES),
+        peer_lost=error.peer_lost if isinstance(error, RankError) else not known and is_peer_lost(error),
     )
     write_json(file, failure)
 

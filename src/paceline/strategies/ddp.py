@@ -15,9 +15,10 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.config.specs import check_positive
+from paceline.errors import WorkloadError
 from paceline.plans.classic import DEFAULT_BUCKET_MB
 from paceline.strategies.base.scaling import scaler_argument
-from paceline.strategies.base.strategy import Strategy, no_gradient_error
+from paceline.strategies.base.strategy import Strategy
 
 # The training loop handles BatchNorm, so DDP must not broadcast buffers. torch 2.13 renamed this argument.
 _HAS_FORWARD_SYNC_BUFFERS = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -74,11 +75,11 @@ class Ddp(Strategy):
     agrees_in_backward = True
     Options: ClassVar[type] = DdpOptions
 
-    _module: DistributedDataParallel | None = None
+    _module: "_Module | None" = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
         options: DdpOptions = self.options
-        self._module = DistributedDataParallel(
+        self._module = _Module(
             model,
             process_group=self.comm.group,
             init_sync=False,  # attach() has already copied rank 0's weights to every rank.
@@ -89,25 +90,81 @@ class Ddp(Strategy):
             static_graph=options.static_graph,
             **_NO_BUFFERS,
         )
+        self._is_averaged: bool | None = None
+        """Whether DDP averaged the last gradient of the first parameter; None if there was none since the last step."""
+        _, first = self.parameters[0]
+        self._hook = first.register_post_accumulate_grad_hook(self._on_gradient)
         if not options.overlap:
             self._module.register_comm_hook(_HeldBuckets(self.comm.group), _hold_until_last)
         return self._module
 
     def microbatch(self, last: bool) -> AbstractContextManager[Any]:
-        assert self._module is not None
-        return nullcontext() if last else self._module.no_sync()
+        return nullcontext() if last else self._checked_module.no_sync()
+
+    def _on_gradient(self, _: Tensor) -> None:
+        """Note whether DDP averages this gradient: it does so for one backward pass per forward pass."""
+        module = self._checked_module
+        self._is_averaged, module.is_prepared = module.is_prepared, False
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
-        if not (self.allow_unused or self.options.static_graph):
+        if not self.options.static_graph:
             # DDP itself raises only in the next forward pass, after a step with gradients of this rank alone.
-            missing = [name for name, parameter in self.parameters if parameter.grad is None]
-            if missing:
-                raise no_gradient_error(missing, self.comm.rank)
+            self._check_all_used()
+        if self.comm.world_size > 1:
+            self._average_rest()
+        self._is_averaged = None
         self.update(max_norm, **scaler_argument(scaler))
 
     def close(self) -> None:
+        if self._module is not None:
+            self._hook.remove()
         self._module = None
         super().close()
+
+    def _average_rest(self) -> None:
+        """Average gradients that DDP did not, or to which a backward pass has added since.
+
+        This happens if all passes of a step are inside `accumulate`, if one forward pass has two backward passes, or if
+        gradients are set by hand. The mean of a sum whose first part is a mean already is the mean of both parts.
+        """
+        if self._is_averaged or (self.allow_unused and self._is_averaged is None):
+            return
+        if self.allow_unused:  # Other ranks may have no gradient to notice it by.
+            raise WorkloadError(
+                "ddp did not average the gradients of the last backward pass.",
+                hint="run forward and backward of the last micro-batch outside sync.accumulate(), backward once",
+            )
+        gradients = self.gradients()
+        torch._foreach_div_(gradients, self.comm.world_size)
+        for gradient in gradients:
+            dist.all_reduce(gradient, group=self.comm.group)
+
+    @property
+    def _checked_module(self) -> "_Module":
+        self._checked_attachment  # noqa: B018  (raises after close)
+        assert self._module is not None
+        return self._module
+
+
+class _Module(DistributedDataParallel):
+    """DistributedDataParallel that notes which backward passes it averages, and says what to copy instead of it."""
+
+    is_prepared = False
+    """Whether the next backward pass is averaged: since the last one there was a forward pass outside `no_sync`."""
+
+    def forward(self, *inputs: Any, **arguments: Any) -> Any:
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self.is_prepared = True
+        return super().forward(*inputs, **arguments)  # type: ignore[no-untyped-call]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise WorkloadError(
+            "sync.model cannot be copied or saved under ddp: it belongs to a process group.",
+            hint="copy or save the model that was passed to attach()",
+        )
+
+
+_Module.__name__ = DistributedDataParallel.__name__  # Shown where the user's code reads an attribute of its own model.
 
 
 @dataclass

@@ -218,14 +218,14 @@ def sync_batchnorm(model: nn.Module, comm: Comm) -> Iterator[None]:
     if comm.control.largest(len(layers)):  # The same decision on all ranks, even if their models differ.
         exchange = StatisticsExchange(comm.subgroup(range(comm.world_size)), list(named))
     for number, layer in enumerate(layers):
-        layer.__class__ = SyncedBatchNorm
+        layer.kind, layer.__class__ = type(layer), SyncedBatchNorm
         layer.exchange, layer.number = exchange, number
     try:
         yield
     finally:
         for layer, kind in zip(layers, kinds, strict=True):
             layer.__class__ = kind
-            del layer.exchange, layer.number
+            del layer.exchange, layer.number, layer.kind
 
 
 class StatisticsExchange:
@@ -273,6 +273,12 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
     exchange: StatisticsExchange
     number: int
     """Number of the layer in the model."""
+    kind: type[nn.modules.batchnorm._BatchNorm]
+    """Class that the layer had before; copies and files of the model have it again, and exchange nothing."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        state = {key: value for key, value in vars(self).items() if key not in ("exchange", "number", "kind")}
+        return self.kind.__new__, (self.kind,), state
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accept any shape with channels in the second dimension."""

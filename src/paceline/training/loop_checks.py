@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import UsageError, WorkloadError
 from paceline.strategies.base.abilities import UpdatesInParts
+from paceline.strategies.base.model_hooks import ModelHook
 from paceline.strategies.base.strategy import Strategy
 from paceline.training.attach_checks import check_optimizer_parameters
 
@@ -175,8 +176,8 @@ class LoopChecks:
         ]
         if self._is_wrapped:
             hooks += [
-                wrapped.register_forward_pre_hook(self._on_wrapped_call, prepend=True),
-                self._model.register_forward_pre_hook(self._on_model_call, prepend=True),
+                wrapped.register_forward_pre_hook(ModelHook(self._on_wrapped_call), prepend=True),
+                self._model.register_forward_pre_hook(ModelHook(self._on_model_call), prepend=True),
             ]
         for hook in hooks:
             self._hooks.callback(hook.remove)

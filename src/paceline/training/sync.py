@@ -14,9 +14,10 @@ from paceline.comm.group import Comm, close_comm
 from paceline.comm.payload import PayloadCount
 from paceline.comm.untracked_traffic import UntrackedTraffic
 from paceline.config import BatchNormMode, ReplicaGuardMode
-from paceline.errors import UsageError
+from paceline.errors import UsageError, is_peer_lost
 from paceline.records.summary import UntrackedCounts
 from paceline.strategies.base.abilities import GivesTickets
+from paceline.strategies.base.model_hooks import ModelHook
 from paceline.strategies.base.scaling import checked_scaler, scaler_argument, skipped_steps
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
 from paceline.training.attach_checks import check_optimizer
@@ -46,6 +47,7 @@ class Sync:
         """Number of steps that were skipped after an overflow of scaled gradients."""
         self._undo = ExitStack()
         self._on_close = ExitStack()
+        self._is_closed = False
         if bn == "sync" and not strategy.lockstep:
             raise sync_batchnorm_unsupported(strategy)
         self.uses_sync_batchnorm = bn == "sync" and comm.world_size > 1
@@ -76,7 +78,7 @@ class Sync:
         waits = strategy.exchanges and strategy.lockstep and comm.world_size > 1
         if bn == "broadcast" and waits and self.buffers.may_exist:
             self._broadcasts_buffers = True
-            self._undo.callback(model.register_forward_pre_hook(self._refresh_buffers).remove)
+            self._undo.callback(model.register_forward_pre_hook(ModelHook(self._refresh_buffers)).remove)
 
     def guard_replicas(self, mode: ReplicaGuardMode) -> None:
         """Compare the replicas while training, under a strategy that promises that they are equal."""
@@ -127,6 +129,7 @@ class Sync:
 
     def accumulate(self) -> AbstractContextManager[Any]:
         """Return the context for forward and backward of every micro-batch except the last."""
+        self._check_open()
         return self.strategy.microbatch(last=False)
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
@@ -135,9 +138,11 @@ class Sync:
         With a scaler, all ranks skip the step together after an overflow, and the scale is updated. Do not call the
         scaler's own `unscale_`, `step` and `update`, and create one scaler for each sync.
         """
+        self._check_open()
+        _check_max_norm(max_norm)
         scaler = checked_scaler(scaler, self.strategy)
         before = skipped_steps(scaler)
-        with self._checks:
+        with self._explaining_waits("sync.step()"), self._checks:
             self.strategy.step(max_norm, **scaler_argument(scaler))
         self.skipped_steps += skipped_steps(scaler) - before
         self._buffers_outdated = True
@@ -168,12 +173,15 @@ class Sync:
 
     def mean(self, value: float, samples: int = 1) -> float:
         """Return the mean of a value over the ranks, weighted by their samples; called on every rank."""
-        total, count = self.comm.control.sum(torch.tensor([value * samples, samples], dtype=torch.float64)).tolist()
+        self._check_open()
+        with self._explaining_waits("sync.mean()"):
+            total, count = self.comm.control.sum(torch.tensor([value * samples, samples], dtype=torch.float64)).tolist()
         return float(total / count)
 
     @contextmanager
     def agreed(self) -> Iterator[nn.Module]:
         """Yield the model with the agreed weights and buffers, the result of the run, on every rank."""
+        self._check_open()
         if self.payload is not None:
             self.payload.discard_window()
         with self.strategy.agreed() as model:
@@ -184,6 +192,7 @@ class Sync:
 
     def detach(self) -> None:
         """Remove everything that was added to the model; its weights stay trained."""
+        self._is_closed = True
         self._undo.close()
         self.strategy.close()
 
@@ -210,8 +219,29 @@ class Sync:
         if kind is None:
             self.close()
         else:
+            self._is_closed = True
             self._undo.close()
             self.strategy.abandon()
+
+    @contextmanager
+    def _explaining_waits(self, call: str) -> Iterator[None]:
+        """Add a hint to an error of torch that means that other ranks did not take part."""
+        try:
+            yield
+        except RuntimeError as error:
+            if is_peer_lost(error):
+                error.add_note(
+                    f"hint: rank {self.rank} waited in {call} for another rank; all ranks must make the same number of "
+                    "steps, and the same calls of sync.mean and sync.agreed (see also the output of the other ranks)"
+                )
+            raise
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError(
+                f"the model is no longer attached to {self.strategy.name}: close() was called.",
+                hint="call close() last, or attach() again; the model itself can still be called and saved",
+            )
 
     def _checked(self, make_optimizer: MakeOptimizer, model: nn.Module) -> MakeOptimizer:
         """Check the optimisers that are created, and mark the start of their steps on the stopwatch, by a hook."""
@@ -237,6 +267,19 @@ class Sync:
     def _broadcast_buffers(self) -> None:
         self.buffers.broadcast()
         self._buffers_outdated = False
+
+
+def _check_max_norm(max_norm: object) -> None:
+    """Raise a UsageError unless it is None or a positive number: torch's clipping reverses gradients if negative."""
+    if max_norm is None:
+        return
+    if not isinstance(max_norm, int | float | Tensor):
+        raise UsageError(
+            f"step() got an object of type {type(max_norm).__name__} as max_norm.",
+            hint="pass a number; strategies cannot call a closure, as LBFGS needs it",
+        )
+    if not max_norm > 0:
+        raise UsageError(f"max_norm is {float(max_norm)}.", hint="pass a number that is more than 0")
 
 
 def sync_batchnorm_unsupported(strategy: Strategy) -> UsageError:

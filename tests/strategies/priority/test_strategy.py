@@ -410,18 +410,6 @@ def test_an_optimiser_that_counts_for_all_parameters_is_refused(pool: Pool, wher
     assert pool.run(counted, 2, where, 1.0) == ["as under ddp"] * 2, "clipped steps are not taken in parts"
 
 
-def refused_lbfgs(comm: Comm) -> str:
-    try:
-        Sync(Plain(), lambda p: torch.optim.LBFGS([w for _, w in p]), create(SLICED), comm, "local")
-    except WorkloadError as error:
-        return error.message
-    return "no error"
-
-
-def test_lbfgs_is_refused(pool: Pool) -> None:
-    assert pool.run(refused_lbfgs, 2)[0].startswith("LBFGS computes one direction for all parameters")
-
-
 def optimiser_states(comm: Comm, text: str) -> list[Tensor]:
     """Return momentum and weights as saved after each step, with changes to the optimiser between steps."""
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB, assign_buckets
 from paceline.strategies.base.buckets import Bucket, Slot, make_buckets
 from paceline.strategies.base.scaling import scaler_argument
-from paceline.strategies.base.strategy import SendMode, Strategy, no_gradient_error, sparse_gradient_error
+from paceline.strategies.base.strategy import SendMode, Strategy, sparse_gradient_error
 
 __all__ = ["Bucket", "Overlapped", "Slot"]
 
@@ -157,8 +157,9 @@ class Overlapped(Strategy):
         had_mean = self._has_mean
         if self.comm.world_size > 1 and not had_mean:
             self._agree()  # No backward pass has filled all buckets, outside `accumulate`.
-        if not self.allow_unused:
-            self._check_all_used(removed=had_mean)
+        if had_mean:
+            self._check_kept()
+        self._check_all_used()
         self._has_mean = False
         self.update(max_norm, **scaler_argument(scaler))
         if self._order is not None and self.comm.world_size > 1:
@@ -182,8 +183,7 @@ class Overlapped(Strategy):
         Return, for each parameter, whether any rank has a gradient for it.
         """
         self._check_unchanged()
-        if not self.allow_unused:
-            self._check_all_used()
+        self._check_all_used()
         for slot in self._slots:
             if slot.gradient is None and slot.parameter.grad is not None:  # From an earlier micro-batch.
                 self._add_gradient(slot, slot.parameter.grad)
@@ -202,13 +202,11 @@ class Overlapped(Strategy):
             if not slot.is_unchanged:
                 raise changed_gradient_error(slot)
 
-    def _check_all_used(self, *, removed: bool = False) -> None:
-        """Raise if a parameter has no gradient, `removed` if all had one at the end of backward."""
-        unused = [name for name, parameter in self.parameters if parameter.grad is None]
-        if unused and removed:
-            raise WorkloadError(f"{unused[0]} lost its gradient between backward and sync.step().", hint=_REMOVED_HINT)
-        if unused:
-            raise no_gradient_error(unused, self.comm.rank)
+    def _check_kept(self) -> None:
+        """Raise if a gradient that backward has averaged was removed."""
+        removed = [name for name, parameter in self.parameters if parameter.grad is None]
+        if removed and not self.allow_unused:
+            raise WorkloadError(f"{removed[0]} lost its gradient between backward and sync.step().", hint=_REMOVED_HINT)
 
     def close(self) -> None:
         for hook in self._hooks:

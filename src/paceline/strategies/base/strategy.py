@@ -179,12 +179,16 @@ class Strategy(ABC):
         If unused parameters are allowed, a parameter that has a gradient on any rank gets one of zeros on the others.
         Otherwise a parameter without a gradient raises a WorkloadError.
         """
-        missing = [name for name, p in self.parameters if p.grad is None]
-        if missing and not self.allow_unused:
-            raise no_gradient_error(missing, self.comm.rank)
+        self._check_all_used()
         if self.allow_unused:
             self._fill_unused()
         return [_flat_gradient(name, p) for name, p in self.parameters if p.grad is not None]
+
+    def _check_all_used(self) -> None:
+        """Raise a WorkloadError if a parameter has no gradient, unless unused parameters are allowed."""
+        missing = [name for name, parameter in self.parameters if parameter.grad is None]
+        if missing and not self.allow_unused:
+            raise no_gradient_error(missing, self.comm.rank)
 
     def _fill_unused(self) -> None:
         """Set missing gradients to zero where another rank has one.
@@ -252,8 +256,9 @@ class AfterBackward(Strategy):
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         gradients = self.gradients()
-        if self.comm.world_size > 1:
-            self.agree(gradients)
+        if self.comm.world_size > 1 and gradients:
+            with torch.no_grad():  # backward(create_graph=True) makes gradients that require a gradient.
+                self.agree(gradients)
         self.update(max_norm, **scaler_argument(scaler))
 
 
@@ -282,8 +287,11 @@ def _flat_gradient(name: str, parameter: nn.Parameter) -> Tensor:
     assert gradient is not None
     if gradient.is_sparse:
         raise sparse_gradient_error(name)
+    if gradient.is_conj():
+        parameter.grad = gradient = gradient.resolve_conj()
     flat = flat_view(gradient)
     if flat is None:  # The memory has holes. Autograd makes no such gradient, but a user's hook may.
         parameter.grad = gradient.contiguous()
         flat = parameter.grad.view(-1)
-    return flat
+    # Gloo gathers no complex numbers.
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
+from paceline.strategies.base.model_hooks import ModelHook
 from paceline.strategies.parameter_server.worker import Worker
 
 
@@ -18,7 +18,7 @@ class LoadHooks:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker) -> None:
         self._is_paused = False
         self._hooks = ExitStack()
-        on_load = ModelHook(lambda: self._is_paused or worker.on_model_load())
+        on_load = ModelHook(lambda *_: self._is_paused or worker.on_model_load())
         self._hooks.callback(model.register_load_state_dict_post_hook(on_load).remove)
         if isinstance(optimizer, torch.optim.Optimizer):
             for hook in (
@@ -39,18 +39,3 @@ class LoadHooks:
     def remove(self) -> None:
         """Remove the hooks."""
         self._hooks.close()
-
-
-class ModelHook:
-    """Hook on a model. In a copy of the model, also in a pickled one, it has no effect."""
-
-    def __init__(self, call: Callable[[], Any] | None = None) -> None:
-        self._call = call
-
-    def __call__(self, *_: Any) -> None:
-        """Make the call, with none of the hook's arguments."""
-        if self._call is not None:
-            self._call()
-
-    def __reduce__(self) -> tuple[type[ModelHook], tuple[()]]:
-        return ModelHook, ()

@@ -57,11 +57,15 @@ class SyncServer(Server):
     def _clip(self, max_norm: float) -> None:
         """Clip by the norm over all servers, as torch's clip_grad_norm_ does; each has only the norm of its shard."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        squares = [gradient.double().square().sum() for gradient in gradients]
+        squares = [torch.linalg.vector_norm(gradient, dtype=_double(gradient)).square() for gradient in gradients]
         own = torch.stack(squares).sum().cpu().reshape(1) if squares else torch.zeros(1, dtype=torch.float64)
         norm = math.sqrt(float(self._sum_norms(own)))
         if gradients:
             torch._foreach_mul_(gradients, min(1.0, max_norm / (norm + CLIP_EPSILON)))
+
+
+def _double(tensor: Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
 
 
 class SyncWorker(Worker):

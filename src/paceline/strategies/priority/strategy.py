@@ -17,6 +17,7 @@ from paceline.config.specs import check_positive
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB
 from paceline.plans.priority import blocks, schedule, slices
+from paceline.strategies.base.model_hooks import ModelHook
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot, changed_gradient_error
 from paceline.strategies.base.parameter_groups import PER_PARAMETER_KEYS
 from paceline.strategies.base.scaling import scaler_argument
@@ -82,7 +83,7 @@ class Priority(Overlapped):
         layer by layer. Not for training loops that change gradients between backward and `step`: they have been sent by
         then. `step` raises an error for changes that move PyTorch's version counters; changes through `.grad.data` may
         be lost. Not with optimisers that use more than one parameter at a time, such as one that divides by the norm of
-        all gradients; LBFGS and optimisers that count steps for all parameters together are refused. Code that keeps a
+        all gradients; optimisers that count steps for all parameters together are refused. Code that keeps a
         gradient after `step` must copy it, because the next step overwrites the memory. A weight is updated when a
         function of torch receives it, and all weights are before `optimizer.state_dict()`. Code that reads memory in
         another way (an alias made before, your own kernel, `optimizer.state`) or in another thread must be inside
@@ -103,11 +104,6 @@ class Priority(Overlapped):
     _partial_update_step: int | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            raise WorkloadError(
-                "LBFGS computes one direction for all parameters, and priority updates them layer by layer.",
-                hint=_WHOLE_STEP_HINT,
-            )
         self._block_slices: list[list[Slice]] = []
         """Slices of each block."""
         self._slice_bytes = int(self.options.slice_mb * MIB)
@@ -242,7 +238,7 @@ class Priority(Overlapped):
         if slot.bucket.number in self._pending_at_backward:
             raise _used_before_update_error(slot)
         super()._add_gradient(slot, gradient)
-        if self._sample is None and gradient.numel() <= _SAMPLE_ITEMS and gradient.device.type == "cpu":
+        if self._sample is None and 0 < gradient.numel() <= _SAMPLE_ITEMS and gradient.device.type == "cpu":
             self._sample = slot, _max_abs(gradient)
 
     def _check_unchanged(self) -> None:
@@ -302,8 +298,7 @@ class Priority(Overlapped):
             if self._pending:
                 self._update_blocks(numbers & self._pending)
 
-        uncompiled: Callable[[nn.Module, Any], None] = torch.compiler.disable(wait_and_update)
-        return uncompiled
+        return ModelHook(torch.compiler.disable(wait_and_update))
 
     def _make_updater(self, number: int) -> Callable[[], None]:
         """Return a function that updates a block; it runs when any code reads one of the block's weights."""
@@ -314,16 +309,16 @@ class Priority(Overlapped):
         """Wait for the gradients of some blocks, and step the optimiser on their parameters only."""
         taken = self._receive_gradients(numbers)
         groups = self._groups_of({id(slot.parameter) for slot in taken}) if taken else []
-        if not groups:
-            return
-        all_groups, self.optimizer.param_groups = self.optimizer.param_groups, groups
+        all_groups = self.optimizer.param_groups
         before, self._partial_update_step = self._partial_update_step, self._steps
         try:
-            # Forward may run in half precision, or in inference mode.
-            with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
-                kept = numbers_of(self.optimizer)
-                self.optimizer.step()
-                self._number_changed = changed_number(kept, numbers_of(self.optimizer))
+            if groups:  # The user's optimiser may have none of these parameters.
+                self.optimizer.param_groups = groups
+                # Forward may run in half precision, or in inference mode.
+                with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
+                    kept = numbers_of(self.optimizer)
+                    self.optimizer.step()
+                    self._number_changed = changed_number(kept, numbers_of(self.optimizer))
         finally:
             self.optimizer.param_groups = all_groups
             self._partial_update_step = before
