@@ -119,7 +119,7 @@ def test_skipped_steps_have_no_gradient_to_compare(pool: Pool, tmp_path: Path) -
     for kind, strategy in ((OracleTask, "ddp"), (ParityTask, "ddp"), (ParityTask, "priority"), (ParityTask, "tree")):
         assert pool.run(probe_scaled, 2, str(tmp_path), kind, strategy, 2) == [5, 5]
     assert json.loads((tmp_path / "parity.json").read_text())["error"] < 1e-6
-    first, _, last = torch.load(tmp_path / "gradients.pt")
+    first, _, last = torch.load(tmp_path / "gradients.pt")["gradients"]
     assert 0.1 < first["weight"].norm() < 1000
     assert last["weight"].norm() < 0.1001
 

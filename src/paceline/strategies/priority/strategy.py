@@ -309,21 +309,26 @@ class Priority(Overlapped):
         """Wait for the gradients of some blocks, and step the optimiser on their parameters only."""
         taken = self._receive_gradients(numbers)
         groups = self._groups_of({id(slot.parameter) for slot in taken}) if taken else []
-        all_groups = self.optimizer.param_groups
-        before, self._partial_update_step = self._partial_update_step, self._steps
         try:
             if groups:  # The user's optimiser may have none of these parameters.
-                self.optimizer.param_groups = groups
-                # Forward may run in half precision, or in inference mode.
-                with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
-                    kept = numbers_of(self.optimizer)
-                    self.optimizer.step()
-                    self._number_changed = changed_number(kept, numbers_of(self.optimizer))
+                self._step_groups(groups)
+        finally:
+            for slot in taken:
+                slot.parameter.grad = None
+
+    def _step_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Step the optimiser with other parameter groups than its own; raise if it counts for all of them together."""
+        all_groups, self.optimizer.param_groups = self.optimizer.param_groups, groups
+        before, self._partial_update_step = self._partial_update_step, self._steps
+        numbers = numbers_of(self.optimizer)
+        try:
+            # Forward may run in half precision, or in inference mode.
+            with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
+                self.optimizer.step()
+            self._number_changed = changed_number(numbers, numbers_of(self.optimizer))
         finally:
             self.optimizer.param_groups = all_groups
             self._partial_update_step = before
-            for slot in taken:
-                slot.parameter.grad = None
         if self._number_changed is not None:
             raise _number_error(self._number_changed)
 
