@@ -16,10 +16,10 @@ from paceline.config.specs import check_positive
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB
 from paceline.plans.priority import blocks, schedule, slices
-from paceline.strategies.base.model_hooks import ModelHook
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
 from paceline.strategies.base.parameter_groups import PER_PARAMETER_KEYS
 from paceline.strategies.base.strategy import State
+from paceline.strategies.base.uncopied_hook import UncopiedHook
 from paceline.strategies.priority.deferred_update import can_defer, defer, release
 from paceline.strategies.priority.first_use import FirstUses, can_record
 
@@ -251,7 +251,7 @@ class Priority(Overlapped):
             if self._pending:
                 self._update_blocks(numbers & self._pending)
 
-        return ModelHook(torch.compiler.disable(wait_and_update))
+        return UncopiedHook(torch.compiler.disable(wait_and_update))
 
     def _make_updater(self, number: int) -> Callable[[], None]:
         """Return a function that updates a block; it runs when any code reads one of the block's weights."""
@@ -262,14 +262,16 @@ class Priority(Overlapped):
         """Wait for the gradients of some blocks, and step the optimiser on their parameters only."""
         taken = self._receive_gradients(numbers)
         groups = self._groups_of({id(slot.parameter) for slot in taken}) if taken else []
-        all_groups = self.optimizer.param_groups
+        if not groups:  # The user's optimiser may have none of these parameters.
+            for slot in taken:
+                slot.parameter.grad = None
+            return
+        all_groups, self.optimizer.param_groups = self.optimizer.param_groups, groups
         before, self._partial_update_step = self._partial_update_step, self._steps
         try:
-            if groups:  # The user's optimiser may have none of these parameters.
-                self.optimizer.param_groups = groups
-                # Forward may run in half precision, or in inference mode.
-                with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
-                    self.optimizer.step()
+            # Forward may run in half precision, or in inference mode.
+            with torch.inference_mode(False), torch.autocast(self.comm.device.type, enabled=False):
+                self.optimizer.step()
         finally:
             self.optimizer.param_groups = all_groups
             self._partial_update_step = before
