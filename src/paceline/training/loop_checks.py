@@ -20,8 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.errors import UsageError, WorkloadError
 from paceline.strategies.base.abilities import UpdatesInParts
-from paceline.strategies.base.model_hooks import ModelHook
 from paceline.strategies.base.strategy import Strategy
+from paceline.strategies.base.uncopied_hook import UncopiedHook
 from paceline.training.attach_checks import check_optimizer_parameters
 
 _CALL_HINT = "call sync.model(x); to evaluate the model itself, call it in eval mode or inside torch.no_grad()"
@@ -176,8 +176,8 @@ class LoopChecks:
         ]
         if self._is_wrapped:
             hooks += [
-                wrapped.register_forward_pre_hook(ModelHook(self._on_wrapped_call), prepend=True),
-                self._model.register_forward_pre_hook(ModelHook(self._on_model_call), prepend=True),
+                wrapped.register_forward_pre_hook(UncopiedHook(self._on_wrapped_call), prepend=True),
+                self._model.register_forward_pre_hook(UncopiedHook(self._on_model_call), prepend=True),
             ]
         for hook in hooks:
             self._hooks.callback(hook.remove)

@@ -17,9 +17,9 @@ from paceline.config import BatchNormMode, ReplicaGuardMode
 from paceline.errors import UsageError, is_peer_lost
 from paceline.records.summary import UntrackedCounts
 from paceline.strategies.base.abilities import GivesTickets
-from paceline.strategies.base.model_hooks import ModelHook
 from paceline.strategies.base.scaling import checked_scaler, scaler_argument, skipped_steps
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
+from paceline.strategies.base.uncopied_hook import UncopiedHook
 from paceline.training.attach_checks import check_optimizer
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
 from paceline.training.loop_checks import LoopChecks
@@ -78,7 +78,7 @@ class Sync:
         waits = strategy.exchanges and strategy.lockstep and comm.world_size > 1
         if bn == "broadcast" and waits and self.buffers.may_exist:
             self._broadcasts_buffers = True
-            self._undo.callback(model.register_forward_pre_hook(ModelHook(self._refresh_buffers)).remove)
+            self._undo.callback(model.register_forward_pre_hook(UncopiedHook(self._refresh_buffers)).remove)
 
     def guard_replicas(self, mode: ReplicaGuardMode) -> None:
         """Compare the replicas while training, under a strategy that promises that they are equal."""

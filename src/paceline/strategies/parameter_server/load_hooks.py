@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from paceline.strategies.base.model_hooks import ModelHook
+from paceline.strategies.base.uncopied_hook import UncopiedHook
 from paceline.strategies.parameter_server.worker import Worker
 
 
@@ -18,7 +18,7 @@ class LoadHooks:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker) -> None:
         self._is_paused = False
         self._hooks = ExitStack()
-        on_load = ModelHook(lambda *_: self._is_paused or worker.on_model_load())
+        on_load = UncopiedHook(lambda *_: self._is_paused or worker.on_model_load())
         self._hooks.callback(model.register_load_state_dict_post_hook(on_load).remove)
         if isinstance(optimizer, torch.optim.Optimizer):
             for hook in (

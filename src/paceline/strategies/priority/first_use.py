@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from paceline.comm.nested_tensors import tensors_in
-from paceline.strategies.base.model_hooks import ModelHook
+from paceline.strategies.base.uncopied_hook import UncopiedHook
 
 
 class FirstUses:
@@ -33,10 +33,10 @@ class FirstUses:
         self._uses: dict[int, nn.Module] = {}
         # Before all other hooks: user hooks may use parameters too (torch.nn.utils.spectral_norm).
         self._hooks: list[RemovableHandle] = [
-            module.register_forward_pre_hook(ModelHook(self._on_module), prepend=True) for module in model.modules()
+            module.register_forward_pre_hook(UncopiedHook(self._on_module), prepend=True) for module in model.modules()
         ]
-        self._hooks.append(model.register_forward_pre_hook(ModelHook(self._on_forward_start), prepend=True))
-        self._hooks.append(model.register_forward_hook(ModelHook(self._on_forward_end), always_call=True))
+        self._hooks.append(model.register_forward_pre_hook(UncopiedHook(self._on_forward_start), prepend=True))
+        self._hooks.append(model.register_forward_hook(UncopiedHook(self._on_forward_end), always_call=True))
 
     def close(self) -> None:
         """Remove the hooks."""

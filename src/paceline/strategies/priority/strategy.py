@@ -17,11 +17,11 @@ from paceline.config.specs import check_positive
 from paceline.errors import WorkloadError
 from paceline.plans.buckets import MIB
 from paceline.plans.priority import blocks, schedule, slices
-from paceline.strategies.base.model_hooks import ModelHook
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot, changed_gradient_error
 from paceline.strategies.base.parameter_groups import PER_PARAMETER_KEYS
 from paceline.strategies.base.scaling import scaler_argument
 from paceline.strategies.base.strategy import State
+from paceline.strategies.base.uncopied_hook import UncopiedHook
 from paceline.strategies.priority.deferred_update import can_defer, defer, release
 from paceline.strategies.priority.first_use import FirstUses, can_record
 from paceline.strategies.priority.optimizer_numbers import changed_number, numbers_of
@@ -298,7 +298,7 @@ class Priority(Overlapped):
             if self._pending:
                 self._update_blocks(numbers & self._pending)
 
-        return ModelHook(torch.compiler.disable(wait_and_update))
+        return UncopiedHook(torch.compiler.disable(wait_and_update))
 
     def _make_updater(self, number: int) -> Callable[[], None]:
         """Return a function that updates a block; it runs when any code reads one of the block's weights."""

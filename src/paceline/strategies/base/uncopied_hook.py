@@ -1,4 +1,4 @@
-"""Hooks on the user's model that copies and files of the model do not contain."""
+"""Hook on the user's model that copies and files of the model do not contain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 
-class ModelHook:
+class UncopiedHook:
     """Function that is registered as a hook on a module of the user's model.
 
     Users copy a model while it is trained, to average its weights (`AveragedModel`), and save it as a whole. Hooks are
