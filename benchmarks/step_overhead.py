@@ -47,7 +47,7 @@ from paceline.comm.world import join_world, leave_world
 from paceline.config import RunConfig
 from paceline.records import RunFolder
 from paceline.records.events import EpochEvent, LogEvent, RunEvent, StartEvent
-from paceline.training import windows
+from paceline.training.recording import windows
 from paceline.training.run import run
 from paceline.workloads import data
 

@@ -30,7 +30,7 @@ from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
 from paceline.training.loop import TrainingLoop
 from paceline.training.rank_setup import RankSetup, set_up_rank
-from paceline.training.recording import Recording
+from paceline.training.recording.recording import Recording
 from paceline.training.run import optimizer_factory
 from paceline.training.sync import Sync
 from paceline.workloads.batches import MicroBatch

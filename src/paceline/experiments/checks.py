@@ -20,8 +20,8 @@ from paceline.strategies.base.abilities import GivesTickets, LimitsRanks, Serves
 from paceline.strategies.base.scaling import why_no_scaler
 from paceline.strategies.base.strategy import Role, Strategy, uses_one_rank
 from paceline.strategies.registry import create
+from paceline.training.recording.tensorboard import check_tensorboard
 from paceline.training.sync import sync_batchnorm_unsupported
-from paceline.training.tensorboard import check_tensorboard
 from paceline.user_code import file_digest, source_digest
 from paceline.workloads.names import is_user_workload
 

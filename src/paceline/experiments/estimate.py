@@ -13,7 +13,7 @@ from paceline.config import RunConfig
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import gpus_to_use
 from paceline.measure.cores import usable_cores
-from paceline.training.model_check import check_model
+from paceline.training.checks.model import check_model
 from paceline.training.precision import autocast, storage_dtype
 from paceline.training.rank_setup import check_batch_fits
 from paceline.workloads.batches import Share, make_source

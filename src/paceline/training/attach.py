@@ -15,8 +15,8 @@ from paceline.config.specs import Spec
 from paceline.errors import UsageError
 from paceline.strategies.base.strategy import MakeOptimizer, Role
 from paceline.strategies.registry import create
-from paceline.training.attach_checks import check_arguments
-from paceline.training.loop_checks import check_not_attached
+from paceline.training.checks.attach_arguments import check_arguments
+from paceline.training.checks.loop import check_not_attached
 from paceline.training.placement import choose_backend
 from paceline.training.scripts.script_task import script_task
 from paceline.training.sync import Sync

@@ -13,7 +13,7 @@ from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
 from paceline.training.precision import autocast, make_scaler
-from paceline.training.recording import Recording
+from paceline.training.recording.recording import Recording
 from paceline.training.sync import Sync
 from paceline.workloads.batches import MicroBatch, Source
 from paceline.workloads.tickets import ONE_SHOT_HINT, Tickets

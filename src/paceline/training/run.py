@@ -11,13 +11,13 @@ from paceline.comm import World, close_comm
 from paceline.config import RunConfig
 from paceline.records import RunFolder, Topology
 from paceline.strategies.base.strategy import MakeOptimizer
-from paceline.training import results
-from paceline.training.data_check import check_same_data
+from paceline.training.checks.data import check_same_data
+from paceline.training.checks.model import check_model
 from paceline.training.loop import TrainingLoop
-from paceline.training.model_check import check_model
 from paceline.training.rank_setup import RankSetup, check_batch_fits, set_up_rank
-from paceline.training.recording import Recording
-from paceline.training.run_recorder import WriteEvent, discard_event
+from paceline.training.recording import results
+from paceline.training.recording.recording import Recording
+from paceline.training.recording.run_recorder import WriteEvent, discard_event
 from paceline.training.sync import Sync
 from paceline.training.topology import topology_of
 from paceline.workloads.workload import Workload

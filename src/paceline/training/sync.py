@@ -20,10 +20,10 @@ from paceline.strategies.base.abilities import GivesTickets
 from paceline.strategies.base.scaling import checked_scaler, scaler_argument, skipped_steps
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
 from paceline.strategies.base.uncopied_hook import UncopiedHook
-from paceline.training.attach_checks import check_optimizer
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
-from paceline.training.loop_checks import LoopChecks
-from paceline.training.replica_guard import ReplicaGuard
+from paceline.training.checks.attach_arguments import check_optimizer
+from paceline.training.checks.loop import LoopChecks
+from paceline.training.replicas.guard import ReplicaGuard
 
 
 class Sync:

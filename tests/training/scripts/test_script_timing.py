@@ -28,7 +28,7 @@ from paceline.strategies.registry import create
 from paceline.training.scripts.script_task import ScriptFinished
 from paceline.training.scripts.script_timing import TimedSync, TimingTask, leading_dimension
 from ranks import Pool
-from training.test_recording import check_summary
+from training.recording.test_recording import check_summary
 
 STEPS = 9
 

@@ -16,8 +16,8 @@ from paceline.config import Precision, RunConfig
 from paceline.records import RunFolder
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
-from paceline.training.data_check import check_same_data
-from paceline.training.model_check import check_model
+from paceline.training.checks.data import check_same_data
+from paceline.training.checks.model import check_model
 from paceline.training.parity.difference import Gradients
 from paceline.training.parity.oracle import Shards, oracle
 from paceline.training.parity.proof import prove, serve_proof, take_shards

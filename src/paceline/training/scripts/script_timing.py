@@ -22,7 +22,7 @@ from paceline.records import Topology
 from paceline.records.events import StartEvent
 from paceline.strategies.base.strategy import MakeOptimizer, Strategy
 from paceline.training.placement import Placement
-from paceline.training.recording import Recording
+from paceline.training.recording.recording import Recording
 from paceline.training.scripts.script_task import ScriptTask, TaskSync
 from paceline.training.topology import topology_of
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from paceline.config import Precision, RunConfig
 from paceline.errors import WorkloadError
-from paceline.training.model_check import check_model
+from paceline.training.checks.model import check_model
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.workload import Workload, count_top1
 

@@ -18,8 +18,8 @@ from paceline.config import RunConfig
 from paceline.measure.steps import make_stopwatch
 from paceline.records import RunFolder, RunRecord, read_run
 from paceline.records.resources import read_resources
-from paceline.training import windows
-from paceline.training.recording import Recording
+from paceline.training.recording import windows
+from paceline.training.recording.recording import Recording
 from paceline.training.run import run
 from ranks import SIZE, Pool
 from run_models import recorded_settings, topology

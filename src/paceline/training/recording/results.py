@@ -21,10 +21,10 @@ from paceline.records.summary import (
 from paceline.strategies.base.abilities import ReportsMetrics
 from paceline.strategies.base.strategy import Strategy
 from paceline.training.batchnorm import relative_divergence
-from paceline.training.clock_sync import measure_drift
 from paceline.training.evaluate import evaluate
+from paceline.training.recording.clock_sync import measure_drift
+from paceline.training.recording.traffic import planned_traffic
 from paceline.training.sync import Sync
-from paceline.training.traffic import planned_traffic
 from paceline.workloads.batches import Share, Source, make_source
 from paceline.workloads.workload import Workload
 

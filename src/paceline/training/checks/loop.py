@@ -22,7 +22,7 @@ from paceline.errors import UsageError, WorkloadError
 from paceline.strategies.base.abilities import UpdatesInParts
 from paceline.strategies.base.strategy import Strategy
 from paceline.strategies.base.uncopied_hook import UncopiedHook
-from paceline.training.attach_checks import check_optimizer_parameters
+from paceline.training.checks.attach_arguments import check_optimizer_parameters
 
 _CALL_HINT = "call sync.model(x); to evaluate the model itself, call it in eval mode or inside torch.no_grad()"
 _STEP_HINT = "call sync.step(), which synchronises gradients and then steps the optimiser; it takes max_norm and scaler"

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.training import checksums as module
-from paceline.training.checksums import checksums, dense, integer_hash
+from paceline.training.replicas import checksums as module
+from paceline.training.replicas.checksums import checksums, dense, integer_hash
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),

@@ -13,8 +13,8 @@ from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.analysis.steps.timing import WindowTime, WindowTotals
 from paceline.measure.profiler import StepProfiler
 from paceline.records.events import LogEvent
-from paceline.training.run_recorder import WriteEvent
-from paceline.training.step_recorder import StepRecorder
+from paceline.training.recording.run_recorder import WriteEvent
+from paceline.training.recording.step_recorder import StepRecorder
 from paceline.training.sync import Sync
 
 WINDOW_S = 0.5

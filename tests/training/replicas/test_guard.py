@@ -19,9 +19,9 @@ from paceline.records.summary import ReplicaComparisons
 from paceline.strategies.allreduce import AllReduce
 from paceline.strategies.base.strategy import AfterBackward, Strategy
 from paceline.strategies.registry import create
-from paceline.training import replica_guard
-from paceline.training.checksums import checksums
-from paceline.training.replica_distance import TensorDifference, measure_differences
+from paceline.training.replicas import guard as replica_guard
+from paceline.training.replicas.checksums import checksums
+from paceline.training.replicas.distance import TensorDifference, measure_differences
 from paceline.training.sync import Sync
 from ranks import Pool
 from registered import EXCHANGING

@@ -14,7 +14,7 @@ from paceline.measure.clock import HostClock
 from paceline.records import RunFolder
 from paceline.records.events import EvaluationEvent, LogEvent, RunEvent, StartEvent
 from paceline.records.summary import EvaluationResult, Split
-from paceline.training.tensorboard import TensorBoardWriter
+from paceline.training.recording.tensorboard import TensorBoardWriter
 
 WINDOW: dict[str, Any] = {"epoch": 0, "samples": 32, "correct": None, "wall_s": 0.5}
 

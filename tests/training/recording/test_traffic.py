@@ -14,8 +14,8 @@ from paceline.comm import Comm
 from paceline.comm.payload import PayloadCount
 from paceline.records.summary import PairTraffic, SocketLink
 from paceline.strategies.registry import ENTRIES, create
+from paceline.training.recording.traffic import planned_traffic
 from paceline.training.sync import Sync
-from paceline.training.traffic import planned_traffic
 from paceline.workloads.models import MODELS
 from ranks import Pool
 

@@ -20,13 +20,13 @@ from paceline.records.events import RunEvent
 from paceline.records.settings import Settings
 from paceline.records.summary import RankSummary
 from paceline.records.timeline import read_timeline, timeline_file
-from paceline.training import results
-from paceline.training.clock_sync import start_clocks
-from paceline.training.run_recorder import RunRecorder, WriteEvent, discard_event
-from paceline.training.step_recorder import StepRecorder
+from paceline.training.recording import results
+from paceline.training.recording.clock_sync import start_clocks
+from paceline.training.recording.run_recorder import RunRecorder, WriteEvent, discard_event
+from paceline.training.recording.step_recorder import StepRecorder
+from paceline.training.recording.tensorboard import TensorBoardWriter
+from paceline.training.recording.windows import Windows
 from paceline.training.sync import Sync
-from paceline.training.tensorboard import TensorBoardWriter
-from paceline.training.windows import Windows
 
 
 class Recording:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDat
 
 from paceline.comm import Comm
 from paceline.errors import WorkloadError
-from paceline.training.data_check import check_same_data
+from paceline.training.checks.data import check_same_data
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.data.images import ImageSet
 from paceline.workloads.random_state import seed_everything

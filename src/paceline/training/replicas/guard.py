@@ -27,8 +27,8 @@ from paceline.errors import ReplicaError
 from paceline.records.summary import ReplicaComparisons, ReplicaDifference
 from paceline.strategies.base.strategy import Strategy
 from paceline.training.batchnorm import SyncedBatchNorm
-from paceline.training.checksums import checksums
-from paceline.training.replica_distance import TensorDifference, measure_differences
+from paceline.training.replicas.checksums import checksums
+from paceline.training.replicas.distance import TensorDifference, measure_differences
 
 COST_SHARE = 0.001
 """Share of the training time that comparisons may take, besides those after steps 1, 2, 4, 8 and so on."""

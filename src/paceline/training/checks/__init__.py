@@ -1,0 +1,1 @@
+"""Checks before and while a model is trained: misuse is refused where it happens, in one sentence."""

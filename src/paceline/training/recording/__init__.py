@@ -1,0 +1,1 @@
+"""Recording of a run on one rank: steps, windows, events and the summary."""
