@@ -30,16 +30,18 @@ class RankFailed(AssertionError):
 
 
 class Pool:
-    """`SIZE` processes that share a process group."""
+    """`SIZE` processes that share a process group. After a test that ended one of them, new ones are started."""
 
     def __init__(self) -> None:
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+
+    def _start(self) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         self._store = TCPStore(
             "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        self._pipes: list[Connection] = []
-        self._processes = []
         for rank in range(SIZE):
             ours, theirs = SERVER.Pipe()
             process = SERVER.Process(target=_serve, args=(rank, port, theirs), daemon=True)
@@ -49,6 +51,8 @@ class Pool:
 
     def run(self, function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
         """Return the function's result on each of the first `ranks` ranks."""
+        if not self._processes:
+            self._start()
         name = (function.__module__, function.__qualname__)
         for pipe in self._pipes:
             pipe.send((name, ranks, arguments))
@@ -62,13 +66,19 @@ class Pool:
         if not self._pipes[rank].poll(TIMEOUT_S):
             self.close()
             raise RankFailed(f"rank {rank} did not answer within {TIMEOUT_S} s")
-        return self._pipes[rank].recv()
+        try:
+            answer: tuple[bool, Any] = self._pipes[rank].recv()
+        except EOFError:
+            self.close()
+            raise RankFailed(f"rank {rank} ended") from None
+        return answer
 
     def close(self) -> None:
         """Kill the processes."""
         for process in self._processes:
             process.kill()
             process.join()
+        self._pipes, self._processes = [], []
 
 
 def _serve(rank: int, port: int, pipe: Connection) -> None:
