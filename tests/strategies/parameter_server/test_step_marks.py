@@ -80,8 +80,10 @@ def plateau(sync: Sync) -> None:
 
 
 def add_group(sync: Sync) -> None:
-    extra = nn.Parameter(torch.zeros(3))
-    sync.optimizer.add_param_group({"params": [("extra", extra)]})
+    """Move a parameter of the model to a group of its own."""
+    group = sync.optimizer.param_groups[0]
+    moved, name = group["params"].pop(), group["param_names"].pop()
+    sync.optimizer.add_param_group({"params": [(name, moved)]})
 
 
 def nothing(sync: Sync) -> None:

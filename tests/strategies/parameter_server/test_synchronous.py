@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.comm import Comm
-from paceline.errors import UsageError, WorkloadError
+from paceline.errors import UsageError
 from paceline.strategies.base.abilities import ServesParameters
 from paceline.strategies.base.scaling import checked_scaler
-from paceline.strategies.base.strategy import NamedParameters, Strategy
+from paceline.strategies.base.strategy import Strategy
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 from ranks import Pool
@@ -20,29 +20,6 @@ from strategies.parameter_server.test_load_hooks import ASYNCHRONOUS, SYNCHRONOU
 from strategies.parameter_server.test_strategy import adam, make_model, on_extra_ranks, sgd, weights
 
 pytestmark = pytest.mark.takes(12)
-
-
-class NoGroups:
-    """Optimiser without the interface of torch's."""
-
-    def __init__(self, parameters: NamedParameters) -> None:
-        self.parameters = [parameter for _, parameter in parameters]
-        self.state: dict[Tensor, Any] = {}
-
-
-def attach_without_groups(comm: Comm, text: str) -> str:
-    make: Any = NoGroups
-    try:
-        Sync(make_model(), make, create(text), comm, "local")
-    except WorkloadError as error:
-        return error.message
-    return "nothing"
-
-
-def test_an_optimiser_without_groups_is_refused(pool: Pool) -> None:
-    for text in (SYNCHRONOUS[0], ASYNCHRONOUS[0]):
-        found = pool.run(attach_without_groups, 1, text)
-        assert found == ["the optimiser NoGroups has no `param_groups`, which servers need."]
 
 
 def sum_large_gradients(comm: Comm, dtype: torch.dtype) -> float:

@@ -93,8 +93,20 @@ def unfreeze_later(comm: Comm) -> None:
     train(sync, 2)
 
 
+class PlainDdp(Strategy):
+    """DistributedDataParallel, which averages only gradients that come from the wrapped model."""
+
+    name: ClassVar[str] = "plain_ddp"
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(model, process_group=self.comm.group)
+
+    def step(self, max_norm: float | None = None, scaler: Any = None) -> None:
+        self.update(max_norm, scaler)
+
+
 def call_the_bare_model(comm: Comm) -> None:
-    sync = attach(comm, "ddp")
+    sync = attach(comm, PlainDdp())
     for _ in range(2):
         backward(sync, sync.strategy.model)
         sync.step()

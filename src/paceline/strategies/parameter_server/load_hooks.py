@@ -18,7 +18,8 @@ class LoadHooks:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker) -> None:
         self._is_paused = False
         self._hooks = ExitStack()
-        on_load = UncopiedHook(lambda *_: self._is_paused or worker.on_model_load())
+        self._worker = worker
+        on_load = UncopiedHook(self._on_model_load)
         self._hooks.callback(model.register_load_state_dict_post_hook(on_load).remove)
         if isinstance(optimizer, torch.optim.Optimizer):
             for hook in (
@@ -26,6 +27,10 @@ class LoadHooks:
                 optimizer.register_state_dict_post_hook(lambda _, found: worker.complete_state_dict(found)),
             ):
                 self._hooks.callback(hook.remove)
+
+    def _on_model_load(self, *_: object) -> None:
+        if not self._is_paused:
+            self._worker.on_model_load()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -59,7 +59,7 @@ class OptimizerSettings:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        groups = self._groups
+        groups = self._optimizer.param_groups
         self._sizes = [len(group["params"]) for group in groups]
         self._settings = [
             _Setting(number, key, group[key])
@@ -86,24 +86,14 @@ class OptimizerSettings:
 
         The learning rate is divided by `updates_per_step`, the number of updates that replace one synchronous step.
         """
-        left, groups = list(numbers), self._groups
+        left, groups = list(numbers), self._optimizer.param_groups
         for setting in self._settings:
             own, left = left[: setting.count], left[setting.count :]
             setting.write(groups, [number / updates_per_step for number in own] if setting.key == "lr" else own)
 
-    @property
-    def _groups(self) -> list[dict[str, Any]]:
-        groups = getattr(self._optimizer, "param_groups", None)
-        if groups is None:
-            raise WorkloadError(
-                f"the optimiser {type(self._optimizer).__name__} has no `param_groups`, which servers need.",
-                hint="use an optimiser with the interface of torch.optim.Optimizer",
-            )
-        return list(groups)
-
     def _checked_groups(self) -> list[dict[str, Any]]:
         """Return the parameter groups; raise if parameters were added or removed: servers do not know of it."""
-        groups = self._groups
+        groups = self._optimizer.param_groups
         if [len(group["params"]) for group in groups] != self._sizes:
             raise WorkloadError(
                 "the optimiser's parameter groups have changed since attach(); servers keep those of attach().",
