@@ -526,3 +526,22 @@ def fails_on_rank_1(comm: Comm) -> bool:
 
 def test_close_after_an_error_waits_for_nobody(pool: Pool) -> None:
     assert pool.run(fails_on_rank_1, 2) == [False, True]
+
+
+def closes_after_a_caught_error(comm: Comm) -> bool:
+    """Call `close` when the error that has left the `with` block is no longer handled."""
+    sync = attach(comm)
+
+    def fail() -> None:
+        with sync:
+            train(sync, 3)
+            raise ValueError("sample 17 is damaged")
+
+    with pytest.raises(ValueError, match="sample 17"):
+        fail()
+    sync.close()
+    return sync.guard is None
+
+
+def test_close_after_an_error_that_was_caught_compares_nothing(pool: Pool) -> None:
+    assert pool.run(closes_after_a_caught_error, 2) == [True, True]
