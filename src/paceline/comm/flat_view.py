@@ -1,4 +1,4 @@
-"""One-dimensional views of gradients, so that any dense memory layout is sent without a copy."""
+"""One-dimensional views of tensors and back, so that any dense memory layout is sent without a copy."""
 
 from __future__ import annotations
 
@@ -16,3 +16,10 @@ def flat_view(tensor: Tensor) -> Tensor | None:
     by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     ordered = tensor.permute(by_stride)
     return ordered.view(-1) if ordered.is_contiguous() else None
+
+
+def shaped_like(flat: Tensor, like: Tensor) -> Tensor:
+    """Return a view of a flat tensor with the shape of another, and its memory layout if that has no gaps."""
+    if flat_view(like.detach()) is None:
+        return flat.view(like.shape)
+    return flat.as_strided(like.shape, like.stride(), flat.storage_offset())

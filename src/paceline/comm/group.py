@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.control import ControlChannel
-from paceline.comm.json_messages import gather_typed, receive_typed, send_typed
+from paceline.comm.json_messages import as_bytes, gather_typed, receive_typed, send_typed
 from paceline.comm.local_group import NewGroup, local_group_factory
 from paceline.comm.owned_groups import OwnedGroups
 from paceline.comm.timed_group import carrying, timed_group
@@ -230,7 +230,7 @@ def broadcast_from_rank_0(tensors: Sequence[Tensor], comm: Comm) -> None:
 def pack_bytes(tensors: Sequence[Tensor], message: Tensor) -> None:
     """Copy the bytes of all tensors, of any types and on any devices, one after the other into a message."""
     parts = message.split([tensor.nbytes for tensor in tensors])
-    torch._foreach_copy_(list(parts), [_as_bytes(tensor.detach().contiguous()) for tensor in tensors])
+    torch._foreach_copy_(list(parts), [as_bytes(tensor.detach().contiguous()) for tensor in tensors])
 
 
 def unpack_bytes(message: Tensor, tensors: Sequence[Tensor]) -> None:
@@ -238,16 +238,12 @@ def unpack_bytes(message: Tensor, tensors: Sequence[Tensor]) -> None:
     parts = message.split([tensor.nbytes for tensor in tensors])
     dense = [tensor.detach().is_contiguous() for tensor in tensors]
     torch._foreach_copy_(
-        [_as_bytes(tensor.detach()) for tensor, is_dense in zip(tensors, dense, strict=True) if is_dense],
+        [as_bytes(tensor.detach()) for tensor, is_dense in zip(tensors, dense, strict=True) if is_dense],
         [part for part, is_dense in zip(parts, dense, strict=True) if is_dense],
     )
     for tensor, part, is_dense in zip(tensors, parts, dense, strict=True):
         if not is_dense:
             tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.comm.flat_view import flat_view
+from paceline.comm.flat_view import shaped_like
 from paceline.errors import RankError
 
 _NO_TIMEOUT = timedelta(days=30)
@@ -43,7 +43,7 @@ class PackedTensors:
             flat = self._device_buffer[start : start + sum(likes[n].nbytes for n in numbers)].view(dtype)
             self.flats.append(flat)
             for number, part in zip(numbers, flat.split([likes[n].numel() for n in numbers]), strict=True):
-                self.views[number] = _shaped_like(part, likes[number])
+                self.views[number] = shaped_like(part, likes[number])
             start += flat.nbytes
 
     @torch.no_grad()
@@ -125,10 +125,3 @@ def receive_without_timeout(tensor: Tensor, rank: int, group: dist.ProcessGroup,
     assert work is not None
     work.wait(_NO_TIMEOUT)
     return tensor
-
-
-def _shaped_like(part: Tensor, like: Tensor) -> Tensor:
-    """Return a view of a flat tensor with the shape of another, and its memory layout if that has no gaps."""
-    if flat_view(like) is None:
-        return part.view(like.shape)
-    return part.as_strided(like.shape, like.stride(), part.storage_offset())

@@ -32,6 +32,7 @@ _BUFFERS_HINT = (
     "create buffers with the same shape on every rank, or use --bn local, which does not broadcast them "
     '(in your own training loop: attach(…, bn="local"))'
 )
+_Kind = tuple[str, torch.dtype, torch.Size]
 _HEADER_BYTES = 8
 """Bytes before the buffers in a broadcast: the first is 1 if rank 0's layout has changed, else 0. Eight keep the
 buffers aligned."""
@@ -56,6 +57,8 @@ class UpdatedBuffers:
         """Values at the start, of buffers that are not known to change."""
         self._layout: list[TensorLayout] | None = None
         """Layout of all buffers of this rank at the last search; None before the first."""
+        self._kinds: list[_Kind] = []
+        """The same in a form that each step compares with the present buffers in less time."""
         self._updated: list[str] = []
         """Names of the buffers that change and have the same layout on all ranks."""
         self._updated_bytes = 0
@@ -113,8 +116,8 @@ class UpdatedBuffers:
         """
         assert self._layout is not None
         buffers, comm = self._buffers(), self._comm
-        found = layout_of(buffers.items())
-        is_changed, on_host = found != self._layout, comm.device.type == "cpu"
+        is_changed, on_host = _kinds(buffers) != self._kinds, comm.device.type == "cpu"
+        found = layout_of(buffers.items()) if is_changed else self._layout
         if is_changed and not on_host:
             name = min(one.name for one in {*found}.symmetric_difference(self._layout))
             raise WorkloadError(
@@ -152,6 +155,7 @@ class UpdatedBuffers:
         shared = set(layouts[0]).intersection(*layouts.values())
         changed = {state.layout.name for states in ranks for state in states if state.is_changed}
         self._layout, self._difference = layouts[self._comm.rank], first_difference(layouts)
+        self._kinds = _kinds(buffers)
         self._updated = [one.name for one in layouts[0] if one in shared and one.name in changed]
         self._updated_bytes = sum(tensor.nbytes for tensor in self._tensors())
         for name in changed:
@@ -182,6 +186,10 @@ class _BufferState(msgspec.Struct, frozen=True, array_like=True):
 
     layout: TensorLayout
     is_changed: bool
+
+
+def _kinds(buffers: Mapping[str, Tensor]) -> list[_Kind]:
+    return [(name, buffer.dtype, buffer.shape) for name, buffer in buffers.items()]
 
 
 def _layout_error(difference: str) -> WorkloadError:
@@ -240,7 +248,8 @@ class StatisticsExchange:
 
     def gather(self, own: Tensor, number: int) -> Tensor:
         """Return the statistics of a layer of every rank, one row for each."""
-        own = torch.cat([own, own.new_tensor([number])])
+        # `new_full` fills on the device; `new_tensor` would copy from the host, and wait for all earlier kernels.
+        own = torch.cat([own, own.new_full((1,), number)])
         everyone = own.new_empty(self._group.size(), own.numel())
         with carrying(self._group, Purpose.STATISTICS):
             dist.all_gather(list(everyone.unbind()), own, group=self._group)
@@ -249,7 +258,7 @@ class StatisticsExchange:
 
     def sum(self, own: Tensor, number: int) -> Tensor:
         """Return the sum of a layer's statistics over the ranks."""
-        total = torch.cat([own, own.new_tensor([number])])
+        total = torch.cat([own, own.new_full((1,), number)])
         with carrying(self._group, Purpose.STATISTICS):
             dist.all_reduce(total, group=self._group)
         self._check_layer(total[-1:] / self._group.size(), number)
@@ -326,7 +335,7 @@ class _SyncedNormalise(torch.autograd.Function):
         dims = [dim for dim in range(x.dim()) if dim != 1]
         count = x.numel() // x.shape[1]
         local_variance, local_mean = torch.var_mean(precise, dims, correction=0)
-        own = torch.cat([local_mean, local_variance * count, local_mean.new_tensor([count])])
+        own = torch.cat([local_mean, local_variance * count, local_mean.new_full((1,), count)])
         means, squares, counts = exchange.gather(own, number).split([x.shape[1], x.shape[1], 1], dim=1)
         total = counts.sum()
         mean = (means * counts).sum(0) / total

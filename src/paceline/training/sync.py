@@ -220,6 +220,7 @@ class Sync:
             self.close()
         else:
             self._is_closed = True
+            self.guard = None  # A later `close` has nothing to compare: the strategy has left its model.
             self._undo.close()
             self.strategy.abandon()
 

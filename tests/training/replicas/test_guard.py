@@ -217,7 +217,10 @@ MISUSES: dict[str, Callable[[Comm], None]] = {
             "they were equal after step 2. hint: train through sync.model",
         ),
         ("flip_and_close", "replicas differ after step 5: 0.weight, by up to"),
-        ("change_the_model_of_a_rank", "the model is not the same on all ranks: of 3.bias and 1 other tensor, rank 0"),
+        (
+            "change_the_model_of_a_rank",
+            "the model is not the same on all ranks: 3.weight exists on rank 1, but not on rank 0.",
+        ),
         ("own_strategy", " and 3 other tensors, by up to"),
         ("flip_a_statistic", "replicas differ after step 4: 1.running_mean"),
     ],
@@ -526,3 +529,22 @@ def fails_on_rank_1(comm: Comm) -> bool:
 
 def test_close_after_an_error_waits_for_nobody(pool: Pool) -> None:
     assert pool.run(fails_on_rank_1, 2) == [False, True]
+
+
+def closes_after_a_caught_error(comm: Comm) -> bool:
+    """Call `close` when the error that has left the `with` block is no longer handled."""
+    sync = attach(comm)
+
+    def fail() -> None:
+        with sync:
+            train(sync, 3)
+            raise ValueError("sample 17 is damaged")
+
+    with pytest.raises(ValueError, match="sample 17"):
+        fail()
+    sync.close()
+    return sync.guard is None
+
+
+def test_close_after_an_error_that_was_caught_compares_nothing(pool: Pool) -> None:
+    assert pool.run(closes_after_a_caught_error, 2) == [True, True]

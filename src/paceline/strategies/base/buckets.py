@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from paceline.comm.flat_view import flat_view
+from paceline.comm.flat_view import shaped_like
 from paceline.strategies.base.strategy import NamedParameters
 
 
@@ -63,10 +63,4 @@ def make_buckets(members: Sequence[NamedParameters], memory: Sequence[Tensor], s
 def _views(flat: Tensor, parameters: NamedParameters) -> list[Tensor]:
     """Return the view of a flat tensor for each parameter, with the memory layout of the parameter's gradient."""
     parts = flat.split([parameter.numel() for _, parameter in parameters])
-    return [_with_layout_of(parameter, part) for (_, parameter), part in zip(parameters, parts, strict=True)]
-
-
-def _with_layout_of(parameter: Tensor, part: Tensor) -> Tensor:
-    if flat_view(parameter.detach()) is None:  # Its memory has holes, or overlaps itself.
-        return part.view(parameter.shape)
-    return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
+    return [shaped_like(part, parameter) for (_, parameter), part in zip(parameters, parts, strict=True)]

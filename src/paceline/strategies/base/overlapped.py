@@ -154,12 +154,12 @@ class Overlapped(Strategy):
             self._agree()
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
-        had_mean = self._has_mean
-        if self.comm.world_size > 1 and not had_mean:
-            self._agree()  # No backward pass has filled all buckets, outside `accumulate`.
-        if had_mean:
+        if self._has_mean:
             self._check_kept()
-        self._check_all_used()
+        elif self.comm.world_size > 1:
+            self._agree()  # No backward pass has filled all buckets, outside `accumulate`.
+        else:
+            self._check_all_used()
         self._has_mean = False
         self.update(max_norm, **scaler_argument(scaler))
         if self._order is not None and self.comm.world_size > 1:

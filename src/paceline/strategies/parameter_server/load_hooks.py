@@ -19,14 +19,12 @@ class LoadHooks:
         self._is_paused = False
         self._hooks = ExitStack()
         self._worker = worker
-        on_load = UncopiedHook(self._on_model_load)
-        self._hooks.callback(model.register_load_state_dict_post_hook(on_load).remove)
-        if isinstance(optimizer, torch.optim.Optimizer):
-            for hook in (
-                optimizer.register_load_state_dict_post_hook(lambda _: worker.on_optimizer_load()),
-                optimizer.register_state_dict_post_hook(lambda _, found: worker.complete_state_dict(found)),
-            ):
-                self._hooks.callback(hook.remove)
+        for hook in (
+            model.register_load_state_dict_post_hook(UncopiedHook(self._on_model_load)),
+            optimizer.register_load_state_dict_post_hook(lambda _: worker.on_optimizer_load()),
+            optimizer.register_state_dict_post_hook(lambda _, found: worker.complete_state_dict(found)),
+        ):
+            self._hooks.callback(hook.remove)
 
     def _on_model_load(self, *_: object) -> None:
         if not self._is_paused:

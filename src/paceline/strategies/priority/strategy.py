@@ -131,8 +131,7 @@ class Priority(Overlapped):
             self._cut_blocks()
             self._sender = Sender(self.comm, self.options.window)
             parameters = [parameter for _, parameter in self.parameters]
-            can_defer_all = can_record(model) and all(map(can_defer, parameters))
-            if can_defer_all and isinstance(self.optimizer, torch.optim.Optimizer):
+            if can_record(model) and all(map(can_defer, parameters)):
                 self._first_uses = FirstUses(model, parameters, self._set_wait_hooks)
                 self._finish_before_states(self.optimizer)
         return model

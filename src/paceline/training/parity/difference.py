@@ -45,8 +45,8 @@ def measure_difference(
     `sizes` are the numbers of elements of all parameters, by name. A gradient that is missing in `expected` is zero.
     `tolerance` is that of the whole gradient.
     """
-    off = {name: _vector(gradient) - _expected(expected, name, gradient) for name, gradient in found.items()}
-    right = {name: _vector(gradient) for name, gradient in expected.items()}
+    off = {name: as_vector(gradient) - _expected(expected, name, gradient) for name, gradient in found.items()}
+    right = {name: as_vector(gradient) for name, gradient in expected.items()}
     norm, count = _norm(right.values()), sum(sizes.values())
     difference = GradientDifference(_ratio(_norm(off.values()), norm), _factor(off, right))
     for name, own in off.items():
@@ -58,6 +58,12 @@ def measure_difference(
                 parameter=name, parameter_error=error, parameter_factor=_factor({name: own}, right)
             )
     return difference
+
+
+def as_vector(gradient: Tensor) -> Tensor:
+    """Return a gradient as a vector in float64; a complex number is two numbers."""
+    values = gradient.detach().resolve_conj()
+    return (torch.view_as_real(values) if values.is_complex() else values).double().cpu().reshape(-1)
 
 
 def worst(differences: Iterable[GradientDifference]) -> GradientDifference:
@@ -86,12 +92,8 @@ def _small_part(tolerance: float) -> float:
     return min(0.1, 1e6 * tolerance)
 
 
-def _vector(gradient: Tensor) -> Tensor:
-    return gradient.detach().double().cpu().reshape(-1)
-
-
 def _expected(expected: Gradients, name: str, like: Tensor) -> Tensor:
-    return _vector(expected[name]) if name in expected else _vector(torch.zeros_like(like))
+    return as_vector(expected[name]) if name in expected else as_vector(torch.zeros_like(like))
 
 
 def _norm(vectors: Iterable[Tensor]) -> float:

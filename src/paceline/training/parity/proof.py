@@ -22,7 +22,7 @@ from paceline.config import RunConfig
 from paceline.records.parity import Parity
 from paceline.strategies.base.abilities import ServesParameters, UpdatesInParts
 from paceline.strategies.base.strategy import NamedParameters, Strategy
-from paceline.training.parity.difference import GradientDifference, Gradients, measure_difference, worst
+from paceline.training.parity.difference import GradientDifference, Gradients, as_vector, measure_difference, worst
 from paceline.training.parity.oracle import (
     TOLERANCE,
     Shards,
@@ -191,8 +191,9 @@ def compare_gradients(
     has a gradient in the oracle.
     """
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    names, sizes = [name for name, _ in parameters], {name: p.numel() for name, p in parameters}
-    right = torch.cat([expected.get(name, torch.zeros_like(p)).double().cpu().reshape(-1) for name, p in parameters])
+    vectors = {name: as_vector(expected.get(name, torch.zeros_like(p))) for name, p in parameters}
+    names, sizes = list(vectors), {name: len(vector) for name, vector in vectors.items()}
+    right = torch.cat(list(vectors.values()))
     dist.broadcast(right, group_src=0, group=comm.control.group)
     parts = dict(zip(names, right.split(list(sizes.values())), strict=True))
     own = {name: found[name] for name in names if name in found}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from paceline.comm import World, close_comm
 from paceline.config import Precision, RunConfig
@@ -23,6 +21,7 @@ from paceline.training.parity.oracle import Shards, oracle
 from paceline.training.parity.proof import prove, serve_proof, take_shards
 from paceline.training.precision import make_scaler
 from paceline.training.rank_setup import RankSetup, set_up_rank
+from paceline.training.replicas.checksums import checksums
 
 SAMPLES_PER_MICRO_BATCH = 8
 """A mean over eight samples shows an error as well as one over a thousand, in less time."""
@@ -31,7 +30,7 @@ STEPS = 3
 
 _shards: dict[RunConfig, Shards] = {}
 """Samples, shared by the strategies of a job that train on the same shards."""
-_oracles: dict[tuple[RunConfig, int], list[Gradients]] = {}
+_oracles: dict[tuple[RunConfig, tuple[int, ...]], list[Gradients]] = {}
 """Oracle gradients on rank 0, for the same shards and the same weights."""
 
 
@@ -111,15 +110,8 @@ def _shards_and_oracle(setup: RankSetup) -> tuple[Shards, list[Gradients] | None
     shards = _shards[key]
     if comm.rank != 0:
         return shards, None
-    oracle_key = key, _fingerprint(setup.model)
+    # A workload may initialise its weights differently each time it is loaded.
+    oracle_key = key, tuple(checksums([*setup.model.parameters(), *setup.model.buffers()]))
     if oracle_key not in _oracles:
         _oracles[oracle_key] = oracle(workload, shards.all_ranks, share, config)
     return shards, _oracles[oracle_key]
-
-
-def _fingerprint(model: nn.Module) -> int:
-    """Return a checksum of the weights: a workload may initialise them differently each time it is loaded."""
-    checksum = 0
-    for tensor in (*model.parameters(), *model.buffers()):
-        checksum = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), checksum)
-    return checksum

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paceline.comm.group import Comm
 from paceline.comm.json_messages import gather_typed
+from paceline.comm.tensor_layout import TensorLayout, first_difference, layout_of
 from paceline.errors import ReplicaError
-from paceline.formatting import plural
 
 _BLOCK = 2**22
 """Numbers that are compared at a time, in float64."""
@@ -37,8 +37,7 @@ def measure_differences(tensors: Mapping[str, Tensor], checksums: Sequence[int],
     `checksums` are those of the tensors. Only tensors whose checksums differ are sent. Their values may still be equal:
     0 and −0, or another layout in memory.
     """
-    own = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items()}
-    _check_same_tensors(gather_typed(own, dict[str, str], comm.control))
+    _check_same_tensors(tensors, comm)
     everyone = gather_typed(list(checksums), list[int], comm.control)
     references: dict[str, int] = {}
     ranks: dict[str, tuple[int, ...]] = {}
@@ -52,19 +51,15 @@ def measure_differences(tensors: Mapping[str, Tensor], checksums: Sequence[int],
     return sorted(found, key=lambda difference: difference.distance, reverse=True)
 
 
-def _check_same_tensors(everyone: Sequence[Mapping[str, str]]) -> None:
-    """Raise if ranks have tensors of different names, shapes or dtypes."""
-    first = everyone[0]
-    for rank, other in enumerate(everyone):
-        differing = sorted(name for name in {*first, *other} if first.get(name) != other.get(name))
-        if differing:
-            name = differing[0]
-            has = [f"rank {r} has {own.get(name, 'none')}" for r, own in ((0, first), (rank, other))]
-            more = f" and {plural(len(differing) - 1, 'other tensor')}" if len(differing) > 1 else ""
-            raise ReplicaError(
-                f"the model is not the same on all ranks: of {name}{more}, {has[0]} and {has[1]}.",
-                hint="build and change the model in the same way on every rank",
-            )
+def _check_same_tensors(tensors: Mapping[str, Tensor], comm: Comm) -> None:
+    """Raise, on all ranks, if they have tensors of different names, shapes or dtypes."""
+    own = layout_of((name, tensor.detach()) for name, tensor in tensors.items())
+    found = first_difference(dict(enumerate(gather_typed(own, list[TensorLayout], comm.control))))
+    if found:
+        raise ReplicaError(
+            f"the model is not the same on all ranks: {found}.",
+            hint="build and change the model in the same way on every rank",
+        )
 
 
 def _majority(checksums: Sequence[int]) -> tuple[int, tuple[int, ...]]:

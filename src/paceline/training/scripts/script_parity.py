@@ -29,7 +29,7 @@ from paceline.errors import WorkloadError
 from paceline.formatting import plural
 from paceline.strategies.base.overlapped import Bucket, Overlapped, Slot
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, Strategy
-from paceline.training.parity.difference import GradientDifference, Gradients, worst
+from paceline.training.parity.difference import GradientDifference, Gradients, as_vector, worst
 from paceline.training.parity.oracle import TOLERANCE, clip_norm_of
 from paceline.training.parity.proof import CapturedGradients, compare_gradients, parity_of
 from paceline.training.parity.task import STEPS
@@ -216,9 +216,10 @@ def _mean_of_gradients(strategy: Strategy, max_norm: float | None, scaler: GradS
 
 
 def _exact_mean(values: Tensor, comm: Comm) -> Tensor:
-    return comm.control.sum(values.detach().to("cpu", torch.float64, copy=True)) / comm.world_size
+    mean = comm.control.sum(as_vector(values).clone()) / comm.world_size  # `sum` works in place.
+    return (torch.view_as_complex(mean.view(-1, 2)) if values.is_complex() else mean).view(values.shape)
 
 
 def _tolerance(parameters: NamedParameters) -> float:
     """Return the tolerance for the least precise dtype of the parameters."""
-    return max(TOLERANCE.get(parameter.dtype, HALF_PRECISION_TOLERANCE) for _, parameter in parameters)
+    return max(TOLERANCE.get(parameter.dtype.to_real(), HALF_PRECISION_TOLERANCE) for _, parameter in parameters)
