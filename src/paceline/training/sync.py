@@ -142,15 +142,16 @@ class Sync:
         _check_max_norm(max_norm)
         scaler = checked_scaler(scaler, self.strategy)
         before = skipped_steps(scaler)
-        with self._explaining_waits("sync.step()"), self._checks:
-            self.strategy.step(max_norm, **scaler_argument(scaler))
-        self.skipped_steps += skipped_steps(scaler) - before
-        self._buffers_outdated = True
-        if self._broadcasts_buffers and not self._has_called_model:
-            self._broadcast_buffers()  # The loop calls only parts of the model, so no hook will do it.
-        self._has_called_model = False
-        if self.guard is not None:
-            self.guard.after_step()
+        with self._explaining_waits("sync.step()"):
+            with self._checks:
+                self.strategy.step(max_norm, **scaler_argument(scaler))
+            self.skipped_steps += skipped_steps(scaler) - before
+            self._buffers_outdated = True
+            if self._broadcasts_buffers and not self._has_called_model:
+                self._broadcast_buffers()  # The loop calls only parts of the model, so no hook will do it.
+            self._has_called_model = False
+            if self.guard is not None:
+                self.guard.after_step()
 
     def note(
         self,
@@ -184,11 +185,14 @@ class Sync:
         self._check_open()
         if self.payload is not None:
             self.payload.discard_window()
-        with self.strategy.agreed() as model:
-            if self.guard is not None:
-                self.guard.in_agreed(model)
-            with self.buffers.agreed(), self._checks.agreed():
-                yield model
+        with ExitStack() as entered:
+            with self._explaining_waits("sync.agreed()"):
+                model = entered.enter_context(self.strategy.agreed())
+                if self.guard is not None:
+                    self.guard.in_agreed(model)
+                entered.enter_context(self.buffers.agreed())
+            entered.enter_context(self._checks.agreed())
+            yield model
 
     def detach(self) -> None:
         """Remove everything that was added to the model; its weights stay trained."""
