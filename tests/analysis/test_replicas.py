@@ -30,3 +30,7 @@ def test_a_larger_difference_says_since_when() -> None:
         "replicas differ after step 8: fc.weight, by up to a value that is not finite (ranks 0 and 1); no earlier "
         "check found them equal"
     )
+    between = replace(large, last_equal_step=8)
+    assert difference_sentence(between).endswith(
+        "; they were equal at the end of that step, so the weights were changed after it"
+    )

@@ -45,9 +45,10 @@ def test_the_loss_of_a_peer_is_not_the_root_cause(tmp_path: Path) -> None:
 
 def test_the_loss_of_a_peer_is_shown_if_there_is_no_other_failure(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
-    write_failure(folder, 0, RuntimeError("[pair.cc] Connection closed by peer [198.18.0.2]:1"), 1)
+    advice = "This is typically caused by a remote worker crashing. Check the logs of the remote worker. GLHF!"
+    write_failure(folder, 0, RuntimeError(f"[pair.cc] Connection closed by peer [198.18.0.2]:1. {advice}"), 1)
     error = find_root_cause({0: 1}, folder, range(1))
-    assert "rank 0 lost the connection to another rank" in error.message
+    assert error.message == "rank 0 lost the connection to another rank: Connection closed by peer [198.18.0.2]:1."
     assert str(folder.log_file(0)) in (error.hint or "")
 
 

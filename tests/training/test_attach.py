@@ -83,6 +83,13 @@ def on_meta_and_cpu() -> nn.Module:
         ((nn.Linear(2, 2), sgd), {"bn": "broad"}, "bn cannot be 'broad'."),
         ((nn.Linear(2, 2), sgd), {"bn": None}, "bn cannot be 'None'."),
         ((nn.Linear(2, 2), sgd), {"allow_unused": "no"}, "allow_unused is 'no'."),
+        ((nn.Linear(2, 2), sgd), {"replica_guard": "of"}, "replica_guard cannot be 'of'."),
+        ((nn.Linear(2, 2), sgd), {"replica_guard": False}, "replica_guard cannot be 'False'."),
+        (
+            (nn.Linear(2, 2), lambda: None),
+            {},
+            "attach() calls make_optimizer with one argument, which this function does not accept.",
+        ),
         ((nn.Linear(2, 2), sgd), {"timeout": 0}, "timeout is 0."),
         ((nn.Linear(2, 2), sgd), {"timeout": float("inf")}, "timeout is inf."),
         ((nn.Linear(2, 2), sgd), {"timeout": "60"}, "timeout is '60'."),

@@ -16,6 +16,8 @@ def difference_sentence(difference: ReplicaDifference) -> str:
         )
     last = difference.last_equal_step
     since = "no earlier check found them equal" if last is None else f"they were equal after step {last}"
+    if last == difference.step:
+        since = "they were equal at the end of that step, so the weights were changed after it"
     return (
         f"replicas differ after step {difference.step}: {_what(difference)}, by up to {_distance(difference)} {where}; "
         f"{since}"

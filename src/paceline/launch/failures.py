@@ -27,6 +27,8 @@ from paceline.records.failure import ErrorInfo, RankFailure
 from paceline.records.writer import write_json
 
 _WRAPPER = "'DistributedDataParallel' object"
+_GLOO_ADVICE = ". This is typically caused"
+"""Start of the general advice that Gloo appends to the loss of a connection."""
 _SAME_COLLECTIVES_HINT = "call the same collectives on all ranks, in the same order, with tensors of the same size; "
 _CAUSES_OF_SIGNALS = {
     signal.SIGKILL: "the host may have run out of memory; ",
@@ -141,7 +143,7 @@ def _peer_lost_error(failures: list[RankFailure], unresponsive: list[int], folde
     If the ranks were in different collectives, it also says in which.
     """
     failure = failures[0]
-    rank, found = failure.rank, failure.message.splitlines()[0].rpartition("] ")[2]
+    rank, found = failure.rank, failure.message.splitlines()[0].rpartition("] ")[2].partition(_GLOO_ADVICE)[0]
     stacks = {failure.rank: failure.detail for failure in failures} | {
         other: read_stack(folder.log_file(other)) for other in unresponsive
     }
@@ -151,7 +153,7 @@ def _peer_lost_error(failures: list[RankFailure], unresponsive: list[int], folde
         where, advice = _where_ranks_were(stacks), _SAME_COLLECTIVES_HINT
     if not unresponsive:
         return RankError(
-            f"rank {rank} lost the connection to another rank: {found}" + (f"; {where}." if where else ""),
+            f"rank {rank} lost the connection to another rank: {found}{f'; {where}' if where else ''}.",
             hint=advice + _log_hint(rank, folder),
         )
     stack = stacks[unresponsive[0]]

@@ -48,7 +48,15 @@ def attach(
 
     The default strategy is `ddp`. Under `paceline compare --script` it is the strategy that is being measured.
     """
-    check_arguments(model, make_optimizer, strategy, bn=bn, allow_unused=allow_unused, timeout=timeout)
+    check_arguments(
+        model,
+        make_optimizer,
+        strategy,
+        bn=bn,
+        allow_unused=allow_unused,
+        replica_guard=replica_guard,
+        timeout=timeout,
+    )
     check_not_attached(model)
     task = script_task()
     if task is None:

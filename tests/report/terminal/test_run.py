@@ -38,6 +38,12 @@ def test_the_test_says_how_many_samples_it_counted() -> None:
     assert "evaluated 9999 unique samples" in said(test=change(test, available=None, accuracy=None))
 
 
+def test_a_test_loss_that_is_not_finite() -> None:
+    test = EvaluationResult(loss=None, accuracy=None, samples=400, available=400)
+    assert "the test loss is not finite: the test data" in said(test=test)
+    assert "not finite" not in said(test=change(test, samples=0))
+
+
 def test_buffers() -> None:
     assert "BatchNorm" not in said(buffer_divergence=None)
     assert "BatchNorm buffers (--bn local): identical on all ranks" in said(buffer_divergence=0.0)

@@ -110,6 +110,8 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         available = "" if test.available is None else f"/{test.available}"
         accuracy = "" if test.accuracy is None else f", accuracy {percent(test.accuracy)}"
         yield f"test loss {number(test.loss)}{accuracy}: evaluated {test.samples}{available} unique samples"
+        if test.loss is None and test.samples:
+            yield "the test loss is not finite: the test data or the model's outputs contain NaN or infinity"
     for rank, replica in enumerate(summary.test_by_rank):
         yield f"  replica of rank {rank}: loss {number(replica.loss)}, accuracy {percent(replica.accuracy)}"
     payload = payload_of(record)

@@ -6,6 +6,7 @@ import inspect
 import math
 import sys
 import typing
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from paceline.config import BatchNormMode
+from paceline.config import BatchNormMode, ReplicaGuardMode
 from paceline.errors import UsageError, WorkloadError, wrong_choice
 from paceline.formatting import plural
 from paceline.strategies.base.strategy import NamedParameters
@@ -23,7 +24,14 @@ _SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
 def check_arguments(
-    model: object, make_optimizer: object, strategy: object, *, bn: object, allow_unused: object, timeout: object
+    model: object,
+    make_optimizer: object,
+    strategy: object,
+    *,
+    bn: object,
+    allow_unused: object,
+    replica_guard: object,
+    timeout: object,
 ) -> None:
     """Raise a UsageError for an argument of `attach` that has the wrong type or value."""
     if not isinstance(model, nn.Module):
@@ -40,6 +48,11 @@ def check_arguments(
             f"attach() got {_kind(make_optimizer)} instead of a function that creates the optimiser.",
             hint="pass `lambda params: torch.optim.SGD(params, lr=…)`",
         )
+    if not _accepts_one_argument(make_optimizer):
+        raise UsageError(
+            "attach() calls make_optimizer with one argument, which this function does not accept.",
+            hint="let it take the (name, parameter) pairs: `lambda params: torch.optim.SGD(params, lr=…)`",
+        )
     if strategy is not None and not isinstance(strategy, str):
         raise UsageError(
             f"attach() got {_kind(strategy)} as the strategy.",
@@ -49,6 +62,8 @@ def check_arguments(
         raise wrong_choice("bn", str(bn), typing.get_args(BatchNormMode))
     if not isinstance(allow_unused, bool):
         raise UsageError(f"allow_unused is {allow_unused!r}.", hint="pass True or False")
+    if replica_guard not in typing.get_args(ReplicaGuardMode):
+        raise wrong_choice("replica_guard", str(replica_guard), typing.get_args(ReplicaGuardMode))
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if not (is_number and math.isfinite(timeout) and timeout > 0):  # type: ignore[arg-type,operator]
         raise UsageError(f"timeout is {timeout!r}.", hint="pass a number of seconds that is more than 0")
@@ -120,6 +135,19 @@ def check_optimizer_parameters(optimizer: torch.optim.Optimizer, parameters: Nam
             hint="create the optimiser from the parameters that make_optimizer receives; "
             "make other modules, such as a loss with weights, part of the model",
         )
+
+
+def _accepts_one_argument(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one argument; True if Python does not know its signature."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(None)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_required(argument: inspect.Parameter) -> bool:

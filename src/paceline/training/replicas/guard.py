@@ -36,7 +36,7 @@ ROUNDING = 1e-6
 """Largest distance, relative to the norm of a tensor, that rounding explains."""
 _HINT = (
     "train through sync.model and sync.step() on every rank; a strategy of your own must synchronise every gradient; "
-    "--replica-guard warn trains on"
+    'to train on, use --replica-guard warn (in your own training loop: attach(…, replica_guard="warn"))'
 )
 TURN_BYTES = 16 * 2**20
 """Bytes of a model that are compared at least, or all of a smaller one. Their checksums take one or two milliseconds on
