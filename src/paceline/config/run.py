@@ -88,8 +88,8 @@ class RunConfig:
     allow_unused: bool = setting(False, script="attach")
     """Accept parameters that receive no gradient; by default they are named and the run stops."""
     replica_guard: ReplicaGuardMode = setting("stop", script="attach", unused_by=("doctor",))
-    """Compare the weights of all ranks by checksums while training, for at most about 0.1% of the time. If they differ:
-    stop, or warn and train on."""
+    """Compare the weights of all ranks by checksums while training, for about 0.1% of the time of a long run. If they
+    differ: stop, or warn and train on."""
     events: bool = setting(True, script="same", unused_by=("doctor",))
     """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
     less of longer ones."""

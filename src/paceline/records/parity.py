@@ -78,7 +78,9 @@ class Parity(Struct, frozen=True, omit_defaults=True):
         else:
             found = f"the gradient is {self._describe(self.relative_error, self.factor, self.tolerance)}"
             if self.parameter and not self._is_sum(self.factor):
-                found += f"; the parameter with the largest error is {self.parameter}"
+                error, allowed = self.parameter_relative_error, parameter_tolerance(self.tolerance)
+                own = self._describe(error, self.parameter_factor, allowed)
+                found += f"; the parameter with the largest error is {self.parameter}, {own}"
         raise ParityError(
             f"{self.strategy} on {plural(self.ranks, 'rank')}: {found}.",
             hint="correct the strategy, or set lossless = False if it does not promise the mean gradient",

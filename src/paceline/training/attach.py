@@ -43,8 +43,9 @@ def attach(
     program has initialised, or those that torchrun started, or this process alone. Every rank starts with rank 0's
     weights.
 
-    While the program trains, ranks compare checksums of their weights (for at most about 0.1% of the time). If these
-    differ, `replica_guard` says what happens: "stop" raises a ReplicaError, "warn" warns once, "off" compares nothing.
+    While the program trains, ranks compare checksums of their weights, for about 0.1% of the time of a long run. If
+    these differ, `replica_guard` says what happens: "stop" raises a ReplicaError, "warn" warns once, "off" compares
+    nothing.
 
     The default strategy is `ddp`. Under `paceline compare --script` it is the strategy that is being measured.
     """

@@ -26,8 +26,8 @@ _TWICE_HINT = (
     "and checkpoint with use_reentrant=False"
 )
 _CHANGED_HINT = (
-    "clip with sync.step(max_norm=…), change gradients in a parameter.register_hook(…), "
-    "or use ddp, which waits for the gradients before backward returns"
+    "clip with sync.step(max_norm=…), unscale with sync.step(scaler=…), change gradients in a "
+    "parameter.register_hook(…), or use ddp, which waits for the gradients before backward returns"
 )
 _REMOVED_HINT = (
     "sync.step() clears gradients itself; to leave out a parameter, fill its gradient with zeros, "
