@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from commands import wait_until
 from paceline.config import LaunchConfig, RunConfig
+from paceline.launch.elastic import stopped_log_tails
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.launch.leader import Leader, join_launch
@@ -73,3 +77,20 @@ def test_the_launcher_leaves_ctrl_c_to_the_command(tmp_path: Path, monkeypatch: 
     assert during[signal.SIGINT] is before[signal.SIGINT]
     assert during[signal.SIGTERM] is not before[signal.SIGTERM]
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_ctrl_c_during_the_start_leaves_no_thread_that_reads_logs(tmp_path: Path) -> None:
+    """A thread that goes on reading would keep the process from ending."""
+    log = tmp_path / "stdout.log"
+    log.touch()
+    tail = TailLog("rank", {0: str(log)}, sys.stdout)
+
+    def interrupted() -> None:
+        with stopped_log_tails():
+            tail.start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert tail.stopped()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("TailLog_rank")]

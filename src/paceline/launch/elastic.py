@@ -16,6 +16,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
 from torch.distributed.launcher.api import elastic_launch
 
@@ -78,7 +79,12 @@ def start_ranks(
     }
     children_before = set(psutil.Process().children())
     try:
-        with _environment(environment), _restored_signal_handlers(), _stop_ranks_on_remote_failure(remote_failed):
+        with (
+            _environment(environment),
+            _restored_signal_handlers(),
+            stopped_log_tails(),
+            _stop_ranks_on_remote_failure(remote_failed),
+        ):
             elastic_launch(elastic, sys.executable)("-m", MODULE, str(job.file))
     except ChildFailedError as error:
         return {rank_range.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
@@ -133,6 +139,28 @@ def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]
     finally:
         done.set()
         watcher.join()
+
+
+@contextmanager
+def stopped_log_tails() -> Iterator[None]:
+    """Stop on exit the threads in which torch's launcher copies the output of ranks.
+
+    If Ctrl-C arrives while it starts ranks, it loses track of these threads, and this process could not end.
+    """
+    started: list[TailLog] = []
+    start = TailLog.start
+
+    def start_and_keep(tail: TailLog) -> TailLog:
+        started.append(tail)
+        return start(tail)
+
+    TailLog.start = start_and_keep  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        TailLog.start = start  # type: ignore[method-assign]
+        for tail in started:
+            tail.stop()
 
 
 @contextmanager
