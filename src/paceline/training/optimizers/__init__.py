@@ -1,0 +1,1 @@
+"""Optimisers that torch does not have: one file each, without synchronisation between host and device."""

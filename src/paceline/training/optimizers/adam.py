@@ -1,0 +1,34 @@
+"""The step of Adam, which LAMB scales by layer, and which Muon uses where it does not apply itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def adam_steps(
+    optimizer: torch.optim.Optimizer, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]
+) -> list[Tensor]:
+    """Update the moments in the optimiser's state; return m̂ ÷ (√v̂ + eps) for each parameter."""
+    states = [_state_of(optimizer, weight) for weight in weights]
+    counts, means, squares = ([state[key] for state in states] for key in ("step", "exp_avg", "exp_avg_sq"))
+    first, second = group["betas"]
+    torch._foreach_add_(counts, 1)
+    torch._foreach_lerp_(means, gradients, 1 - first)
+    torch._foreach_mul_(squares, second)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
+    roots = torch._foreach_sqrt(torch._foreach_div(squares, [1 - second**count for count in counts]))
+    torch._foreach_add_(roots, group["eps"])
+    return list(torch._foreach_div(torch._foreach_div(means, [1 - first**count for count in counts]), roots))
+
+
+def _state_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Any]:
+    state: dict[str, Any] = optimizer.state[weight]
+    if not state:
+        # The count is on the device, so that a CUDA graph can increase it; in float64 powers of it are exact enough.
+        state["step"] = torch.zeros((), dtype=torch.float64, device=weight.device)
+        state["exp_avg"] = torch.zeros_like(weight)
+        state["exp_avg_sq"] = torch.zeros_like(weight)
+    return state
