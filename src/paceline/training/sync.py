@@ -66,7 +66,16 @@ class Sync:
             raise
         self.model: nn.Module = attached
         """Module to call in the forward pass."""
-        self._checks = LoopChecks(model, attached, strategy)
+        try:
+            self._watch(model, bn)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _watch(self, model: nn.Module, bn: BatchNormMode) -> None:
+        """Add what checks the loop, times its gradients and keeps its buffers equal."""
+        strategy, comm = self.strategy, self.comm
+        self._checks = LoopChecks(model, self.model, strategy)
         self._undo.callback(self._checks.close)
         if comm.stopwatch is not None:
             self._undo.callback(comm.stopwatch.watch_gradients(p for p in model.parameters() if p.requires_grad))
@@ -223,10 +232,14 @@ class Sync:
         if kind is None:
             self.close()
         else:
-            self._is_closed = True
-            self.guard = None  # A later `close` has nothing to compare: the strategy has left its model.
-            self._undo.close()
-            self.strategy.abandon()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Detach after an error without waiting for other ranks. Groups stay open: operations may be in progress."""
+        self._is_closed = True
+        self.guard = None  # A later `close` has nothing to compare: the strategy has left its model.
+        self._undo.close()
+        self.strategy.abandon()
 
     @contextmanager
     def _explaining_waits(self, call: str) -> Iterator[None]:

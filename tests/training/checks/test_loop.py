@@ -15,6 +15,7 @@ from paceline.comm import Comm
 from paceline.errors import WorkloadError
 from paceline.strategies.allreduce import AllReduce
 from paceline.strategies.registry import ENTRIES, create
+from paceline.training.checks.loop import check_not_attached
 from paceline.training.sync import Sync
 from ranks import Pool
 from registered import EXCHANGING
@@ -497,3 +498,28 @@ def test_buffers_are_broadcast_if_only_parts_of_the_model_are_called(pool: Pool)
     first, second = pool.run(train_parts, 2, False)
     torch.testing.assert_close(second, first)
     torch.testing.assert_close(first, pool.run(train_parts, 2, True)[0])
+
+
+def fails_late(comm: Comm, text: str) -> list[int]:
+    """Attach while the last part of it fails; return the hooks that are left, then attach and train again."""
+    model = make_model()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.training.sync.UpdatedBuffers", raise_memory_error)
+        with pytest.raises(MemoryError):
+            Sync(model, sgd, create(text), comm, "local")
+    hooks = [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
+    hooks += [len(module._forward_pre_hooks) for module in model.modules()]
+    check_not_attached(model)
+    with Sync(model, sgd, create(text), comm, "local") as sync:
+        train(sync)
+    return hooks
+
+
+def raise_memory_error(*_: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("text", STRATEGIES)
+def test_an_attach_that_fails_leaves_the_model_as_it_was(pool: Pool, text: str) -> None:
+    for hooks in pool.run(fails_late, 2, text):
+        assert not any(hooks)

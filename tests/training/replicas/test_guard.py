@@ -548,3 +548,27 @@ def closes_after_a_caught_error(comm: Comm) -> bool:
 
 def test_close_after_an_error_that_was_caught_compares_nothing(pool: Pool) -> None:
     assert pool.run(closes_after_a_caught_error, 2) == [True, True]
+
+
+def close_with(comm: Comm, message: str) -> list[str]:
+    """Close while the last comparison fails; return the error or the warnings."""
+    sync = attach(comm)
+    assert sync.guard is not None
+
+    def fail() -> None:
+        raise RuntimeError(message)
+
+    sync.guard.at_end = fail  # type: ignore[method-assign]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            sync.close()
+        except RuntimeError as error:
+            return [str(error)]
+    return [str(one.message) for one in caught]
+
+
+def test_only_a_lost_rank_may_leave_the_last_comparison_out(pool: Pool) -> None:
+    assert pool.run(close_with, 2, "CUDA error: out of memory") == [["CUDA error: out of memory"]] * 2
+    for (warning,) in pool.run(close_with, 2, "Connection closed by peer [127.0.0.1]"):
+        assert warning.startswith("replicas were not compared in close(), since another rank is gone: Connection")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from paceline.analysis.replicas import difference_sentence
 from paceline.comm.group import Comm
-from paceline.errors import ReplicaError
+from paceline.errors import ReplicaError, is_peer_lost
 from paceline.records.summary import ReplicaComparisons, ReplicaDifference
 from paceline.strategies.base.strategy import Strategy
 from paceline.training.batchnorm import SyncedBatchNorm
@@ -132,7 +132,10 @@ class ReplicaGuard:
             return
         try:
             self.at_end()
-        except RuntimeError as error:  # Another rank has ended without `close`.
+        except RuntimeError as error:
+            if not is_peer_lost(error):
+                raise
+            # Another rank has ended without `close`.
             reason = str(error).splitlines()[0]
             warnings.warn(f"replicas were not compared in close(), since another rank is gone: {reason}", stacklevel=2)
 
