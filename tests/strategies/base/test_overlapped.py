@@ -421,3 +421,24 @@ def test_hooks_added_after_attach_take_effect_or_are_refused(pool: Pool, text: s
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     for found in pool.run(with_hook, 2, text, "writes"):
         assert found == "the gradient of second.weight was changed after backward had sent it."
+
+
+def first_pass_on_one_rank(comm: Comm, text: str) -> str:
+    """Make two backward passes per step, of which the first reaches, from the second step on, only rank 0's model."""
+    sync = attach(comm, text, allow_unused=True)
+    try:
+        for step in range(4):
+            if comm.rank == 0 or step == 0:
+                sync.model(batch(comm.rank, step)).sum().backward()
+            sync.model(batch(comm.rank, step + 50)).sum().backward()
+            sync.step()
+    except WorkloadError as error:
+        sync.strategy.abandon()
+        return error.message if error.hint else "no hint"
+    return "no error"
+
+
+@pytest.mark.parametrize("text", IN_BACKWARD)
+def test_passes_that_some_ranks_do_not_make_are_refused_on_all_ranks(pool: Pool, text: str) -> None:
+    (message,) = set(pool.run(first_pass_on_one_rank, 2, text))
+    assert message.startswith("a backward pass reached parameters on some ranks only")

@@ -72,6 +72,9 @@ class Overlapped(Strategy):
         """Whether the current micro-batch is the last of its step."""
         self._has_mean = False
         """Whether the gradients hold the mean over the ranks, and no backward pass has added to them since."""
+        self._step_number = 0
+        self._averages = 0
+        """Number of times that the gradients of this step were averaged: once, unless several passes need it."""
         self._pass = -1
         """Number of the backward pass whose end will call `_on_backward_end`, as the autograd engine counts them."""
         self._order: list[int] | None = []
@@ -161,6 +164,7 @@ class Overlapped(Strategy):
         else:
             self._check_all_used()
         self._has_mean = False
+        self._step_number, self._averages = self._step_number + 1, 0
         self.update(max_norm, **scaler_argument(scaler))
         if self._order is not None and self.comm.world_size > 1:
             self._rebuild_in_order(self._order)
@@ -176,6 +180,7 @@ class Overlapped(Strategy):
             slot.parameter.grad = slot.sum_view if is_used else None
         self._reset_buckets()
         self._has_mean = True
+        self._averages += 1
 
     def _complete_buckets(self) -> list[bool]:
         """Fill the slots that the last backward pass did not reach.
@@ -194,7 +199,23 @@ class Overlapped(Strategy):
             if slot.gradient is None:
                 slot.view.zero_()
                 self._count_gradient(slot.bucket)
-        return [bool(flag) for flag in self.comm.control.any_of(torch.tensor(filled, dtype=torch.uint8)).tolist()]
+        return self._used_on_any_rank(filled)
+
+    def _used_on_any_rank(self, filled: Sequence[bool]) -> list[bool]:
+        """Return for each parameter whether any rank has a gradient; raise on all ranks if they average other passes.
+
+        A rank on which a backward pass reaches no parameter cannot average then. Its next average would be combined
+        with the wrong one of the other ranks, so the exchange also compares the place of this average.
+        """
+        place = self._step_number % 16 * 16 + self._averages % 16
+        flags = torch.tensor([*filled, place, 255 - place], dtype=torch.uint8)
+        *used, largest, complement = self.comm.control.any_of(flags).tolist()
+        if largest != 255 - complement:
+            raise WorkloadError(
+                "a backward pass reached parameters on some ranks only, and another pass followed it in the same step.",
+                hint=_TWICE_HINT,
+            )
+        return [bool(flag) for flag in used]
 
     def _check_unchanged(self) -> None:
         """Raise if a gradient was changed after it was sent: the change would be lost silently."""
