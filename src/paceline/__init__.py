@@ -6,15 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.config.recipe import Recipe
     from paceline.strategies.base.strategy import AfterBackward, Strategy
     from paceline.training.attach import attach
     from paceline.training.sync import Sync
     from paceline.workloads.workload import Workload
 
-__all__ = ["AfterBackward", "Strategy", "Sync", "Workload", "attach"]
+__all__ = ["AfterBackward", "Recipe", "Strategy", "Sync", "Workload", "attach"]
 
 _HOMES = {
     "AfterBackward": "paceline.strategies.base.strategy",
+    "Recipe": "paceline.config.recipe",
     "Strategy": "paceline.strategies.base.strategy",
     "Sync": "paceline.training.sync",
     "Workload": "paceline.workloads.workload",

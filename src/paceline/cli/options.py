@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -19,7 +18,7 @@ from typer.core import TyperCommand
 
 from paceline.cli.requests import Request
 from paceline.config.fields import TEXTS, field_docs, from_mapping, owners, read_toml
-from paceline.config.setting import metadata_of
+from paceline.config.setting import metadata_of, union_members
 
 RequestType = TypeVar("RequestType", bound=Request)
 OtherFields = Callable[[typer.Context], Mapping[str, Any]]
@@ -147,8 +146,7 @@ def _option_type(kind: Any) -> Any:
     """Return the type that typer parses. The config checks choices itself: its error suggests the nearest name."""
     if kind == TEXTS:
         return list[str]
-    if isinstance(kind, types.UnionType):
-        (kind,) = [member for member in kind.__args__ if member is not type(None)]
+    (kind,) = [member for member in union_members(kind) if member is not type(None)]
     return str if typing.get_origin(kind) is typing.Literal else kind
 
 

@@ -7,6 +7,7 @@ command line, its name (with dashes) the option, and its name (with underscores)
 
 from paceline.config.compare import CompareConfig
 from paceline.config.launch import LaunchConfig, launched
+from paceline.config.recipe import Precision, Recipe
 from paceline.config.run import (
     DEFAULT_STRATEGY,
     ENDLESS,
@@ -15,7 +16,6 @@ from paceline.config.run import (
     Backend,
     BatchNormMode,
     Device,
-    Precision,
     ReplicaGuardMode,
     RunConfig,
     settings_unused_by,
@@ -39,6 +39,7 @@ __all__ = [
     "Device",
     "LaunchConfig",
     "Precision",
+    "Recipe",
     "ReplicaGuardMode",
     "RunConfig",
     "ScaleConfig",

@@ -7,14 +7,13 @@ import functools
 import inspect
 import textwrap
 import tomllib
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from paceline.config.setting import metadata_of
+from paceline.config.setting import metadata_of, union_members
 from paceline.errors import UsageError, unknown_name
 
 ConfigT = TypeVar("ConfigT")
@@ -48,12 +47,17 @@ def owners(*kinds: type) -> dict[str, type]:
     return found
 
 
-def read_toml(path: Path, *kinds: type, without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Read the settings of a TOML file as a flat dict; raise for keys that are no fields of `kinds`."""
+def read_toml(
+    path: Path, *kinds: type, without: frozenset[str] = frozenset(), option: str = "--config"
+) -> dict[str, Any]:
+    """Read the settings of a TOML file as a flat dict; raise for keys that are no fields of `kinds`.
+
+    `option` is the option that named the file.
+    """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}.", hint="--config takes a TOML file") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}.", hint=f"{option} takes a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
     known = {name: kind for name, kind in owners(*kinds).items() if name not in without}
@@ -85,8 +89,7 @@ TEXTS = tuple[str, ...]
 
 
 def _members(kind: Any) -> list[Any]:
-    members = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
-    return [str if typing.get_origin(member) is Literal else member for member in members]
+    return [str if typing.get_origin(member) is Literal else member for member in union_members(kind)]
 
 
 def _fits(value: object, kind: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.recipe import SHARE, OptimizerName, Precision, ScaleRule, ScheduleName
 from paceline.config.setting import NOT_NEGATIVE, POSITIVE, Bound, CommandName, check_values, select, setting
 from paceline.config.slow_ranks import parse_slow_ranks
 from paceline.errors import UsageError
@@ -12,7 +13,6 @@ from paceline.errors import UsageError
 Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["auto", "gloo", "nccl"]
 BatchNormMode = Literal["broadcast", "local", "sync"]
-Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 ReplicaGuardMode = Literal["stop", "warn", "off"]
 DEFAULT_STRATEGY = "ddp"
 """Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
@@ -53,12 +53,33 @@ class RunConfig:
     """Stop after this many steps; --epochs is then only used to estimate the time of a full run."""
     seconds: float | None = setting(None, bound=POSITIVE, ends_run=True, unused_by=("doctor",))
     """Stop after this many seconds of training on the slowest rank, or earlier if --steps or --epochs is reached."""
-    lr: float = setting(0.1, bound=NOT_NEGATIVE, unused_by=("doctor",))
-    """Learning rate of SGD; not scaled with the number of ranks. Ignored if the workload defines its optimiser."""
-    momentum: float = setting(0.9, bound=NOT_NEGATIVE)
-    """Momentum of SGD."""
-    weight_decay: float = setting(1e-4, bound=NOT_NEGATIVE, unused_by=("doctor",))
-    """Weight decay of SGD."""
+    recipe: str = setting("", unused_by=("doctor",))
+    """How to train: default, classic (the settings of the published experiments), or a TOML file with any of the
+    settings from --optimizer to --precision [default: the workload's own]."""
+    optimizer: OptimizerName | None = None
+    """Optimiser: sgd, adamw, lars, lamb or muon [default: the recipe's]. Ignored if the workload defines its own."""
+    lr: float | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
+    """Peak learning rate, used as given unless --scale-lr is given too [default: the recipe's, scaled to the batch]."""
+    scale_lr: ScaleRule | None = setting(None, unused_by=("doctor",))
+    """Scale the learning rate by global batch ÷ reference batch (linear), by its square root (sqrt), or not (none)
+    [default: the recipe's]."""
+    reference_batch: int | None = setting(None, bound=POSITIVE, unused_by=("doctor",))
+    """Global batch that the learning rate is meant for [default: the recipe's]."""
+    momentum: float | None = setting(None, bound=SHARE)
+    """Momentum of SGD, LARS and Muon [default: the recipe's]."""
+    nesterov: bool | None = setting(None, unused_by=("doctor",))
+    """Use Nesterov momentum, with SGD or LARS [default: the recipe's]."""
+    weight_decay: float | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
+    """Weight decay [default: the recipe's]."""
+    schedule: ScheduleName | None = setting(None, unused_by=("doctor",))
+    """Learning rate after warm-up: constant, step (÷ 10 at half and at three quarters of the run), cosine or triangular
+    (to 0 along a cosine or a straight line) [default: the recipe's]."""
+    warmup_epochs: float | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
+    """Epochs in which the learning rate rises linearly from 0, at most half of the run [default: the recipe's]."""
+    label_smoothing: float | None = setting(None, bound=SHARE, unused_by=("doctor",))
+    """Share of probability that the training loss spreads over all classes [default: the recipe's]."""
+    zero_gamma: bool | None = setting(None, unused_by=("doctor",))
+    """Start the last BatchNorm of each residual block with weight 0 [default: the recipe's]."""
     clip_norm: float | None = setting(None, bound=POSITIVE, unused_by=("doctor",))
     """Clip the synchronised gradient to this norm."""
     seed: int = setting(
@@ -74,9 +95,9 @@ class RunConfig:
     """Shuffle the samples anew each epoch; --no-reshuffle shows the effect of a forgotten set_epoch."""
     bn: BatchNormMode = setting("broadcast", script="attach")
     """BatchNorm: broadcast rank 0's buffers before each step, keep buffers local, or sync statistics over all ranks."""
-    precision: Precision = "fp32"
+    precision: Precision | None = None
     """Number format: fp32, bf16 or fp16 (autocast; weights and gradients stay float32; fp16 scales the loss, and is
-    slow on most CPUs), or fp64 (for parity proofs)."""
+    slow on most CPUs), or fp64 (for parity proofs) [default: the recipe's, usually fp32]."""
     channels_last: bool = False
     """Use the channels-last memory format; with bf16 about twice as fast on recent CPUs."""
     device: Device = "auto"

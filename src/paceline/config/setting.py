@@ -9,6 +9,7 @@ runs that differ in it are different candidates, suggested commands repeat it, a
 from __future__ import annotations
 
 import math
+import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -97,19 +98,31 @@ def option_name(kind: type, name: str) -> str:
     return name.upper() if metadata_of(kind)[name].positional else f"--{name.replace('_', '-')}"
 
 
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself; `X | None` of a `Literal` is a `typing.Union`."""
+    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    return typing.get_args(hint) if is_union else (hint,)
+
+
 def check_values(config: object) -> None:
     """Raise for a value that is not in a field's `Literal`, for a number out of its bound, and for one not finite."""
     kind = type(config)
     for name, hint in typing.get_type_hints(kind).items():
         value = getattr(config, name)
-        if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
-            raise wrong_choice(option_name(kind, name), str(value), typing.get_args(hint))
+        choices = _choices(hint)
+        if choices and value is not None and value not in choices:
+            raise wrong_choice(option_name(kind, name), str(value), choices)
     for name, metadata in metadata_of(kind).items():
         value, bound = getattr(config, name), metadata.bound
         if bound is not None and value is not None and not bound.holds(value):
             raise _out_of_bounds(kind, name, value, bound.description)
         if isinstance(value, float) and not math.isfinite(value):
             raise _out_of_bounds(kind, name, value, "a finite number")
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """Return the values of a `Literal`, or of one that may be None; empty for other types."""
+    return next((typing.get_args(one) for one in union_members(hint) if typing.get_origin(one) is Literal), ())
 
 
 def _out_of_bounds(kind: type, name: str, value: Any, expected: str) -> UsageError:

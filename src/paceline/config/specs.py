@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from paceline.config.setting import union_members
 from paceline.errors import UsageError, unknown_name, wrong_choice
 
 OptionsT = TypeVar("OptionsT")
@@ -82,10 +82,10 @@ _TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no",
 
 def convert(kind: Any, text: str, where: str) -> object:
     """Convert text to `bool`, `int`, `float`, `str`, `tuple[int, ...]` (written 3x32x32) or an optional of these."""
-    if isinstance(kind, types.UnionType):
-        if text.lower() == "none" and type(None) in kind.__args__:
-            return None
-        (kind,) = [member for member in kind.__args__ if member is not type(None)]
+    members = union_members(kind)
+    (kind,) = [member for member in members if member is not type(None)]
+    if text.lower() == "none" and type(None) in members and "none" not in typing.get_args(kind):
+        return None
     if typing.get_origin(kind) is typing.Literal:
         choices = typing.get_args(kind)
         if text not in choices:

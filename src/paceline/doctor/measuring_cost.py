@@ -99,7 +99,8 @@ class TimedTraining:
         self.can_start_again = self._source.peek(1) is not None
         """False for data that can be iterated only once: two trainings cannot share it."""
         self._recording = Recording(config, self.comm, RunFolder.create(folder))
-        self._sync = Sync(setup.model, optimizer_factory(config, workload), setup.strategy, self.comm, config.bn)
+        make_optimizer = optimizer_factory(workload, self._source.batch)
+        self._sync = Sync(setup.model, make_optimizer, setup.strategy, self.comm, config.bn)
         self._recording.start(self._sync, steps_only=True)
         self._loop = TrainingLoop(config, workload, self._sync, self._source, self._recording)
         self._epoch = -1

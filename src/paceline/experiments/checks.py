@@ -11,6 +11,7 @@ import torch
 
 from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.config import LaunchConfig, RunConfig
+from paceline.config.recipe import is_recipe_file
 from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import check_slow_ranks
 from paceline.config.specs import Spec
@@ -24,6 +25,7 @@ from paceline.training.recording.tensorboard import check_tensorboard
 from paceline.training.sync import sync_batchnorm_unsupported
 from paceline.user_code import file_digest, source_digest
 from paceline.workloads.names import is_user_workload
+from paceline.workloads.recipes import choose_recipe
 
 RANKS_ON_A_CPU = 2
 """Ranks on a host without a GPU, unless the user gives a number: enough to measure synchronisation."""
@@ -75,11 +77,14 @@ def settings_of(command: str, launch: LaunchConfig, *configs: object) -> dict[st
 
 
 def _user_code(settings: Mapping[str, Any]) -> list[str | None]:
-    """Return digests of the user's workload, strategy and script, to detect different versions between hosts."""
+    """Return digests of the user's code and recipe files, to detect different versions between hosts."""
     script = settings.get("script")
     named = (str(settings["workload"]), Spec.parse(str(settings["strategy"])).name)
     modules = [name.partition(":")[0] for name in named if is_user_workload(name)]
-    return [*[source_digest(module) for module in modules], file_digest(Path(script)) if script else None]
+    varied = [text.partition("=") for text in settings.get("vary", ())]
+    recipes = [str(settings["recipe"]), *[n for key, _, names in varied if key == "recipe" for n in names.split(",")]]
+    files = [*([script] if script else []), *filter(is_recipe_file, recipes)]
+    return [*map(source_digest, modules), *[file_digest(Path(file)) for file in files]]
 
 
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
@@ -94,7 +99,8 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
             raise _does_not_train(rank, strategy, roles)
     if config.bn == "sync" and not strategy.lockstep:
         raise sync_batchnorm_unsupported(strategy)
-    if config.precision == "fp16" and (reason := why_no_scaler(strategy)) is not None:
+    # A user's workload may bring a recipe with fp16; then ranks raise.
+    if choose_recipe(config).precision == "fp16" and (reason := why_no_scaler(strategy)) is not None:
         raise UsageError(
             f"--precision fp16 scales the loss, but {reason}", hint="use --precision bf16, or another strategy"
         )

@@ -19,6 +19,7 @@ from paceline.training.rank_setup import check_batch_fits
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.load import load_workload
 from paceline.workloads.random_state import kept_random_state
+from paceline.workloads.recipes import with_recipe
 
 SAMPLES = 16
 LAUNCH_S = 4.0
@@ -81,6 +82,8 @@ def run_trial(config: RunConfig) -> Trial:
     try:
         with kept_random_state():  # Loading the workload seeds the generators of this process.
             workload = load_workload(config)
+            assert workload.recipe is not None, "load_workload() sets the recipe"
+            config = with_recipe(config, workload.recipe)
             dtype = storage_dtype(config.precision)
             layout = torch.channels_last if config.channels_last else torch.preserve_format
             model = workload.model.to(dtype=dtype, memory_format=layout).train()  # type: ignore[call-overload]

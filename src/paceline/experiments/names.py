@@ -13,10 +13,11 @@ from paceline.strategies import registry
 from paceline.user_code import check_module
 from paceline.workloads import data
 from paceline.workloads.names import MODEL_NAMES, is_user_workload
+from paceline.workloads.recipes import choose_recipe
 
 
 def check_names(config: RunConfig) -> None:
-    """Raise for an unknown workload or strategy; the error suggests the nearest known name."""
+    """Raise for an unknown workload, strategy or recipe; the error suggests the nearest known name."""
     if is_user_workload(config.workload):
         check_module(config.workload.partition(":")[0])
     elif config.workload not in MODEL_NAMES:
@@ -26,6 +27,7 @@ def check_names(config: RunConfig) -> None:
         check_module(name.partition(":")[0])
     else:
         registry.find(name)
+    choose_recipe(config)
 
 
 def prepare_data(config: RunConfig) -> None:

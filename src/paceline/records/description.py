@@ -19,6 +19,21 @@ class RecordedEmulation(Struct, frozen=True, kw_only=True):
     """Cores that the ranks of one host share; None for no limit."""
 
 
+class RecordedRecipe(Struct, frozen=True, kw_only=True):
+    """Recipe of a run, as far as a reader needs it to understand the learning rate; `config` has all settings."""
+
+    optimizer: str
+    """Empty if the workload defines its own optimiser."""
+    schedule: str
+    """Empty if the workload defines its own scheduler."""
+    warmup_epochs: float
+    lr: float
+    """Peak learning rate at the reference batch."""
+    reference_batch: PositiveCount
+    scale_lr: str
+    precision: str
+
+
 class Topology(Struct, frozen=True, kw_only=True):
     """Choices that were made for a run: strategy, ranks, batch, device, model."""
 
@@ -62,10 +77,12 @@ class Topology(Struct, frozen=True, kw_only=True):
     """Classes of the data; None if it has none."""
     user_optimizer: bool
     lr: float | None
-    """Learning rate; None if a script sets it."""
+    """Peak learning rate, scaled to the batch; None if a script or the workload's own optimiser sets it."""
     log_every: PositiveCount
     slow_rank: str = ""
     """Value of `--slow-rank`."""
+    recipe: RecordedRecipe | None = None
+    """None for a script."""
     emulated: RecordedEmulation | None = None
     """None on real hosts."""
 

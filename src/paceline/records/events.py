@@ -55,6 +55,8 @@ class LogEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="log"):
     """Epoch of each step; None if all are in `epoch`."""
     profiled: bool = False
     """Whether torch's profiler slowed the window down; its time does not count then."""
+    lr: float | None = None
+    """Learning rate of the first parameter group in the last step; None if it was not recorded."""
     time_s: Seconds = 0.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -12,6 +13,7 @@ from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
+from paceline.training.learning_rate import make_learning_rate
 from paceline.training.precision import autocast, make_scaler
 from paceline.training.recording.recording import Recording
 from paceline.training.sync import Sync
@@ -33,11 +35,20 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
         self.scaler = make_scaler(self.config.precision, self.source.share.device)
+        self.learning_rate = make_learning_rate(
+            self.workload,
+            self.sync.optimizer,
+            self.source.expected_steps,
+            self._expected_length,
+            has_end=self.config.seconds is not None or self._total is not None,
+        )
+        self._step = 0
+        """Steps that this rank has trained."""
         self._explained = False
 
     def train(self) -> None:
         """Train for the configured epochs, steps or seconds."""
-        total = self.total_steps()
+        total = self._total
         source = self.source
         start = StartEvent(steps=total, steps_per_epoch=source.expected_steps, dropped=source.dropped)
         self.recording.write_event(start)
@@ -155,6 +166,8 @@ class TrainingLoop:
     def _train_micro_batches(self, epoch: int, micro_batches: list[MicroBatch], global_step: int | None = None) -> None:
         """Train a step that the stopwatch has begun; `global_step` is its number if ranks do not step together."""
         stopwatch, source, model = self.stopwatch, self.source, self.sync.model
+        self.learning_rate.before_step(self._step if global_step is None else global_step)
+        self._step += 1
         step_recorder = self.recording.step_recorder
         for number, micro_batch in enumerate(micro_batches, start=1):
             batch = source.fetch(micro_batch)
@@ -173,6 +186,17 @@ class TrainingLoop:
         self.sync.step(self.config.clip_norm, self.scaler)
         stopwatch.lap(OPTIMISER)
         step_recorder.end_step(epoch, stopwatch.end(), global_step)
+
+    def _expected_length(self, step: int) -> int | None:
+        """Return the steps of the whole run; for a run that ends by time, estimated from the last window."""
+        if self.config.seconds is None:
+            return self._total
+        estimated = self.windows.expected_end(step)
+        return estimated if self._total is None else min(estimated, self._total)
+
+    @cached_property
+    def _total(self) -> int | None:
+        return self.total_steps()
 
     def total_steps(self) -> int | None:
         """Return the steps of the whole run; None if the length of the data is unknown."""

@@ -14,7 +14,6 @@ from paceline.comm import World
 from paceline.config import RunConfig
 from paceline.measure.cores import core_share, threads_per_rank
 from paceline.strategies.base.strategy import Role
-from paceline.training.precision import AUTOCAST_TYPES
 
 NO_GPU = bytes(16)
 """GPU id of a rank that has no GPU to itself."""
@@ -51,12 +50,11 @@ class Placement:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
     def apply(self, config: RunConfig) -> None:
-        """Set torch's threads, determinism, device and precision; an earlier run may have left other values."""
+        """Set torch's threads, determinism and device; an earlier run may have left other values."""
         torch.set_num_threads(self.threads)
         torch.use_deterministic_algorithms(config.deterministic)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            torch.set_float32_matmul_precision("high" if config.precision in AUTOCAST_TYPES else "highest")
 
 
 def choose_backend(device: torch.device) -> str:

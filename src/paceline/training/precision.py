@@ -1,4 +1,7 @@
-"""Number formats of a run: dtype of weights and inputs, autocast of the forward pass, and scaling of the loss."""
+"""Number formats of a run: dtype of weights and inputs, autocast of the forward pass, and scaling of the loss.
+
+The functions take the setting of a run, which is None, for fp32, until the recipe is known.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,22 @@ AUTOCAST_TYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": 
 """Data type that autocast computes in, of the precisions that use it."""
 
 
-def storage_dtype(precision: Precision) -> torch.dtype:
+def storage_dtype(precision: Precision | None) -> torch.dtype:
     """Return the dtype of weights, gradients and inputs: float32 under bf16 and fp16 too, which only autocast uses."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+def autocast(precision: Precision | None, device: torch.device) -> AbstractContextManager[Any]:
     """Return the context for the forward pass: autocast under bf16 and fp16, otherwise none."""
     return torch.autocast(device.type, AUTOCAST_TYPES[precision]) if precision in AUTOCAST_TYPES else nullcontext()
 
 
-def make_scaler(precision: Precision, device: torch.device) -> GradScaler | None:
+def set_matmul_precision(precision: Precision | None, device: torch.device) -> None:
+    """Set the precision of float32 matrix products on a GPU: TF32 beside autocast, otherwise all bits."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if precision in AUTOCAST_TYPES else "highest")
+
+
+def make_scaler(precision: Precision | None, device: torch.device) -> GradScaler | None:
     """Return the scaler of the loss under fp16, where small gradients would be rounded to zero; otherwise None."""
     return GradScaler(device.type) if precision == "fp16" else None

@@ -16,10 +16,11 @@ from paceline.strategies.base.abilities import ServesParameters
 from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.placement import Placement
-from paceline.training.precision import storage_dtype
+from paceline.training.precision import set_matmul_precision, storage_dtype
 from paceline.workloads.batches import Share, Source, make_source
 from paceline.workloads.load import load_workload, seed_imports
 from paceline.workloads.random_state import seed_everything
+from paceline.workloads.recipes import with_recipe
 from paceline.workloads.workload import Workload
 
 
@@ -75,6 +76,9 @@ def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: 
         return None
     config.global_batch(comm.world_size)  # Raises before anything is loaded if a worker would have no samples.
     workload = load_workload(config)
+    assert workload.recipe is not None, "load_workload() sets the recipe"
+    config = with_recipe(config, workload.recipe)
+    set_matmul_precision(config.precision, placement.device)
     seed_everything(rank_seed(config.seed, comm.rank))  # Random numbers from here on differ between ranks.
     dtype = storage_dtype(config.precision)
     layout = torch.channels_last if config.channels_last else torch.preserve_format

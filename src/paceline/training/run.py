@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 import msgspec
-import torch
 
 from paceline.comm import World, close_comm
 from paceline.config import RunConfig
 from paceline.records import RunFolder, Topology
+from paceline.records.description import RecordedRecipe
 from paceline.strategies.base.strategy import MakeOptimizer
 from paceline.training.checks.data import check_same_data
 from paceline.training.checks.model import check_model
 from paceline.training.loop import TrainingLoop
+from paceline.training.optimizers.make import make_optimizer
 from paceline.training.rank_setup import RankSetup, check_batch_fits, set_up_rank
 from paceline.training.recording import results
 from paceline.training.recording.recording import Recording
@@ -43,7 +44,7 @@ def run(
         world.wait_for(f"run-{number}")
         return
     if setup.comm.is_server:
-        setup.serve(optimizer_factory(config, setup.workload))
+        setup.serve(optimizer_factory(setup.workload, setup.source().batch))
         close_comm(setup.comm)
         return
     _run_as_worker(setup, folder, on_event, command)
@@ -61,7 +62,7 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
     check_model(model, workload, source, config, comm.rank, sources.get("test data"))
     with Recording(config, comm, folder, first_on_host=setup.world.local_rank == 0, on_event=on_event) as recording:
         recording.describe(dataclasses.asdict(config), _topology(setup, source.batch), command)
-        sync = Sync(model, optimizer_factory(config, workload), setup.strategy, comm, config.bn)
+        sync = Sync(model, optimizer_factory(workload, source.batch), setup.strategy, comm, config.bn)
         sync.guard_replicas(config.replica_guard)
         recording.start(sync)
         TrainingLoop(config, workload, sync, source, recording).train()
@@ -78,18 +79,20 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
     sync.close()
 
 
-def optimizer_factory(config: RunConfig, workload: Workload) -> MakeOptimizer:
-    """Return the workload's optimiser factory, or one for SGD with the configured settings."""
+def optimizer_factory(workload: Workload, batch: int | None) -> MakeOptimizer:
+    """Return the workload's optimiser factory, or that of its recipe at the learning rate of the global batch."""
     if workload.optimizer is not None:
         return workload.optimizer
-    # Fused makes one pass over each parameter instead of four: a third of the default's time on a CPU.
-    return lambda parameters: torch.optim.SGD(
-        parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
-    )
+    recipe = workload.recipe
+    assert recipe is not None, "load_workload() sets the recipe"
+    lr = recipe.peak_lr(batch)
+    return lambda parameters: make_optimizer(parameters, recipe, lr)
 
 
 def _topology(setup: RankSetup, batch: int | None) -> Topology:
     config, workload, world = setup.config, setup.workload, setup.world
+    recipe = workload.recipe
+    assert recipe is not None, "load_workload() sets the recipe"
     return topology_of(
         config,
         setup.strategy,
@@ -102,6 +105,15 @@ def _topology(setup: RankSetup, batch: int | None) -> Topology:
         ranks_per_host=world.local_size,
         batch=batch,
         classes=workload.classes,
-        lr=config.lr,
+        lr=None if workload.optimizer is not None else recipe.peak_lr(batch),
+        recipe=RecordedRecipe(
+            optimizer="" if workload.optimizer is not None else recipe.optimizer,
+            schedule="" if workload.scheduler is not None else recipe.schedule,
+            warmup_epochs=recipe.warmup_epochs,
+            lr=recipe.lr,
+            reference_batch=recipe.reference_batch,
+            scale_lr=recipe.scale_lr,
+            precision=recipe.precision,
+        ),
         user_optimizer=workload.optimizer is not None,
     )

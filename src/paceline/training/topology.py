@@ -11,7 +11,7 @@ from paceline.config import RunConfig
 from paceline.config.emulation import emulation_info
 from paceline.measure.cores import usable_cores
 from paceline.records import Topology
-from paceline.records.description import RecordedEmulation
+from paceline.records.description import RecordedEmulation, RecordedRecipe
 from paceline.strategies.base.strategy import Strategy
 from paceline.training.placement import Placement
 
@@ -30,6 +30,7 @@ def topology_of(
     batch: int | None = None,
     classes: int | None = None,
     lr: float | None = None,
+    recipe: RecordedRecipe | None = None,
     user_optimizer: bool = True,
 ) -> Topology:
     """Return the topology of a run; the batch, the classes and the learning rate of a script are unknown."""
@@ -60,6 +61,7 @@ def topology_of(
         classes=classes,
         user_optimizer=user_optimizer,
         lr=lr,
+        recipe=recipe,
         log_every=config.log_every,
         slow_rank=config.slow_rank,
         emulated=None if info is None else RecordedEmulation(spec=info.spec, host_cpus=info.host_cpus),

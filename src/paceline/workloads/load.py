@@ -11,14 +11,17 @@ from typing import Any
 import torch.nn.functional as F
 
 from paceline.config import RunConfig
-from paceline.errors import PacelineError, WorkloadError, unknown_name
+from paceline.config.recipe import Recipe
+from paceline.errors import PacelineError, UsageError, WorkloadError, unknown_name
 from paceline.user_code import check_module, import_module
 from paceline.workloads import data
 from paceline.workloads.models import MODELS
 from paceline.workloads.names import MODEL_NAMES, is_user_workload
 from paceline.workloads.random_state import seed_everything
+from paceline.workloads.recipes import choose_recipe, with_recipe
 from paceline.workloads.sampler import epoch_key
 from paceline.workloads.workload import Workload, count_top1
+from paceline.workloads.zero_gamma import zero_gamma
 
 BEFORE_FIRST_EPOCH = -1
 
@@ -30,7 +33,20 @@ def seed_imports(config: RunConfig) -> None:
 
 def load_workload(config: RunConfig) -> Workload:
     """Return the workload of a run; it is the same on all ranks, and its random numbers depend only on the seed."""
-    return _load_user(config) if is_user_workload(config.workload) else _load_built_in(config)
+    workload = _load_user(config) if is_user_workload(config.workload) else _load_built_in(config)
+    return _with_recipe(workload, choose_recipe(config, workload.recipe))
+
+
+def _with_recipe(workload: Workload, recipe: Recipe) -> Workload:
+    """Return the workload with the recipe of its run, which changes the model and the training loss."""
+    if recipe.zero_gamma:
+        zero_gamma(workload.model)
+    if recipe.label_smoothing and workload.loss is not F.cross_entropy:
+        raise UsageError(
+            "label smoothing needs torch.nn.functional.cross_entropy as the loss of the workload.",
+            hint="leave it out, or smooth the labels in the workload's own loss",
+        )
+    return replace(workload, recipe=recipe, label_smoothing=recipe.label_smoothing)
 
 
 def _load_built_in(config: RunConfig) -> Workload:
@@ -63,8 +79,9 @@ def _load_user(config: RunConfig) -> Workload:
     if not callable(make):
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise unknown_name(f"function in {module_name!r} named", function_name, functions)
+    filled = with_recipe(config, choose_recipe(config))  # So that `config.lr` is a number.
     try:
-        made = make(config) if _takes_config(make) else make()
+        made = make(filled) if _takes_config(make) else make()
     except PacelineError:
         raise
     except Exception as error:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from paceline.config.recipe import Recipe
 from paceline.errors import WorkloadError
 from paceline.formatting import join_names
 from paceline.workloads.data.images import ImageSet
@@ -38,10 +39,17 @@ class Workload:
     """`correct(model(inputs), target)` returns the number of correct predictions, for accuracies."""
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
     """Factory of the optimiser from (name, parameter) pairs, which torch's optimisers accept; it also sets the
-    learning rate. None: SGD with `--lr`, `--momentum` and `--weight-decay`."""
+    learning rate. None: the optimiser of the recipe."""
+    recipe: Recipe | None = None
+    """How to train it; the command line overrides single settings. None: SGD at a low, constant learning rate."""
+    scheduler: Callable[[torch.optim.Optimizer, int | None], torch.optim.lr_scheduler.LRScheduler] | None = None
+    """`scheduler(optimizer, steps)` returns a scheduler of torch, which is stepped after every step; `steps` is the
+    length of the run, None if unknown. It replaces the recipe's schedule, warm-up included."""
     classes: int | None = None
     """Number of classes, if the workload is a classification: accuracies are then compared with chance."""
     name: str = ""
+    label_smoothing: float = 0.0
+    """Label smoothing of the training loss, which must be cross-entropy. Set from the recipe."""
 
     def __post_init__(self) -> None:
         if (self.loss is None) == (self.step is None):
@@ -60,13 +68,21 @@ class Workload:
             _check_data("test", self.test)
 
     def forward(self, model: nn.Module, batch: Any) -> ForwardResult:
-        """Run one forward pass and compute the loss."""
+        """Run one forward pass and compute the loss to train with."""
+        return self._forward(model, batch, self.label_smoothing)
+
+    def test_forward(self, model: nn.Module, batch: Any) -> ForwardResult:
+        """Run one forward pass and compute the loss to report: without label smoothing."""
+        return self._forward(model, batch, 0.0)
+
+    def _forward(self, model: nn.Module, batch: Any, label_smoothing: float) -> ForwardResult:
         if self.step is not None:
             return ForwardResult(self.step(model, batch))
         assert self.loss is not None
         inputs, target = batch
         output = model(inputs)
-        return ForwardResult(self.loss(output, target), output, target)
+        options = {"label_smoothing": label_smoothing} if label_smoothing else {}
+        return ForwardResult(self.loss(output, target, **options), output, target)
 
     def count_correct(self, outcome: ForwardResult) -> Tensor | None:
         """Return the number of correct predictions of a forward pass; None if the workload does not count them."""

@@ -187,18 +187,29 @@ def configuration_line(topology: Topology) -> str:
     batch = f"batch {topology.batch} = {topology.workers} × {each}" if each else "batches from the workload"
     ranks, servers = plural(topology.workers, "rank"), topology.servers
     idle = topology.world_size - topology.workers - servers
-    user_optimizer, lr = topology.user_optimizer, topology.lr
     beside = [f"and {plural(servers, 'server')}"] * (servers > 0) + [f"({idle} idle)"] * (idle > 0)
     return " · ".join(
         [
             f"[bold]{escape(topology.workload)}[/bold], {count(topology.parameters)} parameters",
             " ".join([f"{escape(topology.strategy)} on {ranks}", *beside]),
             batch,
-            "user-defined optimiser" if user_optimizer or lr is None else f"lr {short(lr)} (not scaled)",
+            _optimizer_words(topology),
             f"{plural(topology.threads, 'thread')} per rank",
             f"{topology.device}, {topology.backend} over {topology.interface}",
         ]
     )
+
+
+def _optimizer_words(topology: Topology) -> str:
+    """Describe optimiser, learning rate and schedule, as in "sgd, lr 0.4 = 0.2 × √(1024 ÷ 256), cosine"."""
+    recipe, lr = topology.recipe, topology.lr
+    if recipe is None or topology.user_optimizer or lr is None:
+        return "user-defined optimiser"
+    ratio = f"{topology.batch} ÷ {recipe.reference_batch}"
+    factor = {"linear": f" × {ratio}", "sqrt": f" × √({ratio})"}.get(recipe.scale_lr, "")
+    scaled = f" = {short(recipe.lr)}{factor}" if factor and lr != recipe.lr else ""
+    rising = f", {short(recipe.warmup_epochs)} epochs of warm-up" if recipe.warmup_epochs else ""
+    return f"{recipe.optimizer}, lr {short(lr)}{scaled}, {recipe.schedule or 'own schedule'}{rising}"
 
 
 def _figures(loss: float | None, accuracy: float | None, rate: float) -> Iterator[str]:

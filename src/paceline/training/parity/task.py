@@ -22,6 +22,7 @@ from paceline.training.parity.proof import prove, serve_proof, take_shards
 from paceline.training.precision import make_scaler
 from paceline.training.rank_setup import RankSetup, set_up_rank
 from paceline.training.replicas.checksums import checksums
+from paceline.workloads.recipes import choose_recipe
 
 SAMPLES_PER_MICRO_BATCH = 8
 """A mean over eight samples shows an error as well as one over a thousand, in less time."""
@@ -60,7 +61,7 @@ def prove_run(
         check_model(copy.deepcopy(setup.model), setup.workload, source, setup.config, setup.comm.rank)
         shards, expected = _shards_and_oracle(setup)
         # A scaler changes only exponents, so the proof shows exactly whether the strategy unscales.
-        scaler = make_scaler(config.precision, setup.share.device)
+        scaler = make_scaler(choose_recipe(config).precision, setup.share.device)
         parity = prove(
             setup.strategy, setup.workload, setup.share, setup.config, setup.comm, STEPS, shards, expected, scaler
         )
@@ -95,7 +96,7 @@ def proof_config(config: RunConfig, ranks: int) -> RunConfig:
     batch = min(config.global_batch(workers), SAMPLES_PER_MICRO_BATCH * workers * config.accumulate)
     # Under `--bn sync` ranks and oracle add in a different order. If that moves a value across 0 before a ReLU, a
     # float32 gradient changes by 1e-3; in float64 this does not happen.
-    precision: Precision = "fp64" if config.bn == "sync" or config.precision == "fp64" else "fp32"
+    precision: Precision = "fp64" if config.bn == "sync" or choose_recipe(config).precision == "fp64" else "fp32"
     return replace(config, precision=precision, batch=batch, batch_per_rank=None, slow_rank="")
 
 

@@ -75,6 +75,14 @@ class Windows:
         period = self._sync.strategy.period
         return step + max(1, round(self._left_s / self.totals.last.step_s / period)) * period
 
+    def expected_end(self, step: int) -> int:
+        """Return the step at which the run's time will be up, estimated from the closed windows; 2 × `step` at first.
+
+        It changes only when a window closes, so it is the same on all ranks.
+        """
+        last = self.totals.last
+        return 2 * (step + 1) if last is None else self._step + max(1, round(self._left_s / last.step_s))
+
     def _end_by_periods(self, step: int) -> int:
         period = self._sync.strategy.period
         last = self.totals.last
@@ -134,6 +142,7 @@ class Windows:
             correct=window.correct,
             epochs=window.epochs if window.epochs[0] != window.epochs[-1] else None,
             profiled=profiled,
+            lr=float(self._sync.optimizer.param_groups[0]["lr"]),
         )
         self._write_event(event)
         if self._sync.guard is not None:

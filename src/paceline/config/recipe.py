@@ -1,0 +1,118 @@
+"""`Recipe`: how a workload is trained, apart from its length: optimiser, learning rate, schedule, regularisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from paceline.config.fields import read_toml
+from paceline.config.setting import NOT_NEGATIVE, POSITIVE, Bound, check_values, setting
+from paceline.errors import UsageError
+
+OptimizerName = Literal["sgd", "adamw", "lars", "lamb", "muon"]
+ScheduleName = Literal["constant", "step", "cosine", "triangular"]
+ScaleRule = Literal["linear", "sqrt", "none"]
+Precision = Literal["fp32", "bf16", "fp16", "fp64"]
+SHARE = Bound("0 or more, and less than 1", lambda value: 0 <= value < 1)
+FILE_SUFFIX = ".toml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How a workload is trained. The defaults are for a model of which nothing is known."""
+
+    optimizer: OptimizerName = "sgd"
+    """Optimiser."""
+    lr: float = setting(0.02, bound=NOT_NEGATIVE)
+    """Peak learning rate at the reference batch."""
+    reference_batch: int = setting(256, bound=POSITIVE)
+    """Global batch that the learning rate is meant for."""
+    scale_lr: ScaleRule = "none"
+    """Scaling of the learning rate with the global batch: by its ratio to the reference batch, by the square root of
+    the ratio, or not at all."""
+    momentum: float = setting(0.9, bound=SHARE)
+    """Momentum of SGD, LARS and Muon."""
+    nesterov: bool = False
+    """Nesterov momentum, for SGD and LARS."""
+    weight_decay: float = setting(1e-4, bound=NOT_NEGATIVE)
+    """Weight decay."""
+    schedule: ScheduleName = "constant"
+    """Learning rate after warm-up: constant, ÷ 10 at half and at three quarters of the run, down to 0 along a cosine,
+    or down to 0 along a straight line."""
+    warmup_epochs: float = setting(0.0, bound=NOT_NEGATIVE)
+    """Epochs in which the learning rate rises linearly from 0, at most half of the run."""
+    label_smoothing: float = setting(0.0, bound=SHARE)
+    """Probability that the training loss spreads over all classes."""
+    zero_gamma: bool = False
+    """Set the weight of the last BatchNorm of each residual block to 0 at the start."""
+    precision: Precision = "fp32"
+    """Number format."""
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.nesterov and self.optimizer not in ("sgd", "lars"):
+            raise UsageError(
+                f"{self.optimizer} has no Nesterov momentum.", hint="leave out nesterov, or use sgd or lars"
+            )
+        if self.nesterov and not self.momentum:
+            raise UsageError("nesterov needs momentum.", hint="use a momentum above 0, for example 0.9")
+
+    def peak_lr(self, batch: int | None) -> float:
+        """Return the learning rate after warm-up at a global batch; None for a batch that is unknown."""
+        if batch is None or self.scale_lr == "none":
+            return self.lr
+        ratio = batch / self.reference_batch
+        return self.lr * (ratio if self.scale_lr == "linear" else math.sqrt(ratio))
+
+
+OPTIMIZER_SETTINGS: Mapping[OptimizerName, Mapping[str, Any]] = {
+    "sgd": {},
+    "adamw": {"lr": 1e-3, "weight_decay": 0.01, "scale_lr": "sqrt"},
+    "lars": {"lr": 2.0, "weight_decay": 1e-4, "momentum": 0.9, "scale_lr": "sqrt"},
+    "lamb": {"lr": 5e-3, "weight_decay": 0.01, "scale_lr": "sqrt"},
+    "muon": {"lr": 1e-3, "weight_decay": 0.01, "momentum": 0.95, "scale_lr": "sqrt"},
+}
+"""Settings of an optimiser where a recipe is for another one: a learning rate of SGD is of no use to AdamW."""
+
+
+class RecipeOverrides(Protocol):
+    """Settings of a run: the recipe, and values that override single settings of it; None for those not given."""
+
+    @property
+    def recipe(self) -> str:
+        """Name or file of the recipe; empty for the workload's default."""
+
+
+RECIPE_SETTINGS = tuple(own.name for own in fields(Recipe))
+"""Names of the settings of a recipe; `RunConfig` has fields of the same names."""
+
+
+def is_recipe_file(name: str) -> bool:
+    """Whether the value of `--recipe` is a file, not a name."""
+    return name.endswith(FILE_SUFFIX) or "/" in name
+
+
+def read_recipe(path: str, base: Recipe) -> Recipe:
+    """Return the recipe of a TOML file; settings that it leaves out are those of `base`."""
+    return override(base, read_toml(Path(path), Recipe, option="--recipe"))
+
+
+def override(base: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with other values. Another optimiser brings its own learning rate, momentum and weight decay."""
+    name = values.get("optimizer", base.optimizer)
+    own = {} if name == base.optimizer else {"nesterov": False, **OPTIMIZER_SETTINGS.get(name, {})}
+    return replace(base, **{**own, **values})
+
+
+def override_by_run(base: Recipe, config: RecipeOverrides) -> Recipe:
+    """Return the recipe with the values that a run sets itself.
+
+    A learning rate that is given alone is meant for the batch at hand, so it is not scaled.
+    """
+    given = {name: value for name in RECIPE_SETTINGS if (value := getattr(config, name)) is not None}
+    if "lr" in given:
+        given.setdefault("scale_lr", "none")
+    return override(base, given)

@@ -1,0 +1,112 @@
+"""Learning rate of a run: warm-up and schedule of the recipe, or the workload's own scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from paceline.config.recipe import Recipe, ScheduleName
+from paceline.errors import WorkloadError
+from paceline.workloads.workload import Workload
+
+STEP_DECAY = 0.1
+STEP_MILESTONES = (0.5, 0.75)
+"""Shares of the steps after warm-up at which the schedule `step` multiplies the learning rate by `STEP_DECAY`."""
+
+
+def schedule_factor(schedule: ScheduleName, progress: float) -> float:
+    """Return the learning rate ÷ its peak, after a share `progress` of the steps that follow the warm-up."""
+    if schedule == "step":
+        return STEP_DECAY ** sum(progress >= milestone for milestone in STEP_MILESTONES)
+    if schedule == "cosine":
+        return (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+    if schedule == "triangular":
+        return max(0.0, 1 - progress)
+    return 1.0
+
+
+def warm_up_steps(recipe: Recipe, steps_per_epoch: float, steps: int | None) -> int:
+    """Return the number of steps in which the learning rate rises: those of the recipe, at most half of the run."""
+    wanted = math.ceil(recipe.warmup_epochs * steps_per_epoch)
+    return wanted if steps is None else min(wanted, steps // 2)
+
+
+def learning_rate_factor(recipe: Recipe, step: int, steps: int | None, steps_per_epoch: float) -> float:
+    """Return the learning rate of a step, counted from 0, ÷ its peak. `steps` is the length of the run, if known."""
+    rising = warm_up_steps(recipe, steps_per_epoch, steps)
+    if step < rising:
+        return (step + 1) / (rising + 1)
+    if steps is None:
+        return 1.0
+    return schedule_factor(recipe.schedule, (step - rising) / max(1, steps - rising))
+
+
+class LearningRate(Protocol):
+    """Setter of the learning rate before each step."""
+
+    def before_step(self, step: int) -> None:
+        """Set the learning rate of the step with this number, counted from 0."""
+
+
+class RecipeRate:
+    """Learning rate by the recipe: that of each parameter group × a factor, which all ranks compute alike."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        optimizer: torch.optim.Optimizer,
+        steps_per_epoch: int | None,
+        steps: Callable[[int], int | None],
+    ) -> None:
+        self._recipe = recipe
+        self._groups = [(group, float(group["lr"])) for group in optimizer.param_groups]
+        self._steps_per_epoch = steps_per_epoch
+        self._steps = steps
+        """Returns the length of the run in steps, as far as it is known at a step."""
+
+    def before_step(self, step: int) -> None:
+        factor = learning_rate_factor(self._recipe, step, self._steps(step), self._steps_per_epoch or 0)
+        for group, peak in self._groups:
+            if group["lr"] != peak * factor:
+                group["lr"] = peak * factor
+
+
+class SchedulerRate:
+    """Learning rate by the scheduler of the workload, which counts the steps of the whole run."""
+
+    def __init__(self, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+        self._scheduler = scheduler
+        self._step = 0
+
+    def before_step(self, step: int) -> None:
+        while self._step < step:  # More than once where other ranks have trained the steps in between.
+            self._scheduler.step()
+            self._step += 1
+
+
+def make_learning_rate(
+    workload: Workload,
+    optimizer: torch.optim.Optimizer,
+    steps_per_epoch: int | None,
+    steps: Callable[[int], int | None],
+    *,
+    has_end: bool,
+) -> LearningRate:
+    """Return what sets the learning rate: the workload's scheduler, else its recipe.
+
+    `has_end` is whether the length of the run is known, in steps or in seconds.
+    """
+    recipe = workload.recipe
+    assert recipe is not None, "load_workload() sets the recipe"
+    if workload.scheduler is not None:
+        return SchedulerRate(workload.scheduler(optimizer, steps(0)))
+    if (recipe.schedule != "constant" and not has_end) or (recipe.warmup_epochs and steps_per_epoch is None):
+        what = f"the schedule {recipe.schedule}" if recipe.schedule != "constant" else "warm-up"
+        raise WorkloadError(
+            f"{what} needs the length of the training data, which is an iterable of unknown length.",
+            hint="use --steps N with --warmup-epochs 0, or --schedule constant, or give the workload its own scheduler",
+        )
+    return RecipeRate(recipe, optimizer, steps_per_epoch, steps)

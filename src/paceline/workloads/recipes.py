@@ -1,0 +1,79 @@
+"""Recipes of the built-in models, and the choice of a run's recipe. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from paceline.config import RunConfig
+from paceline.config.recipe import Recipe, is_recipe_file, override_by_run, read_recipe
+from paceline.errors import UsageError, unknown_name
+from paceline.workloads.names import is_user_workload
+
+DEFAULT, CLASSIC = "default", "classic"
+
+RECIPES: Mapping[str, Mapping[str, Recipe]] = {
+    "cnn": {
+        DEFAULT: Recipe(
+            lr=0.05, reference_batch=64, scale_lr="sqrt", nesterov=True, schedule="cosine", warmup_epochs=1
+        ),
+        CLASSIC: Recipe(lr=0.01),
+    },
+    "vgg11": {
+        DEFAULT: Recipe(
+            lr=0.1,
+            reference_batch=256,
+            scale_lr="sqrt",
+            nesterov=True,
+            weight_decay=5e-4,
+            schedule="triangular",
+            warmup_epochs=5,
+        ),
+        CLASSIC: Recipe(lr=0.1),
+    },
+    "resnet18": {
+        DEFAULT: Recipe(
+            lr=0.2,
+            reference_batch=256,
+            scale_lr="sqrt",
+            nesterov=True,
+            weight_decay=5e-4,
+            schedule="triangular",
+            warmup_epochs=5,
+            zero_gamma=True,
+        ),
+        CLASSIC: Recipe(lr=0.1),
+    },
+}
+"""Recipes by model and name. `default` trains at every batch size; `classic` has the settings of the published
+experiments (docs/classic.md): SGD with momentum 0.9, weight decay 1e-4 and a constant learning rate."""
+
+
+def choose_recipe(config: RunConfig, own: Recipe | None = None) -> Recipe:
+    """Return the recipe of a run: its file, the named one or the workload's, with the run's own values over it.
+
+    `own` is the recipe that a user's workload brings.
+    """
+    named = {DEFAULT: own or Recipe()} if is_user_workload(config.workload) else RECIPES.get(config.workload, {})
+    base = named.get(DEFAULT, Recipe())
+    if is_recipe_file(config.recipe):
+        base = read_recipe(config.recipe, base)
+    elif config.recipe:
+        if config.recipe not in named:
+            raise _unknown_recipe(config, named)
+        base = named[config.recipe]
+    return override_by_run(base, config)
+
+
+def with_recipe(config: RunConfig, recipe: Recipe) -> RunConfig:
+    """Return the config with all values of its recipe."""
+    return replace(config, **asdict(recipe))
+
+
+def _unknown_recipe(config: RunConfig, named: Mapping[str, Recipe]) -> UsageError:
+    if is_user_workload(config.workload):
+        return UsageError(
+            f"{config.workload} has no recipe {config.recipe!r}.",
+            hint="give a TOML file, or let make_workload return Workload(recipe=paceline.Recipe(…))",
+        )
+    return unknown_name("recipe", config.recipe, [*named, "FILE.toml"])
