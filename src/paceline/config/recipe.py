@@ -22,7 +22,7 @@ FILE_SUFFIX = ".toml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How a workload is trained. The defaults are for a model of which nothing is known."""
+    """Settings that say how to train a workload. The defaults are for a model of which nothing is known."""
 
     optimizer: OptimizerName = "sgd"
     """Optimiser."""
@@ -43,7 +43,10 @@ class Recipe:
     """Learning rate after warm-up: constant, ÷ 10 at half and at three quarters of the run, down to 0 along a cosine,
     or down to 0 along a straight line."""
     warmup_epochs: float = setting(0.0, bound=NOT_NEGATIVE)
-    """Epochs in which the learning rate rises linearly from 0, at most half of the run."""
+    """Epochs in which the learning rate rises linearly from 0. A run of less than twice as many epochs spends its first
+    half rising, and does not reach the peak."""
+    warmup_steps: int = setting(0, bound=NOT_NEGATIVE)
+    """Least number of steps in which the learning rate rises."""
     label_smoothing: float = setting(0.0, bound=SHARE)
     """Probability that the training loss spreads over all classes."""
     zero_gamma: bool = False
@@ -110,9 +113,12 @@ def override(base: Recipe, values: Mapping[str, Any]) -> Recipe:
 def override_by_run(base: Recipe, config: RecipeOverrides) -> Recipe:
     """Return the recipe with the values that a run sets itself.
 
-    A learning rate that is given alone is meant for the batch at hand, so it is not scaled.
+    A learning rate that is given alone is meant for the batch at hand, so it is not scaled; epochs of warm-up that are
+    given alone are meant exactly.
     """
     given = {name: value for name in RECIPE_SETTINGS if (value := getattr(config, name)) is not None}
     if "lr" in given:
         given.setdefault("scale_lr", "none")
+    if "warmup_epochs" in given:
+        given.setdefault("warmup_steps", 0)
     return override(base, given)

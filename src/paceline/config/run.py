@@ -54,7 +54,7 @@ class RunConfig:
     seconds: float | None = setting(None, bound=POSITIVE, ends_run=True, unused_by=("doctor",))
     """Stop after this many seconds of training on the slowest rank, or earlier if --steps or --epochs is reached."""
     recipe: str = setting("", unused_by=("doctor",))
-    """How to train: default, classic (the settings of the published experiments), or a TOML file with any of the
+    """Recipe to train by: default, classic (the settings of the published experiments), or a TOML file with any of the
     settings from --optimizer to --precision [default: the workload's own]."""
     optimizer: OptimizerName | None = None
     """Optimiser: sgd, adamw, lars, lamb or muon [default: the recipe's]. Ignored if the workload defines its own."""
@@ -75,7 +75,10 @@ class RunConfig:
     """Learning rate after warm-up: constant, step (÷ 10 at half and at three quarters of the run), cosine or triangular
     (to 0 along a cosine or a straight line) [default: the recipe's]."""
     warmup_epochs: float | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
-    """Epochs in which the learning rate rises linearly from 0, at most half of the run [default: the recipe's]."""
+    """Epochs in which the learning rate rises linearly from 0. In a run of less than twice as many epochs it rises as
+    fast for half of the run, to a lower peak [default: the recipe's]."""
+    warmup_steps: int | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
+    """Least number of steps of warm-up [default: the recipe's; 0 if --warmup-epochs is given]."""
     label_smoothing: float | None = setting(None, bound=SHARE, unused_by=("doctor",))
     """Share of probability that the training loss spreads over all classes [default: the recipe's]."""
     zero_gamma: bool | None = setting(None, unused_by=("doctor",))

@@ -28,20 +28,21 @@ def schedule_factor(schedule: ScheduleName, progress: float) -> float:
     return 1.0
 
 
-def warm_up_steps(recipe: Recipe, steps_per_epoch: float, steps: int | None) -> int:
-    """Return the number of steps in which the learning rate rises: those of the recipe, at most half of the run."""
-    wanted = math.ceil(recipe.warmup_epochs * steps_per_epoch)
-    return wanted if steps is None else min(wanted, steps // 2)
-
-
 def learning_rate_factor(recipe: Recipe, step: int, steps: int | None, steps_per_epoch: float) -> float:
-    """Return the learning rate of a step, counted from 0, ÷ its peak. `steps` is the length of the run, if known."""
-    rising = warm_up_steps(recipe, steps_per_epoch, steps)
+    """Return the learning rate of a step, counted from 0, ÷ the peak of the recipe.
+
+    `steps` is the length of the run, if known. In a run of less than twice the warm-up, the learning rate rises at the
+    same rate until half of the run, and falls from there: a short run must not take larger steps sooner.
+    """
+    rising = max(math.ceil(recipe.warmup_epochs * steps_per_epoch), recipe.warmup_steps)
+    top = 1.0
+    if steps is not None and 2 * rising > steps:
+        top, rising = steps / (2 * rising), steps // 2
     if step < rising:
-        return (step + 1) / (rising + 1)
+        return top * (step + 1) / (rising + 1)
     if steps is None:
-        return 1.0
-    return schedule_factor(recipe.schedule, (step - rising) / max(1, steps - rising))
+        return top
+    return top * schedule_factor(recipe.schedule, (step - rising) / max(1, steps - rising))
 
 
 class LearningRate(Protocol):

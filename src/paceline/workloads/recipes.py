@@ -15,31 +15,38 @@ DEFAULT, CLASSIC = "default", "classic"
 RECIPES: Mapping[str, Mapping[str, Recipe]] = {
     "cnn": {
         DEFAULT: Recipe(
-            lr=0.05, reference_batch=64, scale_lr="sqrt", nesterov=True, schedule="cosine", warmup_epochs=1
+            lr=0.02,
+            scale_lr="sqrt",
+            nesterov=True,
+            schedule="cosine",
+            warmup_epochs=1.0,
+            warmup_steps=50,
         ),
         CLASSIC: Recipe(lr=0.01),
     },
     "vgg11": {
         DEFAULT: Recipe(
             lr=0.1,
-            reference_batch=256,
             scale_lr="sqrt",
             nesterov=True,
-            weight_decay=5e-4,
+            weight_decay=1e-3,
             schedule="triangular",
-            warmup_epochs=5,
+            warmup_epochs=2.0,
+            warmup_steps=100,
+            label_smoothing=0.1,
         ),
         CLASSIC: Recipe(lr=0.1),
     },
     "resnet18": {
         DEFAULT: Recipe(
             lr=0.2,
-            reference_batch=256,
             scale_lr="sqrt",
             nesterov=True,
-            weight_decay=5e-4,
+            weight_decay=1e-3,
             schedule="triangular",
-            warmup_epochs=5,
+            warmup_epochs=2.0,
+            warmup_steps=100,
+            label_smoothing=0.1,
             zero_gamma=True,
         ),
         CLASSIC: Recipe(lr=0.1),

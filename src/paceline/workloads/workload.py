@@ -41,7 +41,7 @@ class Workload:
     """Factory of the optimiser from (name, parameter) pairs, which torch's optimisers accept; it also sets the
     learning rate. None: the optimiser of the recipe."""
     recipe: Recipe | None = None
-    """How to train it; the command line overrides single settings. None: SGD at a low, constant learning rate."""
+    """Recipe to train it by; the command line overrides single settings. None: SGD at a low, constant learning rate."""
     scheduler: Callable[[torch.optim.Optimizer, int | None], torch.optim.lr_scheduler.LRScheduler] | None = None
     """`scheduler(optimizer, steps)` returns a scheduler of torch, which is stepped after every step; `steps` is the
     length of the run, None if unknown. It replaces the recipe's schedule, warm-up included."""
