@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from paceline.config import RunConfig
 from paceline.records import Provenance, Summary, Topology
+from paceline.records.description import RecordedRecipe
 from paceline.records.experiment import CompareDesign, ScaleDesign, ScaleShape
 from paceline.records.settings import Settings
 from paceline.records.summary import RankSummary, ReplicaComparisons, ReplicaDifference
@@ -30,6 +31,20 @@ PROVENANCE = Provenance(
 def recorded_settings(**changes: Any) -> Settings:
     """Return the settings of a run, as they are recorded."""
     return asdict(RunConfig(**changes))
+
+
+def recipe(**changes: Any) -> RecordedRecipe:
+    """Return a recorded recipe: SGD with a constant learning rate."""
+    made = RecordedRecipe(
+        optimizer="sgd",
+        schedule="constant",
+        warmup_epochs=0.0,
+        lr=0.1,
+        reference_batch=256,
+        scale_lr="none",
+        precision="fp32",
+    )
+    return replace(made, **changes)
 
 
 def topology(workers: int = 2, **changes: Any) -> Topology:
@@ -58,6 +73,7 @@ def topology(workers: int = 2, **changes: Any) -> Topology:
         classes=10,
         user_optimizer=False,
         lr=0.1,
+        recipe=recipe(),
         log_every=20,
     )
     return replace(made, **changes)

@@ -11,15 +11,16 @@ import pytest
 
 from paceline.config import CompareConfig, LaunchConfig, RunConfig, ScaleConfig
 from paceline.config.fields import field_docs, from_mapping, read_toml
+from paceline.config.recipe import RECIPE_SETTINGS
 from paceline.errors import UsageError
 
 
-def test_the_defaults_are_the_classic_experiment() -> None:
+def test_the_defaults_are_the_classic_experiment_trained_by_the_recipe_of_the_workload() -> None:
     config = RunConfig()
-    assert (config.lr, config.momentum, config.weight_decay) == (0.1, 0.9, 1e-4)
+    assert {getattr(config, name) for name in RECIPE_SETTINGS} == {None}, "the recipe sets them"
     assert config.global_batch(workers=4) == 256
     assert (config.workload, config.data, config.strategy, config.seed) == ("cnn", "digits", "ddp", 0)
-    assert (config.accumulate, config.precision, config.bn, config.reshuffle) == (1, "fp32", "broadcast", True)
+    assert (config.accumulate, config.bn, config.reshuffle) == (1, "broadcast", True)
 
 
 @pytest.mark.parametrize("kind", [RunConfig, LaunchConfig, CompareConfig, ScaleConfig])

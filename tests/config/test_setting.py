@@ -90,7 +90,9 @@ def test_numbers_of_a_run_are_finite(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         replace(RunConfig(), **{name: math.inf})
     assert caught.value.message == f"{option_name(RunConfig, name)} is inf."
-    assert caught.value.hint == "it must be a finite number"
+    bound = metadata_of(RunConfig)[name].bound
+    expected = "a finite number" if bound is None or bound.holds(math.inf) else bound.description
+    assert caught.value.hint == f"it must be {expected}"
 
 
 def test_names_on_the_command_line() -> None:

@@ -204,7 +204,7 @@ def test_a_sampler_that_draws_by_rank_is_refused_in_its_epoch(pool: Pool, tmp_pa
 def losses_of_one_process(config: RunConfig) -> list[float]:
     """Return the losses of plain training on the whole batches."""
     loaded = load_workload(config)
-    optimizer = optimizer_factory(config, loaded)(list(loaded.model.named_parameters()))
+    optimizer = optimizer_factory(loaded, None)(list(loaded.model.named_parameters()))
     source = make_source(loaded.train, Share(0, 1, 1, torch.device("cpu")), batch=1, seed=config.seed)
     losses = []
     for epoch in range(config.most_epochs):

@@ -49,6 +49,8 @@ class Recipe:
     """Least number of steps in which the learning rate rises."""
     label_smoothing: float = setting(0.0, bound=SHARE)
     """Probability that the training loss spreads over all classes."""
+    cutout: int = setting(0, bound=NOT_NEGATIVE)
+    """Side of the square that is cut out of each training image, in pixels."""
     zero_gamma: bool = False
     """Set the weight of the last BatchNorm of each residual block to 0 at the start."""
     precision: Precision = "fp32"

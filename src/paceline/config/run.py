@@ -81,6 +81,9 @@ class RunConfig:
     """Least number of steps of warm-up [default: the recipe's; 0 if --warmup-epochs is given]."""
     label_smoothing: float | None = setting(None, bound=SHARE, unused_by=("doctor",))
     """Share of probability that the training loss spreads over all classes [default: the recipe's]."""
+    cutout: int | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
+    """Side of a square, in pixels, that is cut out of each training image at a random place, where the data set is
+    augmented [default: the recipe's]."""
     zero_gamma: bool | None = setting(None, unused_by=("doctor",))
     """Start the last BatchNorm of each residual block with weight 0 [default: the recipe's]."""
     clip_norm: float | None = setting(None, bound=POSITIVE, unused_by=("doctor",))

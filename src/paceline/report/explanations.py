@@ -149,7 +149,7 @@ def _compute(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     hidden_s = limit.facts["overlapped_s"]
     overlap = f", {seconds(hidden_s)} of it while gradients are being sent" if hidden_s > 0.01 * limit.seconds else ""
     text = f"{_amount(limit, case)} is computing{overlap}."
-    plain = case.config.get("precision") == "fp32" and not case.config.get("channels_last")
+    plain = case.config.get("precision") in (None, "fp32") and not case.config.get("channels_last")
     cheaper = "--precision bf16 --channels-last, if the processor is fast at it; " if plain else ""
     return text, f"{cheaper}faster or more processors. Another strategy cannot reduce this part."
 

@@ -15,6 +15,7 @@ from paceline.config.recipe import Recipe
 from paceline.errors import PacelineError, UsageError, WorkloadError, unknown_name
 from paceline.user_code import check_module, import_module
 from paceline.workloads import data
+from paceline.workloads.data.images import ImageSet
 from paceline.workloads.models import MODELS
 from paceline.workloads.names import MODEL_NAMES, is_user_workload
 from paceline.workloads.random_state import seed_everything
@@ -41,6 +42,10 @@ def _with_recipe(workload: Workload, recipe: Recipe) -> Workload:
     """Return the workload with the recipe of its run, which changes the model and the training loss."""
     if recipe.zero_gamma:
         zero_gamma(workload.model)
+    if recipe.cutout and not isinstance(workload.train, ImageSet):
+        raise UsageError(
+            "cutout needs a built-in data set.", hint="leave it out, or cut squares out in the workload's own data set"
+        )
     if recipe.label_smoothing and workload.loss is not F.cross_entropy:
         raise UsageError(
             "label smoothing needs torch.nn.functional.cross_entropy as the loss of the workload.",
@@ -54,8 +59,12 @@ def _load_built_in(config: RunConfig) -> Workload:
     if config.workload not in MODELS:
         raise unknown_name("workload", config.workload, MODEL_NAMES)
     train, test = data.load(config.data, data_dir=data.data_dir(config.data_dir))
-    if not config.augment:
-        train = replace(train, crop_padding=0, flip=False)
+    is_augmented = config.augment and (train.crop_padding > 0 or train.flip)
+    train = (
+        replace(train, cutout=choose_recipe(config).cutout)
+        if is_augmented
+        else replace(train, crop_padding=0, flip=False)
+    )
     channels, height, width = train.images.shape[1:]
     return Workload(
         name=f"{config.workload} on {config.data}",

@@ -18,7 +18,7 @@ from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
 from paceline.records.events import ConfigEvent, EpochEvent, LogEvent, StartEvent
 from paceline.report.live import run as live
 from paceline.report.live.run import LiveRun, Tail, configuration_line
-from run_models import topology
+from run_models import recipe, topology
 
 TOPOLOGY = topology(3, batch=64, batch_per_rank=[21, 22], cores=4.0, parameters=53_762)
 LOG: dict[str, Any] = {"step": 20, "epoch": 0, "losses": [2.5, 1.25], "samples": 1280, "correct": 960, "wall_s": 0.5}
@@ -188,7 +188,15 @@ def test_an_error_inside_passes_through(folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({}, "[bold]cnn on digits[/bold], 53.8 k parameters · ddp on 3 ranks · batch 64 = 3 × 21–22 · lr 0.1 (not"),
+        (
+            {},
+            "[bold]cnn on digits[/bold], 53.8 k parameters · ddp on 3 ranks · batch 64 = 3 × 21–22 · sgd, lr 0.1",
+        ),
+        ({"recipe": recipe(schedule="cosine", warmup_epochs=2.5)}, "· sgd, lr 0.1, cosine, 2.5 epochs of warm-up ·"),
+        ({"lr": 0.2, "recipe": recipe(scale_lr="linear", reference_batch=32)}, "sgd, lr 0.2 = 0.1 × 64 ÷ 32, constant"),
+        ({"lr": 0.05, "recipe": recipe(scale_lr="sqrt", reference_batch=256)}, "lr 0.05 = 0.1 × √(64 ÷ 256), constant"),
+        ({"recipe": recipe(schedule="")}, "· sgd, lr 0.1, own schedule ·"),
+        ({"recipe": None}, "· user-defined optimiser ·"),
         ({}, "1 thread per rank · cpu, gloo over lo"),
         ({"batch": 66, "batch_per_rank": [22]}, "batch 66 = 3 × 22 ·"),
         ({"batch": None, "batch_per_rank": []}, "· batches from the workload ·"),

@@ -22,7 +22,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from paceline.workloads.data.sample_random import draw_below
+from paceline.workloads.data.sample_random import draw_below, mix
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,6 +45,8 @@ class ImageSet:
     """Train on random crops of the image, padded with this many zeros on every side; 0: no crops."""
     flip: bool = False
     """Train on images that are mirrored left to right with probability 1/2."""
+    cutout: int = 0
+    """Train on images in which a square of this many pixels a side, at a random place, has the mean colour; 0: none."""
 
     def __post_init__(self) -> None:
         assert self.images.dtype == torch.uint8, "images are uint8"
@@ -76,6 +78,8 @@ class ImageSet:
         if epoch is not None and (self.crop_padding or self.flip) and len(indices):
             choices = draw_below(len(self._crop_starts), indices, seed=seed, epoch=epoch)
             pixels = self._augment(pixels, choices)
+        if epoch is not None and self.cutout and len(indices):
+            pixels = self._cut_out(pixels, draw_below(pixels[0, 0].numel(), indices, seed=mix(seed), epoch=epoch))
         return self._normalise(pixels, dtype, channels_last), self.labels.index_select(0, indices)
 
     def _augment(self, pixels: Tensor, choices: Tensor) -> Tensor:
@@ -97,6 +101,26 @@ class ImageSet:
         starts += torch.arange(0, canvas.numel(), canvas.stride(0), device=pixels.device)
         pieces = (starts[:, None] + self._piece_offsets).view(-1)
         return canvas.view(-1).unfold(0, width, 1).index_select(0, pieces).view(pixels.shape)
+
+    def _cut_out(self, pixels: Tensor, centres: Tensor) -> Tensor:
+        """Fill a square around each centre, as far as it is inside the image, with the mean colour.
+
+        DeVries and Taylor, "Improved regularization of convolutional neural networks with cutout", 2017.
+        """
+        _, _, height, width = pixels.shape
+        first = self.cutout // 2
+        rows, columns = (torch.arange(size, device=pixels.device) + first for size in (height, width))
+        from_row = rows - (centres // width)[:, None]
+        from_column = columns - (centres % width)[:, None]
+        in_rows = (from_row >= 0) & (from_row < self.cutout)
+        in_columns = (from_column >= 0) & (from_column < self.cutout)
+        square = in_rows[:, None, :, None] & in_columns[:, None, None, :]
+        return torch.where(square, self._mean_bytes, pixels)
+
+    @cached_property
+    def _mean_bytes(self) -> Tensor:
+        bytes_of_mean = [round(255 * mean) for mean in self.mean]
+        return torch.tensor(bytes_of_mean, dtype=torch.uint8, device=self.images.device).view(1, -1, 1, 1)
 
     def _normalise(self, pixels: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Scale bytes to mean 0 and standard deviation 1, in float32 if `dtype` is narrower.
