@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/paceline compare cnn --data digits --ranks 2 --batch 32 --lr 0.02 --epochs 3
+	$(BIN)/paceline compare cnn --data digits --ranks 2 --batch 32 --epochs 3
 
 # Two parts: first all tests except those marked `timing`, on two workers (each file on one worker); then the `timing`
 # tests, with nothing else running. Plain `pytest` runs the same tests one after the other.
