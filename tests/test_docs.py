@@ -127,7 +127,7 @@ def test_options_named_in_the_text_exist() -> None:
 
 
 def test_the_public_surface() -> None:
-    assert paceline.__all__ == ["AfterBackward", "Strategy", "Sync", "Workload", "attach"]
+    assert paceline.__all__ == ["AfterBackward", "Recipe", "Strategy", "Sync", "Workload", "attach"]
     for name in paceline.__all__:
         assert getattr(paceline, name).__doc__
 
