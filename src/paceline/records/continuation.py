@@ -6,6 +6,7 @@ measurements that cannot be compared.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,9 +218,10 @@ def continued_design(old: Design, new: Design) -> Design:
 def already_finished(path: Path, runs: int, failed: Sequence[str]) -> RecordError:
     """Return the error for a command whose experiment is complete."""
     again = f", and tries {join_names(list(failed))} again" if failed else ""
+    report = f"paceline report {shlex.quote(str(path))}"
     return RecordError(
         f"{path} contains this experiment already; it is finished, with {plural(runs, 'run')}.",
-        hint=f"`paceline report {path}` shows it; a larger --repeats measures more{again}; or {_NEW_FOLDER}",
+        hint=f"`{report}` shows it; a larger --repeats measures more{again}; or {_NEW_FOLDER}",
     )
 
 
