@@ -47,6 +47,7 @@ def caveats(
             "between strategies. `paceline compare` interleaves runs to avoid that."
         )
     yield from _repeats_in_parts(record_set)
+    yield from _different_devices(record_set)
     over = next((r.run.topology for r in record_set.runs if over_subscribed(r.run.topology)), None)
     if over and shared_cores:
         yield (
@@ -82,6 +83,17 @@ def _repeats_in_parts(record_set: RecordSet) -> Iterator[str]:
             "was interrupted and continued. Ratios use only pairs of runs of the same part. The same command with a "
             "larger --repeats measures further repeats."
         )
+
+
+def _different_devices(record_set: RecordSet) -> Iterator[str]:
+    """Yield a warning on candidates whose runs were trained on different devices, in an experiment that was moved."""
+    for candidate in record_set.candidates:
+        devices = {run.topology.device for run in record_set.runs_of(candidate.name).values()}
+        if len(devices) > 1:
+            yield (
+                f"{candidate.name}: its runs were trained on different devices: {', '.join(sorted(devices))}. Their "
+                "times are not comparable; run all repeats on one device."
+            )
 
 
 def _different_by_design(record_set: RecordSet) -> Iterator[str]:
