@@ -40,7 +40,7 @@ from paceline.records.experiment import Candidate, CompareDescription, Experimen
 from paceline.records.schema import SUMMARY_FILE
 from paceline.records.summary import EvaluationResult, InterfaceTraffic, PlannedTraffic, SocketLink, SocketTraffic
 from paceline.records.timeline import NO_PEER, NOT_MEASURED, Purpose, RowKind, TimelineWriter
-from run_models import PROVENANCE, compare_design, summary, topology
+from run_models import PROVENANCE, compare_design, rank_summary, summary, topology
 
 CLASSIC = (
     Candidate("single", "single", role="baseline"),
@@ -252,6 +252,7 @@ def _summary(candidate: Candidate, workers: int, losses: Sequence[float], accura
         strategy=candidate.strategy,
         steps=len(losses),
         average_loss=average,
+        ranks=[rank_summary(rank, steps=len(losses)) for rank in range(workers)],
         traffic=PlannedTraffic(
             sent_bytes=planned, received_bytes=planned, operations=1, algorithms=["ring"], buffer_bytes=0
         ),

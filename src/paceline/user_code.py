@@ -1,7 +1,8 @@
-"""Find and import the user's modules from the current folder. Free of torch."""
+"""Find and import the user's modules from the current folder; digests of sources. Free of torch."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -46,6 +47,17 @@ def file_digest(path: Path) -> str | None:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError:
         return None
+
+
+@functools.cache
+def sources_digest() -> str:
+    """Return a digest of Paceline's own sources, which may differ between checkouts of the same version."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def import_module(name: str) -> ModuleType:

@@ -13,8 +13,10 @@ from msgspec.structs import replace as change
 
 from experiments_on_disk import falling, read_comparison, write_experiment
 from paceline.analysis.caveats import caveats
+from paceline.records.events import ContinuedEvent
 from paceline.records.experiment import Candidate
-from run_models import replicas, topology
+from paceline.records.writer import encode
+from run_models import PROVENANCE, replicas, topology
 
 
 def drifted(path: Path, place: int, apart: float | None) -> list[str]:
@@ -118,3 +120,22 @@ def test_ranks_that_differ_share_a_warning(tmp_path: Path) -> None:
     ]
     (warning,) = caveats(replace(record_set, runs=on_gpus), {"ddp": 0.061})
     assert "cores" not in warning, "ranks on GPUs are not slow because they share cores"
+
+
+def test_an_experiment_that_was_continued_elsewhere_is_reported(tmp_path: Path) -> None:
+    """The first run of `ddp` was complete; the others were measured later, on another host and device."""
+    path = write_experiment(tmp_path / "e")
+    event = ContinuedEvent(provenance=change(PROVENANCE, host="there"), kept=["repeat-1/4"])
+    with (path / "events.jsonl").open("ab") as file:
+        file.write(encode(event) + b"\n")
+    for run in path.glob("repeat-*/4/run.json"):
+        described = json.loads(run.read_text())
+        described["topology"]["device"] = "a GPU" if run.parts[-3] == "repeat-1" else "another GPU"
+        run.write_text(json.dumps(described))
+    machines, parts, devices = read_comparison(path).warnings
+    assert machines.startswith("These records come from different machines: here (a processor), there (a processor).")
+    assert parts == (
+        "Repeat 1 was measured in parts, because the experiment was interrupted and continued. Ratios use only pairs "
+        "of runs of the same part. The same command with a larger --repeats measures further repeats."
+    )
+    assert devices.startswith("ddp: its runs were trained on different devices: a GPU, another GPU.")

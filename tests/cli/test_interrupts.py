@@ -100,7 +100,6 @@ def _work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     for module in ("paceline.experiments.training_targets", "paceline.experiments.scale"):
         monkeypatch.setattr(f"{module}.estimate_s", lambda *_, **__: None)
         monkeypatch.setattr(f"{module}.prepare_data", lambda _: None)
-    monkeypatch.setattr("paceline.launch.handshake._source_digest", lambda: "digest")
     # Built once: typer would build the command again for each call.
     monkeypatch.setattr(sys.modules["paceline.cli.main"], "app", get_command(app))
     monkeypatch.setattr("paceline.report.page.comparison.render", lambda _: "page")

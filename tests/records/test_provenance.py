@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from paceline.records import Provenance, provenance
+from paceline.records.provenance import with_out
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -85,3 +86,16 @@ def test_outside_a_repository_there_is_no_commit(tmp_path: Path, monkeypatch: py
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert provenance().commit is None
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("paceline compare", "paceline compare --out 'a b'"),
+        ("paceline compare --out x --steps 3", "paceline compare --steps 3 --out 'a b'"),
+        ("paceline compare --out=x 'my file'", "paceline compare 'my file' --out 'a b'"),
+        ("paceline compare --script t.py -- --out y", "paceline compare --script t.py --out 'a b' -- --out y"),
+    ],
+)
+def test_a_command_gets_the_folder_before_the_arguments_of_a_script(command: str, expected: str) -> None:
+    assert with_out(command, Path("a b")) == expected

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -47,6 +49,20 @@ class Breaks(Mean):
         self.calls += 1
         if self.calls > 6 and self.comm.rank == 1:
             raise RuntimeError("the seventh message was one too many")
+        super().agree(gradients)
+
+
+class Held(Mean):
+    """Correct; waits in the seventh call while the file exists that PACELINE_TEST_HOLD names."""
+
+    name: ClassVar[str] = "held"
+    calls = 0
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        """Wait before the all-reduce."""
+        self.calls += 1
+        while self.calls == 7 and Path(os.environ["PACELINE_TEST_HOLD"]).exists():
+            time.sleep(0.02)
         super().agree(gradients)
 
 

@@ -12,7 +12,7 @@ from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import SHARE, format_cores, join_names, percent, plural, whole
 from paceline.records import RunRecord, Summary, Topology
-from paceline.records.events import ParityEvent, UnprovenEvent, events_of
+from paceline.records.events import ContinuedEvent, ParityEvent, UnprovenEvent, events_of
 
 DRIFT = 1e-6
 """Largest relative difference between ranks' weights after a run under a lossless strategy. Ranks that apply the same
@@ -46,6 +46,8 @@ def caveats(
             "These runs were measured at different times, so other load on the machine may look like a difference "
             "between strategies. `paceline compare` interleaves runs to avoid that."
         )
+    yield from _repeats_in_parts(record_set)
+    yield from _different_devices(record_set)
     over = next((r.run.topology for r in record_set.runs if over_subscribed(r.run.topology)), None)
     if over and shared_cores:
         yield (
@@ -63,6 +65,35 @@ def caveats(
     yield from _replica_differences(record_set)
     yield from _drifts(record_set)
     yield from _divergences(record_set, rank_step_spread)
+
+
+def _repeats_in_parts(record_set: RecordSet) -> Iterator[str]:
+    """Yield a warning on repeats whose runs were not all measured together, since the experiment was interrupted."""
+    if not events_of(record_set.events, ContinuedEvent):
+        return
+    keys: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    for recorded in record_set.runs:
+        keys.setdefault(recorded.repeat, set()).add(recorded.timing_key)
+    cut = sorted({repeat + 1 for (_, repeat), parts in keys.items() if len(parts) > 1})
+    if cut:
+        which = "Repeat" if len(cut) == 1 else "Repeats"
+        verb = "was" if len(cut) == 1 else "were"
+        yield (
+            f"{which} {join_names([str(number) for number in cut])} {verb} measured in parts, because the experiment "
+            "was interrupted and continued. Ratios use only pairs of runs of the same part. The same command with a "
+            "larger --repeats measures further repeats."
+        )
+
+
+def _different_devices(record_set: RecordSet) -> Iterator[str]:
+    """Yield a warning on candidates whose runs were trained on different devices, in an experiment that was moved."""
+    for candidate in record_set.candidates:
+        devices = {run.topology.device for run in record_set.runs_of(candidate.name).values()}
+        if len(devices) > 1:
+            yield (
+                f"{candidate.name}: its runs were trained on different devices: {', '.join(sorted(devices))}. Their "
+                "times are not comparable; run all repeats on one device."
+            )
 
 
 def _different_by_design(record_set: RecordSet) -> Iterator[str]:

@@ -12,7 +12,7 @@ import msgspec
 from paceline.config import DEFAULT_STRATEGY, RunConfig
 from paceline.config.setting import select
 from paceline.records import RunRecord
-from paceline.records.events import CandidateEvent, ExperimentEvent
+from paceline.records.events import CandidateEvent, ContinuedEvent, ExperimentEvent
 from paceline.records.examination import Examination
 from paceline.records.experiment import Candidate, CandidateRole, Design, ExperimentRecord
 from paceline.records.provenance import Provenance
@@ -31,8 +31,8 @@ class RecordedRun:
     """Number of its record and of the repeat. Runs of one repeat have the same seed; losses and accuracies are paired
     by this key."""
     timing_key: tuple[int, int]
-    """Key that pairs times. It is the repeat in an experiment, whose runs are interleaved, and unique for a run that
-    was started separately."""
+    """Key that pairs times. In an experiment it is equal for the runs of a repeat, which are interleaved, unless the
+    experiment was interrupted between them. It is unique for a run that was started separately."""
     run: RunRecord
 
 
@@ -131,8 +131,9 @@ def _sources(records: Sequence[ExperimentRecord | RunRecord]) -> list[_RecordSou
 
 def _of_experiment(record: ExperimentRecord) -> _RecordSource:
     members = []
+    together = {key: number for number, key in enumerate(sorted({(m.repeat, m.part) for m in record.runs}))}
     for candidate in record.candidates:
-        runs = [(m.repeat, m.repeat, m.run) for m in record.runs if m.candidate is candidate]
+        runs = [(m.repeat, together[m.repeat, m.part], m.run) for m in record.runs if m.candidate is candidate]
         planned = 1 if candidate.role == "baseline" else record.design.ranks
         ranks = _ranks(runs[0][2]) if runs else planned
         members.append(_SourceCandidate(candidate, ranks, record.provenance.host, runs))
@@ -142,7 +143,7 @@ def _of_experiment(record: ExperimentRecord) -> _RecordSource:
         events=record.events,
         designs=[record.design],
         folders=[str(record.path)],
-        provenances=[record.provenance],
+        provenances=[record.provenance, *[event.provenance for event in record.events_of(ContinuedEvent)]],
         config=record.config,
         examination=record.examination,
         read_warnings=record.read_warnings,

@@ -21,7 +21,8 @@ class CompareRequest(LaunchRequest):
 
     With --script, the strategies are compared in your own training script; its arguments follow `--`.
 
-    Ctrl-C stops the measurement and reports the runs measured so far.
+    Ctrl-C stops the measurement and reports the runs measured so far. The same command with --out of that folder goes
+    on.
     """
 
     command: ClassVar[str] = "compare"

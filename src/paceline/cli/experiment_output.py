@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from paceline.cli.interrupts import CtrlCHandler
-from paceline.cli.messages import data_console, print_json, show_error
+from paceline.cli.messages import data_console, message_printer, print_json, show_error
 from paceline.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -105,9 +105,10 @@ def run_and_report(
 
     `run` calls its argument with the folder of the experiment as soon as that exists. Ctrl-C stops the experiment, but
     not the report, even if it is pressed several times. After a failure, the runs measured before it are reported, then
-    the error is raised.
+    the error is raised. If the experiment is not finished, the command that continues it is printed.
     """
     from paceline.records.experiment import read_experiment
+    from paceline.records.provenance import command_line, with_out
 
     folders: list[Path] = []
     failure: PacelineError | None = None
@@ -128,10 +129,13 @@ def run_and_report(
         if not folders:  # A follower host: only the leader has the records.
             return 0
         display.close()
-        output = analyse_records([read_experiment(folders[0])])
+        record = read_experiment(folders[0])
+        output = analyse_records([record])
         if failure is None or output.has_measurements:
             trace_error = _report(output, folders[0], messages, as_json=as_json, trace=trace)
             failure = failure or trace_error
+        if not record.finished:
+            message_printer(messages)(f"to go on: {with_out(command_line(), folders[0])}")
     if failure is not None:  # Raised last, after the report of the runs before it.
         raise failure
     return ctrl_c.exit_code

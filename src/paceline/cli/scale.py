@@ -20,7 +20,8 @@ class ScaleRequest(LaunchRequest):
     Reports time per step, speed-up and efficiency, relative to one process without communication and to the same
     strategy on one rank. Strong scaling keeps the global batch fixed, weak scaling the batch per rank.
 
-    Ctrl-C stops the measurement and reports the runs measured so far.
+    Ctrl-C stops the measurement and reports the runs measured so far. The same command with --out of that folder goes
+    on.
     """
 
     command: ClassVar[str] = "scale"

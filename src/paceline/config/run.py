@@ -33,7 +33,7 @@ class RunConfig:
     data: str = "digits"
     """Data set of the built-in models: digits, synthetic, cifar10 or svhn; options as in synthetic:size=5000
     or svhn:extra=true, which adds the 531,131 images of SVHN's extra set."""
-    data_dir: str = setting("", compared=False, per_host=True)
+    data_dir: str = setting("", compared=False, per_host=True, may_change=True)
     """Folder for downloaded data sets [default: the user's cache folder]."""
     augment: bool = True
     """Augment with random crops and flips, if the data set defines them."""
@@ -120,7 +120,9 @@ class RunConfig:
     events: bool = setting(True, script="same", unused_by=("doctor",))
     """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
     less of longer ones."""
-    trace: bool = setting(False, compared=False, in_next_command=False, script="same", unused_by=("doctor",))
+    trace: bool = setting(
+        False, compared=False, in_next_command=False, may_change=True, script="same", unused_by=("doctor",)
+    )
     """Write each run's timeline to trace.json in its folder; open it at ui.perfetto.dev."""
     log_every: int = setting(
         20,
@@ -140,6 +142,7 @@ class RunConfig:
         fixed=CHANGES_NOTHING,
         compared=False,
         in_next_command=False,
+        may_change=True,
         script="same",
         unused_by=("doctor",),
     )
@@ -150,7 +153,9 @@ class RunConfig:
     """Steps to profile with torch's profiler, counted from 0, as in 20-22; they are left out of step times."""
     slow_rank: str = setting("", script="varied", unused_by=("doctor",))
     """Slow ranks down: 1:3 makes rank 1 compute three times as long; 1:3,2:1.5 slows two ranks."""
-    timeout: float = setting(120.0, bound=POSITIVE, fixed=CHANGES_NOTHING, compared=False, script="same")
+    timeout: float = setting(
+        120.0, bound=POSITIVE, fixed=CHANGES_NOTHING, compared=False, may_change=True, script="same"
+    )
     """Seconds a rank waits for other ranks before it fails."""
 
     def __post_init__(self) -> None:

@@ -57,6 +57,8 @@ class Setting:
     """Commands without a use for it."""
     per_host: bool = False
     """Whether it may differ between the hosts of a launch."""
+    may_change: bool = False
+    """Whether an unfinished experiment may go on with another value: it changes nothing that is measured."""
     ends_run: bool = False
     """Whether it sets the length of a run."""
     positional: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -19,10 +20,11 @@ from paceline.errors import DataError, LaunchError, PacelineError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.doctor import examine
 from paceline.experiments.training_targets import ScheduledRun, TrainingTarget, Unproven, read_parity
-from paceline.launch.job import Job, Task
+from paceline.launch.job import JOB_FILE, Job, Task
 from paceline.launch.leader import Leader
-from paceline.records import EventWriter, RunFolder
+from paceline.records import EventWriter, RunFolder, provenance
 from paceline.records.events import (
+    ContinuedEvent,
     EndEvent,
     FailureEvent,
     InterruptedEvent,
@@ -30,9 +32,10 @@ from paceline.records.events import (
     ScheduledEvent,
     UnexaminedEvent,
     UnprovenEvent,
+    events_of,
 )
-from paceline.records.examination import write_examination
-from paceline.records.experiment import Design, ExperimentFolder
+from paceline.records.examination import has_examination, write_examination
+from paceline.records.experiment import Design, EarlierParts, ExperimentFolder
 from paceline.records.parity import Parity
 from paceline.records.provenance import command_line
 from paceline.records.schema import FINISHED_FILE
@@ -66,6 +69,9 @@ class ProgressDisplay(Protocol):
 
     def plan(self, design: Design, candidates: Sequence[str], config: RunConfig) -> None:
         """Show what will be measured, and the estimated time."""
+
+    def continued(self, folder: Path, runs: int, planned: int, failed: Sequence[str], repeats: int) -> None:
+        """Show that an experiment goes on: complete and planned runs, candidates to try again, repeats begun."""
 
     def launch(self, stage: str, runs: Sequence[ScheduledRun], steps: int | None) -> Any:
         """Return a context manager to enter while ranks carry out these runs."""
@@ -107,7 +113,8 @@ class Experiment(ABC):
     first_error: PacelineError | None = None
 
     def __post_init__(self) -> None:
-        self.events = EventWriter(self.folder)
+        earlier = self.folder.earlier
+        self.events = EventWriter(self.folder, continued_s=None if earlier is None else earlier.last_event_s)
 
     @abstractmethod
     def enough(self, repeats: int) -> bool:
@@ -126,9 +133,14 @@ class Experiment(ABC):
         return f"{candidate_config.shape.hosts}x{candidate_config.shape.ranks_per_host}"
 
     def run(self) -> None:
-        """Examine, prove and measure until the answer is clear; an interrupt keeps what was measured."""
+        """Examine, prove and measure until the answer is clear; an interrupt keeps what was measured.
+
+        What an earlier command has completed in the folder is kept: the examination, proofs and runs.
+        """
         try:
-            if self.config.doctor:
+            if self.folder.earlier is not None:
+                self._continue(self.folder.earlier)
+            if self.config.doctor and not has_examination(self.folder.path):
                 self._examine()
             if self.config.proof:
                 self._prove()
@@ -139,10 +151,24 @@ class Experiment(ABC):
             raise
         finally:
             self.events.close()
+            self.folder.close()
+
+    def _continue(self, earlier: EarlierParts) -> None:
+        """Announce that the experiment goes on, and move aside what is incomplete."""
+        self.events.write(ContinuedEvent(provenance=provenance(), kept=sorted(earlier.kept), retried=earlier.failed))
+        planned = len(self.candidate_configs) * max(self.config.repeats, earlier.repeats)
+        self.display.continued(self.folder.path, len(earlier.kept), planned, earlier.failed, earlier.repeats)
+        for event in events_of(earlier.events, ScheduledEvent):
+            if event.folder not in earlier.kept:
+                self.folder.set_aside(self.folder.path / event.folder)
+        for candidate_config in self.candidate_configs:
+            if candidate_config.candidate.name in earlier.reproved:
+                self.folder.set_aside(self._scheduled_run(candidate_config, "proof").folder)
 
     def _examine(self) -> None:
         """Examine the machine and the link; if that fails, the experiment continues without it."""
         folder = self.folder.path / "doctor"
+        self.folder.set_aside(folder)
         largest = max(one.shape.ranks for one in self.candidate_configs)
         largest_ones = [one for one in self.candidate_configs if one.shape.ranks == largest]
         examined = next((one for one in largest_ones if one.candidate.role == "candidate"), largest_ones[0])
@@ -158,17 +184,24 @@ class Experiment(ABC):
         self.display.examined(findings(found))
 
     def _prove(self) -> None:
+        """Prove the candidates that have no proof yet. An earlier proof that failed is repeated."""
+        earlier = [] if self.folder.earlier is None else self.folder.earlier.events
+        if any(not event.candidates for event in events_of(earlier, UnprovenEvent)):
+            return
         runs = [self._scheduled_run(one, "proof") for one in self.to_prove()]
+        kept = [run for run in runs if _has_proof(run)]
         try:
-            self.target.prove(runs, self)
+            self.target.prove([run for run in runs if run not in kept], self)
         except Unproven as reason:
             self.events.write(UnprovenEvent(reason=str(reason)))
             self.display.unproven(str(reason))
             return
+        recorded = {event.candidate for event in events_of(earlier, ParityEvent)}
+        recorded |= {name for event in events_of(earlier, UnprovenEvent) for name in event.candidates}
         unproven: dict[str, list[str]] = {}
         for run in runs:
             parity = read_parity(run.folder)
-            if parity is None:
+            if parity is None or (run in kept and run.name in recorded):
                 continue
             if parity.unproven:
                 unproven.setdefault(parity.unproven, []).append(run.name)
@@ -184,22 +217,33 @@ class Experiment(ABC):
             self.display.unproven(message)
 
     def _measure(self) -> None:
+        begun = 0 if self.folder.earlier is None else self.folder.earlier.repeats
         for repeat in range(max(self.config.repeats, self.config.max_repeats)):
             self._repeat(repeat)
-            if self.enough(repeat + 1):
+            if repeat + 1 >= begun and self.enough(repeat + 1):
                 return
 
     def _repeat(self, repeat: int) -> None:
-        """Train every candidate once, in rotated order, with the same seed."""
+        """Train every candidate once, in rotated order, with the same seed; runs that are complete are kept.
+
+        Runs of a repeat that was cut off are therefore measured in two parts. The analysis compares times only between
+        runs of the same part.
+        """
+        earlier = self.folder.earlier
+        kept = set() if earlier is None else earlier.kept.keys()
+        scheduled = set() if earlier is None else {event.folder for event in events_of(earlier.events, ScheduledEvent)}
         runs = []
         for candidate_config in in_rotated_order(self._still_in(), repeat, self.place_of):
             seeded = replace(
                 candidate_config, config=replace(candidate_config.config, seed=candidate_config.config.seed + repeat)
             )
-            runs.append(self._scheduled_run(seeded, f"repeat-{repeat + 1}"))
-        for run in runs:
-            where = run.folder.relative_to(self.folder.path)
-            self.events.write(ScheduledEvent(candidate=run.name, repeat=repeat, folder=str(where)))
+            run = self._scheduled_run(seeded, f"repeat-{repeat + 1}")
+            where = str(run.folder.relative_to(self.folder.path))
+            if where in kept:
+                continue
+            if where not in scheduled:
+                self.events.write(ScheduledEvent(candidate=run.name, repeat=repeat, folder=where))
+            runs.append(run)
         self.run_in_order("train", f"repeat {repeat + 1}", runs)
 
     def run_in_order(self, task: Task, stage: str, runs: Sequence[ScheduledRun], oracle: str = "") -> None:
@@ -209,10 +253,9 @@ class Experiment(ABC):
 
     def _run_together(self, task: Task, stage: str, folder: Path, runs: list[ScheduledRun], oracle: str) -> None:
         """Start ranks for runs that share a launch; after a failure, start new ranks for the runs that remain."""
-        attempt = 1
         while runs:
             try:
-                self.launch(task, stage, folder if attempt == 1 else folder / f"restart-{attempt - 1}", runs, oracle)
+                self.launch(task, stage, folder, runs, oracle)
                 return
             except (DataError, LaunchError):
                 raise
@@ -220,13 +263,13 @@ class Experiment(ABC):
                 failed = _failed_index(error, runs)
                 self._fail(runs[failed].candidate_config, stage, error)
                 runs = runs[failed + 1 :]
-                attempt += 1
 
     def launch(self, task: Task, stage: str, folder: Path, runs: Sequence[ScheduledRun], oracle: str = "") -> None:
         """Start ranks that carry out these runs one after the other; raise if one fails."""
-        job_folder = RunFolder.create(folder)
         for run in runs:
+            self.folder.set_aside(run.folder)
             run.folder.mkdir(parents=True, exist_ok=True)
+        job_folder = RunFolder.create(_unused_job_folder(folder))
         config = runs[0].candidate_config.config
         job = Job(
             folder=job_folder,
@@ -269,6 +312,18 @@ class Experiment(ABC):
             assert self.first_error is not None
             raise self.first_error
         return remaining
+
+
+def _has_proof(run: ScheduledRun) -> bool:
+    """Return whether parity was tested, and the result does not stop the experiment."""
+    parity = read_parity(run.folder)
+    return parity is not None and (parity.holds or not parity.lossless or bool(parity.unproven))
+
+
+def _unused_job_folder(folder: Path) -> Path:
+    """Return a folder for a job: the given one, or one inside if an earlier job has used it."""
+    restarts = (folder / f"restart-{number}" for number in itertools.count(1))
+    return next(path for path in itertools.chain([folder], restarts) if not (path / JOB_FILE).exists())
 
 
 def _failed_index(error: PacelineError, runs: Sequence[ScheduledRun]) -> int:

@@ -6,18 +6,15 @@ measured. The launch is refused with an error that names the host.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import paceline
 from paceline.errors import LaunchError
 from paceline.formatting import short_seconds
 from paceline.launch.failures import error_from_info, error_to_info
@@ -26,6 +23,7 @@ from paceline.launch.store_channel import POLL_S, StoreChannel
 from paceline.measure.host import network_id
 from paceline.records.failure import ErrorInfo
 from paceline.records.provenance import version_of
+from paceline.user_code import sources_digest
 
 NOTIFY_AFTER_S = 2.0
 """Seconds of waiting after which the leader shows which hosts are missing."""
@@ -61,7 +59,7 @@ def own_launcher_info(launcher: LauncherProcess, address: str, settings: Mapping
         network=network_id(),
         address=address,
         versions={
-            "Paceline": f"{version_of('paceline') or 'from sources'} ({_source_digest()})",
+            "Paceline": f"{version_of('paceline') or 'from sources'} ({sources_digest()})",
             "torch": version_of("torch") or "unknown",
         },
         cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
@@ -192,13 +190,3 @@ def _format_setting(name: str, value: Any) -> str:
     if name in NOT_OPTIONS:
         return f"the {NOT_OPTIONS[name]} {value}"
     return f"--{name.replace('_', '-')} {value}"
-
-
-def _source_digest() -> str:
-    """Return a digest of Paceline's sources, which may differ between checkouts of the same version."""
-    digest = hashlib.sha256()
-    folder = Path(paceline.__file__).parent
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(str(path.relative_to(folder)).encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:8]

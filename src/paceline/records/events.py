@@ -15,6 +15,7 @@ from paceline.errors import RecordError
 from paceline.records.decoder import ModelError, decode, read_bytes
 from paceline.records.description import Topology
 from paceline.records.parity import Parity
+from paceline.records.provenance import Provenance
 from paceline.records.summary import EvaluationResult, ReplicaEvaluation
 from paceline.records.value_types import Count, PositiveSeconds, Seconds
 
@@ -138,6 +139,17 @@ class InterruptedEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag
     time_s: Seconds = 0.0
 
 
+class ContinuedEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="continued"):
+    """The same command continues the experiment; what came before is kept."""
+
+    provenance: Provenance
+    kept: list[str]
+    """Folders of the complete runs, relative to that of the experiment. All other runs are measured after this."""
+    retried: list[str] = []
+    """Candidates that had failed and are tried again."""
+    time_s: Seconds = 0.0
+
+
 class StageEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="stage"):
     """An examination enters a stage."""
 
@@ -149,7 +161,7 @@ RunEvent = ConfigEvent | StartEvent | LogEvent | EpochEvent | EvaluationEvent | 
 """An event of a run."""
 CandidateEvent = ParityEvent | ScheduledEvent | FailureEvent
 """An event of an experiment that names a candidate."""
-ExperimentEvent = CandidateEvent | UnprovenEvent | UnexaminedEvent | EndEvent | InterruptedEvent
+ExperimentEvent = CandidateEvent | UnprovenEvent | UnexaminedEvent | EndEvent | InterruptedEvent | ContinuedEvent
 """An event of an experiment."""
 Event = RunEvent | ExperimentEvent | StageEvent
 EventT = TypeVar("EventT", bound=Struct)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
+from filelock import BaseFileLock, FileLock, Timeout
 from msgspec import Struct
 
 from paceline.errors import RecordError
 from paceline.records import schema
+from paceline.records.continuation import (
+    already_finished,
+    changed_code,
+    check_same,
+    continued_design,
+    failed_candidates,
+    is_finished,
+    most_repeats,
+    part_of,
+    standing_events,
+    user_code_of,
+)
 from paceline.records.decoder import VersionedFile, read_model
 from paceline.records.events import (
     EXPERIMENT_EVENTS,
     CandidateEvent,
+    ContinuedEvent,
+    EndEvent,
     EventT,
     ExperimentEvent,
     ScheduledEvent,
@@ -23,7 +39,7 @@ from paceline.records.events import (
 )
 from paceline.records.examination import Examination, find_examination
 from paceline.records.provenance import Provenance
-from paceline.records.reader import RunRecord, read_run
+from paceline.records.reader import RunRecord, is_complete, read_run
 from paceline.records.settings import Settings, check_settings
 from paceline.records.value_types import Count, Positive, PositiveCount, Seconds
 from paceline.records.writer import write_json
@@ -69,6 +85,11 @@ class Candidate(Struct, frozen=True):
 class Design(Struct, frozen=True, kw_only=True):
     """Design of the measurements of an experiment."""
 
+    may_change: ClassVar[frozenset[str]] = frozenset(
+        {"repeats", "max_repeats", "interim_analyses", "reference", "target", "estimate_s", "requested_threads"}
+    )
+    """Fields that may differ when an experiment goes on: more repeats, estimates, and what follows from the rest."""
+
     ranks: PositiveCount
     """Largest world size."""
     hosts: PositiveCount
@@ -113,6 +134,8 @@ class ScaleShape(Struct, frozen=True, kw_only=True):
 class ScaleDesign(Design, frozen=True, kw_only=True):
     """Design of a scaling experiment."""
 
+    may_change: ClassVar[frozenset[str]] = Design.may_change | {"requested_ranks_per_host"}
+
     shapes: list[ScaleShape]
     modes: list[str]
     """`strong`, `weak` or both."""
@@ -140,6 +163,8 @@ class ExperimentDescription(VersionedFile, frozen=True, kw_only=True):
     """Settings that all runs share."""
     design: Design
     provenance: Provenance
+    user_code: dict[str, str | None] = msgspec.field(default_factory=dict)
+    """Digest by file of the user's code: modules, and the script."""
 
 
 class CompareDescription(ExperimentDescription, frozen=True, kw_only=True):
@@ -165,26 +190,113 @@ class _KindOnly(VersionedFile, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
+class EarlierParts:
+    """Contents of an experiment that goes on, from before."""
+
+    events: list[ExperimentEvent]
+    kept: dict[str, ScheduledEvent]
+    """Complete runs by folder. All others are measured again."""
+    failed: list[str]
+    """Candidates that failed; they are tried again."""
+    reproved: set[str]
+    """Candidates whose proof no longer holds, since their code has changed."""
+
+    @property
+    def parts(self) -> int:
+        """Number of earlier commands that measured in this folder."""
+        return 1 + len(events_of(self.events, ContinuedEvent))
+
+    @property
+    def repeats(self) -> int:
+        """Number of repeats that have begun."""
+        return max((event.repeat + 1 for event in self.kept.values()), default=0)
+
+    @property
+    def last_event_s(self) -> float:
+        """Time of the last event."""
+        return max((event.time_s for event in self.events), default=0.0)
+
+
+@dataclass(frozen=True)
 class ExperimentFolder:
-    """Folder of an experiment that is being written."""
+    """Folder of an experiment that is being written. Only one process at a time may write it."""
 
     path: Path
+    lock: BaseFileLock | None = field(default=None, compare=False)
+    """Lock that this process holds; the kernel releases it when the process ends, even if it is killed."""
+    earlier: EarlierParts | None = None
+    """Contents from before, if the experiment goes on; None for a new one."""
 
     @classmethod
     def create(cls, path: Path, description: ExperimentDescription) -> ExperimentFolder:
-        """Create the folder and write `experiment.json`; raise `RecordError` if the folder contains a record."""
-        for file in (schema.EXPERIMENT_FILE, schema.RUN_FILE):
-            if (path / file).exists():
-                raise RecordError(
-                    f"{path} already contains a record.", hint="name another folder with --out, or remove this one"
-                )
+        """Create the folder of an experiment, or open that of the same experiment to continue it.
+
+        Raise `RecordError` if the folder contains any other record, if the experiment in it is finished, or if another
+        process is writing it. The folder is then left as it is.
+        """
+        if (path / schema.RUN_FILE).exists():
+            raise RecordError(
+                f"{path} already contains a record.", hint="name another folder with --out, or remove this one"
+            )
+        code = user_code_of(description.candidates, description.config)
+        description = msgspec.structs.replace(description, user_code=code)
+        with ExitStack() as on_error:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                lock = _lock(path)
+                on_error.callback(lock.release)
+                earlier, description = _continue(path, description) if is_experiment(path) else (None, description)
+                write_json(path / schema.EXPERIMENT_FILE, description)
+            except OSError as error:
+                hint = "name another folder with --out"
+                raise RecordError(f"cannot write to {path}: {error.strerror}.", hint=hint) from None
+            on_error.pop_all()
+        return cls(path, lock, earlier)
+
+    def set_aside(self, folder: Path) -> None:
+        """Move what an earlier command left in a folder out of the way, so that no record contains parts of two."""
+        if self.earlier is None or not folder.is_dir() or not any(folder.iterdir()):
+            return
+        target = self.path / schema.INCOMPLETE_FOLDER.format(self.earlier.parts) / folder.relative_to(self.path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_json(path / schema.EXPERIMENT_FILE, description)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(target)
         except OSError as error:
-            hint = "name another folder with --out"
-            raise RecordError(f"cannot write to {path}: {error.strerror}.", hint=hint) from None
-        return cls(path)
+            raise RecordError(f"cannot move {folder} to {target}: {error.strerror}.") from None
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self.lock is not None:
+            self.lock.release()
+
+
+def _lock(path: Path) -> BaseFileLock:
+    lock = FileLock(path / schema.LOCK_FILE)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise RecordError(
+            f"another process is measuring in {path}.", hint="wait for its end, or name another folder with --out"
+        ) from None
+    return lock
+
+
+def _continue(path: Path, new: ExperimentDescription) -> tuple[EarlierParts, ExperimentDescription]:
+    """Return the contents of an unfinished experiment, and its description; raise if it is another or finished."""
+    old = _read_description(path / schema.EXPERIMENT_FILE)
+    check_same(path, old, new)
+    events = _read_events(path, old)
+    scheduled = {event.folder: event for event in events_of(events, ScheduledEvent)}
+    kept = {folder: event for folder, event in scheduled.items() if is_complete(_folder_of(event, path))}
+    failed = failed_candidates(events)
+    more_repeats = new.design.repeats > old.design.repeats or most_repeats(new.design) > most_repeats(old.design)
+    if is_finished(events) and not more_repeats:
+        raise already_finished(path, len(kept), failed)
+    reproved = changed_code(old, new, {event.candidate for event in kept.values()})
+    description = msgspec.structs.replace(
+        old, design=continued_design(old.design, new.design), user_code=old.user_code | new.user_code
+    )
+    return EarlierParts(events, kept, failed, reproved), description
 
 
 @dataclass(frozen=True)
@@ -195,6 +307,9 @@ class ExperimentRun:
     repeat: int
     """Number of the repeat, from 0. Runs of one repeat share processes and seed."""
     run: RunRecord
+    part: int = 0
+    """Number of the continuation in which it was measured; 0 before the first. Runs of one repeat that are in different
+    parts were not measured together."""
 
 
 @dataclass(frozen=True)
@@ -210,11 +325,17 @@ class ExperimentRecord:
     """Design of the measurement: ranks, repeats, stopping rule."""
     provenance: Provenance
     events: list[ExperimentEvent]
+    """Events that still hold: without the interruption of an experiment that was continued, for example."""
     runs: list[ExperimentRun]
     examination: Examination | None = None
     """Examination of the machine before the experiment; None if there was none."""
     read_warnings: list[str] = field(default_factory=list)
     """Sentences on damaged parts that were skipped."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the experiment ended by itself: it was not interrupted, killed or stopped by an error."""
+        return bool(self.events_of(EndEvent))
 
     def events_of(self, kind: type[EventT]) -> list[EventT]:
         """Return the events of one type, in order."""
@@ -232,17 +353,11 @@ def read_experiment(path: Path) -> ExperimentRecord:
         raise RecordError(f"{path} contains no experiment: {schema.EXPERIMENT_FILE} is missing.")
     found = _read_description(path / schema.EXPERIMENT_FILE)
     by_name = {candidate.name: candidate for candidate in found.candidates}
-    events = read_events(path / schema.EVENTS_FILE, EXPERIMENT_EVENTS)
-    for event in events:
-        if isinstance(event, CandidateEvent) and event.candidate not in by_name:
-            raise RecordError(
-                f"{path / schema.EVENTS_FILE} is damaged: {schema.EXPERIMENT_FILE} does not list the candidate "
-                f"{event.candidate!r}."
-            )
+    events = _read_events(path, found)
     scheduled = [(event, _folder_of(event, path)) for event in events_of(events, ScheduledEvent)]
     examination, read_warnings = _examination_of(path)
     runs = [
-        ExperimentRun(by_name[event.candidate], event.repeat, read_run(folder))
+        ExperimentRun(by_name[event.candidate], event.repeat, read_run(folder), part_of(event.folder, events))
         for event, folder in scheduled
         if (folder / schema.RUN_FILE).is_file()
     ]
@@ -253,11 +368,24 @@ def read_experiment(path: Path) -> ExperimentRecord:
         config=found.config,
         design=found.design,
         provenance=found.provenance,
-        events=events,
+        events=standing_events(events),
         runs=runs,
         examination=examination,
         read_warnings=read_warnings,
     )
+
+
+def _read_events(path: Path, description: ExperimentDescription) -> list[ExperimentEvent]:
+    """Read all events; raise `RecordError` for one that names a candidate that there is not."""
+    names = {candidate.name for candidate in description.candidates}
+    events: list[ExperimentEvent] = read_events(path / schema.EVENTS_FILE, EXPERIMENT_EVENTS)
+    for event in events:
+        if isinstance(event, CandidateEvent) and event.candidate not in names:
+            raise RecordError(
+                f"{path / schema.EVENTS_FILE} is damaged: {schema.EXPERIMENT_FILE} does not list the candidate "
+                f"{event.candidate!r}."
+            )
+    return events
 
 
 def _examination_of(path: Path) -> tuple[Examination | None, list[str]]:

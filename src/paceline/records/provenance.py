@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from paceline.records.value_types import Count, PositiveCount
+from paceline.user_code import sources_digest
 
 
 class Provenance(Struct, frozen=True, kw_only=True):
@@ -35,11 +36,25 @@ class Provenance(Struct, frozen=True, kw_only=True):
     """Version by package; None if the package is not installed."""
     commit: str | None
     """Git commit of the working directory; None outside of a repository."""
+    sources: str | None = None
+    """Digest of Paceline's own sources; None in records of earlier versions."""
 
 
 def command_line() -> str:
     """Return the command line of this process."""
     return shlex.join(["paceline" if Path(sys.argv[0]).stem == "__main__" else Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def with_out(command: str, folder: Path) -> str:
+    """Return a command line with `--out` set to a folder, before the arguments of a script."""
+    words = shlex.split(command)
+    end = words.index("--") if "--" in words else len(words)
+    options = words[:end]
+    while "--out" in options:
+        at = options.index("--out")
+        del options[at : at + 2]
+    options = [word for word in options if not word.startswith("--out=")]
+    return shlex.join([*options, "--out", str(folder), *words[end:]])
 
 
 def provenance(command: str | None = None) -> Provenance:
@@ -55,6 +70,7 @@ def provenance(command: str | None = None) -> Provenance:
         python=platform.python_version(),
         versions={name: version_of(name) for name in ("paceline", "torch", "numpy")},
         commit=_commit(),
+        sources=sources_digest(),
     )
 
 

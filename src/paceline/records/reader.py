@@ -157,6 +157,24 @@ def read_run(path: Path) -> RunRecord:
     )
 
 
+def is_complete(path: Path) -> bool:
+    """Return whether a folder contains a run that has finished, with the files of all its ranks.
+
+    A host that does not share the leader's disk sends the files of its ranks after rank 0 has marked the run finished.
+    """
+    try:
+        run = read_run(path)
+    except RecordError:  # For example a file that was not written completely when the machine stopped.
+        return False
+    if not run.finished or run.summary is None:
+        return False
+    steps = {rank.rank: rank.steps for rank in run.summary.ranks}
+    written = [set(files_by_rank(path, pattern)) for pattern in ("timeline-*.bin", "resources-*.csv", "marks-*.csv")]
+    return all(len(run.steps.get(rank, ())) == number for rank, number in steps.items()) and all(
+        not ranks or steps.keys() <= ranks for ranks in written
+    )
+
+
 def _read_summary(file: Path) -> Summary | None:
     """Read the summary; return None if the run has not written it."""
     if not file.is_file():

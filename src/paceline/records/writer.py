@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -135,10 +136,19 @@ class EventFolder(Protocol):
 class EventWriter:
     """Writer of the events of a run or an experiment, one JSON object per line."""
 
-    def __init__(self, folder: EventFolder, now: Callable[[], float] | None = None) -> None:
-        """Open the file. `now` returns seconds since the start; by default, time starts at this call."""
-        self._file = (folder.path / schema.EVENTS_FILE).open("wb", buffering=0)
-        start_s = time.perf_counter()
+    def __init__(
+        self, folder: EventFolder, now: Callable[[], float] | None = None, *, continued_s: float | None = None
+    ) -> None:
+        """Open the file. `now` returns seconds since the start; by default, time starts at this call.
+
+        With `continued_s`, the events of the file are kept, and time continues from there.
+        """
+        file = folder.path / schema.EVENTS_FILE
+        if continued_s is not None and file.is_file():
+            content = file.read_bytes()
+            os.truncate(file, content.rfind(b"\n") + 1)  # A process that is killed may leave part of a line.
+        self._file = file.open("wb" if continued_s is None else "ab", buffering=0)
+        start_s = time.perf_counter() - (continued_s or 0.0)
         self._now = now or (lambda: time.perf_counter() - start_s)
 
     def write(self, event: Event) -> None:

@@ -20,7 +20,7 @@ from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.findings import Finding, problems
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
-from paceline.formatting import plural, roughly, scientific, seconds
+from paceline.formatting import join_names, plural, roughly, scientific, seconds
 from paceline.records.events import RUN_EVENTS, StartEvent
 from paceline.records.experiment import Design
 from paceline.records.parity import Parity
@@ -59,6 +59,7 @@ class LiveTable:
         self._least = 0
         self._left = ""
         self._measuring_since: float | None = None
+        self._repeats_before = 0
         self._display: Display | None = None
 
     def plan(self, design: Design, candidates: Sequence[str], config: RunConfig) -> None:
@@ -67,6 +68,12 @@ class LiveTable:
         self._repeats = str(least) if least == most else f"{least}–{most}"
         self._least = least
         self._print(format_plan(design, candidates, config, self._repeats))
+
+    def continued(self, folder: Path, runs: int, planned: int, failed: Sequence[str], repeats: int) -> None:
+        """Print that an experiment goes on, and what is there."""
+        self._repeats_before = repeats
+        again = f"; tried again: {join_names(list(failed))}, which failed" if failed else ""
+        self._print(f"goes on in {folder}: {runs} of {planned} runs are there{again}")
 
     def proved(self, name: str, parity: Parity) -> None:
         """Print the result of a parity proof."""
@@ -111,7 +118,7 @@ class LiveTable:
         """Estimate the time of the remaining required repeats from those done; empty where none is required."""
         if self._measuring_since is None or repeats >= self._least:
             return ""
-        each_s = (time.perf_counter() - self._measuring_since) / repeats
+        each_s = (time.perf_counter() - self._measuring_since) / max(1, repeats - self._repeats_before)
         return f", about {roughly(each_s * (self._least - repeats))} to go"
 
     @contextmanager
