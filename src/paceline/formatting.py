@@ -278,6 +278,6 @@ def half_width(low: float | None, high: float | None, unit: Unit, value: float) 
     return f"±{percent(half, 0)}" if half < 1 else ">±100%"
 
 
-def join_names(names: Sequence[str]) -> str:
-    """Join names for a sentence: a, b and c."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def join_names(names: Sequence[str], last: str = "and") -> str:
+    """Join names for a sentence: a, b and c; or with another word before the last."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"

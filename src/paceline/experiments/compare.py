@@ -12,8 +12,9 @@ from paceline.analysis.record_set import collect_records, reference_of
 from paceline.config import LENGTH_SETTINGS, CompareConfig, LaunchConfig, RunConfig
 from paceline.config.emulation import emulation_info
 from paceline.experiments.candidates import make_candidates, varied_keys
-from paceline.experiments.checks import check_length, choose_shape, settings_of
+from paceline.experiments.checks import check_length, choose_shape, gpus_to_use, settings_of
 from paceline.experiments.engine import Experiment, ProgressDisplay
+from paceline.experiments.scaling.machines import machine_cores
 from paceline.experiments.train import new_folder
 from paceline.experiments.training_targets import choose_target
 from paceline.launch.launcher_process import Notify
@@ -73,6 +74,8 @@ def compare(
         ranks=shape.ranks,
         hosts=shape.hosts,
         ranks_per_host=shape.ranks_per_host,
+        machine_cores=machine_cores(),
+        gpus=gpus_to_use(base),
         emulated=None if emulation is None else emulation.spec,
         host_cpus=None if emulation is None else emulation.host_cpus,
         threads=launch.threads or threads_per_rank(shape.ranks_per_host),

@@ -63,6 +63,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     user_optimizer: bool
     lr: float | None
     """Learning rate; None if a script sets it."""
+    precision: str | None = None
+    """Number format, as in `--precision`; None if a script sets it."""
     log_every: PositiveCount
     slow_rank: str = ""
     """Value of `--slow-rank`."""

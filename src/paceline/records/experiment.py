@@ -101,6 +101,10 @@ class CompareDesign(Design, frozen=True, kw_only=True):
     """Design of a comparison."""
 
     ranks_per_host: PositiveCount
+    machine_cores: Positive | None = None
+    """Cores of this machine that may be used; emulated hosts share them. None in records of older versions."""
+    gpus: Count = 0
+    """GPUs of this host that ranks may use; 0 on CPUs."""
 
 
 class ScaleShape(Struct, frozen=True, kw_only=True):

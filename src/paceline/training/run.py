@@ -103,5 +103,6 @@ def _topology(setup: RankSetup, batch: int | None) -> Topology:
         batch=batch,
         classes=workload.classes,
         lr=config.lr,
+        precision=config.precision,
         user_optimizer=workload.optimizer is not None,
     )

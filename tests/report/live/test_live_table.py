@@ -52,6 +52,20 @@ def test_the_plan_is_one_line_with_its_time() -> None:
     assert known == "cnn on digits: single, ddp · 2 ranks × 1 thread · 1 epoch × 1 repeat"
 
 
+def test_the_plan_warns_of_ranks_that_share_cores() -> None:
+    cases = {
+        "3 ranks share 2 cores": {"emulated": "3@500mbit", "machine_cores": 2.0},
+        "3 hosts with 1 core each share 2 cores": {"emulated": "3", "machine_cores": 2.0, "host_cpus": 1.0},
+        "": {"emulated": "3", "machine_cores": 2.0, "host_cpus": 0.5},
+        None: {"machine_cores": 2.0},
+    }
+    for phrase, changes in cases.items():
+        shown, stream = display(terminal=False)
+        shown.plan(replace(DESIGN, ranks=3, hosts=3, ranks_per_host=1, **changes), CANDIDATES, RunConfig(steps=40))
+        line = stream.getvalue().splitlines()[1:]
+        assert [text.partition(": they take turns")[0] for text in line] == ([f"warning: {phrase}"] if phrase else [])
+
+
 def test_format_proof() -> None:
     right = Parity("ddp", 2, 3e-8, 1.0, 1e-5, lossless=True, steps=3)
     assert format_proof(right) == "computes the same mean gradient as one process (relative error 3e-8, allowed 1e-5)"

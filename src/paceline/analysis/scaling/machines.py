@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from paceline.analysis.core_sharing import format_quotas, format_sharing
 from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
-from paceline.formatting import format_cores, plural
+from paceline.formatting import plural
 from paceline.records import Topology
 from paceline.records.experiment import ScaleDesign
-
-CORE_TOLERANCE = 0.01
-"""Relative difference up to which two numbers of cores count as equal."""
 
 
 class MachineLayout(Protocol):
@@ -70,12 +68,18 @@ def oversubscription(topology: Topology, design: ScaleDesign) -> str:
         gpus = design.gpus or ranks_together
         return f"{ranks_together} ranks share {gpus} GPU{'s' * (gpus > 1)}" if ranks_together > gpus else ""
     if quota is not None:
-        hosts, cores = _hosts(topology), design.machine_cores
-        if quota * hosts <= cores * (1 + CORE_TOLERANCE):
-            return ""
-        return f"{hosts} hosts with {format_cores(quota)} each share {format_cores(cores)}"
-    cores = topology.cores
-    return f"{ranks_together} ranks share {format_cores(cores)}" if ranks_together > max(1.0, cores) else ""
+        return format_quotas(_hosts(topology), quota, design.machine_cores)
+    return format_sharing(ranks_together, topology.threads, topology.cores)
+
+
+def planned_oversubscription(design: ScaleDesign) -> str:
+    """Return a phrase on how ranks will share cores where the most of them do; empty if each has its own."""
+    if design.gpus:
+        return ""
+    if design.host_cpus is not None:
+        return format_quotas(max(shape.hosts for shape in design.shapes), design.host_cpus, design.machine_cores)
+    most = max(max_ranks_sharing_cores(design, shape.hosts, shape.ranks_per_host) for shape in design.shapes)
+    return format_sharing(most, design.threads, design.machine_cores)
 
 
 def _ranks_sharing_cores(topology: Topology, design: ScaleDesign) -> int:

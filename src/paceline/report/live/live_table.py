@@ -17,12 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from paceline.analysis.comparison import CandidateRow, Comparison
+from paceline.analysis.core_sharing import sharing_in_comparison, sharing_sentence
 from paceline.analysis.findings import Finding, problems
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.formatting import plural, roughly, scientific, seconds
 from paceline.records.events import RUN_EVENTS, StartEvent
-from paceline.records.experiment import Design
+from paceline.records.experiment import CompareDesign, Design
 from paceline.records.parity import Parity
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
@@ -62,11 +63,14 @@ class LiveTable:
         self._display: Display | None = None
 
     def plan(self, design: Design, candidates: Sequence[str], config: RunConfig) -> None:
-        """Print the planned runs and the estimated time."""
+        """Print the planned runs, and a warning if ranks share cores."""
         least, most = design.repeats, max(design.repeats, design.max_repeats)
         self._repeats = str(least) if least == most else f"{least}–{most}"
         self._least = least
         self._print(format_plan(design, candidates, config, self._repeats))
+        sharing = sharing_in_comparison(design) if isinstance(design, CompareDesign) else ""
+        if sharing:
+            self._print(f"warning: {sharing_sentence(sharing)}")
 
     def proved(self, name: str, parity: Parity) -> None:
         """Print the result of a parity proof."""

@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from paceline.analysis.caveats import over_subscribed
+from paceline.analysis.core_sharing import sharing_in_run, sharing_sentence
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import count, number, percent, plural, short, whole
 from paceline.records import Topology
@@ -155,10 +155,9 @@ class LiveRun(FolderFollower):
         slowed = format_slow_ranks(parse_slow_ranks(event.slow_rank))
         if slowed:
             self._print(f"by --slow-rank: {slowed}")
-        if over_subscribed(event):
-            threads = min(event.workers, event.ranks_per_host) * event.threads
-            cores = plural(int(event.cores), "core") if event.cores >= 1 else "part of a core"
-            self._print(f"over-subscribed: {plural(threads, 'thread')} on {cores}, so ranks run in turns")
+        sharing = sharing_in_run(event)
+        if sharing:
+            self._print(f"warning: {sharing_sentence(sharing)}")
 
     def _on_start(self, event: StartEvent) -> None:
         self._total = event.steps
@@ -195,6 +194,7 @@ def configuration_line(topology: Topology) -> str:
             " ".join([f"{escape(topology.strategy)} on {ranks}", *beside]),
             batch,
             "user-defined optimiser" if user_optimizer or lr is None else f"lr {short(lr)} (not scaled)",
+            *([] if topology.precision in (None, "fp32") else [topology.precision]),
             f"{plural(topology.threads, 'thread')} per rank",
             f"{topology.device}, {topology.backend} over {topology.interface}",
         ]

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.analysis.scaling.machines import (
-    is_packed,
-    machines_of,
-    max_ranks_sharing_cores,
-    placement_notes,
-)
+from paceline.analysis.scaling.machines import is_packed, placement_notes, planned_oversubscription
 from paceline.config import RunConfig
-from paceline.formatting import format_cores, join_names, plural, roughly, whole
+from paceline.formatting import join_names, plural, roughly, whole
 from paceline.records.experiment import Design, ScaleDesign
 from paceline.report.live.live_table import LiveTable
 from paceline.report.run_description import run_length
@@ -29,13 +24,9 @@ class ScalingLiveTable(LiveTable):
         self._print(format_scaling_plan(design, config))
         for sentence in placement_notes(design, _shapes(design)):
             self._print(sentence)
-        most_ranks = max(max_ranks_sharing_cores(design, *shape) for shape in _shapes(design))
-        cores = design.machine_cores
-        if design.host_cpus is None and not design.gpus and most_ranks > max(1, cores):
-            shared = len(set(machines_of(design, design.hosts))) < design.hosts
-            which = "the hosts share a machine, which" if shared else "this machine"
-            available = format_cores(cores)
-            self._print(f"no speed-up will be claimed for more ranks than cores: {which} has {available}")
+        sharing = planned_oversubscription(design)
+        if sharing:
+            self._print(f"{sharing}: they take turns, so no speed-up will be claimed where ranks share cores")
 
     def refresh(self, comparison: Comparison, repeats: int) -> None:
         """Show the results after a repeat; without a terminal, only the number of points measured."""
