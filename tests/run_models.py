@@ -132,7 +132,6 @@ def compare_design(**changes: Any) -> CompareDesign:
         proof=True,
         target="cnn on digits",
         batch=32,
-        estimate_s=None,
         emulated=None,
         host_cpus=None,
     )
@@ -153,7 +152,6 @@ def scale_design(**changes: Any) -> ScaleDesign:
         proof=True,
         target="cnn on digits",
         batch=256,
-        estimate_s=None,
         emulated=None,
         host_cpus=None,
         shapes=[ScaleShape(hosts=1, ranks_per_host=1), ScaleShape(hosts=1, ranks_per_host=2)],

@@ -8,6 +8,7 @@ from paceline.analysis.core_sharing import sharing_advice, sharing_in_run, shari
 from paceline.analysis.curves import loss_curve
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.replicas import difference_sentence
+from paceline.analysis.scaling.machines import planned_oversubscription
 from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import SHARE, join_names, percent, plural, whole
@@ -47,7 +48,9 @@ def caveats(
             "between strategies. `paceline compare` interleaves runs to avoid that."
         )
     if shared_cores:
-        yield from list(filter(None, (over_subscription(entry.run) for entry in record_set.runs)))[:1]
+        found = next(filter(None, (over_subscription(entry.run) for entry in record_set.runs)), "")
+        planned = next(filter(None, map(planned_oversubscription, record_set.designs)), "")
+        yield from filter(None, [found or sharing_sentence(planned)])
     yield from _slowed(record_set)
     yield from record_set.read_warnings
     yield from (event.reason for event in events_of(record_set.events, UnprovenEvent))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from paceline.formatting import format_cores, plural
 from paceline.records import Topology
-from paceline.records.experiment import CompareDesign
 
 CORE_TOLERANCE = 0.01
 """Relative difference up to which two numbers of cores count as equal."""
@@ -53,17 +52,6 @@ def sharing_in_run(topology: Topology, machine_cores: float | None = None) -> st
         )
     together = workers if emulated is not None and quota is None else min(workers, on_host)
     return format_sharing(together, topology.threads, topology.cores)
-
-
-def sharing_in_comparison(design: CompareDesign) -> str:
-    """Return a phrase on the over-subscribed cores of a planned comparison; empty if there are none."""
-    cores, quota = design.machine_cores, design.host_cpus
-    if cores is None or design.gpus:
-        return ""
-    if quota is not None:
-        return format_quotas(design.hosts, quota, cores) or format_sharing(design.ranks_per_host, design.threads, quota)
-    together = design.ranks if design.emulated is not None else design.ranks_per_host
-    return format_sharing(together, design.threads, cores)
 
 
 def sharing_sentence(phrase: str) -> str:

@@ -25,7 +25,7 @@ from paceline.records.examination import Examination, find_examination
 from paceline.records.provenance import Provenance
 from paceline.records.reader import RunRecord, read_run
 from paceline.records.settings import Settings, check_settings
-from paceline.records.value_types import Count, Positive, PositiveCount, Seconds
+from paceline.records.value_types import Count, Positive, PositiveCount
 from paceline.records.writer import write_json
 
 CandidateRole = Literal["candidate", "bound", "baseline"]
@@ -89,8 +89,6 @@ class Design(Struct, frozen=True, kw_only=True):
     """Name of the workload, or the command line of the script."""
     batch: PositiveCount | None
     """Global batch (of strong scaling); None if it varies or a script sets it."""
-    estimate_s: Seconds | None
-    """Estimated time of the experiment; None if unknown."""
     emulated: str | None
     """Value of `--emulate`; None on real hosts."""
     host_cpus: Positive | None
@@ -102,7 +100,11 @@ class CompareDesign(Design, frozen=True, kw_only=True):
 
     ranks_per_host: PositiveCount
     machine_cores: Positive | None = None
-    """Cores of this machine that may be used; emulated hosts share them. None in records of older versions."""
+    """Cores of this machine that may be used; None in records of older versions."""
+    machines: list[Count] = []
+    """Number of the machine of each host: hosts on one machine share its cores."""
+    ranks_pinned: bool = False
+    """Whether a launcher bound ranks to cores."""
     gpus: Count = 0
     """GPUs of this host that ranks may use; 0 on CPUs."""
 

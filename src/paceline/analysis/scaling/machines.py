@@ -11,23 +11,15 @@ from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
 from paceline.formatting import plural
 from paceline.records import Topology
-from paceline.records.experiment import ScaleDesign
+from paceline.records.experiment import CompareDesign, Design, ScaleDesign
 
 
-class MachineLayout(Protocol):
-    """Machines and cores of the hosts of an experiment: its design, or what is known before it."""
-
-    @property
-    def emulated(self) -> str | None:
-        """Value of `--emulate`."""
+class HostPlacement(Protocol):
+    """Machines of the hosts of an experiment."""
 
     @property
     def host_cpus(self) -> float | None:
         """Cores that the ranks of one emulated host share."""
-
-    @property
-    def machine_cores(self) -> float:
-        """Cores of this machine."""
 
     @property
     def machines(self) -> list[int]:
@@ -38,12 +30,24 @@ class MachineLayout(Protocol):
         """Whether a launcher bound ranks to cores."""
 
 
-def machines_of(design: MachineLayout, hosts: int) -> list[int]:
+class MachineLayout(HostPlacement, Protocol):
+    """Machines and cores of the hosts of an experiment: its design, or what is known before it."""
+
+    @property
+    def emulated(self) -> str | None:
+        """Value of `--emulate`."""
+
+    @property
+    def machine_cores(self) -> float:
+        """Cores of this machine."""
+
+
+def machines_of(design: HostPlacement, hosts: int) -> list[int]:
     """Return the machine of each of the first `hosts` hosts; if the record lacks it, they share one machine."""
     return design.machines[:hosts] if len(design.machines) >= hosts else [0] * hosts
 
 
-def max_ranks_sharing_cores(design: MachineLayout, hosts: int, ranks_per_host: int) -> int:
+def max_ranks_sharing_cores(design: HostPlacement, hosts: int, ranks_per_host: int) -> int:
     """Return the largest number of ranks that share the same cores.
 
     Ranks share cores with all ranks on their machine, or only with those of their host if each host has a CPU quota. A
@@ -72,14 +76,23 @@ def oversubscription(topology: Topology, design: ScaleDesign) -> str:
     return format_sharing(ranks_together, topology.threads, topology.cores)
 
 
-def planned_oversubscription(design: ScaleDesign) -> str:
+def planned_oversubscription(design: Design) -> str:
     """Return a phrase on how ranks will share cores where the most of them do; empty if each has its own."""
-    if design.gpus:
+    if isinstance(design, ScaleDesign):
+        shapes = [(shape.hosts, shape.ranks_per_host) for shape in design.shapes]
+    elif isinstance(design, CompareDesign):
+        shapes = [(design.hosts, design.ranks_per_host)]
+    else:
         return ""
-    if design.host_cpus is not None:
-        return format_quotas(max(shape.hosts for shape in design.shapes), design.host_cpus, design.machine_cores)
-    most = max(max_ranks_sharing_cores(design, shape.hosts, shape.ranks_per_host) for shape in design.shapes)
-    return format_sharing(most, design.threads, design.machine_cores)
+    cores, quota = design.machine_cores, design.host_cpus
+    if cores is None or design.gpus:
+        return ""
+    if quota is not None:
+        most_hosts, on_host = max(hosts for hosts, _ in shapes), 0 if isinstance(design, ScaleDesign) else shapes[0][1]
+        # In `scale`, ranks that share the quota of their host are compared with others that do.
+        return format_quotas(most_hosts, quota, cores) or format_sharing(on_host, design.threads, quota)
+    most = max(max_ranks_sharing_cores(design, hosts, on_host) for hosts, on_host in shapes)
+    return format_sharing(most, design.threads, cores)
 
 
 def _ranks_sharing_cores(topology: Topology, design: ScaleDesign) -> int:
