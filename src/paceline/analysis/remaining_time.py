@@ -25,7 +25,7 @@ GUESSED = 2.0
 """Factor by which a part may be faster or slower than its guess, if the machine does nothing else."""
 LIKE_OTHERS = 1.5
 """Factor by which a part may differ from others of its kind, relative to the guesses of both."""
-UNLIKE_OTHERS = 3.0
+UNLIKE_OTHERS = 5.0
 """The same without guesses: strategies differ in their time."""
 FIRST_MEASUREMENT = 0.7
 """Relative uncertainty of one measurement; that of n measurements is n times smaller."""
@@ -243,7 +243,8 @@ class TimeEstimator:
         # Other kinds of parts show how busy the machine is; threads that wait for each other suffer more from it.
         measured_s = sum(statistics.fmean(self._measured[other]) for other in known)
         ratio = measured_s / sum(self._guesses[other] for other in known)
-        return _Range(guess * min(ratio, slowdown) / GUESSED, guess * max(ratio, slowdown) * GUESSED)
+        least, most = sorted((ratio, slowdown))
+        return _Range(guess * min(least, math.sqrt(least)) / GUESSED, guess * most * GUESSED)
 
 
 def _around(values: Sequence[float]) -> _Range:
