@@ -97,16 +97,15 @@ def test_the_range_covers_the_true_time(seed: int, factor: float, slowdown: floa
 
 def test_the_range_narrows() -> None:
     simulation = Simulation(factor=1.5, slowdown=2.0).run()
+    before, repeat = 1 + 2 * 3 + 2 * 5, 2 * 5
+    after = [simulation.seen[before + number * repeat][1] for number in range(3)]
     first = simulation.seen[0][1]
-    assert first is not None
-    assert first.high_s / first.low_s > 4
-    launches = [number for number, (_, found) in enumerate(simulation.seen) if found is not None]
-    after_one_repeat = simulation.seen[launches[0] + 1 + 2 * (3 + 5 + 5)][1]
-    assert after_one_repeat is not None
-    assert after_one_repeat.high_s / after_one_repeat.low_s < 3.2
-    widths = [found.high_s - found.low_s for _, found in simulation.judged]
-    assert widths[-1] == 0
-    assert max(widths) == widths[0]
+    widths = [found.high_s / found.low_s for found in (first, *after) if found is not None]
+    assert len(widths) == 4, "before anything, after the proof, after one repeat, after two"
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > 4
+    assert widths[-1] < 2.5
+    assert simulation.seen[-1][1] == RemainingTime(0, 0, 0)
 
 
 def test_without_guesses_the_range_begins_after_the_first_run() -> None:

@@ -27,7 +27,7 @@ LIKE_OTHERS = 1.5
 """Factor by which a part may differ from others of its kind, relative to the guesses of both."""
 UNLIKE_OTHERS = 5.0
 """The same without guesses: strategies differ in their time."""
-FIRST_MEASUREMENT = 0.7
+FIRST_MEASUREMENT = 1.0
 """Relative uncertainty of one measurement; that of n measurements is n times smaller."""
 LOWEST_UNCERTAINTY = 0.1
 """Relative uncertainty that remains after many measurements, since the load of a machine changes."""

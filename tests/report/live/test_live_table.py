@@ -101,8 +101,8 @@ def test_without_a_terminal_there_is_a_line_per_repeat_with_the_remaining_time(t
     shown.failed("ddp", RankError("rank 1 failed", hint="look there", detail="Traceback"))
     output = stream.getvalue()
     assert "\ntime: about 45 s–3 min (up to 10 min if the result is close); this range is refined as runs" in output
-    assert "after 1 repeat, 20–70 s (up to 6 min if the result is close) to go: " in output
-    assert "after 3 repeats, up to 4 min to go: " in output
+    assert "after 1 repeat, 20–80 s (up to 6 min if the result is close) to go: " in output
+    assert "after 3 repeats, up to 5 min to go: " in output
     assert "after 4 repeats: " in output
     assert output.endswith("ddp failed and is left out: rank 1 failed\nTraceback\nhint: look there\n")
 

@@ -117,9 +117,8 @@ def _cores(examination: Examination) -> Iterator[Finding]:
             yield Finding("ok", "cores", f"{demand} run on hosts with {format_cores(first.cores)} each.")
         elif is_over_subscribed(threads, limit):
             message = f"{demand} share {supply}: they take turns, so times do not predict more machines."
-            yield Finding(
-                "problem", "cores", message, f"{_fewer_threads(ranks, limit, examination)}, or use more cores"
-            )
+            fix = f"{_fewer_threads(ranks, limit, examination)}, or use more cores"
+            yield Finding("problem", "cores", message, fix)
         elif int(limit) - threads >= len(ranks):
             spare = int(limit) // len(ranks)
             idle = int(limit) - threads
