@@ -278,9 +278,8 @@ def emulated_links(spec: str, rates: dict[tuple[int, int], float]) -> list[Findi
 def test_a_rate_that_was_asked_for_is_as_expected() -> None:
     (found,) = emulated_links("3@500mbit", {(0, 1): 59e6, (0, 2): 58e6, (1, 2): 59e6})
     assert (found.level, found.fix) == ("ok", "")
-    assert found.message.endswith(
-        "58.00 MB/s from rank 0 to rank 2, as expected at the 500 Mbit/s that --emulate sets."
-    )
+    asked = "500 Mbit/s (59.78 MB/s without headers) that --emulate sets."
+    assert found.message.endswith(f"58.00 MB/s from rank 0 to rank 2, which is 97% of the {asked}")
     different = emulated_links("2@1gbit,1@100mbit", {(0, 1): 118e6, (0, 2): 11.8e6, (1, 2): 11.9e6})
     assert [finding.level for finding in different] == ["ok", "ok"], "neither slow nor uneven"
 
@@ -288,7 +287,7 @@ def test_a_rate_that_was_asked_for_is_as_expected() -> None:
 def test_a_rate_that_is_clearly_missed() -> None:
     (found,) = emulated_links("2@500mbit", {(0, 1): 29.9e6})
     assert found.level == "note"
-    assert found.message.endswith("only 50% of the 500 Mbit/s that --emulate sets.")
+    assert found.message.endswith("only 50% of the 500 Mbit/s (59.78 MB/s without headers) that --emulate sets.")
     assert "--iface" not in found.fix, "--emulate does not accept it"
     assert "set a lower rate" in found.fix
     (unlimited,) = emulated_links("2", {(0, 1): 29.9e6})
@@ -332,6 +331,8 @@ def test_contention() -> None:
     )
     alone = examination(rank_info(0, cores=1.0), rank_info(1, 1, cores=1.0), contention=slowed)
     assert "use hosts with more cores" in only(alone, "contention", "note").fix
+    shared = examination(rank_info(0, boot_id="one"), rank_info(1, 1, boot_id="one"), contention=slowed)
+    assert "use fewer hosts on one machine" in only(shared, "contention", "note").fix
 
 
 def test_a_workload_limited_by_communication() -> None:

@@ -67,10 +67,11 @@ def _rate(where: str, pairs: Sequence[PairLink], requested: float | None, examin
         f"{rate(slowest.bytes_per_s)} {_pair(slowest)}"
     )
     if requested is not None:
-        asked = f"{bit_rate(requested)} that --emulate sets"
-        if slowest.bytes_per_s >= RATE_REACHED * payload_bytes_per_s(requested):
-            return Finding("ok", "link", f"{message}, as expected at the {asked}.")
-        share = percent(slowest.bytes_per_s / payload_bytes_per_s(requested), 0)
+        possible = payload_bytes_per_s(requested)
+        asked = f"{bit_rate(requested)} ({rate(possible)} without headers) that --emulate sets"
+        share = percent(slowest.bytes_per_s / possible, 0)
+        if slowest.bytes_per_s >= RATE_REACHED * possible:
+            return Finding("ok", "link", f"{message}, which is {share} of the {asked}.")
         return Finding("note", "link", f"{message}: only {share} of the {asked}.", f"{_BUSY_FIX}, or set a lower rate")
     if slowest.within_host or slowest.bytes_per_s >= SLOW_BYTES_PER_S:
         return Finding("ok", "link", f"{message}.")
@@ -134,6 +135,8 @@ def _contention_fix(examination: Examination) -> str:
     ways += ["fewer ranks per host"] * (len(examination.ranks) > len(examination.hosts))
     if ways:
         return f"leave a core free for communication: use {' or '.join(ways)}"
+    if len({rank.boot_id for rank in examination.ranks}) < len(examination.hosts):
+        return "use fewer hosts on one machine: they share its cores"
     return "use hosts with more cores: with one thread per rank and one rank per host, no core can be left free"
 
 
