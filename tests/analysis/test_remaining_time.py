@@ -100,11 +100,13 @@ def test_the_range_narrows() -> None:
     before, repeat = 1 + 2 * 3 + 2 * 5, 2 * 5
     after = [simulation.seen[before + number * repeat][1] for number in range(3)]
     first = simulation.seen[0][1]
-    widths = [found.high_s / found.low_s for found in (first, *after) if found is not None]
-    assert len(widths) == 4, "before anything, after the proof, after one repeat, after two"
+    known = [found for found in (first, *after) if found is not None]
+    assert len(known) == 4, "before anything, after the proof, after one repeat, after two"
+    widths, ratios = ([found.high_s - found.low_s for found in known], [found.high_s / found.low_s for found in known])
     assert widths == sorted(widths, reverse=True)
-    assert widths[0] > 4
-    assert widths[-1] < 2.5
+    assert ratios[0] > 5
+    assert ratios[2] < 4.5
+    assert ratios[3] < 2.5
     assert simulation.seen[-1][1] == RemainingTime(0, 0, 0)
 
 

@@ -56,7 +56,8 @@ def test_the_plan_warns_of_ranks_that_share_cores() -> None:
         "3 ranks share 2 cores": {"emulated": "3@500mbit", "machine_cores": 2.0},
         "3 hosts with 1 core each share 2 cores": {"emulated": "3", "machine_cores": 2.0, "host_cpus": 1.0},
         "": {"emulated": "3", "machine_cores": 2.0, "host_cpus": 0.5},
-        None: {"machine_cores": 2.0},
+        "3 ranks with 2 threads each share 4 cores": {"machine_cores": 4.0, "machines": [0, 0, 0], "threads": 2},
+        None: {"machine_cores": 2.0, "machines": [0, 1, 2]},
     }
     for phrase, changes in cases.items():
         shown, stream = display(terminal=False)
