@@ -127,6 +127,7 @@ def test_ranks_that_differ_share_a_warning(tmp_path: Path) -> None:
     [
         (3, {"cores": 2.0}, "3 ranks share 2 cores", "Use fewer ranks or threads"),
         (2, {"cores": 2.0}, "", ""),
+        (4, {"cores": 2.0, "threads": 2, "ranks_sharing_cores": 1}, "", ""),
         (1, {"cores": 2.0, "threads": 4}, "4 threads of 1 rank share 2 cores", "Use fewer ranks or threads"),
         (3, {"cores": 2.0, "ranks_per_host": 1, "emulated": None}, "", ""),
         (3, {"cores": 2.0, "ranks_per_host": 1, "emulated": "none"}, "3 ranks share 2 cores", "with --host-cpus"),

@@ -45,12 +45,13 @@ def sharing_in_run(topology: Topology, machine_cores: float | None = None) -> st
     if topology.device != "cpu":
         return ""
     workers, on_host, emulated = topology.workers, topology.ranks_per_host, topology.emulated
+    sharing = min(workers, on_host, topology.ranks_sharing_cores or on_host)
     quota = None if emulated is None else emulated.host_cpus
     if quota is not None and machine_cores is not None:
         return format_quotas(-(-workers // on_host), quota, machine_cores) or format_sharing(
-            min(workers, on_host), topology.threads, quota
+            sharing, topology.threads, quota
         )
-    together = workers if emulated is not None and quota is None else min(workers, on_host)
+    together = workers if emulated is not None and quota is None else sharing
     return format_sharing(together, topology.threads, topology.cores)
 
 

@@ -40,6 +40,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     servers: Count = 0
     """Ranks that only keep parameters."""
     ranks_per_host: PositiveCount
+    ranks_sharing_cores: PositiveCount | None = None
+    """Ranks of a host that share its cores: 1 if a launcher bound each to its own; None for all of them."""
     batch: PositiveCount | None
     """Global batch; None if the workload's data or the script sets it."""
     batch_per_rank: list[Count]

@@ -100,6 +100,7 @@ def _topology(setup: RankSetup, batch: int | None) -> Topology:
         interface=world.interface,
         world_size=world.size,
         ranks_per_host=world.local_size,
+        ranks_sharing_cores=world.ranks_sharing_cores,
         batch=batch,
         classes=workload.classes,
         lr=config.lr,
