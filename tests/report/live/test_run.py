@@ -249,3 +249,18 @@ def test_over_subscribed_cores_are_reported(folder: RunFolder, changes: dict[str
         events.close()
     assert ("share" in out.getvalue()) == (sharing is not None)
     assert sharing is None or f"warning: {sharing}: they take turns, so times compare" in out.getvalue()
+
+
+def test_the_remaining_time_of_training_is_a_range_without_the_warm_up(folder: RunFolder) -> None:
+    screen, out = console(terminal=True)
+    with LiveRun(folder.path, screen):
+        events, steps = EventWriter(folder), StepWriter(folder, 0)
+        events.write(StartEvent(steps=100, steps_per_epoch=None, dropped=0))
+        events.write(LogEvent(**(LOG | {"step": 20, "losses": [1.0] * 20, "wall_s": 10.0})))
+        steps.write([row(step) for step in range(20)])
+        until(lambda: "20–80 s left" in out.getvalue())
+        events.write(LogEvent(**(LOG | {"step": 40, "losses": [1.0] * 20, "wall_s": 5.0})))
+        steps.write([row(step) for step in range(20, 40)])
+        until(lambda: "5–30 s left" in out.getvalue())
+        events.close()
+        steps.close()
