@@ -42,7 +42,6 @@ def recipe(**changes: Any) -> RecordedRecipe:
         lr=0.1,
         reference_batch=256,
         scale_lr="none",
-        precision="fp32",
     )
     return replace(made, **changes)
 
@@ -148,7 +147,6 @@ def compare_design(**changes: Any) -> CompareDesign:
         proof=True,
         target="cnn on digits",
         batch=32,
-        estimate_s=None,
         emulated=None,
         host_cpus=None,
     )
@@ -169,7 +167,6 @@ def scale_design(**changes: Any) -> ScaleDesign:
         proof=True,
         target="cnn on digits",
         batch=256,
-        estimate_s=None,
         emulated=None,
         host_cpus=None,
         shapes=[ScaleShape(hosts=1, ranks_per_host=1), ScaleShape(hosts=1, ranks_per_host=2)],

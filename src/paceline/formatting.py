@@ -161,11 +161,18 @@ def seconds(value: float | None) -> str:
     return f"{int(value // 3600)} h {int(value % 3600 // 60)} min" if value >= 3600 else f"{value / 60:.1f} min"
 
 
-def roughly(value: float) -> str:
-    """Format an estimated duration, rounded."""
-    if value < 90:
-        return f"{max(5, 5 * round(value / 5))} s"
-    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
+def rough_range(low: float, high: float) -> str:
+    """Format a range of an estimated duration, rounded outwards, as "20–40 s" or "up to 5 s"."""
+    ends = []
+    for value, outwards in ((low, math.floor), (high, math.ceil)):
+        step, scale, unit = (5, 1, "s") if value < 90 else (1, 60, "min") if value < 5400 else (0.5, 3600, "h")
+        ends.append((short(step * outwards(value / scale / step)), unit))
+    (first, first_unit), (last, last_unit) = ends
+    if first == "0":
+        return f"up to {last} {last_unit}"
+    if ends[0] == ends[1]:
+        return f"{last} {last_unit}"
+    return f"{first}–{last} {last_unit}" if first_unit == last_unit else f"{first} {first_unit}–{last} {last_unit}"
 
 
 def short(value: float, digits: int = 6) -> str:
@@ -278,6 +285,6 @@ def half_width(low: float | None, high: float | None, unit: Unit, value: float) 
     return f"±{percent(half, 0)}" if half < 1 else ">±100%"
 
 
-def join_names(names: Sequence[str]) -> str:
-    """Join names for a sentence: a, b and c."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def join_names(names: Sequence[str], last: str = "and") -> str:
+    """Join names for a sentence: a, b and c; or with another word before the last."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"

@@ -6,13 +6,15 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace as change
 
 from experiments_on_disk import falling, read_comparison, write_experiment
-from paceline.analysis.caveats import caveats
+from paceline.analysis.caveats import caveats, over_subscription
+from paceline.records.description import RecordedEmulation
 from paceline.records.events import ContinuedEvent
 from paceline.records.experiment import Candidate
 from paceline.records.writer import encode
@@ -139,3 +141,31 @@ def test_an_experiment_that_was_continued_elsewhere_is_reported(tmp_path: Path) 
         "of runs of the same part. The same command with a larger --repeats measures further repeats."
     )
     assert devices.startswith("ddp: its runs were trained on different devices: a GPU, another GPU.")
+
+
+@pytest.mark.parametrize(
+    ("workers", "changes", "phrase", "advice"),
+    [
+        (3, {"cores": 2.0}, "3 ranks share 2 cores", "Use fewer ranks or threads"),
+        (2, {"cores": 2.0}, "", ""),
+        (4, {"cores": 2.0, "threads": 2, "ranks_sharing_cores": 1}, "", ""),
+        (1, {"cores": 2.0, "threads": 4}, "4 threads of 1 rank share 2 cores", "Use fewer ranks or threads"),
+        (3, {"cores": 2.0, "ranks_per_host": 1, "emulated": None}, "", ""),
+        (3, {"cores": 2.0, "ranks_per_host": 1, "emulated": "none"}, "3 ranks share 2 cores", "with --host-cpus"),
+        (4, {"cores": 0.5, "ranks_per_host": 1, "emulated": 0.5}, "", ""),
+        (4, {"cores": 0.5, "ranks_per_host": 2, "emulated": 0.5}, "2 ranks share 0.5 cores", "or change --host-cpus"),
+        (3, {"cores": 1.0, "ranks_per_host": 1, "emulated": 1.0}, "3 hosts with 1 core each share 2 cores", "hosts"),
+        (8, {"cores": 2.0, "device": "H200"}, "", ""),
+    ],
+)
+def test_over_subscribed_cores_are_reported(
+    tmp_path: Path, workers: int, changes: dict[str, Any], phrase: str, advice: str
+) -> None:
+    if changes.get("emulated") is not None:
+        quota = None if changes["emulated"] == "none" else changes["emulated"]
+        changes = changes | {"emulated": RecordedEmulation(spec="3@500mbit", host_cpus=quota)}
+    run = next(iter(read_comparison(write_experiment(tmp_path / "e")).record_set.runs)).run
+    shared = over_subscription(replace(run, topology=topology(workers, **changes)))
+    assert shared.partition(": ")[0] == phrase
+    assert advice in shared
+    assert ("do not predict more machines." in shared) == bool(phrase)

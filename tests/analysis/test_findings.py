@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from msgspec.structs import replace
 from examinations import CONTENTION, GB, LINK, MB, NEEDS, all_reduce, examination, on_two_hosts, pair, rank_info
 from paceline.analysis.findings import Finding, findings, problems
 from paceline.analysis.findings.link import all_reduce_s
+from paceline.config import LaunchConfig
 from paceline.formatting import seconds, size
+from paceline.records.description import RecordedEmulation
 from paceline.records.examination import Examination, MeasuredLinks, MeasuringCost
 
 
@@ -65,6 +68,40 @@ def test_emulated_hosts_share_the_cores_of_their_machine() -> None:
     assert "4 ranks" in only(examination(*ranks, workload=None), "cores", "problem").message
     separate = [replace(rank, cores=1.0, affinity=1, threads=1) for rank in (ranks[0], replace(ranks[2], rank=1))]
     assert not problems(findings(examination(*separate)))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "each", "cores", "options"),
+    [
+        (1, 4, 2, "--ranks 2 --threads 1"),
+        (2, 2, 2, "--ranks-per-host 1 --threads 1"),
+        (3, 1, 2, "--host-cpus 0.66, emulate at most 2 hosts"),
+        (3, 2, 8, None),
+    ],
+)
+def test_advice_on_emulated_hosts_fits_their_number(hosts: int, each: int, cores: int, options: str | None) -> None:
+    ranks = [
+        rank_info(rank, rank // each, boot_id="one", cpu_count=cores, affinity=cores, cores=float(cores))
+        for rank in range(hosts * each)
+    ]
+    emulated = RecordedEmulation(spec=str(hosts), host_cpus=None)
+    found = problems(findings(examination(*ranks, workload=None, emulated=emulated)))
+    assert len(found) == (options is not None)
+    for finding in found:
+        assert options is not None
+        assert options in finding.fix
+        proposed = re.search(r"--ranks (\d+)", finding.fix)
+        LaunchConfig(emulate=str(hosts), ranks=int(proposed[1]) if proposed else None)  # Raises if it does not divide.
+        where = "node0" if hosts == 1 else "one machine"
+        assert f"{hosts * each} ranks with 1 thread each share {cores} usable cores of {where}" in finding.message
+
+
+def test_the_cpu_quota_of_an_emulated_host_is_no_limit_to_raise() -> None:
+    halves = [rank_info(rank, rank // 2, boot_id="one", cores=0.5, cpu_quota=0.5) for rank in range(4)]
+    emulated = RecordedEmulation(spec="2", host_cpus=0.5)
+    found = only(examination(*halves, workload=None, emulated=emulated), "cores", "problem")
+    assert "4 ranks" in found.message
+    assert "container" not in found.fix
 
 
 def test_emulated_hosts_with_a_cpu_quota_do_not_share_cores() -> None:
@@ -225,6 +262,38 @@ def test_a_slow_network() -> None:
     assert "slower than a 1 Gbit/s network" in found.message
 
 
+def emulated_links(spec: str, rates: dict[tuple[int, int], float]) -> list[Finding]:
+    """Return the findings on links between emulated hosts with one rank each."""
+    hosts = max(map(max, rates)) + 1
+    link = MeasuredLinks(
+        [pair(*ranks, ranks, rate=rate) for ranks, rate in rates.items()],
+        [all_reduce([*range(hosts)], [*range(hosts)], 1e7)],
+    )
+    ranks = [rank_info(rank, rank, boot_id="one", cores=8.0, cpu_count=8, threads=2) for rank in range(hosts)]
+    emulated = RecordedEmulation(spec=spec, host_cpus=None)
+    found = findings(examination(*ranks, link=link, workload=None, emulated=emulated))
+    return [finding for finding in found if finding.topic == "link" and not finding.message.startswith("An all-reduce")]
+
+
+def test_a_rate_that_was_asked_for_is_as_expected() -> None:
+    (found,) = emulated_links("3@500mbit", {(0, 1): 59e6, (0, 2): 58e6, (1, 2): 59e6})
+    assert (found.level, found.fix) == ("ok", "")
+    asked = "500 Mbit/s (59.78 MB/s without headers) that --emulate sets."
+    assert found.message.endswith(f"58.00 MB/s from rank 0 to rank 2, which is 97% of the {asked}")
+    different = emulated_links("2@1gbit,1@100mbit", {(0, 1): 118e6, (0, 2): 11.8e6, (1, 2): 11.9e6})
+    assert [finding.level for finding in different] == ["ok", "ok"], "neither slow nor uneven"
+
+
+def test_a_rate_that_is_clearly_missed() -> None:
+    (found,) = emulated_links("2@500mbit", {(0, 1): 29.9e6})
+    assert found.level == "note"
+    assert found.message.endswith("only 50% of the 500 Mbit/s (59.78 MB/s without headers) that --emulate sets.")
+    assert "--iface" not in found.fix, "--emulate does not accept it"
+    assert "set a lower rate" in found.fix
+    (unlimited,) = emulated_links("2", {(0, 1): 29.9e6})
+    assert (unlimited.level, "--iface" in unlimited.fix) == ("note", False)
+
+
 def test_links_that_differ() -> None:
     link = MeasuredLinks([pair(0, 1, rate=2e9), pair(0, 2, rate=5e8)], [all_reduce([0, 1, 2], [0])])
     ranks = [rank_info(rank, cores=4.0, cpu_count=4) for rank in range(3)]
@@ -254,6 +323,16 @@ def test_contention() -> None:
     slowed = replace(CONTENTION, matmul_contended_s=0.004)
     found = only(examination(contention=slowed), "contention", "note")
     assert "compute takes 2.00× as long as alone, and an all-reduce 1.50× as long" in found.message
+    assert found.fix == "leave a core free for communication: use fewer ranks per host"
+    threads = [rank_info(rank, threads=2, cores=4.0, cpu_count=4) for rank in range(2)]
+    assert (
+        "use fewer --threads or fewer ranks per host"
+        in only(examination(*threads, contention=slowed), "contention", "note").fix
+    )
+    alone = examination(rank_info(0, cores=1.0), rank_info(1, 1, cores=1.0), contention=slowed)
+    assert "use hosts with more cores" in only(alone, "contention", "note").fix
+    shared = examination(rank_info(0, boot_id="one"), rank_info(1, 1, boot_id="one"), contention=slowed)
+    assert "use fewer hosts on one machine" in only(shared, "contention", "note").fix
 
 
 def test_a_workload_limited_by_communication() -> None:

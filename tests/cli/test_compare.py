@@ -20,7 +20,7 @@ import pytest
 from commands import paceline, start, wait_until
 from paceline.analysis.steps.timing import losses_of
 from paceline.records import read_run
-from paceline.records.events import FailureEvent, InterruptedEvent
+from paceline.records.events import EstimateEvent, FailureEvent, InterruptedEvent
 from paceline.records.experiment import read_experiment
 from paceline.strategies.registry import SETS
 from tries import eventually
@@ -76,6 +76,15 @@ def test_rows_are_sorted_by_speed_and_none_and_single_have_no_exposed_communicat
     assert found["none"]["exposed"] is None
     assert found["single"]["exposed"] is None
     assert 0 < found["p2p"]["exposed"]["value"] < 1
+
+
+def test_the_remaining_time_is_estimated_as_runs_finish(usual: dict[str, Any]) -> None:
+    estimates = read_experiment(usual["out"]).events_of(EstimateEvent)
+    assert len(estimates) == 4, "before anything, after the proof, and after each repeat"
+    assert all(0 < found.low_s < found.high_s <= found.most_s for found in estimates[:-1])
+    assert estimates[-1].most_s == 0
+    assert "\ntime: about " in usual["messages"]
+    assert re.search(r"after 1 repeat, [^:]+ to go: ", usual["messages"])
 
 
 def test_bytes_come_from_the_plans(usual: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ def _work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for module in ("paceline.experiments.training_targets", "paceline.experiments.scale"):
-        monkeypatch.setattr(f"{module}.estimate_s", lambda *_, **__: None)
+        monkeypatch.setattr(f"{module}.run_trials", lambda _: {})
         monkeypatch.setattr(f"{module}.prepare_data", lambda _: None)
     # Built once: typer would build the command again for each call.
     monkeypatch.setattr(sys.modules["paceline.cli.main"], "app", get_command(app))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
+from paceline.config.emulation import EmulationInfo
 from paceline.errors import PacelineError, UsageError
 from paceline.experiments.checks import check_length, check_strategy, choose_shape, settings_of
 from paceline.experiments.names import check_names
@@ -29,6 +30,15 @@ def ranks(run: dict[str, Any], **launch: Any) -> int:
 def test_ranks_by_default() -> None:
     assert ranks({}) == 2
     assert ranks({"strategy": "single"}) == 1
+
+
+def test_emulated_hosts_have_one_rank_each_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in EmulationInfo(spec="3@500mbit", host=0, hosts=3, master="198.18.0.1:1").variables().items():
+        monkeypatch.setenv(name, value)
+    there = {"hosts": 3, "master": "198.18.0.1:1"}
+    assert ranks({}, **there) == 1
+    assert ranks({}, ranks=6, **there) == 2
+    assert ranks({}, ranks_per_host=3, **there) == 3
 
 
 def test_ranks_as_asked_for() -> None:

@@ -1,18 +1,31 @@
-"""Tests of the estimate before an experiment: the trial that it makes finds a batch larger than the data."""
+"""Guesses before an experiment: from a trial, which also finds a batch larger than the data."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from paceline.analysis.remaining_time import Part
 from paceline.config import CompareConfig, RunConfig, ScaleConfig
 from paceline.errors import UsageError
-from paceline.experiments.candidates import make_candidates
-from paceline.experiments.estimate import estimate_s, run_trial
-from paceline.experiments.scaling import estimate as scaling_estimate
+from paceline.experiments.candidates import CandidateConfig, make_candidates
+from paceline.experiments.estimate import (
+    LAUNCH_S,
+    RUN_S,
+    SYNCHRONISING,
+    Trial,
+    guess_times,
+    launch_part,
+    run_trial,
+    run_trials,
+)
 from paceline.experiments.scaling.machines import DetectedMachines
 from paceline.experiments.scaling.points import make_points
+from paceline.experiments.training_targets import WorkloadTarget
 from paceline.launch.launcher_process import Shape
 
 SMALL = RunConfig(data="synthetic:size=96,test_size=12", device="cpu", steps=8)
@@ -23,19 +36,67 @@ def test_a_batch_larger_than_the_data_is_refused_before_ranks_start() -> None:
     compare = CompareConfig(strategies="ddp,allreduce", vary=("batch=32,128",))
     candidates = make_candidates(SMALL, compare, Shape(1, 2))
     with pytest.raises(UsageError, match=f"a global batch of 128 {TOO_MANY}") as caught:
-        estimate_s(candidates, 2, 1, proof=False, doctor=False)
+        run_trials(candidates)
     assert caught.value.hint == "use --batch 96 or less"
 
 
 def test_a_batch_that_weak_scaling_makes_larger_than_the_data_is_refused() -> None:
     config = ScaleConfig(strategies="ddp", batch_per_rank=40)
     points = make_points(SMALL, config, [Shape(1, 1), Shape(1, 4)])
-    machine = DetectedMachines(emulated=None, host_cpus=None, machine_cores=4.0, machines=[0], ranks_pinned=False)
     with pytest.raises(UsageError, match=f"a global batch of 160 {TOO_MANY}"):
-        scaling_estimate.estimate_s(points, config, machine)
+        run_trials(points)
 
 
 def test_a_trial_leaves_the_generators_of_the_launcher_alone() -> None:
     state = random.getstate()
     assert run_trial(SMALL).train_samples == 96
     assert random.getstate() == state
+
+
+ON_ONE_MACHINE = DetectedMachines(emulated=None, host_cpus=None, machine_cores=4.0, machines=[0, 0], ranks_pinned=False)
+TRIAL = Trial(
+    sample_cpu_s=0.001, steps_per_epoch=6, batch=256, train_samples=None, test_samples=0, gradient_bytes=1_000_000
+)
+
+
+def guessed(candidates: Sequence[CandidateConfig], trial: Trial, threads: int = 1, **place: Any) -> dict[Part, float]:
+    trials = {one.candidate.name: trial for one in candidates}
+    return guess_times(candidates, trials, replace(ON_ONE_MACHINE, **place), lambda _: threads)
+
+
+def test_guesses_know_shares_and_links() -> None:
+    config = ScaleConfig(strategies="ddp,p2p")
+    points = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1)])
+    wide, narrow, slow, threaded = (
+        guessed(points, TRIAL),
+        guessed(points, TRIAL, emulated="2@8mbit"),
+        guessed(points, TRIAL, host_cpus=0.1),
+        guessed(points, TRIAL, threads=2),
+    )
+    alone, two = Part("run", "single on 1 rank, batch 256"), Part("run", "p2p on 2 ranks over 2 hosts, batch 256")
+    assert wide[launch_part(Shape(2, 1))] == LAUNCH_S
+    assert wide[alone] == pytest.approx(RUN_S + 20 * 0.256 * SYNCHRONISING)
+    assert wide[two] == pytest.approx(RUN_S + 20 * 0.256 * SYNCHRONISING / 2), "on two cores"
+    assert threaded[two] == pytest.approx(RUN_S + 20 * 0.256 * SYNCHRONISING / 4)
+    assert narrow[two] - wide[two] == pytest.approx(2 * 20 * 1514 / 1448), "1 MB a second, twice a step"
+    assert narrow[alone] == wide[alone]
+    assert slow[alone] > 5 * wide[alone]
+
+
+def test_guesses_follow_the_batch_the_slowest_rank_and_the_time_limit() -> None:
+    base = RunConfig(epochs=2, batch=128)
+    compare = CompareConfig(strategies="allreduce", vary=("slow_rank=,1:3",))
+    even, slowed = make_candidates(base, compare, Shape(1, 2))
+    found = guessed([even, slowed], TRIAL)
+    run, slow = (found[Part("run", one.candidate.name)] - RUN_S for one in (even, slowed))
+    assert run == pytest.approx(2 * 12 * 0.128 * SYNCHRONISING / 2), "half the batch, twice the steps"
+    assert slow == pytest.approx(3 * run)
+    (limited,) = make_candidates(replace(base, seconds=0.25), CompareConfig(strategies="allreduce"), Shape(1, 2))
+    assert guessed([limited], TRIAL)[Part("run", limited.candidate.name)] == RUN_S + 0.25
+
+
+def test_the_default_batch_is_reduced_to_the_data() -> None:
+    candidates = make_candidates(SMALL, CompareConfig(strategies="ddp,allreduce"), Shape(1, 2))
+    known = WorkloadTarget().describe(candidates, 2)
+    assert known.batch == 96
+    assert {trial.batch for trial in known.trials.values()} == {96}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 
+from paceline.analysis.core_sharing import sharing_advice, sharing_in_run, sharing_sentence
 from paceline.analysis.curves import loss_curve
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.replicas import difference_sentence
+from paceline.analysis.scaling.machines import planned_oversubscription
 from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
-from paceline.formatting import SHARE, format_cores, join_names, percent, plural, whole
-from paceline.records import RunRecord, Summary, Topology
+from paceline.formatting import SHARE, join_names, percent, plural, whole
+from paceline.records import RunRecord, Summary
 from paceline.records.events import ContinuedEvent, ParityEvent, UnprovenEvent, events_of
 
 DRIFT = 1e-6
@@ -48,13 +49,10 @@ def caveats(
         )
     yield from _repeats_in_parts(record_set)
     yield from _different_devices(record_set)
-    over = next((r.run.topology for r in record_set.runs if over_subscribed(r.run.topology)), None)
-    if over and shared_cores:
-        yield (
-            f"{over.workers} ranks share {format_cores(over.cores)} and take turns on them: times compare "
-            "strategies on this machine, but do not predict more machines. Use fewer ranks or threads to give each "
-            "rank its own core."
-        )
+    if shared_cores:
+        found = next(filter(None, (over_subscription(entry.run) for entry in record_set.runs)), "")
+        planned = next(filter(None, map(planned_oversubscription, record_set.designs)), "")
+        yield from filter(None, [found or sharing_sentence(planned)])
     yield from _slowed(record_set)
     yield from record_set.read_warnings
     yield from (event.reason for event in events_of(record_set.events, UnprovenEvent))
@@ -230,7 +228,7 @@ def _divergences(record_set: RecordSet, candidates: Iterable[str]) -> Iterator[s
         )
 
 
-def over_subscribed(topology: Topology) -> bool:
-    """Return whether a host has more compute threads than cores; a fraction of a core is enough for one thread."""
-    threads = min(topology.workers, topology.ranks_per_host) * topology.threads
-    return bool(topology.device == "cpu" and threads > math.ceil(topology.cores))
+def over_subscription(run: RunRecord) -> str:
+    """Return a warning if a run had more compute threads than cores; otherwise nothing."""
+    phrase = sharing_in_run(run.topology, run.provenance.cpu_count)
+    return f"{sharing_sentence(phrase)} {sharing_advice(run.topology)}" if phrase else ""

@@ -6,12 +6,10 @@ import math
 
 from paceline.cli.requests import LaunchRequest
 from paceline.config import LaunchConfig
+from paceline.config.launch import DEFAULT_CPU_RANKS
 from paceline.errors import UsageError
 from paceline.launch.launcher_process import Shape
 from paceline.launch.slurm.sbatch import SbatchOptions, count_gpus, gpus_per_host, option_value
-
-DEFAULT_CPU_RANKS = 2
-"""Ranks per host without GPUs if no option sets them, as in the other commands."""
 
 
 def choose_job_shape(

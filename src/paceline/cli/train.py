@@ -31,7 +31,6 @@ class TrainRequest(LaunchRequest):
 
     def carry_out(self) -> int:
         """Train, then print the summary."""
-        from paceline.analysis.caveats import replica_difference, unplanned_bytes, untracked_traffic
         from paceline.experiments.train import train
         from paceline.report.live.run import LiveRun
 
@@ -46,19 +45,25 @@ class TrainRequest(LaunchRequest):
                 notify,
             )
             if record is not None:
-                strategy = self.run.strategy
-                summary = record.summary
-                for warning in (
-                    untracked_traffic(strategy, summary),
-                    unplanned_bytes(strategy, record),
-                    replica_difference(strategy, summary),
-                ):
-                    if warning is not None:
-                        notify(f"warning: {warning}")
+                for warning in _warnings(record):
+                    notify(f"warning: {warning}")
                 failure = _print_summary(record, as_json=self.as_json, trace=self.run.trace)
         if failure is not None:  # Raised last: the summary does not need the trace.
             raise failure
         return ctrl_c.exit_code
+
+
+def _warnings(record: RunRecord) -> list[str]:
+    """Return the warnings that a run gives reason for."""
+    from paceline.analysis.caveats import replica_difference, unplanned_bytes, untracked_traffic
+
+    strategy, summary = record.topology.strategy, record.summary
+    found = (
+        untracked_traffic(strategy, summary),
+        unplanned_bytes(strategy, record),
+        replica_difference(strategy, summary),
+    )
+    return [warning for warning in found if warning is not None]
 
 
 def _print_summary(record: RunRecord, *, as_json: bool, trace: bool) -> PacelineError | None:
@@ -84,6 +89,7 @@ def _print_summary(record: RunRecord, *, as_json: bool, trace: bool) -> Paceline
 def _to_json(record: RunRecord, traces: list[Path]) -> dict[str, object]:
     import msgspec
 
+    from paceline.analysis.caveats import over_subscription
     from paceline.analysis.summary import summarise
     from paceline.analysis.traffic.payload import payload_of
     from paceline.report.tables.json_rows import run_json
@@ -92,6 +98,7 @@ def _to_json(record: RunRecord, traces: list[Path]) -> dict[str, object]:
     return {
         "record": str(record.path),
         "trace": str(traces[0]) if traces else None,
+        "warnings": [*filter(None, [over_subscription(record)]), *_warnings(record)],
         **msgspec.to_builtins(summarise(record)),
         **run_json(record),
         "payload": None if payload is None else payload.to_dict(),

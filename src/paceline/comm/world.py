@@ -84,9 +84,14 @@ def join_world(*, timeout_s: float, iface: str | None = None, before_connect: Be
         local_rank=int(os.environ.get("LOCAL_RANK", rank)),
         local_size=local_size,
         interface=interface,
-        ranks_sharing_cores=int(os.environ.get("PACELINE_SHARING", local_size)),
+        ranks_sharing_cores=ranks_sharing_cores(size),
         store=PrefixStore("paceline", store),
     )
+
+
+def ranks_sharing_cores(world_size: int) -> int:
+    """Return the number of ranks that share this rank's cores, as the launcher tells it."""
+    return int(os.environ.get("PACELINE_SHARING", os.environ.get("LOCAL_WORLD_SIZE", world_size)))
 
 
 def leave_world() -> None:

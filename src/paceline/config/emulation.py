@@ -62,6 +62,11 @@ def parse_hosts(text: str) -> tuple[EmulatedHostSpec, ...]:
     return tuple(hosts)
 
 
+def payload_bytes_per_s(rate_bit_s: float) -> float:
+    """Return the bytes of payload per second at a rate: 1448 of the 1514 bytes of a packet."""
+    return rate_bit_s / 8 * 1448 / 1514
+
+
 def _quantity(match: re.Match[str], name: str, units: Mapping[str, float], text: str) -> float | None:
     if match[name] is None:
         return None

@@ -10,6 +10,8 @@ from paceline.config.setting import POSITIVE, Bound, check_values, option_name, 
 from paceline.errors import UsageError
 from paceline.formatting import short
 
+DEFAULT_CPU_RANKS = 2
+"""Ranks on a real host without a GPU, unless the user gives a number: enough to measure synchronisation."""
 CORES = Bound("from 0.01 to 1024 cores", lambda value: 0.01 <= value <= 1024)
 
 
@@ -18,9 +20,10 @@ class LaunchConfig:
     """Number of ranks, the hosts they run on, and how the hosts connect."""
 
     ranks: int | None = setting(None, bound=POSITIVE)
-    """World size: ranks on all hosts together [default: on each host one per GPU, or 2 on a CPU; 1 for `single`]."""
+    """World size: ranks on all hosts together [default: on each host one per GPU, or 2 on a CPU; 1 for `single` and on
+    each host of --emulate]."""
     ranks_per_host: int | None = setting(None, bound=POSITIVE, in_place_of="ranks")
-    """Ranks on each host, in place of --ranks."""
+    """Ranks on each host, in place of --ranks [default: 1 on emulated hosts]."""
     hosts: int = setting(1, bound=POSITIVE)
     """Number of hosts; start the same command on each, with its own --node-rank."""
     node_rank: int = setting(0, per_host=True)
@@ -32,7 +35,8 @@ class LaunchConfig:
     threads: int | None = setting(None, bound=POSITIVE, per_host=True)
     """CPU threads per rank [default: usable cores ÷ ranks on the host]."""
     emulate: str = ""
-    """Emulate hosts on this machine: 4, 4@200mbit, 4@200mbit+5ms or 2@1gbit,2@100mbit; needs root."""
+    """Emulate hosts on this machine, with one rank each: 4, 4@200mbit, 4@200mbit+5ms or 2@1gbit,2@100mbit; needs
+    root."""
     host_cpus: float | None = setting(None, bound=CORES)
     """Cores that the ranks of each emulated host share, for example 0.5 [default: no limit]."""
 

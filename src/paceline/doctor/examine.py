@@ -24,6 +24,7 @@ from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
 from paceline.training.placement import Placement
 from paceline.training.run import run
+from paceline.training.topology import recorded_emulation
 
 STEPS = 4
 """Steps of the workload. After two, all memory that training needs is allocated (optimiser state, DDP's buckets)."""
@@ -114,7 +115,12 @@ def _examine_machines(
         progress.enter("contention")
         contention = measure_contention(comm, link.all_reduces[0].points)
     examination = Examination(
-        provenance=provenance(command), ranks=rank_info, link=link, contention=contention, workload=None
+        provenance=provenance(command),
+        ranks=rank_info,
+        link=link,
+        contention=contention,
+        workload=None,
+        emulated=recorded_emulation(),
     )
     if world.rank == 0:
         write_examination(folder, examination)

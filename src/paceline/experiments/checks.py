@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 
 from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.config import LaunchConfig, RunConfig
+from paceline.config.emulation import emulation_info
+from paceline.config.launch import DEFAULT_CPU_RANKS
 from paceline.config.recipe import is_recipe_file
 from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import check_slow_ranks
@@ -27,9 +30,6 @@ from paceline.user_code import file_digest, source_digest
 from paceline.workloads.names import is_user_workload
 from paceline.workloads.recipes import choose_recipe
 
-RANKS_ON_A_CPU = 2
-"""Ranks on a host without a GPU, unless the user gives a number: enough to measure synchronisation."""
-
 
 def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProcess) -> Shape:
     """Return the number of hosts and ranks to start; raise if config, strategy and devices do not fit them."""
@@ -37,9 +37,10 @@ def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProc
         check_tensorboard()
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     gpus = gpus_to_use(config)
-    alone = uses_one_rank(strategy, RANKS_ON_A_CPU)
+    # Emulated hosts share the cores of one machine, so each gets one rank.
+    alone = uses_one_rank(strategy, DEFAULT_CPU_RANKS) or emulation_info(os.environ) is not None
     local_ranks = (
-        launch.local_ranks(default=1 if alone else gpus or RANKS_ON_A_CPU)
+        launch.local_ranks(default=1 if alone else gpus or DEFAULT_CPU_RANKS)
         if launcher.ranks is None
         else launcher.local_size
     )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from paceline.analysis.comparison import compare as compare_records
 from paceline.analysis.record_set import collect_records, reference_of
+from paceline.analysis.remaining_time import TimeEstimator
 from paceline.config import LENGTH_SETTINGS, CompareConfig, LaunchConfig, RunConfig
-from paceline.config.emulation import emulation_info
-from paceline.experiments.candidates import make_candidates, varied_keys
-from paceline.experiments.checks import check_length, choose_shape, settings_of
+from paceline.experiments.candidates import CandidateConfig, make_candidates, varied_keys
+from paceline.experiments.checks import check_length, choose_shape, gpus_to_use, settings_of
 from paceline.experiments.engine import Experiment, ProgressDisplay
+from paceline.experiments.estimate import guess_times, load_slowdown
+from paceline.experiments.scaling.machines import detect_machines
 from paceline.experiments.train import new_folder
 from paceline.experiments.training_targets import choose_target
 from paceline.launch.launcher_process import Notify
@@ -23,6 +27,8 @@ from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
 from paceline.records.experiment import CompareDescription, CompareDesign, ExperimentFolder, read_experiment
 from paceline.records.schema import COMPARE_KIND
+from paceline.strategies.base.strategy import Role
+from paceline.strategies.registry import create
 
 DEFAULT_STEPS = 40
 
@@ -35,8 +41,10 @@ class CompareExperiment(Experiment):
         comparison = compare_records(collect_records([read_experiment(self.folder.path)]))
         if self.first_error is not None and all(row.step_s is None for row in comparison.rows):
             raise self.first_error
+        enough = repeats >= self.config.repeats and comparison.decision.outcome != "undecided"
+        self.expect_repeats(repeats, at_least=0 if enough else 1, at_most=0 if enough else None)
         self.display.refresh(comparison, repeats)
-        return repeats >= self.config.repeats and comparison.decision.outcome != "undecided"
+        return enough
 
 
 def compare(
@@ -62,19 +70,21 @@ def compare(
     check_length((candidate_config.config.steps for candidate_config in candidate_configs), DEFAULT_STEPS)
     candidates = [candidate_config.candidate for candidate_config in candidate_configs]
     target.prepare(candidate_configs)
-    known = target.describe(candidate_configs, shape.ranks, config) if launcher.is_leader else None
+    known = target.describe(candidate_configs, shape.ranks) if launcher.is_leader else None
     settings = settings_of("compare", launch, base, config) | {"script_args": list(script_args)}
     leader = join_launch(launcher, launch, settings, timeout_s=base.timeout, notify=notify)
     if leader is None:
         return
     assert known is not None, "the leader describes the target"
-    emulation = emulation_info(os.environ)
+    place = detect_machines(leader.launcher_infos)
+    threads_of = partial(_threads_of, launch)
+    estimator = TimeEstimator(guess_times(candidate_configs, known.trials, place, threads_of), slowdown=load_slowdown())
     design = CompareDesign(
         ranks=shape.ranks,
         hosts=shape.hosts,
         ranks_per_host=shape.ranks_per_host,
-        emulated=None if emulation is None else emulation.spec,
-        host_cpus=None if emulation is None else emulation.host_cpus,
+        **dataclasses.asdict(place),
+        gpus=gpus_to_use(base),
         threads=launch.threads or threads_per_rank(shape.ranks_per_host),
         requested_threads=launch.threads,
         repeats=config.repeats,
@@ -84,7 +94,6 @@ def compare(
         proof=config.proof,
         target=known.target,
         batch=known.batch,
-        estimate_s=known.estimate_s,
     )
     with leader:
         description = CompareDescription(
@@ -97,4 +106,10 @@ def compare(
         folder = ExperimentFolder.create(out or new_folder(base, COMPARE_KIND), description)
         on_folder(folder.path)
         display.plan(design, [candidate.name for candidate in candidates], candidate_configs[0].config)
-        CompareExperiment(target, candidate_configs, leader, config, folder, display).run()
+        CompareExperiment(target, candidate_configs, leader, config, folder, display, estimator=estimator).run()
+
+
+def _threads_of(launch: LaunchConfig, one: CandidateConfig) -> int:
+    """Return the compute threads of each rank of a candidate, as ranks choose them."""
+    roles = create(one.config.strategy).roles(one.shape.ranks)[: one.shape.ranks_per_host]
+    return launch.threads or threads_per_rank(max(1, sum(role is not Role.IDLE for role in roles)))

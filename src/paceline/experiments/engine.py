@@ -15,10 +15,12 @@ import msgspec
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.findings import Finding, findings
+from paceline.analysis.remaining_time import Part, PartKind, TimeEstimator
 from paceline.config import RunConfig
 from paceline.errors import DataError, LaunchError, PacelineError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.doctor import examine
+from paceline.experiments.estimate import RUN_S, launch_part
 from paceline.experiments.training_targets import ScheduledRun, TrainingTarget, Unproven, read_parity
 from paceline.launch.job import JOB_FILE, Job, Task
 from paceline.launch.leader import Leader
@@ -34,14 +36,15 @@ from paceline.records.events import (
     UnprovenEvent,
     events_of,
 )
-from paceline.records.examination import has_examination, write_examination
+from paceline.records.examination import Examination, has_examination, write_examination
 from paceline.records.experiment import Design, EarlierParts, ExperimentFolder
 from paceline.records.parity import Parity
 from paceline.records.provenance import command_line
-from paceline.records.schema import FINISHED_FILE
+from paceline.records.schema import FINISHED_FILE, READY_FILE
 from paceline.strategies.registry import create
 
 Item = TypeVar("Item")
+_REPEATS = "further repeats"
 
 
 class MeasurementConfig(Protocol):
@@ -68,7 +71,10 @@ class ProgressDisplay(Protocol):
     """Display of an experiment in progress; the engine calls these methods as things happen."""
 
     def plan(self, design: Design, candidates: Sequence[str], config: RunConfig) -> None:
-        """Show what will be measured, and the estimated time."""
+        """Show what will be measured."""
+
+    def follow_time(self, estimator: TimeEstimator) -> None:
+        """Show the estimated time of the experiment, and from now on the remaining time."""
 
     def continued(self, folder: Path, runs: int, planned: int, failed: Sequence[str], repeats: int) -> None:
         """Show that an experiment goes on: complete and planned runs, candidates to try again, repeats begun."""
@@ -111,6 +117,8 @@ class Experiment(ABC):
     failed_names: set[str] = field(default_factory=set)
     """Candidates that have failed."""
     first_error: PacelineError | None = None
+    estimator: TimeEstimator = field(default_factory=TimeEstimator)
+    """Estimate of the remaining time, which this experiment keeps up to date."""
 
     def __post_init__(self) -> None:
         earlier = self.folder.earlier
@@ -140,10 +148,15 @@ class Experiment(ABC):
         try:
             if self.folder.earlier is not None:
                 self._continue(self.folder.earlier)
-            if self.config.doctor and not has_examination(self.folder.path):
+            self._expect_all()
+            self.display.follow_time(self.estimator)
+            self._write_estimate()
+            if self._is_to_examine:
                 self._examine()
+                self._write_estimate()
             if self.config.proof:
                 self._prove()
+                self._write_estimate()
             self._measure()
             self.events.write(EndEvent())
         except KeyboardInterrupt:
@@ -165,23 +178,73 @@ class Experiment(ABC):
             if candidate_config.candidate.name in earlier.reproved:
                 self.folder.set_aside(self._scheduled_run(candidate_config, "proof").folder)
 
+    def expect_repeats(self, done: int, *, at_least: int = 0, at_most: int | None = None) -> None:
+        """Update the estimate of the remaining time after a number of repeats, with the repeats still to come."""
+        runs = [self._scheduled_run(one, "repeat") for one in self._still_in()]
+        most = max(self.config.repeats, self.config.max_repeats) - done if at_most is None else at_most
+        least = min(max(self.config.repeats - done, at_least), most)
+        self.estimator.expect(_REPEATS, self._parts_of("run", runs), least, most)
+
+    def _expect_all(self) -> None:
+        """Tell the estimator everything that the experiment will carry out."""
+        if self._is_to_examine:
+            self.estimator.expect("doctor", [launch_part(self._to_examine().shape), Part("examination")])
+        if self.config.proof:
+            runs = [self._scheduled_run(one, "proof") for one in self.to_prove()]
+            self.estimator.expect("proof", self._parts_of("proof", [run for run in runs if not _has_proof(run)]))
+        self.expect_repeats(0)
+
+    def _parts_of(self, kind: PartKind, runs: Sequence[ScheduledRun]) -> list[Part]:
+        """Return the launches and runs of some runs."""
+        launches = [launch_part(self.target.shape_of(together[0])) for _, together in self.target.together(runs)]
+        return [*launches, *[Part(kind, run.name) for run in runs]]
+
+    def _write_estimate(self) -> None:
+        remaining = self.estimator.remaining()
+        if remaining is not None:
+            self.events.write(remaining.to_event())
+
+    @property
+    def _is_to_examine(self) -> bool:
+        """Whether the machine is to be examined, and has not been by an earlier command."""
+        return self.config.doctor and not has_examination(self.folder.path)
+
+    def _to_examine(self) -> CandidateConfig:
+        """Return the candidate whose workload and ranks are examined: one on the most ranks."""
+        largest = max(one.shape.ranks for one in self.candidate_configs)
+        largest_ones = [one for one in self.candidate_configs if one.shape.ranks == largest]
+        return next((one for one in largest_ones if one.candidate.role == "candidate"), largest_ones[0])
+
     def _examine(self) -> None:
         """Examine the machine and the link; if that fails, the experiment continues without it."""
         folder = self.folder.path / "doctor"
         self.folder.set_aside(folder)
-        largest = max(one.shape.ranks for one in self.candidate_configs)
-        largest_ones = [one for one in self.candidate_configs if one.shape.ranks == largest]
-        examined = next((one for one in largest_ones if one.candidate.role == "candidate"), largest_ones[0])
+        examined = self._to_examine()
         is_script = self.target.script_of(self._scheduled_run(examined, "doctor")) is not None
         try:
-            with self.display.examine(folder):
+            with (
+                self.display.examine(folder),
+                self.estimator.launched(
+                    "doctor", launch_part(examined.shape), [Part("examination")], lambda: _boundaries(folder, [folder])
+                ),
+            ):
                 found = examine(examined.config, self.leader, examined.shape, folder, with_workload=not is_script)
         except PacelineError as error:
             self.events.write(UnexaminedEvent(reason=error.message, hint=error.hint))
             self.display.unexamined(error.message)
             return
+        finally:
+            self.estimator.expect("doctor", [])
+        self._guess_runs(examined, found)
         write_examination(self.folder.path, found)
         self.display.examined(findings(found))
+
+    def _guess_runs(self, examined: CandidateConfig, found: Examination) -> None:
+        """Guess the time of runs from the steps that the doctor trained, where there was no trial: on a GPU."""
+        for one in self.candidate_configs:
+            steps, part = one.config.steps, Part("run", one.candidate.name)
+            if steps is not None and found.workload is not None and one.shape == examined.shape:
+                self.estimator.guess(part, RUN_S + steps * found.workload.step_s)
 
     def _prove(self) -> None:
         """Prove the candidates that have no proof yet. An earlier proof that failed is repeated."""
@@ -196,6 +259,8 @@ class Experiment(ABC):
             self.events.write(UnprovenEvent(reason=str(reason)))
             self.display.unproven(str(reason))
             return
+        finally:
+            self.estimator.expect("proof", [])
         recorded = {event.candidate for event in events_of(earlier, ParityEvent)}
         recorded |= {name for event in events_of(earlier, UnprovenEvent) for name in event.candidates}
         unproven: dict[str, list[str]] = {}
@@ -220,7 +285,9 @@ class Experiment(ABC):
         begun = 0 if self.folder.earlier is None else self.folder.earlier.repeats
         for repeat in range(max(self.config.repeats, self.config.max_repeats)):
             self._repeat(repeat)
-            if repeat + 1 >= begun and self.enough(repeat + 1):
+            enough = repeat + 1 >= begun and self.enough(repeat + 1)
+            self._write_estimate()
+            if enough:
                 return
 
     def _repeat(self, repeat: int) -> None:
@@ -244,7 +311,10 @@ class Experiment(ABC):
             if where not in scheduled:
                 self.events.write(ScheduledEvent(candidate=run.name, repeat=repeat, folder=where))
             runs.append(run)
+        self.expect_repeats(repeat + 1)
+        self.estimator.expect("repeat", self._parts_of("run", runs))
         self.run_in_order("train", f"repeat {repeat + 1}", runs)
+        self.estimator.expect("repeat", [])
 
     def run_in_order(self, task: Task, stage: str, runs: Sequence[ScheduledRun], oracle: str = "") -> None:
         """Start ranks for all runs; a candidate that fails is left out from now on."""
@@ -282,12 +352,21 @@ class Experiment(ABC):
             threads=self.threads_of(runs[0]),
             command=command_line(),
         )
-        with self.display.launch(stage, runs, config.steps):
-            self.leader.run(job, self.target.shape_of(runs[0]))
+        shape = self.target.shape_of(runs[0])
+        part: tuple[str, PartKind] = ("repeat", "run") if task == "train" else ("proof", "proof")
+        timed = self.estimator.launched(
+            part[0],
+            launch_part(shape),
+            [Part(part[1], run.name) for run in runs],
+            lambda: _boundaries(job_folder.path, [run.folder for run in runs]),
+        )
+        with self.display.launch(stage, runs, config.steps), timed:
+            self.leader.run(job, shape)
 
     def _fail(self, candidate_config: CandidateConfig, stage: str, error: PacelineError) -> None:
         name = candidate_config.candidate.name
         self.failed_names.add(name)
+        self.estimator.leave_out(name)
         self.first_error = self.first_error or error
         kind = type(error).__name__
         self.events.write(FailureEvent(candidate=name, stage=stage, kind=kind, message=str(error), hint=error.hint))
@@ -324,6 +403,21 @@ def _unused_job_folder(folder: Path) -> Path:
     """Return a folder for a job: the given one, or one inside if an earlier job has used it."""
     restarts = (folder / f"restart-{number}" for number in itertools.count(1))
     return next(path for path in itertools.chain([folder], restarts) if not (path / JOB_FILE).exists())
+
+
+def _boundaries(job_folder: Path, run_folders: Sequence[Path]) -> list[float | None]:
+    """Return when the ranks of a launch were ready, and when each run so far ended; the first is None if unknown."""
+    files = [job_folder / READY_FILE, *[folder / FINISHED_FILE for folder in run_folders]]
+    times = list(itertools.takewhile(lambda at: at is not None, map(_written_at, files[1:])))
+    ready = _written_at(files[0])
+    return [ready, *times] if times or ready is not None else []
+
+
+def _written_at(file: Path) -> float | None:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return None
 
 
 def _failed_index(error: PacelineError, runs: Sequence[ScheduledRun]) -> int:

@@ -1,84 +1,138 @@
-"""Estimate the time of a comparison, from a few samples trained in this process."""
+"""Guess the time of each part of an experiment before it starts, from a few samples trained in this process."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import nn
 
+from paceline.analysis.remaining_time import Part
+from paceline.analysis.scaling.machines import MachineLayout, machines_of
 from paceline.config import RunConfig
+from paceline.config.emulation import parse_hosts, payload_bytes_per_s
+from paceline.config.specs import Spec
+from paceline.errors import WorkloadError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import gpus_to_use
-from paceline.measure.cores import usable_cores
+from paceline.launch.launcher_process import Shape
+from paceline.plans import Gradient, all_reduce_lower_bound
+from paceline.strategies.base.strategy import Role
+from paceline.strategies.registry import ENTRIES, create, plan_of
 from paceline.training.checks.model import check_model
 from paceline.training.precision import autocast, storage_dtype
 from paceline.training.rank_setup import check_batch_fits
-from paceline.workloads.batches import Share, make_source
+from paceline.workloads.batches import Share, Source, batch_size, make_source
 from paceline.workloads.load import load_workload
 from paceline.workloads.random_state import kept_random_state
 from paceline.workloads.recipes import with_recipe
+from paceline.workloads.workload import Workload
 
-SAMPLES = 16
+FEWEST_SAMPLES = 16
+LONG_ENOUGH_S = 0.1
+"""CPU time from which a trial shows the time of a sample, not that of calling the operators."""
 LAUNCH_S = 4.0
-"""Seconds to start ranks that have a core each, import of torch included."""
+"""Seconds to start ranks that have a core each, import of torch included, and to end them."""
 RUN_S = 0.5
 """Seconds to set up and close one run: groups, data, a dry backward pass."""
-DOCTOR_S = 6.0
+DOCTOR_S = 8.0
 """Seconds to examine the machine and the link, once the ranks have started."""
 PROOF_STEPS = 8
 """Most steps that the proof of one strategy takes."""
 SYNCHRONISING = 1.3
 """Assumed time of a step ÷ its compute time, over all strategies."""
 
+ThreadsOf = Callable[[CandidateConfig], int]
+"""Function that returns the compute threads of each rank of a candidate."""
+
 
 @dataclass(frozen=True)
 class Trial:
     """Measurements from a few samples trained in this process."""
 
-    sample_s: float
-    """Seconds per sample on as many threads as this host has cores."""
+    sample_cpu_s: float
+    """CPU time per sample on one thread, which hardly depends on the load of the machine."""
     steps_per_epoch: int
+    batch: int | None
+    """Samples in a global batch of this trial, at most all of the data; None if the data determines it."""
     train_samples: int | None
     """None if the length of the data is unknown."""
     test_samples: int
     gradient_bytes: int
 
+    def batch_of(self, config: RunConfig, workers: int) -> int | None:
+        """Return the global batch of a run of the same workload, at most all of the data; None if the data sets it."""
+        wanted = config.global_batch(workers)
+        return None if self.batch is None else min(wanted, self.train_samples or wanted)
 
-def estimate_s(
-    candidate_configs: Sequence[CandidateConfig], ranks: int, repeats: int, *, proof: bool, doctor: bool
-) -> float | None:
-    """Return the seconds that the examination, the proofs and `repeats` repeats will take.
+    def steps_of(self, config: RunConfig, workers: int) -> int:
+        """Return the steps of a run of the same workload, unless its time ends it earlier."""
+        batch = self.batch_of(config, workers)
+        relative = 1.0 if batch is None or self.batch is None else self.batch / batch
+        return config.steps or math.ceil(self.steps_per_epoch * relative) * config.most_epochs
 
-    None on a GPU, which this process must not occupy before ranks start. Raises if the workload cannot be trained.
+
+Trials = Mapping[str, Trial]
+"""Trial of the workload of each candidate, by name; empty on a GPU."""
+
+
+def run_trials(candidate_configs: Sequence[CandidateConfig]) -> Trials:
+    """Train a few samples of each workload; raise if one cannot be trained, or if a batch is larger than the data.
+
+    Return nothing on a GPU, which this process must not occupy before ranks start.
     """
     if gpus_to_use(candidate_configs[0].config):
-        return None
-    launch_s = LAUNCH_S * max(1.0, ranks / usable_cores())
-    trials: dict[RunConfig, Trial] = {}
-    runs_s = proofs_s = 0.0
+        return {}
+    alike: dict[RunConfig, list[CandidateConfig]] = {}
+    for one in candidate_configs:  # The batch changes the number of steps, not the time of a sample.
+        alike.setdefault(replace(one.config, strategy="", batch=None, batch_per_rank=None), []).append(one)
+    trials = {}
+    for group in alike.values():
+        trial = run_trial(min((one.config for one in group), key=lambda config: config.global_batch(1)))
+        for one in group:
+            check_batch_fits(one.config, _workers(one), trial.train_samples)
+            trials[one.candidate.name] = trial
+    return trials
+
+
+def guess_times(
+    candidate_configs: Sequence[CandidateConfig], trials: Trials, place: MachineLayout, threads_of: ThreadsOf
+) -> dict[Part, float]:
+    """Return the expected seconds of each part of an experiment on an idle machine; nothing without trials."""
+    if not trials:
+        return {}
+    guesses = {Part("examination"): DOCTOR_S}
     for one in candidate_configs:
-        same_workload = replace(one.config, strategy="")
-        if same_workload not in trials:
-            trials[same_workload] = run_trial(one.config)
-        trial = trials[same_workload]
-        check_batch_fits(one.config, ranks, trial.train_samples)
-        batch = one.config.global_batch(ranks)
-        steps = one.config.steps or trial.steps_per_epoch * one.config.most_epochs
-        slowest = max(one.config.slowed.values(), default=1.0)
-        training_s = min(steps * batch * SYNCHRONISING * slowest * trial.sample_s, one.config.seconds or math.inf)
-        runs_s += RUN_S + training_s + trial.test_samples / 3 * trial.sample_s
-        proofs_s += RUN_S + PROOF_STEPS * min(batch, 8 * ranks) * trial.sample_s
-    before_s = (launch_s + proofs_s if proof else 0.0) + (launch_s + DOCTOR_S if doctor else 0.0)
-    return before_s + repeats * (launch_s + runs_s)
+        trial, name = trials[one.candidate.name], one.candidate.name
+        guesses[launch_part(one.shape)] = _launch_s(one.shape.ranks, place)
+        guesses[Part("run", name)] = _run_s(one, trial, place, threads_of(one))
+        guesses[Part("proof", name)] = _proof_s(one, trial, place, threads_of(one))
+    return guesses
+
+
+def launch_part(shape: Shape) -> Part:
+    """Return the part of an experiment that starts and ends ranks of a shape."""
+    return Part("launch", f"{shape.hosts}x{shape.ranks_per_host}")
+
+
+def load_slowdown() -> float:
+    """Return the factor by which the present load of the machine may slow ranks down: they share cores with it."""
+    try:
+        return 1.0 + os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return 1.0
 
 
 def run_trial(config: RunConfig) -> Trial:
-    """Train a few samples on all cores of this machine."""
+    """Train a few samples on one thread: several would wait for each other wherever other programs use the cores."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, int(usable_cores())))
+    torch.set_num_threads(1)
     try:
         with kept_random_state():  # Loading the workload seeds the generators of this process.
             workload = load_workload(config)
@@ -90,18 +144,95 @@ def run_trial(config: RunConfig) -> Trial:
             share = Share(0, 1, 1, torch.device("cpu"), dtype, config.channels_last)
             source = make_source(workload.train, share, batch=config.global_batch(1), seed=config.seed)
             check_model(model, workload, source, config, rank=0)
-            samples = min(SAMPLES, config.global_batch(1))
-            batch = source.peek(samples)
-            times = []
-            for _ in range(2 if batch is not None else 0):
-                began = time.perf_counter()
-                with autocast(config.precision, share.device):
-                    outcome = workload.forward(model, batch)
-                outcome.loss.backward()
-                times.append(time.perf_counter() - began)
-            test_samples = len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0
-            gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-            steps = source.expected_steps or 1
-            return Trial(min(times, default=0.0) / samples, steps, source.samples, test_samples, gradient_bytes)
+            sample_cpu_s = _sample_cpu_s(model, workload, source, config)
+            return Trial(
+                sample_cpu_s=sample_cpu_s,
+                steps_per_epoch=source.expected_steps or 1,
+                batch=source.batch,
+                train_samples=source.samples,
+                test_samples=len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0,
+                gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
+            )
     finally:
         torch.set_num_threads(before)
+
+
+def _sample_cpu_s(model: nn.Module, workload: Workload, source: Source, config: RunConfig) -> float:
+    """Return the CPU time per sample of a forward and a backward pass, on more samples where a few take no time."""
+    per_sample, wanted, size = 0.0, min(FEWEST_SAMPLES, config.global_batch(1)), 0
+    while (batch := source.peek(wanted)) is not None and _size_of(batch, wanted) > size:
+        size = _size_of(batch, wanted)
+        for _ in range(2):  # The first pass allocates memory and chooses kernels.
+            began_s = time.process_time()
+            with autocast(config.precision, torch.device("cpu")):
+                outcome = workload.forward(model, batch)
+            outcome.loss.backward()
+            per_sample = (time.process_time() - began_s) / size
+        wanted = min(4 * size, config.global_batch(1))
+        if per_sample * size > LONG_ENOUGH_S or wanted == size:
+            break
+    return per_sample
+
+
+def _size_of(batch: Any, wanted: int) -> int:
+    """Return the samples in a batch: of an iterable fewer than wanted, and as wanted where they cannot be counted."""
+    try:
+        return batch_size(batch)
+    except WorkloadError:
+        return wanted
+
+
+def _workers(one: CandidateConfig) -> int:
+    return create(one.config.strategy).roles(one.shape.ranks).count(Role.WORKER)
+
+
+def _launch_s(ranks: int, place: MachineLayout) -> float:
+    """Return the seconds of one launch: every rank imports torch, on the cores available."""
+    return LAUNCH_S * float(max(1.0, ranks / place.machine_cores, 1 / (place.host_cpus or 1.0)))
+
+
+def _run_s(one: CandidateConfig, trial: Trial, place: MachineLayout, threads: int) -> float:
+    config, workers = one.config, _workers(one)
+    sample_s = _sample_s(one, trial, place, threads)
+    batch = trial.batch_of(config, workers) or config.global_batch(workers)
+    slowest = max(config.slowed.values(), default=1.0)
+    step_s = batch * sample_s * SYNCHRONISING * slowest + _wire_s(one, trial, place)
+    training_s = min(trial.steps_of(config, workers) * step_s, config.seconds or math.inf)
+    return RUN_S + training_s + trial.test_samples / 3 * sample_s
+
+
+def _proof_s(one: CandidateConfig, trial: Trial, place: MachineLayout, threads: int) -> float:
+    workers = _workers(one)
+    samples = PROOF_STEPS * min(one.config.global_batch(workers), 8 * workers)
+    return RUN_S + samples * _sample_s(one, trial, place, threads)
+
+
+def _sample_s(one: CandidateConfig, trial: Trial, place: MachineLayout, threads: int) -> float:
+    """Return the seconds per sample, on the cores that a candidate's ranks have together."""
+    workers, share = _workers(one), place.host_cpus
+    hosts = -(-workers // one.shape.ranks_per_host)
+    limits = [float(workers * threads), place.machine_cores * len(set(machines_of(place, hosts)))]
+    cores = min([*limits, *([share * hosts] if share is not None else [])])
+    return trial.sample_cpu_s / cores
+
+
+def _wire_s(one: CandidateConfig, trial: Trial, place: MachineLayout) -> float:
+    """Return the seconds that gradients take on emulated links of a known rate; 0 elsewhere."""
+    rates = [host.rate_bit_s for host in parse_hosts(place.emulated)] if place.emulated else []
+    known = [rate for rate in rates if rate is not None]
+    if not known or one.shape.hosts == 1 or one.candidate.role != "candidate":
+        return 0.0
+    link_bytes = _link_bytes(one.candidate.strategy, one.shape, trial.gradient_bytes)
+    return link_bytes / payload_bytes_per_s(min(known))
+
+
+def _link_bytes(text: str, shape: Shape, gradient_bytes: int) -> int:
+    """Return the bytes of a step on the busiest link, by the plan; those of a ring for a user's strategy."""
+    gradient = Gradient("all parameters", gradient_bytes // 4)
+    if Spec.parse(text).name not in ENTRIES:
+        return all_reduce_lower_bound(gradient.items, gradient.item_bytes, shape.ranks)
+    strategy, each = create(text), shape.ranks_per_host
+    workers = strategy.roles(shape.ranks).count(Role.WORKER)
+    hosts = [range(host * each, (host + 1) * each) for host in range(shape.hosts)]
+    plan = plan_of(text)([gradient], workers, hosts=hosts, **dataclasses.asdict(strategy.options))
+    return plan.serial_link_bytes(shape.ranks)

@@ -6,27 +6,25 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.analysis.record_set import collect_records
+from paceline.analysis.remaining_time import TimeEstimator
 from paceline.analysis.scaling.curves import scaling
 from paceline.config import LaunchConfig, RunConfig, ScaleConfig
-from paceline.config.emulation import emulation_info
 from paceline.errors import UsageError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import check_length, gpus_to_use, settings_of
 from paceline.experiments.engine import Experiment, ProgressDisplay
+from paceline.experiments.estimate import guess_times, load_slowdown, run_trials
 from paceline.experiments.names import prepare_data
-from paceline.experiments.scaling.estimate import estimate_s
 from paceline.experiments.scaling.machines import (
-    DetectedMachines,
     ThreadCounts,
-    are_bound,
     choose_threads,
-    find_machines,
+    detect_machines,
     machine_cores,
-    own_quota,
 )
 from paceline.experiments.scaling.points import ScaleBatches, make_points, shared_settings
 from paceline.experiments.scaling.shapes import choose_shapes
@@ -76,6 +74,7 @@ class ScaleExperiment(Experiment):
         found = scaling(collect_records([read_experiment(self.folder.path)]))
         if self.first_error is not None and all(row.step_s is None for row in found.comparison.rows):
             raise self.first_error
+        self.expect_repeats(repeats)
         self.display.refresh(found.comparison, repeats)
         return repeats >= self.config.repeats
 
@@ -98,8 +97,7 @@ def scale(
         base = replace(base, steps=DEFAULT_STEPS)
     check_length([base.steps], DEFAULT_STEPS)
     gpus = gpus_to_use(base)
-    cores = machine_cores()
-    shapes = choose_shapes(config, launcher, on_one_host=gpus or max(2, int(cores)))
+    shapes = choose_shapes(config, launcher, on_one_host=gpus or max(2, int(machine_cores())))
     _check_gpus(base, shapes, gpus, launcher)
     candidate_configs = make_points(replace(base, evaluate=False, batch_per_rank=None), config, shapes)
     prepare_data(base)
@@ -108,20 +106,16 @@ def scale(
     if leader is None:
         return
     with leader:
-        emulation = emulation_info(os.environ)
-        place = DetectedMachines(
-            emulated=None if emulation is None else emulation.spec,
-            host_cpus=None if emulation is None else emulation.host_cpus,
-            machine_cores=cores,
-            machines=find_machines(leader.launcher_infos, emulated=emulation is not None, quota=own_quota()),
-            ranks_pinned=are_bound(leader.launcher_infos),
-        )
+        place = detect_machines(leader.launcher_infos)
         threads = choose_threads(shapes, launch, place, gpus)
+        estimator = TimeEstimator(
+            guess_times(candidate_configs, run_trials(candidate_configs), place, partial(_threads_of, threads)),
+            slowdown=load_slowdown(),
+        )
         design = ScaleDesign(
             **_design(config, candidate_configs, shapes, threads, launch),
             **dataclasses.asdict(place),
             gpus=gpus,
-            estimate_s=estimate_s(candidate_configs, config, place),
             target=_target(base),
         )
         candidates = [candidate_config.candidate for candidate_config in candidate_configs]
@@ -135,7 +129,15 @@ def scale(
         folder = ExperimentFolder.create(out or new_folder(base, SCALE_KIND), description)
         on_folder(folder.path)
         display.plan(design, [candidate.name for candidate in candidates], candidate_configs[0].config)
-        ScaleExperiment(WorkloadTarget(), candidate_configs, leader, config, folder, display, threads=threads).run()
+        ScaleExperiment(
+            WorkloadTarget(), candidate_configs, leader, config, folder, display, threads=threads, estimator=estimator
+        ).run()
+
+
+def _threads_of(threads: ThreadCounts, one: CandidateConfig) -> int:
+    """Return the compute threads of each rank of a candidate."""
+    given = threads.single if one.candidate.role == "baseline" else threads.rank
+    return given or threads_per_rank(one.shape.ranks_per_host)
 
 
 def _check_gpus(base: RunConfig, shapes: Sequence[Shape], gpus: int, launcher: LauncherProcess) -> None:

@@ -11,7 +11,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from paceline.config import ATTACH_SETTINGS, SCRIPT_SETTINGS, VARIED_IN_SCRIPTS,
 from paceline.config.setting import option_name
 from paceline.errors import UsageError
 from paceline.experiments.candidates import WORKLOAD_RULES, CandidateConfig, CandidateRules, shared_settings
-from paceline.experiments.estimate import estimate_s
+from paceline.experiments.estimate import Trials, run_trials
 from paceline.experiments.names import prepare_data
 from paceline.formatting import scientific
 from paceline.launch.job import Task
@@ -30,6 +30,7 @@ from paceline.records.schema import PARITY_FILE
 from paceline.records.settings import Settings
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import create
+from paceline.workloads import data
 from paceline.workloads.names import is_user_workload
 
 GRADIENTS_FILE = "gradients.pt"
@@ -51,9 +52,9 @@ class TargetInfo:
     target: str
     """Name of the workload, or the command line of the script."""
     batch: int | None
-    """Global batch."""
-    estimate_s: float | None
-    """Estimated time of the experiment."""
+    """Global batch, at most all of the data."""
+    trials: Trials = field(default_factory=dict)
+    """Trial of the workload of each candidate; empty if there is none."""
 
 
 class Unproven(Exception):
@@ -83,8 +84,8 @@ class TrainingTarget(Protocol):
     def prepare(self, candidate_configs: Sequence[CandidateConfig]) -> None:
         """Fetch the data; called on every host."""
 
-    def describe(self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig) -> TargetInfo:
-        """Return its name, its global batch and the estimated time of the experiment."""
+    def describe(self, candidate_configs: Sequence[CandidateConfig], ranks: int) -> TargetInfo:
+        """Return its name, its global batch and trials of it; raise if it cannot be trained."""
 
     def script_of(self, run: ScheduledRun) -> Script | None:
         """Return the script that the ranks of a run execute in place of our own loop."""
@@ -114,16 +115,14 @@ class WorkloadTarget:
         for candidate_config in candidate_configs:
             prepare_data(candidate_config.config)
 
-    def describe(self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig) -> TargetInfo:
+    def describe(self, candidate_configs: Sequence[CandidateConfig], ranks: int) -> TargetInfo:
         config = candidate_configs[0].config
+        trials = run_trials(candidate_configs)
+        batches = {_batch_of(one, ranks, trials) for one in candidate_configs}
         return TargetInfo(
             target=config.workload if is_user_workload(config.workload) else f"{config.workload} on {config.data}",
-            batch=None
-            if len({candidate_config.config.batch for candidate_config in candidate_configs}) > 1
-            else config.global_batch(ranks),
-            estimate_s=estimate_s(
-                candidate_configs, ranks, compare.repeats, proof=compare.proof, doctor=compare.doctor
-            ),
+            batch=batches.pop() if len(batches) == 1 else None,
+            trials=trials,
         )
 
     def script_of(self, run: ScheduledRun) -> Script | None:  # noqa: ARG002
@@ -180,9 +179,9 @@ class ScriptTarget:
     def prepare(self, candidate_configs: Sequence[CandidateConfig]) -> None:
         """Do nothing: a script fetches its data itself."""
 
-    def describe(self, candidate_configs: Sequence[CandidateConfig], ranks: int, compare: CompareConfig) -> TargetInfo:
-        del candidate_configs, ranks, compare
-        return TargetInfo(target=shlex.join([self.script.path, *self.script.args]), batch=None, estimate_s=None)
+    def describe(self, candidate_configs: Sequence[CandidateConfig], ranks: int) -> TargetInfo:
+        del candidate_configs, ranks
+        return TargetInfo(target=shlex.join([self.script.path, *self.script.args]), batch=None)
 
     def script_of(self, run: ScheduledRun) -> Script | None:
         named = {*self.script.settings, *run.candidate_config.candidate.settings}
@@ -238,6 +237,20 @@ class ScriptTarget:
                 f"{scientific(found.relative_error)} of the norm), so parity cannot be proven: "
                 "seed everything random in it."
             )
+
+
+def _batch_of(one: CandidateConfig, ranks: int, trials: Trials) -> int | None:
+    """Return the global batch of a candidate, at most all of the data; None if it is unknown before the run."""
+    trial = trials.get(one.candidate.name)
+    if trial is not None:
+        return trial.batch_of(one.config, ranks)
+    wanted = one.config.global_batch(ranks)
+    if one.config.batch is not None or one.config.batch_per_rank is not None:
+        return wanted
+    if is_user_workload(one.config.workload):
+        return None
+    train, _ = data.load(one.config.data, data_dir=data.data_dir(one.config.data_dir))
+    return min(wanted, len(train.images))
 
 
 def choose_target(base: RunConfig, config: CompareConfig, args: Sequence[str]) -> tuple[TrainingTarget, RunConfig]:

@@ -84,6 +84,8 @@ def run_job(job: Job, progress: JobProgress) -> None:
     task = (examining | {"train": run, "prove": prove_run})[job.task]
     before_connect = check_reach if job.task in examining else None
     world = join_world(timeout_s=job.timeout, iface=job.iface, before_connect=before_connect)
+    if world.rank == 0:
+        job.folder.mark_ready()
     _enter_host_cgroup()
     for number, (config, folder) in enumerate(job.runs):
         progress.run = number

@@ -31,7 +31,6 @@ class RecordedRecipe(Struct, frozen=True, kw_only=True):
     """Peak learning rate at the reference batch."""
     reference_batch: PositiveCount
     scale_lr: str
-    precision: str
 
 
 class Topology(Struct, frozen=True, kw_only=True):
@@ -55,6 +54,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     servers: Count = 0
     """Ranks that only keep parameters."""
     ranks_per_host: PositiveCount
+    ranks_sharing_cores: PositiveCount | None = None
+    """Ranks of a host that share its cores: 1 if a launcher bound each to its own; None for all of them."""
     batch: PositiveCount | None
     """Global batch; None if the workload's data or the script sets it."""
     batch_per_rank: list[Count]
@@ -78,6 +79,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     user_optimizer: bool
     lr: float | None
     """Peak learning rate, scaled to the batch; None if a script or the workload's own optimiser sets it."""
+    precision: str | None = None
+    """Number format, as in `--precision`; None if a script sets it."""
     log_every: PositiveCount
     slow_rank: str = ""
     """Value of `--slow-rank`."""

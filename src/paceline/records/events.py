@@ -150,6 +150,17 @@ class ContinuedEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="
     time_s: Seconds = 0.0
 
 
+class EstimateEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="estimate"):
+    """Estimate of the time until the end of the experiment, after a stage or a repeat."""
+
+    low_s: Seconds
+    high_s: Seconds
+    """`low_s` to `high_s` is the range for the least number of repeats."""
+    most_s: Seconds
+    """Upper end for the largest number of repeats."""
+    time_s: Seconds = 0.0
+
+
 class StageEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="stage"):
     """An examination enters a stage."""
 
@@ -161,7 +172,9 @@ RunEvent = ConfigEvent | StartEvent | LogEvent | EpochEvent | EvaluationEvent | 
 """An event of a run."""
 CandidateEvent = ParityEvent | ScheduledEvent | FailureEvent
 """An event of an experiment that names a candidate."""
-ExperimentEvent = CandidateEvent | UnprovenEvent | UnexaminedEvent | EndEvent | InterruptedEvent | ContinuedEvent
+ExperimentEvent = (
+    CandidateEvent | UnprovenEvent | UnexaminedEvent | EstimateEvent | EndEvent | InterruptedEvent | ContinuedEvent
+)
 """An event of an experiment."""
 Event = RunEvent | ExperimentEvent | StageEvent
 EventT = TypeVar("EventT", bound=Struct)

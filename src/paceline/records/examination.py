@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from paceline.errors import RecordError
 from paceline.records.decoder import VersionedFile, read_model
+from paceline.records.description import RecordedEmulation
 from paceline.records.provenance import Provenance
 from paceline.records.schema import DOCTOR_FILE
 from paceline.records.value_types import Count, Positive, PositiveCount, WholeNumber
@@ -240,6 +241,8 @@ class Examination(VersionedFile, frozen=True, kw_only=True):
     failure: str | None = None
     """Error of the workload; None if it trained."""
     failure_hint: str | None = None
+    emulated: RecordedEmulation | None = None
+    """Emulated hosts of the launch; None on real hosts."""
     measured_s: float = 0.0
     """Duration of the examination, without the start of the ranks."""
 

@@ -41,7 +41,7 @@ from paceline.records.examination import Examination, find_examination
 from paceline.records.provenance import Provenance
 from paceline.records.reader import RunRecord, is_complete, read_run
 from paceline.records.settings import Settings, check_settings
-from paceline.records.value_types import Count, Positive, PositiveCount, Seconds
+from paceline.records.value_types import Count, Positive, PositiveCount
 from paceline.records.writer import write_json
 
 CandidateRole = Literal["candidate", "bound", "baseline"]
@@ -110,8 +110,6 @@ class Design(Struct, frozen=True, kw_only=True):
     """Name of the workload, or the command line of the script."""
     batch: PositiveCount | None
     """Global batch (of strong scaling); None if it varies or a script sets it."""
-    estimate_s: Seconds | None
-    """Estimated time of the experiment; None if unknown."""
     emulated: str | None
     """Value of `--emulate`; None on real hosts."""
     host_cpus: Positive | None
@@ -122,6 +120,14 @@ class CompareDesign(Design, frozen=True, kw_only=True):
     """Design of a comparison."""
 
     ranks_per_host: PositiveCount
+    machine_cores: Positive | None = None
+    """Cores of this machine that may be used; None in records of older versions."""
+    machines: list[Count] = []
+    """Number of the machine of each host: hosts on one machine share its cores."""
+    ranks_pinned: bool = False
+    """Whether a launcher bound ranks to cores."""
+    gpus: Count = 0
+    """GPUs of this host that ranks may use; 0 on CPUs."""
 
 
 class ScaleShape(Struct, frozen=True, kw_only=True):

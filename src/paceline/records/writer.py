@@ -66,6 +66,10 @@ class RunFolder:
         """Write the result of a parity proof."""
         write_json(self.path / schema.PARITY_FILE, parity)
 
+    def mark_ready(self) -> None:
+        """Mark the ranks of a launch as connected."""
+        write_json(self.path / schema.READY_FILE, {"time": time.time()})
+
     def mark_finished(self) -> None:
         """Mark the run as completed."""
         write_json(self.path / schema.FINISHED_FILE, {"time": time.time()})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from paceline.analysis.comparison import Comparison
+from paceline.analysis.remaining_time import RemainingTime
 from paceline.config import RunConfig
 from paceline.config.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
-from paceline.formatting import format_cores, plural, short_seconds
+from paceline.formatting import format_cores, plural, rough_range, short_seconds
 from paceline.records.experiment import Design
 
 WARM_UP_COUNTS = "warm-up steps included: fewer than 6 steps"
@@ -37,3 +38,11 @@ def on_hosts(design: Design) -> str:
     except UsageError:  # The record was edited, or a newer version wrote it.
         what = plural(hosts, "emulated host")
     return f" on {what}" + ("" if share is None else f", {format_cores(share)} each")
+
+
+def format_remaining(remaining: RemainingTime) -> str:
+    """Format an estimated time as a range, with its end if the largest number of repeats is needed."""
+    between, longest = rough_range(remaining.low_s, remaining.high_s), rough_range(0.0, remaining.most_s)
+    if remaining.most_s <= 1.1 * remaining.high_s:
+        return between
+    return f"{between} ({longest} if the result is close)" if remaining.high_s else longest

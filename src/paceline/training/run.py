@@ -103,6 +103,7 @@ def _topology(setup: RankSetup, batch: int | None) -> Topology:
         interface=world.interface,
         world_size=world.size,
         ranks_per_host=world.local_size,
+        ranks_sharing_cores=world.ranks_sharing_cores,
         batch=batch,
         classes=workload.classes,
         lr=None if workload.optimizer is not None else recipe.peak_lr(batch),
@@ -113,7 +114,7 @@ def _topology(setup: RankSetup, batch: int | None) -> Topology:
             lr=recipe.lr,
             reference_batch=recipe.reference_batch,
             scale_lr=recipe.scale_lr,
-            precision=recipe.precision,
         ),
+        precision=config.precision,
         user_optimizer=workload.optimizer is not None,
     )

@@ -27,14 +27,16 @@ def topology_of(
     interface: str,
     world_size: int,
     ranks_per_host: int,
+    ranks_sharing_cores: int | None = None,
     batch: int | None = None,
     classes: int | None = None,
     lr: float | None = None,
     recipe: RecordedRecipe | None = None,
+    precision: str | None = None,
     user_optimizer: bool = True,
 ) -> Topology:
-    """Return the topology of a run; the batch, the classes and the learning rate of a script are unknown."""
-    workers, info = comm.world_size, emulation_info(os.environ)
+    """Return the topology of a run; the batch, classes, learning rate and precision of a script are unknown."""
+    workers = comm.world_size
     parameters, layers = list(model.parameters()), list(model.modules())
     return Topology(
         workload=workload,
@@ -47,6 +49,7 @@ def topology_of(
         workers=workers,
         servers=comm.servers,
         ranks_per_host=ranks_per_host,
+        ranks_sharing_cores=ranks_sharing_cores,
         batch=batch,
         batch_per_rank=[] if batch is None else sorted({batch // workers, -(-batch // workers)}),
         device=placement.device_name,
@@ -62,7 +65,14 @@ def topology_of(
         user_optimizer=user_optimizer,
         lr=lr,
         recipe=recipe,
+        precision=precision,
         log_every=config.log_every,
         slow_rank=config.slow_rank,
-        emulated=None if info is None else RecordedEmulation(spec=info.spec, host_cpus=info.host_cpus),
+        emulated=recorded_emulation(),
     )
+
+
+def recorded_emulation() -> RecordedEmulation | None:
+    """Return the emulated hosts that this process runs on one of; None on a real host."""
+    info = emulation_info(os.environ)
+    return None if info is None else RecordedEmulation(spec=info.spec, host_cpus=info.host_cpus)

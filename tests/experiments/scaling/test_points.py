@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from paceline.config import RunConfig, ScaleConfig
 from paceline.errors import UsageError
-from paceline.experiments.estimate import LAUNCH_S, RUN_S, SYNCHRONISING, Trial
-from paceline.experiments.scaling.estimate import estimate_from_trial
-from paceline.experiments.scaling.machines import DetectedMachines
 from paceline.experiments.scaling.points import ScaleBatches, make_points
 from paceline.launch.launcher_process import Shape
-
-ON_ONE_MACHINE = DetectedMachines(emulated=None, host_cpus=None, machine_cores=4.0, machines=[0], ranks_pinned=False)
 
 
 @pytest.mark.parametrize(
@@ -73,17 +66,3 @@ def test_there_has_to_be_something_that_shares_the_work() -> None:
 def test_a_strategy_that_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"strategy.*dpd"):
         make_points(RunConfig(), ScaleConfig(strategies="dpd"), [Shape(1, 1)])
-
-
-def test_the_estimate_knows_shares_and_links() -> None:
-    config = ScaleConfig(strategies="ddp,p2p", repeats=2, proof=False, doctor=False)
-    candidate_configs = make_points(RunConfig(steps=20), config, [Shape(1, 1), Shape(2, 1)])
-    trial = Trial(sample_s=0.001, steps_per_epoch=6, train_samples=None, test_samples=0, gradient_bytes=1_000_000)
-    wide, narrow, slow = (
-        estimate_from_trial(candidate_configs, config, replace(ON_ONE_MACHINE, **place), trial, 0.001)
-        for place in ({}, {"emulated": "2@8mbit"}, {"host_cpus": 0.1})
-    )
-    # Twice: starting ranks of two shapes, five runs of 20 steps of 256 samples, two of which have two cores.
-    assert wide == pytest.approx(2 * (2 * LAUNCH_S + 5 * RUN_S + 20 * 0.256 * SYNCHRONISING * (3 + 2 / 2)))
-    assert narrow - wide == pytest.approx(2 * 20 * (1 + 2) * 1514 / 1448), "1 MB a second, once or twice a step"
-    assert slow > 5 * wide

@@ -198,7 +198,7 @@ def test_two_hosts_from_a_config_file_end_cleanly_on_ctrl_c(tmp_path: Path) -> N
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert f"interrupted; the record so far is in {out}" in output
-    assert "warning: 2 hosts × 1.5 cores need 3, but this machine has" in output
+    assert "warning: 2 hosts with 1.5 cores each share" in output
     assert not [child for child in running if child.is_running()]
     assert not cgroups_of(process.pid)
 

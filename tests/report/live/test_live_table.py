@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from experiments_on_disk import read_comparison, write_experiment
+from paceline.analysis.remaining_time import Part, TimeEstimator
 from paceline.config import RunConfig
 from paceline.errors import RankError
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
@@ -20,8 +21,9 @@ from paceline.records.parity import Parity
 from paceline.report.live.live_table import LiveTable, format_plan, format_proof
 from run_models import compare_design
 
-DESIGN = compare_design(repeats=3, max_repeats=10, batch=256, estimate_s=62.0)
+DESIGN = compare_design(repeats=3, max_repeats=10, batch=256)
 CANDIDATES = ["single", "ddp"]
+RUN = Part("run", "ddp")
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,34 @@ def until(holds: Callable[..., object]) -> None:
         time.sleep(0.01)
 
 
-def test_the_plan_is_one_line_with_its_time() -> None:
+def test_the_plan_is_one_line() -> None:
     line = format_plan(DESIGN, CANDIDATES, RunConfig(steps=40), "3–10")
-    assert line == (
-        "cnn on digits: single, ddp · 2 ranks × 1 thread, global batch 256 · 40 steps × 3–10 repeats · "
-        "about 60 s, more if the result is close"
-    )
-    known = format_plan(replace(DESIGN, estimate_s=None, batch=None), CANDIDATES, RunConfig(epochs=1), "1")
+    assert line == "cnn on digits: single, ddp · 2 ranks × 1 thread, global batch 256 · 40 steps × 3–10 repeats"
+    known = format_plan(replace(DESIGN, batch=None), CANDIDATES, RunConfig(epochs=1), "1")
     assert known == "cnn on digits: single, ddp · 2 ranks × 1 thread · 1 epoch × 1 repeat"
+
+
+def test_the_plan_warns_of_ranks_that_share_cores() -> None:
+    cases = {
+        "3 ranks share 2 cores": {"emulated": "3@500mbit", "machine_cores": 2.0},
+        "3 hosts with 1 core each share 2 cores": {"emulated": "3", "machine_cores": 2.0, "host_cpus": 1.0},
+        "": {"emulated": "3", "machine_cores": 2.0, "host_cpus": 0.5},
+        "3 ranks with 2 threads each share 4 cores": {"machine_cores": 4.0, "machines": [0, 0, 0], "threads": 2},
+        None: {"machine_cores": 2.0, "machines": [0, 1, 2]},
+    }
+    for phrase, changes in cases.items():
+        shown, stream = display(terminal=False)
+        shown.plan(replace(DESIGN, ranks=3, hosts=3, ranks_per_host=1, **changes), CANDIDATES, RunConfig(steps=40))
+        line = stream.getvalue().splitlines()[1:]
+        assert [text.partition(": they take turns")[0] for text in line] == ([f"warning: {phrase}"] if phrase else [])
+
+
+def test_an_unknown_time_is_said() -> None:
+    shown, stream = display(terminal=False)
+    estimator = TimeEstimator()
+    estimator.expect("later", [RUN])
+    shown.follow_time(estimator)
+    assert stream.getvalue() == "time: unknown until the first runs have finished\n"
 
 
 def test_format_proof() -> None:
@@ -64,21 +86,34 @@ def test_format_proof() -> None:
 def test_without_a_terminal_there_is_a_line_per_repeat_with_the_remaining_time(tmp_path: Path) -> None:
     shown, stream = display(terminal=False)
     shown.plan(DESIGN, CANDIDATES, RunConfig(steps=40))
+    estimator = TimeEstimator({RUN: 30.0})
+    estimator.expect("later", [RUN], 3, 10)
+    shown.follow_time(estimator)
     with shown.launch("repeat 1", [], 40):
         pass
     comparison = read_comparison(write_experiment(tmp_path / "e"))
+    estimator.measure(RUN, 20.0)
+    estimator.expect("later", [RUN], 2, 9)
     shown.refresh(comparison, 1)
+    estimator.expect("later", [RUN], 0, 7)
     shown.refresh(comparison, 3)
+    estimator.expect("later", [])
+    shown.refresh(comparison, 4)
     shown.failed("ddp", RankError("rank 1 failed", hint="look there", detail="Traceback"))
     output = stream.getvalue()
-    assert "after 1 repeat, about 5 s to go: " in output
-    assert "after 3 repeats: " in output
+    assert "\ntime: about 45 s–3 min (up to 10 min if the result is close); this range is refined as runs" in output
+    assert "after 1 repeat, 20–80 s (up to 6 min if the result is close) to go: " in output
+    assert "after 3 repeats, up to 5 min to go: " in output
+    assert "after 4 repeats: " in output
     assert output.endswith("ddp failed and is left out: rank 1 failed\nTraceback\nhint: look there\n")
 
 
 def test_a_terminal_shows_the_current_run_and_the_results_so_far(tmp_path: Path) -> None:
     shown, stream = display(terminal=True)
     shown.plan(DESIGN, CANDIDATES, RunConfig(steps=40))
+    estimator = TimeEstimator({RUN: 30.0})
+    estimator.expect("later", [RUN])
+    shown.follow_time(estimator)
     shown.refresh(read_comparison(write_experiment(tmp_path / "e")), 1)
     schedule = [FakeRun(name, tmp_path / name) for name in ("first [one]", "second")]
     with shown.launch("repeat 2", schedule, None):
@@ -98,5 +133,5 @@ def test_a_terminal_shows_the_current_run_and_the_results_so_far(tmp_path: Path)
     assert "first [one]" in output
     assert "second" in output
     assert "3/7" in output
-    assert "repeat 2 of 3–10" in output
+    assert "repeat 2 of 3–10, 15–60 s to go" in output
     assert "2/2" in output

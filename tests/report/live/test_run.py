@@ -15,12 +15,14 @@ from msgspec.structs import asdict, replace
 from rich.console import Console
 
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
+from paceline.records.description import RecordedEmulation
 from paceline.records.events import ConfigEvent, EpochEvent, LogEvent, StartEvent
 from paceline.report.live import run as live
 from paceline.report.live.run import LiveRun, Tail, configuration_line
 from run_models import recipe, topology
 
 TOPOLOGY = topology(3, batch=64, batch_per_rank=[21, 22], cores=4.0, parameters=53_762)
+EMULATED = RecordedEmulation(spec="3@500mbit", host_cpus=None)
 LOG: dict[str, Any] = {"step": 20, "epoch": 0, "losses": [2.5, 1.25], "samples": 1280, "correct": 960, "wall_s": 0.5}
 
 
@@ -203,6 +205,8 @@ def test_an_error_inside_passes_through(folder: RunFolder) -> None:
         ({"workers": 1, "strategy": "single"}, "single on 1 rank (2 idle) ·"),
         ({"user_optimizer": True}, "· user-defined optimiser ·"),
         ({"threads": 4}, "4 threads per rank"),
+        ({"precision": "fp16"}, "lr 0.1 (not scaled) · fp16 · 1 thread"),
+        ({"precision": "fp32"}, "lr 0.1 (not scaled) · 1 thread"),
     ],
 )
 def test_the_configuration_line(change: dict[str, Any], part: str) -> None:
@@ -233,13 +237,38 @@ def test_a_loss_that_is_not_finite_is_reported(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "words"), [(4.0, None), (3.0, None), (2.0, "on 2 cores"), (0.5, "on part of a core")]
+    ("changes", "sharing"),
+    [
+        ({"cores": 4.0}, None),
+        ({"cores": 3.0}, None),
+        ({"cores": 2.0}, "3 ranks share 2 cores"),
+        ({"cores": 0.5}, "3 ranks share 0.5 cores"),
+        ({"cores": 4.0, "threads": 2}, "3 ranks with 2 threads each share 4 cores"),
+        ({"cores": 2.0, "ranks_per_host": 1}, None),
+        ({"cores": 2.0, "ranks_per_host": 1, "emulated": EMULATED}, "3 ranks share 2 cores"),
+        ({"cores": 0.5, "ranks_per_host": 1, "emulated": replace(EMULATED, host_cpus=0.5)}, None),
+    ],
 )
-def test_over_subscribed_cores_are_reported(folder: RunFolder, cores: float, words: str | None) -> None:
+def test_over_subscribed_cores_are_reported(folder: RunFolder, changes: dict[str, Any], sharing: str | None) -> None:
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
-        events.write(config_event(**{"cores": cores}))
+        events.write(config_event(**changes))
         events.close()
-    assert ("over-subscribed: 3 threads" in out.getvalue()) == (words is not None)
-    assert words is None or words in out.getvalue()
+    assert ("share" in out.getvalue()) == (sharing is not None)
+    assert sharing is None or f"warning: {sharing}: they take turns, so times compare" in out.getvalue()
+
+
+def test_the_remaining_time_of_training_is_a_range_without_the_warm_up(folder: RunFolder) -> None:
+    screen, out = console(terminal=True)
+    with LiveRun(folder.path, screen):
+        events, steps = EventWriter(folder), StepWriter(folder, 0)
+        events.write(StartEvent(steps=100, steps_per_epoch=None, dropped=0))
+        events.write(LogEvent(**(LOG | {"step": 20, "losses": [1.0] * 20, "wall_s": 10.0})))
+        steps.write([row(step) for step in range(20)])
+        until(lambda: "20–80 s left" in out.getvalue())
+        events.write(LogEvent(**(LOG | {"step": 40, "losses": [1.0] * 20, "wall_s": 5.0})))
+        steps.write([row(step) for step in range(20, 40)])
+        until(lambda: "5–30 s left" in out.getvalue())
+        events.close()
+        steps.close()

@@ -6,8 +6,9 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
+from paceline.analysis.core_sharing import is_over_subscribed
 from paceline.analysis.findings.finding import Finding, Level, format_ranks, format_workload, ranks_by
-from paceline.formatting import TENTHS, core_count, format_cores, plural, seconds, size
+from paceline.formatting import TENTHS, core_count, format_cores, join_names, plural, seconds, size
 from paceline.records.examination import Examination, RankInfo, WorkloadNeeds
 
 CLOCK_PROBLEM_S = 1.0
@@ -103,20 +104,21 @@ def _cores(examination: Examination) -> Iterator[Finding]:
     for ranks in _machines(examination):
         first = ranks[0]
         limit = min(first.cpu_count, sum({rank.host: rank.cores for rank in ranks}.values()))
-        if not _have_quotas(ranks):
+        asked_for = examination.emulated is not None and examination.emulated.host_cpus is not None
+        if not asked_for and not _have_quotas(ranks):
             yield from _core_limits(first)
         if first.device != "cpu":
             continue
         threads = sum(rank.threads for rank in ranks)
         demand = f"{plural(len(ranks), 'rank')} with {plural(first.threads, 'thread')} each"
-        supply = f"{format_cores(limit, 'usable core')} of {first.host_name}"
+        where = first.host_name if len({rank.host for rank in ranks}) == 1 else "one machine"
+        supply = f"{format_cores(limit, 'usable core')} of {where}"
         if _have_quotas(ranks):
             yield Finding("ok", "cores", f"{demand} run on hosts with {format_cores(first.cores)} each.")
-        elif threads > limit:
+        elif is_over_subscribed(threads, limit):
             message = f"{demand} share {supply}: they take turns, so times do not predict more machines."
-            most = max(1, int(limit))
-            fewer = f"use --ranks {most} --threads 1" if len(ranks) >= most else f"use --threads {most // len(ranks)}"
-            yield Finding("problem", "cores", message, f"{fewer}, or more cores")
+            fix = f"{_fewer_threads(ranks, limit, examination)}, or use more cores"
+            yield Finding("problem", "cores", message, fix)
         elif int(limit) - threads >= len(ranks):
             spare = int(limit) // len(ranks)
             idle = int(limit) - threads
@@ -127,6 +129,20 @@ def _cores(examination: Examination) -> Iterator[Finding]:
         else:
             yield Finding("ok", "cores", f"{demand} run on {supply}.")
         yield from _busy(ranks, min(threads, limit))
+
+
+def _fewer_threads(ranks: Sequence[RankInfo], limit: float, examination: Examination) -> str:
+    """Return options that give each rank of a machine its own cores, and that fit the number of hosts."""
+    most, hosts = max(1, int(limit)), len({rank.host for rank in ranks})
+    if len(ranks) <= most:
+        return f"use --threads {most // len(ranks)}"
+    if most >= hosts:
+        option = "--ranks" if len(examination.hosts) == 1 else "--ranks-per-host"
+        return f"use {option} {most // hosts} --threads 1"
+    if examination.emulated is None:
+        return f"start at most {plural(most, 'host')} on one machine"
+    share = core_count(math.floor(100 * limit / hosts) / 100)
+    return f"give each host a fixed share with --host-cpus {share}, emulate at most {plural(most, 'host')}"
 
 
 def _have_quotas(ranks: Sequence[RankInfo]) -> bool:
@@ -184,7 +200,7 @@ def _memory(examination: Examination) -> Iterator[Finding]:
             f"{format_workload(needs)} needs up to {size(most)} per rank; training adds {size(growth)} over all ranks, "
             f"and {available}."
         )
-        yield Finding(*_fits(growth, free, "memory"), message, _memory_fix(growth, free))
+        yield Finding(*_fits(growth, free, "memory"), message, _memory_fix(growth, free, examination, ranks))
 
 
 def _gpu_memory(examination: Examination) -> Iterator[Finding]:
@@ -205,15 +221,27 @@ def _gpu_memory(examination: Examination) -> Iterator[Finding]:
             yield Finding("ok", "memory", f"{available}.")
             continue
         message = f"{format_workload(needs)} needs up to {size(peak)} for tensors; {available}."
-        yield Finding(*_fits(peak, free, "memory"), message, _memory_fix(peak, free))
+        yield Finding(*_fits(peak, free, "memory"), message, _memory_fix(peak, free, examination, ranks))
 
 
 def _fits(need: float, free: float, topic: str) -> tuple[Level, str]:
     return "problem" if need > free else "note" if need > MEMORY_TIGHT * free else "ok", topic
 
 
-def _memory_fix(need: float, free: float) -> str:
-    return "use a smaller --batch, --accumulate 2, or fewer ranks per host" if need > MEMORY_TIGHT * free else ""
+def _memory_fix(need: float, free: float, examination: Examination, ranks: Sequence[RankInfo]) -> str:
+    """Return what reduces the memory of ranks that share it; empty if there is enough."""
+    if need <= MEMORY_TIGHT * free:
+        return ""
+    hosts = len({rank.host for rank in ranks})
+    fewer = "fewer ranks per host" if len(ranks) > hosts else "fewer hosts on this machine" if hosts > 1 else ""
+    ways = [*_smaller_batch(examination.workload), *([fewer] if fewer else [])]
+    return f"use {join_names(ways, 'or')}"
+
+
+def _smaller_batch(needs: WorkloadNeeds | None) -> list[str]:
+    """Return settings that reduce the memory of a step; a batch that the workload's data sets has no option."""
+    smaller = "smaller batches in the workload" if needs is not None and needs.batch is None else "a smaller --batch"
+    return [smaller, "--accumulate 2"]
 
 
 def _disk(examination: Examination) -> Iterator[Finding]:
@@ -256,7 +284,8 @@ def _devices(examination: Examination) -> Iterator[Finding]:
     if len(devices) > 1:
         found = ", ".join(f"{device} on {format_ranks(ranks)}" for device, ranks in devices.items())
         message = f"Ranks have different devices: {found}. In a synchronous run all ranks wait for the slowest."
-        yield Finding("note", "devices", message, "use hosts with the same device")
+        fix = "use hosts with the same device" if len(examination.hosts) > 1 else "use devices of one kind"
+        yield Finding("note", "devices", message, fix)
     else:
         (device,) = devices
         yield Finding(

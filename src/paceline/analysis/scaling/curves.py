@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from paceline.analysis.caveats import caveats
 from paceline.analysis.comparison import CandidateRow, Comparison, compare, cost_per_sample
+from paceline.analysis.core_sharing import CORE_TOLERANCE
 from paceline.analysis.record_set import RecordSet
-from paceline.analysis.scaling.machines import CORE_TOLERANCE, cores_per_rank, oversubscription
+from paceline.analysis.scaling.machines import cores_per_rank, oversubscription
 from paceline.analysis.scaling.notes import scaling_notes
 from paceline.analysis.statistics import Estimate, estimate_times, median_time, paired_ratio
 from paceline.analysis.steps.timing import step_time, windows_of

@@ -6,30 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from paceline.analysis.core_sharing import format_quotas, format_sharing
 from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
-from paceline.formatting import format_cores, plural
+from paceline.formatting import plural
 from paceline.records import Topology
-from paceline.records.experiment import ScaleDesign
-
-CORE_TOLERANCE = 0.01
-"""Relative difference up to which two numbers of cores count as equal."""
+from paceline.records.experiment import CompareDesign, Design, ScaleDesign
 
 
-class MachineLayout(Protocol):
-    """Machines and cores of the hosts of an experiment: its design, or what is known before it."""
-
-    @property
-    def emulated(self) -> str | None:
-        """Value of `--emulate`."""
+class HostPlacement(Protocol):
+    """Machines of the hosts of an experiment."""
 
     @property
     def host_cpus(self) -> float | None:
         """Cores that the ranks of one emulated host share."""
-
-    @property
-    def machine_cores(self) -> float:
-        """Cores of this machine."""
 
     @property
     def machines(self) -> list[int]:
@@ -40,12 +30,24 @@ class MachineLayout(Protocol):
         """Whether a launcher bound ranks to cores."""
 
 
-def machines_of(design: MachineLayout, hosts: int) -> list[int]:
+class MachineLayout(HostPlacement, Protocol):
+    """Machines and cores of the hosts of an experiment: its design, or what is known before it."""
+
+    @property
+    def emulated(self) -> str | None:
+        """Value of `--emulate`."""
+
+    @property
+    def machine_cores(self) -> float:
+        """Cores of this machine."""
+
+
+def machines_of(design: HostPlacement, hosts: int) -> list[int]:
     """Return the machine of each of the first `hosts` hosts; if the record lacks it, they share one machine."""
     return design.machines[:hosts] if len(design.machines) >= hosts else [0] * hosts
 
 
-def max_ranks_sharing_cores(design: MachineLayout, hosts: int, ranks_per_host: int) -> int:
+def max_ranks_sharing_cores(design: HostPlacement, hosts: int, ranks_per_host: int) -> int:
     """Return the largest number of ranks that share the same cores.
 
     Ranks share cores with all ranks on their machine, or only with those of their host if each host has a CPU quota. A
@@ -70,12 +72,27 @@ def oversubscription(topology: Topology, design: ScaleDesign) -> str:
         gpus = design.gpus or ranks_together
         return f"{ranks_together} ranks share {gpus} GPU{'s' * (gpus > 1)}" if ranks_together > gpus else ""
     if quota is not None:
-        hosts, cores = _hosts(topology), design.machine_cores
-        if quota * hosts <= cores * (1 + CORE_TOLERANCE):
-            return ""
-        return f"{hosts} hosts with {format_cores(quota)} each share {format_cores(cores)}"
-    cores = topology.cores
-    return f"{ranks_together} ranks share {format_cores(cores)}" if ranks_together > max(1.0, cores) else ""
+        return format_quotas(_hosts(topology), quota, design.machine_cores)
+    return format_sharing(ranks_together, topology.threads, topology.cores)
+
+
+def planned_oversubscription(design: Design) -> str:
+    """Return a phrase on how ranks will share cores where the most of them do; empty if each has its own."""
+    if isinstance(design, ScaleDesign):
+        shapes = [(shape.hosts, shape.ranks_per_host) for shape in design.shapes]
+    elif isinstance(design, CompareDesign):
+        shapes = [(design.hosts, design.ranks_per_host)]
+    else:
+        return ""
+    cores, quota = design.machine_cores, design.host_cpus
+    if cores is None or design.gpus:
+        return ""
+    if quota is not None:
+        most_hosts, on_host = max(hosts for hosts, _ in shapes), 0 if isinstance(design, ScaleDesign) else shapes[0][1]
+        # In `scale`, ranks that share the quota of their host are compared with others that do.
+        return format_quotas(most_hosts, quota, cores) or format_sharing(on_host, design.threads, quota)
+    most = max(max_ranks_sharing_cores(design, hosts, on_host) for hosts, on_host in shapes)
+    return format_sharing(most, design.threads, cores)
 
 
 def _ranks_sharing_cores(topology: Topology, design: ScaleDesign) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from paceline.analysis.scaling.machines import MachineLayout, max_ranks_sharing_cores
 from paceline.config import LaunchConfig
+from paceline.config.emulation import emulation_info
 from paceline.launch.launcher_process import LauncherInfo, Shape
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.measure.cores import affine_cores, cgroup_quota
@@ -42,6 +44,18 @@ def machine_cores() -> float:
     """Return the cores of this machine that may be used, whatever share an emulated host has."""
     quota = own_quota()
     return float(affine_cores()) if quota is None else min(float(affine_cores()), quota)
+
+
+def detect_machines(infos: Sequence[LauncherInfo]) -> DetectedMachines:
+    """Return the machines and cores of the hosts of a launch."""
+    emulation = emulation_info(os.environ)
+    return DetectedMachines(
+        emulated=None if emulation is None else emulation.spec,
+        host_cpus=None if emulation is None else emulation.host_cpus,
+        machine_cores=machine_cores(),
+        machines=find_machines(infos, emulated=emulation is not None, quota=own_quota()),
+        ranks_pinned=are_bound(infos),
+    )
 
 
 def find_machines(infos: Sequence[LauncherInfo], *, emulated: bool, quota: float | None) -> list[int]:

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
+from paceline.analysis.core_sharing import format_quotas
 from paceline.config import LaunchConfig, launched
 from paceline.config.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
-from paceline.formatting import core_count, format_cores, plural
+from paceline.formatting import format_cores
 from paceline.launch.emulation.hosts import EmulatedHost, emulated_hosts
 from paceline.launch.emulation.network import address_of
 from paceline.launch.launcher_process import Notify
@@ -71,13 +72,10 @@ def run_on_all(hosts: Sequence[EmulatedHost], command: Sequence[str], notify: No
 
 
 def _warn_if_oversubscribed(launch: LaunchConfig, hosts: int, notify: Notify) -> None:
-    share, cores = launch.host_cpus or 0, usable_cores()
-    if hosts * share > cores:
-        notify(
-            f"warning: {plural(hosts, 'host')} × {format_cores(share)} need {core_count(hosts * share)}, "
-            f"but this machine has {core_count(cores)}: "
-            "hosts will slow each other down; use fewer hosts or a smaller --host-cpus"
-        )
+    """Print a warning if the CPU quotas of the hosts exceed the cores; the command itself reports its ranks."""
+    sharing = "" if launch.host_cpus is None else format_quotas(hosts, launch.host_cpus, usable_cores())
+    if sharing:
+        notify(f"warning: {sharing}: they slow each other down; use fewer hosts or a smaller --host-cpus")
 
 
 @dataclass

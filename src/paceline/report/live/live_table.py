@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,10 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from paceline.analysis.comparison import CandidateRow, Comparison
+from paceline.analysis.core_sharing import sharing_sentence
 from paceline.analysis.findings import Finding, problems
+from paceline.analysis.remaining_time import TimeEstimator
+from paceline.analysis.scaling.machines import planned_oversubscription
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
-from paceline.formatting import join_names, plural, roughly, scientific, seconds
+from paceline.formatting import join_names, plural, scientific, seconds
 from paceline.records.events import RUN_EVENTS, StartEvent
 from paceline.records.experiment import Design
 from paceline.records.parity import Parity
@@ -28,13 +30,12 @@ from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import column_of
 from paceline.report.live.run import Display, EventTail, Tail
-from paceline.report.run_description import on_hosts, run_length
+from paceline.report.run_description import format_remaining, on_hosts, run_length
 from paceline.report.terminal.doctor import LiveExamination
 
 POLL_S = 0.2
 SHOWN = ("step_s", "ratio", "exposed")
 """Figures of the results so far."""
-_MORE_REPEATS = ", more if the result is close"
 
 
 class ShownRun(Protocol):
@@ -56,22 +57,31 @@ class LiveTable:
         self._console = console
         self._comparison: Comparison | None = None
         self._repeats = "?"
-        self._least = 0
-        self._left = ""
-        self._measuring_since: float | None = None
-        self._repeats_before = 0
+        self._estimator: TimeEstimator | None = None
         self._display: Display | None = None
 
     def plan(self, design: Design, candidates: Sequence[str], config: RunConfig) -> None:
-        """Print the planned runs and the estimated time."""
+        """Print the planned runs, and a warning if ranks share cores."""
         least, most = design.repeats, max(design.repeats, design.max_repeats)
         self._repeats = str(least) if least == most else f"{least}–{most}"
-        self._least = least
         self._print(format_plan(design, candidates, config, self._repeats))
+        sharing = planned_oversubscription(design)
+        if sharing:
+            self._print(f"warning: {sharing_sentence(sharing)}")
+
+    def follow_time(self, estimator: TimeEstimator) -> None:
+        """Print the estimated time of the experiment, and show the remaining time from now on."""
+        self._estimator = estimator
+        expected = estimator.remaining()
+        self._print(
+            "time: unknown until the first runs have finished"
+            if expected is None
+            else f"time: about {format_remaining(expected)}; this range is refined as runs finish"
+        )
 
     def continued(self, folder: Path, runs: int, planned: int, failed: Sequence[str], repeats: int) -> None:
         """Print that an experiment goes on, and what is there."""
-        self._repeats_before = repeats
+        del repeats
         again = f"; tried again: {join_names(list(failed))}, which failed" if failed else ""
         self._print(f"goes on in {folder}: {runs} of {planned} runs are there{again}")
 
@@ -108,24 +118,19 @@ class LiveTable:
     def refresh(self, comparison: Comparison, repeats: int) -> None:
         """Show the results after a repeat."""
         self._comparison = comparison
-        self._left = self._remaining_time(repeats)
         if not self._console.is_terminal:
             known = [row for row in comparison.rows if row.step_s is not None]
             times = " · ".join(f"{row.candidate.name} {seconds(row.step_s.value)}" for row in known if row.step_s)
-            self._print(f"after {plural(repeats, 'repeat')}{self._left}: {times}")
+            self._print(f"after {plural(repeats, 'repeat')}{self._to_go()}: {times}")
 
-    def _remaining_time(self, repeats: int) -> str:
-        """Estimate the time of the remaining required repeats from those done; empty where none is required."""
-        if self._measuring_since is None or repeats >= self._least:
-            return ""
-        each_s = (time.perf_counter() - self._measuring_since) / max(1, repeats - self._repeats_before)
-        return f", about {roughly(each_s * (self._least - repeats))} to go"
+    def _to_go(self) -> str:
+        """Return the remaining time as a suffix; empty if it is unknown, and at the end."""
+        remaining = None if self._estimator is None else self._estimator.remaining()
+        return f", {format_remaining(remaining)} to go" if remaining is not None and remaining.most_s > 0 else ""
 
     @contextmanager
     def launch(self, stage: str, schedule: Sequence[ShownRun], steps: int | None) -> Iterator[None]:
         """Show the progress of the runs of one launch while the context is open."""
-        if stage != "proof" and self._measuring_since is None:
-            self._measuring_since = time.perf_counter()
         if not self._console.is_terminal:
             yield
             return
@@ -140,9 +145,9 @@ class LiveTable:
         )
         proving = stage == "proof"
         self._current = progress.add_task("starting ranks", total=None if proving else steps, unit="steps")
-        title = stage if proving else f"{stage} of {self._repeats}{self._left}"
-        self._overall = progress.add_task(title, total=len(schedule), unit="runs")
-        self._display = Display(partial(self._draw, progress, schedule))
+        title = stage if proving else f"{stage} of {self._repeats}"
+        self._overall = progress.add_task(title + self._to_go(), total=len(schedule), unit="runs")
+        self._display = Display(partial(self._draw, progress, schedule, title))
         with self._display:
             yield
 
@@ -151,18 +156,18 @@ class LiveTable:
         if self._display is not None:
             self._display.close()
 
-    def _draw(self, progress: Progress, schedule: Sequence[ShownRun], stop: threading.Event) -> None:
+    def _draw(self, progress: Progress, schedule: Sequence[ShownRun], title: str, stop: threading.Event) -> None:
         shown = Group(self._figures(), progress)
         with Live(shown, console=self._console, refresh_per_second=8, transient=True):
-            self._follow(progress, schedule, stop)
+            self._follow(progress, schedule, title, stop)
 
-    def _follow(self, progress: Progress, schedule: Sequence[ShownRun], stop: threading.Event) -> None:
+    def _follow(self, progress: Progress, schedule: Sequence[ShownRun], title: str, stop: threading.Event) -> None:
         steps = [Tail(scheduled.folder / steps_file(0)) for scheduled in schedule]
         events = [EventTail(scheduled.folder / EVENTS_FILE) for scheduled in schedule]
         trained = [0] * len(schedule)
         while not stop.wait(POLL_S):
             done = sum((scheduled.folder / FINISHED_FILE).exists() for scheduled in schedule)
-            progress.update(self._overall, completed=done)
+            progress.update(self._overall, completed=done, description=title + self._to_go())
             if done == len(schedule):
                 continue
             for event in events[done].new_events(RUN_EVENTS):
@@ -195,12 +200,10 @@ def format_plan(design: Design, candidates: Sequence[str], config: RunConfig, re
     """Format the planned runs of an experiment as one line."""
     length = run_length(config)
     batch = "" if design.batch is None else f", global batch {design.batch}"
-    expected = design.estimate_s
     parts = [
         f"{design.target}: {', '.join(candidates)}",
         f"{plural(design.ranks, 'rank')} × {plural(design.threads, 'thread')}{on_hosts(design)}{batch}",
         f"{length} × {repeats} repeat" + ("" if repeats == "1" else "s"),
-        *([] if expected is None else [f"about {roughly(expected)}" + (_MORE_REPEATS * ("–" in repeats))]),
     ]
     return " · ".join(parts)
 

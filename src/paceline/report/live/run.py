@@ -18,17 +18,19 @@ from rich.progress import (
     SpinnerColumn,
     TaskID,
     TextColumn,
-    TimeRemainingColumn,
 )
 
-from paceline.analysis.caveats import over_subscribed
+from paceline.analysis.core_sharing import sharing_in_run, sharing_sentence
+from paceline.analysis.remaining_time import Part, TimeEstimator
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import count, number, percent, plural, short, whole
 from paceline.records import Topology
 from paceline.records.events import RUN_EVENTS, ConfigEvent, EpochEvent, LogEvent, StartEvent, decode_event
 from paceline.records.schema import EVENTS_FILE, steps_file
+from paceline.report.run_description import format_remaining
 
 POLL_S = 0.2
+STEP = Part("step")
 
 
 class Tail:
@@ -121,7 +123,7 @@ class LiveRun(FolderFollower):
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
             disable=quiet or not console.is_terminal,
@@ -129,7 +131,9 @@ class LiveRun(FolderFollower):
         super().__init__(folder, progress)
         self._log_every = 1
         self._total: int | None = None
-        self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="")
+        self._estimator = TimeEstimator()
+        self._windows = self._trained = 0
+        self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="", left="")
 
     def catch_up(self) -> None:
         for event in self._events.new_events(RUN_EVENTS):
@@ -143,7 +147,17 @@ class LiveRun(FolderFollower):
                 case EpochEvent():
                     self._on_epoch(event)
         rows = sum(not line.startswith("step") for line in self._steps.new_lines())
-        self._progress.advance(self._task, rows)
+        self._trained += rows
+        self._progress.update(self._task, completed=self._trained, left=self._time_left())
+
+    def _time_left(self) -> str:
+        """Return the remaining time of training, from the steps so far; empty while it is unknown."""
+        if self._total is None:
+            return ""
+        steps = max(0, self._total - self._trained)
+        self._estimator.expect("training", [STEP], steps, steps)
+        remaining = self._estimator.remaining()
+        return "" if remaining is None or not steps else f"{format_remaining(remaining)} left"
 
     def _print(self, text: str) -> None:
         if not self._quiet:
@@ -155,10 +169,9 @@ class LiveRun(FolderFollower):
         slowed = format_slow_ranks(parse_slow_ranks(event.slow_rank))
         if slowed:
             self._print(f"by --slow-rank: {slowed}")
-        if over_subscribed(event):
-            threads = min(event.workers, event.ranks_per_host) * event.threads
-            cores = plural(int(event.cores), "core") if event.cores >= 1 else "part of a core"
-            self._print(f"over-subscribed: {plural(threads, 'thread')} on {cores}, so ranks run in turns")
+        sharing = sharing_in_run(event)
+        if sharing:
+            self._print(f"warning: {sharing_sentence(sharing)}")
 
     def _on_start(self, event: StartEvent) -> None:
         self._total = event.steps
@@ -167,6 +180,10 @@ class LiveRun(FolderFollower):
             self._print(f"each epoch leaves out {plural(event.dropped, 'sample')}, too few for a batch on all ranks")
 
     def _on_log(self, event: LogEvent) -> None:
+        self._windows += 1
+        if self._windows == 2:  # The first window has warm-up steps.
+            self._estimator.forget(STEP)
+        self._estimator.measure(STEP, event.wall_s / len(event.losses))
         rate = event.samples / event.wall_s
         accuracy = None if event.correct is None else event.correct / event.samples
         self._progress.update(self._task, figures=" ".join(_figures(event.losses[-1], accuracy, rate)))
@@ -194,6 +211,7 @@ def configuration_line(topology: Topology) -> str:
             " ".join([f"{escape(topology.strategy)} on {ranks}", *beside]),
             batch,
             _optimizer_words(topology),
+            *([] if topology.precision in (None, "fp32") else [topology.precision]),
             f"{plural(topology.threads, 'thread')} per rank",
             f"{topology.device}, {topology.backend} over {topology.interface}",
         ]

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.analysis.scaling.machines import (
-    is_packed,
-    machines_of,
-    max_ranks_sharing_cores,
-    placement_notes,
-)
+from paceline.analysis.scaling.machines import is_packed, placement_notes, planned_oversubscription
 from paceline.config import RunConfig
-from paceline.formatting import format_cores, join_names, plural, roughly, whole
+from paceline.formatting import join_names, plural, whole
 from paceline.records.experiment import Design, ScaleDesign
 from paceline.report.live.live_table import LiveTable
 from paceline.report.run_description import run_length
@@ -22,28 +17,22 @@ class ScalingLiveTable(LiveTable):
     """Live display of a scaling experiment; where the console is not a terminal, one line per repeat."""
 
     def plan(self, design: Design, candidates: Sequence[str], config: RunConfig) -> None:  # noqa: ARG002
-        """Print the planned points, the estimated time, and where ranks will share cores."""
+        """Print the planned points, and where ranks will share cores."""
         assert isinstance(design, ScaleDesign)
-        self._least = design.repeats
-        self._repeats = str(self._least)
+        self._repeats = str(design.repeats)
         self._print(format_scaling_plan(design, config))
         for sentence in placement_notes(design, _shapes(design)):
             self._print(sentence)
-        most_ranks = max(max_ranks_sharing_cores(design, *shape) for shape in _shapes(design))
-        cores = design.machine_cores
-        if design.host_cpus is None and not design.gpus and most_ranks > max(1, cores):
-            shared = len(set(machines_of(design, design.hosts))) < design.hosts
-            which = "the hosts share a machine, which" if shared else "this machine"
-            available = format_cores(cores)
-            self._print(f"no speed-up will be claimed for more ranks than cores: {which} has {available}")
+        sharing = planned_oversubscription(design)
+        if sharing:
+            self._print(f"{sharing}: they take turns, so no speed-up will be claimed where ranks share cores")
 
     def refresh(self, comparison: Comparison, repeats: int) -> None:
         """Show the results after a repeat; without a terminal, only the number of points measured."""
         self._comparison = comparison
-        self._left = self._remaining_time(repeats)
         if not self._console.is_terminal:
             measured = sum(row.step_s is not None for row in comparison.rows)
-            self._print(f"after {plural(repeats, 'repeat')}{self._left}: {plural(measured, 'point')} measured")
+            self._print(f"after {plural(repeats, 'repeat')}{self._to_go()}: {plural(measured, 'point')} measured")
 
     def rows_to_show(self, comparison: Comparison) -> list[CandidateRow]:
         """Return the rows of the points on the most ranks."""
@@ -64,7 +53,6 @@ def format_scaling_plan(design: ScaleDesign, config: RunConfig) -> str:
         f"{' and '.join(modes)} scaling",
         f"{join_names(list(counts))} ranks × {plural(design.threads, 'thread')}",
         f"{length} × {plural(design.repeats, 'repeat')}",
-        *([] if design.estimate_s is None else [f"about {roughly(design.estimate_s)}"]),
     ]
     return " · ".join(parts)
 

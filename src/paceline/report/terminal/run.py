@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from paceline.analysis.caveats import over_subscription
 from paceline.analysis.ranks import UNEVEN, rank_rows
 from paceline.analysis.resources import host_usage
 from paceline.analysis.steps.candidate_split import splits_of
@@ -128,6 +129,9 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
     if together and times and max(times) > (1 + UNEVEN) * min(times):
         apart = percent(max(times) / min(times) - 1)
         yield f"step times differ by {apart} between ranks, although they step together; {_uneven_cause(record)}"
+    sharing = over_subscription(record)
+    if sharing:
+        yield f"note: {sharing}"
     if summary.staleness:
         yield staleness_sentence(summary.staleness)
     if summary.train_s is not None:

@@ -13,6 +13,7 @@ from torch.amp import GradScaler
 
 from paceline.comm import Comm
 from paceline.comm.nested_tensors import tensors_in
+from paceline.comm.world import ranks_sharing_cores
 from paceline.config import BatchNormMode, ReplicaGuardMode
 from paceline.errors import WorkloadError
 from paceline.measure.cores import core_share
@@ -186,4 +187,5 @@ def _topology(task: ScriptTask, model: nn.Module, strategy: Strategy, comm: Comm
         interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
         world_size=dist.get_world_size(),
         ranks_per_host=int(os.environ.get("LOCAL_WORLD_SIZE", comm.world_size)),
+        ranks_sharing_cores=ranks_sharing_cores(comm.world_size),
     )
