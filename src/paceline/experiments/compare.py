@@ -53,6 +53,7 @@ def compare(
 
     Calls `on_folder` with the folder as soon as it exists; only on the leader.
     """
+    config = config.with_consistent_repeats()
     launcher = find_launcher_process(launch, os.environ)
     target, base = choose_target(base, config, script_args)
     if not base.has_length and not varied_keys(config) & set(LENGTH_SETTINGS):
