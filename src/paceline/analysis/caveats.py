@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from paceline.analysis.curves import loss_curve
+from paceline.analysis.exclusions import DRIFT, largest_drift
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.replicas import difference_sentence
 from paceline.analysis.traffic.payload import payload_of
@@ -13,11 +14,6 @@ from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import SHARE, format_cores, join_names, percent, plural, whole
 from paceline.records import RunRecord, Summary, Topology
 from paceline.records.events import ParityEvent, UnprovenEvent, events_of
-
-DRIFT = 1e-6
-"""Largest relative difference between ranks' weights after a run under a lossless strategy. Ranks that apply the same
-update end with identical bits, as under all built-in strategies; the tolerance allows for a strategy in which ranks add
-the same numbers in different orders."""
 
 
 def caveats(
@@ -169,8 +165,7 @@ def _drifts(record_set: RecordSet) -> Iterator[str]:
     for candidate in record_set.candidates:
         if candidate.role == "candidate" and candidate.lossless:
             runs = record_set.runs_of(candidate.name).values()
-            summaries = [run.summary for run in runs if run.summary]
-            divergence = max([summary.weight_divergence or 0.0 for summary in summaries], default=0.0)
+            divergence = largest_drift(run.summary for run in runs if run.summary)
             if divergence > DRIFT:
                 share = percent(divergence, 0) if divergence >= 0.01 else percent(divergence, 4)
                 yield (

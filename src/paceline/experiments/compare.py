@@ -36,7 +36,7 @@ class CompareExperiment(Experiment):
         if self.first_error is not None and all(row.step_s is None for row in comparison.rows):
             raise self.first_error
         self.display.refresh(comparison, repeats)
-        return repeats >= self.config.repeats and comparison.decision.outcome != "undecided"
+        return repeats >= self.config.repeats and comparison.is_clear
 
 
 def compare(

@@ -27,7 +27,7 @@ from paceline.report.page.comparison import DEFINITIONS, all_plots, comparison_t
 from paceline.report.plots.drawing import plain, short_names
 from paceline.report.plots.palette import colours
 from paceline.report.tables.steps import split_rows
-from paceline.report.verdict import sentences
+from paceline.report.verdict.sentences import sentences
 
 pytestmark = pytest.mark.takes(9)
 

@@ -15,7 +15,9 @@ from paceline.report.run_description import compares_strategies
 from paceline.report.tables.json_rows import operators_json, payloads_json, rows_json, usage_json, wires_json
 from paceline.report.tables.resources import comparing_replicas_share, first_runs, profiled_runs, sampling_share
 from paceline.report.terminal.table import figure_table
-from paceline.report.verdict import next_command, sentences
+from paceline.report.verdict.headline import remark_on
+from paceline.report.verdict.next_command import next_command
+from paceline.report.verdict.sentences import sentences
 
 ROLES = {"bound": "bound", "baseline": "baseline", "candidate": ""}
 LONGEST_REFERENCE = 10
@@ -53,7 +55,7 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 
 def _name(row: CandidateRow) -> str:
-    remark = "failed" if row.failure else ROLES[row.candidate.role]
+    remark = "failed" if row.failure else ROLES[row.candidate.role] or remark_on(row)
     return row.candidate.name + (f" ({remark})" if remark else "")
 
 
@@ -66,7 +68,9 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "records": comparison.record_set.sources,
         "reference": comparison.reference,
         "verdict": sentences(comparison),
+        "pick": comparison.pick,
         "decision": comparison.decision.to_dict(),
+        "alternatives": [alternative.to_dict() for alternative in comparison.alternatives],
         "interrupted": comparison.interrupted,
         "warnings": comparison.warnings,
         "rows": rows_json(comparison),
