@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from paceline.analysis.comparison import CandidateRow, Comparison
+from paceline.analysis.other_load import other_load
 from paceline.report.explanations import explain
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import Column, terminal_columns, text_column
@@ -64,6 +66,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
     Resources are those of the first repeat, operators those of the first that was profiled.
     """
+    load = other_load(comparison.record_set)
     return {
         "records": comparison.record_set.sources,
         "reference": comparison.reference,
@@ -73,6 +76,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "alternatives": [alternative.to_dict() for alternative in comparison.alternatives],
         "interrupted": comparison.interrupted,
         "warnings": comparison.warnings,
+        "other_load": None if load is None else asdict(load),
         "rows": rows_json(comparison),
         "proofs": [proof.to_dict() for proof in comparison.proofs],
         "loss_differences": [loss_difference.to_dict() for loss_difference in comparison.loss_differences],
