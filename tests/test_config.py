@@ -287,6 +287,21 @@ def test_numbers_of_ranks_are_read_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "repeats", "max_repeats"),
+    [
+        ({}, 3, 10),
+        ({"max_repeats": 1}, 1, 1),
+        ({"repeats": 20}, 20, 20),
+        ({"repeats": 5, "max_repeats": 2}, 2, 2),
+        ({"repeats": 2, "max_repeats": 4}, 2, 4),
+    ],
+)
+def test_the_most_repeats_limit_the_repeats(given: dict[str, int], repeats: int, max_repeats: int) -> None:
+    config = CompareConfig(**given).with_consistent_repeats()  # type: ignore[arg-type]
+    assert (config.repeats, config.max_repeats) == (repeats, max_repeats)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"ranks": "1,2.5"}, "--ranks 1,2.5 is not a list of positive numbers: '2.5'"),

@@ -51,6 +51,14 @@ def test_unknown_name_suggests_the_closest_and_then_all(name: str, hint: str) ->
     assert error.hint == hint
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("dpp", "ddp"), ("pdd", "ddp"), ("gather", "gather_scatter"), ("rign", "ring")]
+)
+def test_the_suggestion_needs_the_fewest_changes_of_letters(name: str, nearest: str) -> None:
+    error = unknown_name("strategy", name, ["p2p", "ddp", "gather_scatter", "ring", "priority", "single", "none"])
+    assert (error.hint or "").startswith(f"did you mean {nearest!r}? ")
+
+
 def test_wrong_choice_names_the_option_and_its_choices() -> None:
     error = wrong_choice("--bn", "sinc", ("sync", "local"))
     assert error.message == "--bn cannot be 'sinc'."

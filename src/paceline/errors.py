@@ -141,6 +141,30 @@ def wrong_choice(option: str, value: str, choices: Iterable[str]) -> UsageError:
     return UsageError(f"{option} cannot be {value!r}.", hint=f"{_nearest(value, names)}choices: {', '.join(names)}")
 
 
+MOST_TYPOS = 2
+"""Most typing mistakes in a name; a name with more of them is probably an abbreviation."""
+
+
 def _nearest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""
+    """Return the question whether the closest name was meant; empty if none is close."""
+
+    def distance(other: str) -> tuple[int, float]:
+        alike = difflib.SequenceMatcher(None, other, name).ratio()
+        return min(_edit_distance(name, other), MOST_TYPOS + 1), -alike
+
+    near = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=0.5)
+    return f"did you mean {min(near, key=distance)!r}? " if near else ""
+
+
+def _edit_distance(one: str, other: str) -> int:
+    """Return the least number of letters to insert, remove, replace, or swap with the next one."""
+    before_last, last = list[int](), list(range(len(other) + 1))
+    for row, letter in enumerate(one, 1):
+        current = [row]
+        for column, wanted in enumerate(other, 1):
+            changes = [last[column] + 1, current[-1] + 1, last[column - 1] + (letter != wanted)]
+            if row > 1 < column and letter == other[column - 2] and one[row - 2] == wanted:
+                changes.append(before_last[column - 2] + 1)
+            current.append(min(changes))
+        before_last, last = last, current
+    return last[-1]

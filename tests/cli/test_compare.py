@@ -229,6 +229,8 @@ def test_precisions_are_compared(tmp_path: Path) -> None:
     first = {name: losses_of(run)[0] for name, run in runs.items()}
     assert first == {name: pytest.approx(first["precision=fp32"], rel=0.02) for name in runs}
     assert all(math.isfinite(loss) for run in runs.values() for loss in losses_of(run))
+    assert "8 steps × 1 repeat ·" in result["messages"], "the most repeats are fewer than the repeats asked for"
+    assert {row["repeats"] for row in result["rows"]} == {1}
 
 
 def test_batches_are_compared_by_the_time_per_sample(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.records.experiment import Candidate
-from paceline.report.verdict import next_command, sentences
+from paceline.report.terminal.comparison import to_json
+from paceline.report.verdict.next_command import next_command
+from paceline.report.verdict.sentences import sentences
 
 STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
 
@@ -131,17 +135,165 @@ def test_an_accuracy_beyond_the_spread_between_seeds_is_reported(tmp_path: Path)
     )
 
 
-def test_a_lossy_winner_is_compared_with_the_fastest_lossless_one(tmp_path: Path) -> None:
-    rough = Candidate("rough", "parameter_server:asynchronous=true", lossless=False)
-    candidates = [rough, Candidate("ddp", "ddp"), Candidate("allreduce", "allreduce")]
-    step_s = {"rough": 0.01, "ddp": 0.02, "allreduce": 0.03}
-    said = sentences(read_comparison(write_experiment(tmp_path / "e", candidates, step_s=step_s, repeats=4)))
-    assert said[0].startswith("Pick rough")
-    assert said[1].startswith("rough does not train with the mean gradient")
-    lossless = r"The fastest that trains with the mean gradient is ddp: 2\d\.\d+ ms per step, 2\.0\d× the time of rough"
-    assert re.match(lossless, said[2])
+ASYNC = Candidate("async", "parameter_server:asynchronous=true", lossless=False)
+DDP, ALLREDUCE, SINGLE = Candidate("ddp", "ddp"), Candidate("allreduce", "allreduce"), CLASSIC[0]
+FAST_ASYNC = STEP_S | {"async": 0.01}
+
+
+def written(path: Path, candidates: Sequence[Candidate], repeats: int = 4, **others: Any) -> Path:
+    """Write an experiment in which `async` is faster than all, and does not step together."""
+    made = write_experiment(path, candidates, **({"step_s": FAST_ASYNC, "repeats": repeats} | others))
+    for file in made.rglob("run.json"):
+        content = json.loads(file.read_text())
+        content["topology"]["lockstep"] = content["topology"]["strategy"] != ASYNC.strategy
+        file.write_text(json.dumps(content))
+    return made
+
+
+def set_accuracies(path: Path, of: Callable[[str, int], float]) -> Path:
+    """Change the test accuracies of an experiment, given the strategy and the number of the repeat."""
+    for file in path.rglob("summary.json"):
+        content = json.loads(file.read_text())
+        content["test"]["accuracy"] = of(content["strategy"], int(file.parent.parent.name.removeprefix("repeat-")))
+        file.write_text(json.dumps(content))
+    return path
+
+
+def test_a_faster_one_that_does_not_compute_the_same_is_beside_the_headline_with_its_price(tmp_path: Path) -> None:
+    path = written(tmp_path / "e", [ASYNC, DDP, ALLREDUCE])
+    set_accuracies(path, lambda strategy, repeat: (0.6 if strategy == ASYNC.strategy else 0.9) + 0.004 * repeat)
+    comparison = read_comparison(path)
+    said = sentences(comparison)
+    assert re.match(
+        r"Pick ddp: 2\d\.\d+ ms per step, 1\.\d+× as fast as allreduce, the next best that computes", said[0]
+    )
+    assert re.fullmatch(
+        r"async is (2\.\d+|1\.9\d)× as fast as ddp \(95% interval 1\.9\d–2\.\d+, 4 repeats\), but does not compute the "
+        r"same: ranks do not wait for each other, so gradients are stale\. Its test accuracy is 30\.0 percentage "
+        r"points lower than that of ddp \(−\d+\.\d to −\d+\.\d\)\.",
+        said[1],
+    )
+    assert comparison.pick == "ddp"
+    assert "--strategy ddp" in (next_command(comparison) or "")
+    data = to_json(comparison)
+    assert (data["pick"], data["decision"]["first"], data["decision"]["second"]) == ("ddp", "ddp", "allreduce")
+    (alternative,) = data["alternatives"]
+    assert (alternative["candidate"], alternative["instead_of"]) == ("async", "ddp")
+    assert alternative["reason"] == "asynchronous"
+    assert alternative["accuracy_gain"]["value"] == pytest.approx(-0.3)
+    assert {row["name"]: row["exclusion"] for row in data["rows"]} == {
+        "async": "asynchronous",
+        "ddp": None,
+        "allreduce": None,
+    }
     exact = sentences(read_comparison(write_experiment(tmp_path / "f", step_s=STEP_S, repeats=4)))
-    assert "mean gradient" not in " ".join(exact)
+    assert "compute the same" not in " ".join(exact)
+
+
+def test_a_lossy_one_in_lockstep_is_no_winner_either(tmp_path: Path) -> None:
+    lossy = Candidate("rough", "rough", lossless=False)
+    path = write_experiment(tmp_path / "e", [lossy, DDP], step_s={"rough": 0.01, "ddp": 0.02}, repeats=4)
+    said = sentences(read_comparison(path))
+    assert re.match(r"ddp takes 2\d\.\d+ ms per step; no other candidate computes the same\.", said[0])
+    assert "rough is" in said[1]
+    assert "it does not train with the mean gradient" in said[1]
+
+
+def test_a_slower_one_that_does_not_compute_the_same_is_no_alternative(tmp_path: Path) -> None:
+    path = written(tmp_path / "e", [ASYNC, DDP, ALLREDUCE], step_s=STEP_S | {"async": 0.09})
+    comparison = read_comparison(path)
+    assert comparison.alternatives == []
+    assert "async is the slowest" in " ".join(sentences(comparison))
+
+
+@pytest.mark.parametrize(
+    ("repeats", "accuracy", "price"),
+    [
+        (2, 0.5, "Its test accuracy was 50.0%, that of ddp 50.0%, with 2 seeds: too few to say what that costs."),
+        (4, 0.5, "It shows no measurable difference in test accuracy from ddp: 0.0 percentage points ("),
+        (4, None, "Its price in accuracy was not measured."),
+        (4, 0.11, "Its price in accuracy is not known yet: the test accuracies are at chance level."),
+    ],
+)
+def test_the_price_is_stated_no_more_certain_than_it_is(
+    tmp_path: Path, repeats: int, accuracy: float | None, price: str
+) -> None:
+    path = written(tmp_path / "e", [ASYNC, DDP, ALLREDUCE], repeats, accuracy=accuracy)
+    assert price in sentences(read_comparison(path))[1]
+
+
+def test_without_accuracies_the_price_is_in_test_loss(tmp_path: Path) -> None:
+    path = written(tmp_path / "e", [ASYNC, DDP, ALLREDUCE])
+    for file in path.rglob("summary.json"):
+        content = json.loads(file.read_text())
+        content["test"]["accuracy"] = None
+        file.write_text(json.dumps(content))
+    said = sentences(read_comparison(path))[1]
+    assert re.search(r"Its test loss was \d\.\d+, that of ddp \d\.\d+; the workload defines no accuracy\.", said)
+
+
+def test_one_process_is_picked_over_those_that_do_not_compute_the_same(tmp_path: Path) -> None:
+    comparison = read_comparison(written(tmp_path / "e", [SINGLE, ASYNC]))
+    said = sentences(comparison)
+    assert re.match(
+        r"Train in one process: 4\d\.\d+ ms per step; no distributed candidate computes the same\.", said[0]
+    )
+    assert said[1].startswith("async is ")
+    assert "as fast as single" in said[1]
+    assert comparison.pick == "single"
+    assert "--strategy single --ranks 1" in (next_command(comparison) or "")
+
+
+def test_without_any_that_computes_the_same_none_is_recommended(tmp_path: Path) -> None:
+    rough = Candidate("rough", "rough", lossless=False)
+    comparison = read_comparison(written(tmp_path / "e", [ASYNC, rough]))
+    said = sentences(comparison)
+    assert said[0].startswith("No candidate computes the same as one process: async (asynchronous) takes 10.")
+    assert "ick" not in " ".join(said)
+    assert comparison.pick is None
+    command = next_command(comparison) or ""
+    assert command.startswith("paceline compare ")
+    assert "--strategies ddp,parameter_server:asynchronous=true" in command
+    assert "--steps 12" in command
+
+
+def test_a_diverged_candidate_is_not_picked_unless_all_diverged(tmp_path: Path) -> None:
+    def only_ddp(candidate: Candidate, repeat: int, step: int) -> float:
+        return math.nan if candidate.name == "ddp" and repeat == 1 and step > 5 else 2.0
+
+    comparison = read_comparison(write_experiment(tmp_path / "e", step_s=STEP_S, repeats=4, losses=only_ddp))
+    assert comparison.row("ddp").exclusion == "diverged"
+    assert comparison.decision.first == "allreduce"
+    assert "ddp is" not in " ".join(sentences(comparison)), "it is no alternative: its training went wrong"
+
+    def everyone(candidate: Candidate, repeat: int, step: int) -> float:  # noqa: ARG001
+        return math.nan if repeat == 1 and step > 5 else 2.0
+
+    comparison = read_comparison(write_experiment(tmp_path / "f", step_s=STEP_S, repeats=4, losses=everyone))
+    assert comparison.pick == "ddp", "its speed is known"
+    assert next_command(comparison) is None, "but training with these settings is no good advice"
+
+
+def test_a_candidate_with_differing_replicas_is_not_picked(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", step_s=STEP_S, repeats=4)
+    for file in path.rglob("repeat-2/4/summary.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"weight_divergence": 0.2}))
+    comparison = read_comparison(path)
+    assert comparison.row("ddp").exclusion == "replicas_differ"
+    assert comparison.decision.first == "allreduce"
+
+
+def test_a_failed_candidate_is_not_picked(tmp_path: Path) -> None:
+    comparison = read_comparison(write_experiment(tmp_path / "e", step_s=STEP_S, failures={"ddp": "it broke."}))
+    assert comparison.decision.first == "allreduce"
+    assert "ddp" not in sentences(comparison)[0]
+
+
+def test_more_repeats_are_needed_while_an_alternative_to_the_only_one_is_unclear(tmp_path: Path) -> None:
+    clear = read_comparison(written(tmp_path / "e", [ASYNC, DDP]))
+    assert clear.decision.outcome == "single_candidate"
+    assert clear.is_clear
+    assert not read_comparison(written(tmp_path / "f", [ASYNC, DDP], repeats=1)).is_clear
 
 
 def test_the_next_command_trains_with_the_winner(tmp_path: Path) -> None:
@@ -153,7 +305,74 @@ def test_the_next_command_trains_with_the_winner(tmp_path: Path) -> None:
     assert shlex.split(command)[:3] == ["paceline", "train", "vgg11"]
     assert {"--no-augment", "--strategy", "--ranks"} < set(shlex.split(command))
     assert "--strategy ddp --ranks 2" in command
-    assert "--steps" not in command
+    assert not {"--steps", "--epochs"} & set(shlex.split(command)), "the default length, which the user did not change"
+
+
+@pytest.mark.parametrize(
+    ("given", "length"),
+    [
+        ({"steps": 40}, ""),
+        ({"steps": None, "seconds": 30.0}, ""),
+        ({"steps": None, "epochs": 2}, "--epochs 2"),
+        ({"steps": 40, "epochs": 5}, "--epochs 5"),
+    ],
+)
+def test_the_next_command_trains_as_long_as_the_user_asked(tmp_path: Path, given: dict[str, Any], length: str) -> None:
+    path = write_experiment(tmp_path / "e", step_s=STEP_S, repeats=4, settings=given)
+    command = next_command(read_comparison(path))
+    assert command == " ".join(["paceline train", *([length] if length else []), "--strategy ddp --ranks 2"])
+
+
+MEASURING = {
+    "slow_rank": "1:3",
+    "evaluate": False,
+    "eval_ranks": True,
+    "events": False,
+    "profile": "3-4",
+    "tensorboard": True,
+    "log_every": 5,
+}
+"""Settings that only say what is measured, and under which conditions."""
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_the_next_command_repeats_nothing_that_is_only_about_measuring(tmp_path: Path, decided: bool) -> None:
+    step_s = STEP_S if decided else STEP_S | {"allreduce": 0.02}
+    for name, value in MEASURING.items():
+        path = write_experiment(tmp_path / name, step_s=step_s, repeats=2 + 2 * decided, settings={name: value})
+        command = next_command(read_comparison(path))
+        if name == "slow_rank" and not decided:
+            assert command is None, "without the slow rank, the command would measure something else"
+            continue
+        assert command is not None
+        assert command.startswith("paceline train" if decided else "paceline compare")
+        assert name.replace("_", "-") not in command
+
+
+def test_the_next_command_repeats_settings_of_training(tmp_path: Path) -> None:
+    training = {"lr": 0.02, "momentum": 0.5, "clip_norm": 1.0, "bn": "sync", "precision": "bf16", "accumulate": 2}
+    training |= {
+        "allow_unused": True,
+        "seed": 5,
+        "channels_last": True,
+        "timeout": 300.0,
+        "batch": 64,
+        "data": "cifar10",
+    }
+    path = write_experiment(tmp_path / "e", step_s=STEP_S, repeats=4, settings=training)
+    words = shlex.split(next_command(read_comparison(path)) or "")
+    assert {f"--{name.replace('_', '-')}" for name in training} <= set(words)
+
+
+def test_the_next_command_trains_on_real_hosts_in_place_of_emulated_ones(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", step_s=STEP_S, repeats=4)
+    file = path / "experiment.json"
+    content = json.loads(file.read_text())
+    content["design"] |= {"hosts": 2, "ranks_per_host": 1, "emulated": "2@200mbit", "host_cpus": 1.0}
+    file.write_text(json.dumps(content))
+    command = next_command(read_comparison(path)) or ""
+    assert "--hosts 2 --node-rank R --master ADDRESS:PORT" in command
+    assert "--emulate" not in command
 
 
 def test_the_next_command_measures_longer_without_a_winner(tmp_path: Path) -> None:

@@ -6,19 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from paceline.analysis.core_sharing import sharing_advice, sharing_in_run, sharing_sentence
 from paceline.analysis.curves import loss_curve
+from paceline.analysis.exclusions import DRIFT, largest_drift
+from paceline.analysis.other_load import OtherLoad, other_load
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.replicas import difference_sentence
 from paceline.analysis.scaling.machines import planned_oversubscription
 from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
-from paceline.formatting import SHARE, join_names, percent, plural, whole
+from paceline.formatting import SHARE, TENTHS, format_cores, join_names, percent, plural, whole
 from paceline.records import RunRecord, Summary
 from paceline.records.events import ContinuedEvent, ParityEvent, UnprovenEvent, events_of
-
-DRIFT = 1e-6
-"""Largest relative difference between ranks' weights after a run under a lossless strategy. Ranks that apply the same
-update end with identical bits, as under all built-in strategies; the tolerance allows for a strategy in which ranks add
-the same numbers in different orders."""
 
 
 def caveats(
@@ -54,6 +51,7 @@ def caveats(
         planned = next(filter(None, map(planned_oversubscription, record_set.designs)), "")
         yield from filter(None, [found or sharing_sentence(planned)])
     yield from _slowed(record_set)
+    yield from _beside_other_load(record_set)
     yield from record_set.read_warnings
     yield from (event.reason for event in events_of(record_set.events, UnprovenEvent))
     yield from _different_by_design(record_set)
@@ -117,6 +115,36 @@ def _uneven_ranks(record_set: RecordSet, rank_step_spread: Mapping[str, float | 
             else "the GPUs or hosts differ in speed, or other programs use them. `paceline doctor` compares them."
         )
         yield f"{join_names(list(found))}: step times differ by {between} between ranks; {cause}"
+
+
+def _beside_other_load(record_set: RecordSet) -> Iterator[str]:
+    """Yield a warning if other programs used the cores during the runs, and what part of the spread that explains."""
+    load = other_load(record_set)
+    if load is None or not load.is_notable:
+        return
+    own = {":" in str(entry.run.config.get("workload")) or "script" in entry.run.config for entry in record_set.runs}
+    others = "Other programs, or processes that the workload starts," if True in own else "Other programs"
+    yield f"{others} used {_amount(load)} during the runs{_effect(load)}"
+
+
+def _amount(load: OtherLoad) -> str:
+    least, most = TENTHS.text(load.least), TENTHS.text(load.most)
+    return f"{most if least == most else f'{least}–{most}'} of {format_cores(load.cores)}"
+
+
+def _effect(load: OtherLoad) -> str:
+    """Return the effect of other programs on the spread of step times, as far as it is known, and what to do."""
+    if load.explained is None:
+        return (
+            ", which makes times longer and intervals wider; there are too few runs to say by how much. "
+            "Repeat on a quiet machine for a narrower interval."
+        )
+    if round(load.explained, 2) <= 0:
+        return ", but step times do not measurably follow that load from repeat to repeat."
+    return (
+        "; between repeats, step times follow that load: it may explain about "
+        f"{percent(load.explained, 0)} of their spread. Repeat on a quiet machine for a narrower interval."
+    )
 
 
 def slowed_on_purpose(run: RunRecord) -> str:
@@ -198,8 +226,7 @@ def _drifts(record_set: RecordSet) -> Iterator[str]:
     for candidate in record_set.candidates:
         if candidate.role == "candidate" and candidate.lossless:
             runs = record_set.runs_of(candidate.name).values()
-            summaries = [run.summary for run in runs if run.summary]
-            divergence = max([summary.weight_divergence or 0.0 for summary in summaries], default=0.0)
+            divergence = largest_drift(run.summary for run in runs if run.summary)
             if divergence > DRIFT:
                 share = percent(divergence, 0) if divergence >= 0.01 else percent(divergence, 4)
                 yield (

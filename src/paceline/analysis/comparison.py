@@ -10,10 +10,12 @@ from typing import Any
 
 from paceline.analysis.caveats import caveats
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
+from paceline.analysis.exclusions import ALTERNATIVES, Exclusion, exclusions
 from paceline.analysis.loss_difference import LossDifference, loss_differences
 from paceline.analysis.ranks import RankRow, imbalance, rank_rows, rank_step_spread
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.statistics import (
+    LEVEL,
     Estimate,
     estimate_levels,
     estimate_shares,
@@ -82,6 +84,8 @@ class CandidateRow:
     """Share of gradients above the staleness limit, which were damped or dropped."""
     failure: str | None
     """Error that stopped the candidate; its other values cover the time before. None if it did not fail."""
+    exclusion: Exclusion | None
+    """Reason why it cannot be recommended although it was measured; None if it can."""
 
     @property
     def exposed(self) -> Estimate | None:
@@ -92,6 +96,34 @@ class CandidateRow:
     def is_measured(self) -> bool:
         """Whether it has a step time and did not fail."""
         return self.step_s is not None and self.failure is None
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Candidate that was faster than the recommended one, but does not compute the same as one process."""
+
+    row: CandidateRow
+    instead_of: str
+    """Recommended candidate."""
+    speed_up: Estimate
+    """Samples per second ÷ those of the recommended candidate, paired by repeat, with an interval widened for the
+    number of interim analyses."""
+    level: float
+    """Confidence level of that interval."""
+    accuracy_gain: Estimate | None
+    """Test accuracy minus that of the recommended candidate, paired by seed, from 3 seeds or more."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the alternative as JSON values."""
+        price = self.accuracy_gain
+        return {
+            "candidate": self.row.candidate.name,
+            "reason": self.row.exclusion,
+            "instead_of": self.instead_of,
+            "speed_up": self.speed_up.to_dict(),
+            "level": self.level,
+            "accuracy_gain": None if price is None else price.to_dict(),
+        }
 
 
 @dataclass(frozen=True)
@@ -128,6 +160,7 @@ class Comparison:
     rows: list[CandidateRow]
     """Fastest first; failed candidates last."""
     decision: Decision
+    """Decision between the two fastest that compute the same as one process; if none does, between the others."""
     proofs: list[Proof]
     loss_differences: list[LossDifference]
     warnings: list[str]
@@ -154,9 +187,9 @@ class Comparison:
         """Return a candidate's row."""
         return next(row for row in self.rows if row.candidate.name == name)
 
-    def speed_up(self, name: str, over: str) -> Estimate | None:
+    def speed_up(self, name: str, over: str, level: float = LEVEL) -> Estimate | None:
         """Return a candidate's samples per second ÷ those of another, paired by repeat."""
-        return paired_ratio(cost_per_sample(self.record_set, over), cost_per_sample(self.record_set, name))
+        return paired_ratio(cost_per_sample(self.record_set, over), cost_per_sample(self.record_set, name), level)
 
     def over_one_process(self) -> tuple[CandidateRow, Estimate] | None:
         """Return the baseline of the fastest candidate and the candidate's speed-up over it.
@@ -173,12 +206,43 @@ class Comparison:
         return None if baseline is None or gain is None else (self.row(baseline.name), gain)
 
     @property
+    def computes_same(self) -> bool:
+        """Whether the fastest candidate of the decision computes the same as one process."""
+        return self.decision.first is not None and self.row(self.decision.first).exclusion is None
+
+    @property
     def pick(self) -> str | None:
-        """Recommended candidate: the baseline if it is faster beyond doubt, else the winner; None if undecided."""
+        """Recommended candidate: the baseline if it is faster beyond doubt, else the winner; None if undecided.
+
+        A candidate that does not compute the same as one process is never recommended: without another one, it is the
+        baseline, where that was measured.
+        """
         baseline = self.over_one_process()
-        if baseline is not None and baseline[1].high is not None and baseline[1].high < 1:
+        if baseline is not None and (not self.computes_same or (baseline[1].high is not None and baseline[1].high < 1)):
             return baseline[0].candidate.name
-        return self.decision.first if self.decision.outcome == "winner" else None
+        return self.decision.first if self.decision.outcome == "winner" and self.computes_same else None
+
+    @property
+    def alternatives(self) -> list[Alternative]:
+        """Candidates that were faster than the recommended one and do not compute the same, fastest first."""
+        best = self.pick or (self.decision.first if self.computes_same else None)
+        if best is None:
+            return []
+        others = [row for row in self.with_role("candidate") if row.exclusion in ALTERNATIVES]
+        level = 1 - ERROR_RATE / _interim_analyses(self.record_set)
+        gains = [(row, self.speed_up(row.candidate.name, best, level)) for row in others]
+        return [
+            Alternative(row, best, gain, level, _accuracy_gain(self.record_set, row.candidate.name, best))
+            for row, gain in gains
+            if gain is not None and gain.value > 1
+        ]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether more repeats are not needed to say which is faster."""
+        if self.decision.outcome == "single_candidate" and self.alternatives:
+            return not self.alternatives[0].speed_up.spans(1)
+        return self.decision.outcome != "undecided"
 
     def with_role(self, role: str) -> list[CandidateRow]:
         """Return the rows of a role (candidate, bound or baseline) that were measured and did not fail."""
@@ -190,24 +254,31 @@ def compare(record_set: RecordSet) -> Comparison:
     costs = {candidate.name: cost_per_sample(record_set, candidate.name) for candidate in record_set.candidates}
     failures = {event.candidate: event.message for event in events_of(record_set.events, FailureEvent)}
     reference = _reference(record_set, costs, failures)
+    excluded = exclusions(record_set)
     rows = [
-        _row(record_set, candidate, costs, reference, failures.get(candidate.name))
+        _row(record_set, candidate, costs, reference, failures.get(candidate.name), excluded.get(candidate.name))
         for candidate in record_set.candidates
     ]
     slowest = float("inf")
     rows.sort(key=lambda row: (row.failure is not None, median_time(costs[row.candidate.name].values() or [slowest])))
-    interim_analyses = max((design.interim_analyses for design in record_set.designs), default=1)
+    measured = {row.candidate.name for row in rows if row.is_measured and row.candidate.role == "candidate"}
+    exact = [c for c in record_set.candidates if c.name in measured and c.name not in excluded]
     spreads = {row.candidate.name: row.rank_step_spread for row in rows}
     return Comparison(
         record_set=record_set,
         reference=reference,
         rows=rows,
-        decision=decide(record_set.candidates, costs, interim_analyses, failures.keys()),
+        decision=decide(exact or record_set.candidates, costs, _interim_analyses(record_set), failures.keys()),
         proofs=[_proof(event) for event in events_of(record_set.events, ParityEvent)],
         loss_differences=loss_differences(record_set, reference),
         warnings=[*_other_reference(record_set, reference, failures), *caveats(record_set, spreads)],
         interrupted=bool(events_of(record_set.events, InterruptedEvent)),
     )
+
+
+def _interim_analyses(record_set: RecordSet) -> int:
+    """Return how often the experiment may have checked for a winner."""
+    return max((design.interim_analyses for design in record_set.designs), default=1)
 
 
 def _wire(record_set: RecordSet, name: str) -> Wire | None:
@@ -278,6 +349,7 @@ def _row(
     costs: Costs,
     reference: str | None,
     failure: str | None,
+    exclusion: Exclusion | None,
 ) -> CandidateRow:
     recorded_runs = record_set.recorded_runs_of(candidate.name)
     runs = [recorded.run for recorded in recorded_runs]
@@ -312,6 +384,7 @@ def _row(
         staleness=estimate_levels(_known(found.mean for found in staleness)),
         over_limit_share=estimate_shares(_known(map(_over_limit_share, staleness))),
         failure=failure,
+        exclusion=exclusion,
     )
 
 

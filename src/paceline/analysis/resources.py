@@ -134,7 +134,7 @@ def _host_usage(host: int, ranks: Sequence[RankUsage], run: RunRecord) -> HostUs
         ranks=[rank.rank for rank in ranks],
         cpu_share=_sum([rank.cpu_share for rank in ranks]),
         resident_bytes=_sum([rank.resident_bytes for rank in ranks]),
-        busy=_mean_over_time(first["time_s"], first["host_busy"], *trained),
+        busy=mean_over_time(first["time_s"], first["host_busy"], *trained),
         used_bytes=_of(np.max, first["host_used_bytes"][during]),
         available_bytes=_of(np.min, first["host_available_bytes"][during]),
     )
@@ -157,7 +157,7 @@ def _rate(samples: Resources, counter: str, first_s: float, last_s: float) -> fl
     return float((ended - begun) / (last_s - first_s))
 
 
-def _mean_over_time(times: FloatColumn, shares: FloatColumn, first_s: float, last_s: float) -> float | None:
+def mean_over_time(times: FloatColumn, shares: FloatColumn, first_s: float, last_s: float) -> float | None:
     """Return the time-weighted mean of shares, each of which covers the time since the previous sample."""
     ends, begins = times[1:].clip(first_s, last_s), times[:-1].clip(first_s, last_s)
     lengths = np.where(np.isfinite(shares[1:]), ends - begins, 0.0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.config.setting import POSITIVE, check_values, setting
+
+MAX_REPEATS = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,8 +19,8 @@ class CompareConfig:
     vary: tuple[str, ...] = ()
     """Compare the values of a setting: KEY=A,B, where KEY is an option of `paceline train`; may be repeated."""
     repeats: int = setting(3, bound=POSITIVE)
-    """Repeats of each candidate, interleaved; each repeat has its own seed."""
-    max_repeats: int = setting(10, bound=POSITIVE)
+    """Repeats of each candidate, interleaved, but no more than --max-repeats; each repeat has its own seed."""
+    max_repeats: int = setting(MAX_REPEATS, bound=POSITIVE)
     """Most repeats: used while the two fastest show no clear difference."""
     proof: bool = True
     """First prove that every strategy computes the same mean gradient."""
@@ -29,6 +31,17 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+
+    def with_consistent_repeats(self) -> CompareConfig:
+        """Return the config with at least as many `max_repeats` as `repeats`.
+
+        `--max-repeats 1` alone means one repeat, and `--repeats 20` alone means 20.
+        """
+        if self.max_repeats >= self.repeats:
+            return self
+        if self.max_repeats == MAX_REPEATS:
+            return replace(self, max_repeats=self.repeats)
+        return replace(self, repeats=self.max_repeats)
 
     @property
     def varied(self) -> list[tuple[str, str]]:

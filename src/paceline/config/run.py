@@ -49,9 +49,11 @@ class RunConfig:
     """Micro-batches per step: their gradients are summed and synchronised once."""
     epochs: int | None = setting(None, bound=POSITIVE, ends_run=True, unused_by=("doctor",))
     """Passes over the training data [default: 1, unless --steps or --seconds is given]."""
-    steps: int | None = setting(None, bound=POSITIVE, ends_run=True, script="same", unused_by=("doctor",))
+    steps: int | None = setting(
+        None, bound=POSITIVE, in_next_command=False, ends_run=True, script="same", unused_by=("doctor",)
+    )
     """Stop after this many steps; --epochs is then only used to estimate the time of a full run."""
-    seconds: float | None = setting(None, bound=POSITIVE, ends_run=True, unused_by=("doctor",))
+    seconds: float | None = setting(None, bound=POSITIVE, in_next_command=False, ends_run=True, unused_by=("doctor",))
     """Stop after this many seconds of training on the slowest rank, or earlier if --steps or --epochs is reached."""
     recipe: str = setting("", unused_by=("doctor",))
     """Recipe to train by: default, classic (the settings of the published experiments), or a TOML file with any of the
@@ -117,7 +119,7 @@ class RunConfig:
     replica_guard: ReplicaGuardMode = setting("stop", script="attach", unused_by=("doctor",))
     """Compare the weights of all ranks by checksums while training, for about 0.1% of the time of a long run. If they
     differ: stop, or warn and train on."""
-    events: bool = setting(True, script="same", unused_by=("doctor",))
+    events: bool = setting(True, in_next_command=False, script="same", unused_by=("doctor",))
     """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
     less of longer ones."""
     trace: bool = setting(
@@ -129,13 +131,14 @@ class RunConfig:
         bound=POSITIVE,
         fixed="it sets the length of the timed windows; compare separate experiments instead",
         compared=False,
+        in_next_command=False,
         script="same",
         unused_by=("doctor",),
     )
     """Steps per window: the unit of timing, and of log lines with the global loss."""
-    eval_ranks: bool = setting(False, unused_by=("scale", "doctor"))
+    eval_ranks: bool = setting(False, in_next_command=False, unused_by=("scale", "doctor"))
     """Also test each rank's own replica, not only the synchronised weights."""
-    evaluate: bool = setting(True, unused_by=("scale", "doctor"))
+    evaluate: bool = setting(True, in_next_command=False, unused_by=("scale", "doctor"))
     """Test the synchronised weights at the end of the run."""
     tensorboard: bool = setting(
         False,
@@ -151,7 +154,7 @@ class RunConfig:
         "", fixed=CHANGES_NOTHING, compared=False, in_next_command=False, script="same", unused_by=("doctor",)
     )
     """Steps to profile with torch's profiler, counted from 0, as in 20-22; they are left out of step times."""
-    slow_rank: str = setting("", script="varied", unused_by=("doctor",))
+    slow_rank: str = setting("", in_next_command=False, script="varied", unused_by=("doctor",))
     """Slow ranks down: 1:3 makes rank 1 compute three times as long; 1:3,2:1.5 slows two ranks."""
     timeout: float = setting(
         120.0, bound=POSITIVE, fixed=CHANGES_NOTHING, compared=False, may_change=True, script="same"

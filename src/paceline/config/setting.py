@@ -49,7 +49,8 @@ class Setting:
     compared: bool = True
     """Whether runs that differ in it are different candidates. The strategy is not, since it names the candidate."""
     in_next_command: bool = True
-    """Whether the next command that a report suggests repeats it."""
+    """Whether the next command that a report suggests repeats it: yes if it belongs to training, no if it only sets
+    what is measured, for how long, and under which conditions."""
     script: ScriptUse = "own"
     """Use with `--script`. own: the script sets it itself, so that the option is refused. same: applies to all runs of
     the script. varied: may also vary between runs. attach: may vary, and overrides an argument of `paceline.attach`."""

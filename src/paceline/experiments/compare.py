@@ -41,7 +41,7 @@ class CompareExperiment(Experiment):
         comparison = compare_records(collect_records([read_experiment(self.folder.path)]))
         if self.first_error is not None and all(row.step_s is None for row in comparison.rows):
             raise self.first_error
-        enough = repeats >= self.config.repeats and comparison.decision.outcome != "undecided"
+        enough = repeats >= self.config.repeats and comparison.is_clear
         self.expect_repeats(repeats, at_least=0 if enough else 1, at_most=0 if enough else None)
         self.display.refresh(comparison, repeats)
         return enough
@@ -61,6 +61,7 @@ def compare(
 
     Calls `on_folder` with the folder as soon as it exists; only on the leader.
     """
+    config = config.with_consistent_repeats()
     launcher = find_launcher_process(launch, os.environ)
     target, base = choose_target(base, config, script_args)
     if not base.has_length and not varied_keys(config) & set(LENGTH_SETTINGS):

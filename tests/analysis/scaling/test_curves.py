@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,20 @@ def test_one_repeat_gives_no_interval(tmp_path: Path) -> None:
     point = at(read_scaling(write_scaling(tmp_path / "e", repeats=1)), "strong", "ddp", 4)
     assert point.over_single is not None
     assert point.over_single.speed_up.low is None
+
+
+def test_the_best_point_computes_the_same_as_one_process(tmp_path: Path) -> None:
+    path = write_scaling(tmp_path / "e", ("single", "ddp", "gather_scatter"))
+    before = read_scaling(path).best("strong")
+    assert before is not None
+    assert before.strategy == "ddp"
+    for file in path.rglob("run.json"):
+        content = json.loads(file.read_text())
+        content["topology"]["lockstep"] = content["topology"]["strategy"] != "ddp"
+        file.write_text(json.dumps(content))
+    after = read_scaling(path).best("strong")
+    assert after is not None
+    assert after.strategy == "gather_scatter"
 
 
 def test_no_speed_up_is_reported_for_ranks_that_share_cores(tmp_path: Path) -> None:

@@ -53,6 +53,56 @@ selector => {
 FITS = "[...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg').clientWidth <= p.clientWidth)"
 
 
+INSIDE_WORDS = r"""
+selector => {
+  const found = [];
+  for (const element of document.querySelectorAll(selector)) {
+    const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+    let before = null, read = "";
+    while (walker.nextNode()) {
+      const node = walker.currentNode;
+      for (let place = 0; place < node.length; place++) {
+        const range = document.createRange();
+        range.setStart(node, place);
+        range.setEnd(node, place + 1);
+        const box = range.getClientRects()[0], letter = node.data[place];
+        if (!box) continue;
+        const broken = before && box.top > before.top + 2 && /[A-Za-z0-9]/.test(before.letter);
+        if (broken && /[a-z0-9]/.test(letter)) found.push(read.slice(-20) + "|" + letter);
+        before = { top: box.top, letter };
+        read += letter;
+      }
+    }
+  }
+  return found;
+}
+"""
+"""Function (selector) -> places where a line ends between two letters of a word; `ErrorFeedback` is two words."""
+COVERED = """
+() => {
+  const bars = [...document.querySelectorAll(".bar, .part, td")].map(e => [e, e.getBoundingClientRect()]);
+  const found = [];
+  for (const name of document.querySelectorAll("th .tag, th .name, .reasons .name")) {
+    const own = name.getBoundingClientRect();
+    for (const [bar, other] of bars) {
+      const across = own.right > other.left + 1 && own.left < other.right - 1;
+      const down = own.bottom > other.top + 1 && own.top < other.bottom - 1;
+      if (own.width && other.width && across && down) found.push(name.textContent.trim() + " over " + bar.className);
+    }
+  }
+  return found;
+}
+"""
+"""Function () -> names and labels that lie over a bar or over another cell."""
+CUT_OFF = """
+() => [...document.querySelectorAll(".scroll")]
+  .filter(e => e.getClientRects().length && e.scrollWidth > e.clientWidth)
+  .map(e => [e.getAttribute("aria-label"), getComputedStyle(e.previousElementSibling).display !== "none"
+    && e.previousElementSibling.classList.contains("sideways")])
+"""
+"""Function () -> tables that are wider than their area, and whether a visible hint says so."""
+
+
 @pytest.fixture(scope="session")
 def real_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Page of a small comparison that was really run."""
@@ -449,6 +499,59 @@ def test_tables_of_scaling_need_no_scrolling_on_a_small_screen(browser: Any, sca
             region = opened.page.locator(f".scroll:has(#{table})")
             assert region.evaluate("own => own.scrollWidth - own.clientWidth") == 0, table
         assert opened.page.locator(".matrix").count() == 4
+
+
+ASYNCHRONOUS = "parameter_server:asynchronous=true"
+LONG_NAMES = {
+    "strategies": [
+        Candidate("single", "single", role="baseline"),
+        Candidate("none", "none", role="bound", lossless=False),
+        Candidate(ASYNCHRONOUS, ASYNCHRONOUS, lossless=False),
+        Candidate("parameter_server:mode=asynchronous,max_staleness=4,servers=2", ASYNCHRONOUS, lossless=False),
+        Candidate("parameter_server:servers=2,colocated=true", "parameter_server:servers=2"),
+        Candidate("my_package.strategies.gradient_compression:TopKWithErrorFeedback", "ddp"),
+        Candidate("ddp", "ddp"),
+    ],
+    "asynchronous": [
+        Candidate(ASYNCHRONOUS, ASYNCHRONOUS, lossless=False),
+        Candidate("parameter_server:mode=asynchronous,max_staleness=4", ASYNCHRONOUS, lossless=False),
+    ],
+    "settings": [
+        Candidate(f"ddp precision={precision} bn={bn} channels_last=true", "ddp", {"precision": precision, "bn": bn})
+        for precision in ("fp32", "bf16")
+        for bn in ("broadcast", "sync")
+    ],
+}
+"""Candidates with names that need several lines, by kind of comparison."""
+
+
+@pytest.fixture(scope="module", params=LONG_NAMES)
+def long_names(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Page of a comparison whose candidates have long names, one of which is also in the headline."""
+    folder = tmp_path_factory.mktemp("long")
+    candidates = LONG_NAMES[request.param]
+    path = write_experiment(folder / "e", candidates, repeats=4, events=True, settings={"slow_rank": "1:3"})
+    write_examination(path, examination(rank_info(0, busy_cores=1.5), rank_info(1)))
+    write_page(read_comparison(path), folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_long_names_break_between_their_words_and_cover_nothing(
+    browser: Any, long_names: Path, viewport: dict[str, int]
+) -> None:
+    with Opened(browser, long_names, viewport=viewport) as opened:
+        page = opened.page
+        until(page, FITS)
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+        assert (
+            page.evaluate(INSIDE_WORDS, "header h1, header .lead, header li, .findings td, th .name, .reasons h3") == []
+        )
+        assert page.evaluate(COVERED) == []
+        cut_off = page.evaluate(CUT_OFF)
+        assert [table for table, has_hint in cut_off if not has_hint] == []
+        if viewport is WIDE:
+            assert cut_off == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

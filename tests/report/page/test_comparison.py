@@ -24,10 +24,12 @@ from paceline.report.figures.columns import page_columns
 from paceline.report.figures.ranks import RANK_FIGURES
 from paceline.report.figures.steps import SPLIT_FIGURES
 from paceline.report.page.comparison import DEFINITIONS, all_plots, comparison_table, render, write_page
+from paceline.report.page.document import breakable, longest_part
 from paceline.report.plots.drawing import plain, short_names
 from paceline.report.plots.palette import colours
 from paceline.report.tables.steps import split_rows
-from paceline.report.verdict import sentences
+from paceline.report.terminal.comparison import to_json
+from paceline.report.verdict.sentences import sentences
 
 pytestmark = pytest.mark.takes(9)
 
@@ -376,3 +378,28 @@ def test_the_page_is_written_atomically(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["report.html"]
     with pytest.raises(PacelineError, match="cannot write"):
         write_page(comparison, tmp_path / "missing" / "report.html")
+
+
+def test_ranks_that_share_cores_are_noted_on_the_page_and_in_json(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e")
+    for file in path.rglob("run.json"):
+        content = json.loads(file.read_text())
+        content["topology"]["cores"] = 1.0
+        file.write_text(json.dumps(content))
+    comparison = read_comparison(path)
+    assert re.search(r"ranks share 1 core\b", " ".join(to_json(comparison)["warnings"]))
+    assert re.search(r"ranks share 1 core\b", render(comparison))
+
+
+def test_parts_of_long_names_stay_together_on_the_page() -> None:
+    name = "parameter_server:mode=asynchronous,max_staleness=4"
+    parts = re.findall(r'<span class="part-of-name">(.*?)</span>', str(breakable(f"Pick {name} now, 1,234 times")))
+    assert [part.replace("<wbr>", "") for part in parts] == [
+        "parameter_server:",
+        "mode=",
+        "asynchronous,",
+        "max_staleness=",
+        "4",
+    ]
+    assert str(breakable("Pick <b> now")) == "Pick &lt;b&gt; now"
+    assert longest_part(f"Pick {name}") == len("parameter_server:")

@@ -16,7 +16,7 @@ from paceline.report.page.comparison import render
 from paceline.report.tables.csv_files import write_tables
 from paceline.report.tables.payload import matrices, payload_sentence, rank_bytes_rows
 from paceline.report.terminal.comparison import to_json
-from paceline.report.verdict import sentences
+from paceline.report.verdict.sentences import sentences
 
 AGAINST = "the plan"
 

@@ -179,8 +179,12 @@ class Scaling:
         return [curve for curve in self.in_mode(mode) if curve.role == "candidate"]
 
     def best(self, mode: Mode) -> ScalingPoint | None:
-        """Return the comparable candidate point with the most samples per second, on several ranks if there is one."""
-        counted = [point for curve in self.candidates(mode) for point in curve.points if point.is_comparable]
+        """Return the comparable candidate point with the most samples per second, on several ranks if there is one.
+
+        Strategies that do not compute the same as one process count only if there is no other.
+        """
+        comparable = [point for curve in self.candidates(mode) for point in curve.points if point.is_comparable]
+        counted = [point for point in comparable if point.row.exclusion is None] or comparable
         sharing = [point for point in counted if point.ranks > 1]
         return min(sharing or counted, key=lambda point: median_time(self._costs(point).values()), default=None)
 

@@ -224,6 +224,7 @@ def candidate_json(row: CandidateRow) -> dict[str, Any]:
             "split": None if row.split is None else asdict(row.split),
             "ranks": [rank_json(rank) for rank in row.ranks],
             "failure": row.failure,
+            "exclusion": row.exclusion,
         }
     )
     return found

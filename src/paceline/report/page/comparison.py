@@ -37,7 +37,9 @@ from paceline.report.plots.split import split
 from paceline.report.plots.step_times import step_time_plot
 from paceline.report.plots.timeline import timeline
 from paceline.report.run_description import compares_strategies, on_hosts
-from paceline.report.verdict import next_command, sentences
+from paceline.report.verdict.headline import REMARKS, remark_on
+from paceline.report.verdict.next_command import next_command
+from paceline.report.verdict.sentences import sentences
 
 PLOTS = {
     "split": split,
@@ -64,6 +66,8 @@ DEFINITIONS = definitions(
     COMPARISON_TERMS,
 )
 """Definitions on the page, by key."""
+TAG_CLASSES = {"pick": "good", "failed": "bad", REMARKS["diverged"]: "bad", REMARKS["replicas_differ"]: "bad"}
+"""Style of the label beside a candidate's name; others are neutral."""
 LONGEST_REFERENCE = 18
 """Longest name of the reference that fits into a heading."""
 
@@ -140,9 +144,9 @@ def comparison_table(comparison: Comparison) -> PageTable:
 
 def _candidate_row(comparison: Comparison, row: CandidateRow) -> PageRow:
     name, tag = row.candidate.name, _tag(comparison, row)
-    is_best = name == (comparison.pick or comparison.decision.first)
+    is_best = name == (comparison.pick or (comparison.decision.first if comparison.computes_same else None))
     classes = [row.candidate.role, "best" * is_best, "unmeasured" * (row.step_s is None)]
-    return PageRow(name, (), " ".join(filter(None, classes)), tag, {"pick": "good", "failed": "bad"}.get(tag, ""))
+    return PageRow(name, (), " ".join(filter(None, classes)), tag, TAG_CLASSES.get(tag, ""))
 
 
 def rank_table(comparison: Comparison) -> PageTable:
@@ -196,7 +200,9 @@ def _tag(comparison: Comparison, row: CandidateRow) -> str:
         return "pick"
     if row.candidate.role != "candidate":
         return row.candidate.role
-    return "equally fast" if decision.outcome == "equal" and name in (decision.first, decision.second) else ""
+    if decision.outcome == "equal" and name in (decision.first, decision.second):
+        return "equally fast"
+    return remark_on(row)
 
 
 def _has_small_batches(comparison: Comparison) -> bool:

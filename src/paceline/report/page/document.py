@@ -23,11 +23,16 @@ from paceline.formatting import plural, size
 from paceline.records.atomic_file import atomic_file
 from paceline.records.provenance import Provenance
 from paceline.records.settings import Settings
-from paceline.report.plots.drawing import LONGEST_LABEL, Json
+from paceline.report.plots.drawing import Json
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("theme.js", "tables.js", "figures.js")
 LONGEST_HEADLINE = 90
+SHORT_WORD = 12
+"""Characters of a word that fits on a line everywhere."""
+PARTS_OF_NAME = re.compile(r"(?<=[,=:])(?=.)")
+WORDS_OF_PART = re.compile(r"(?<=[_./])(?=\w)|(?<=[a-z])(?=[A-Z])")
+"""Places between the options of a name, and between the words of an option or of a name in a program."""
 
 
 def write_document(text: str, path: Path) -> None:
@@ -68,16 +73,33 @@ def _template(name: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = _breakable
+    environment.filters["breakable"] = breakable
+    environment.filters["longest_part"] = longest_part
     return environment.get_template(name)
 
 
-def _breakable(name: str) -> Any:
-    """Return a name that can break over several lines between its parts, if it is long."""
+def breakable(text: str) -> Any:
+    """Return text whose long words break over several lines between their parts, and never inside a part.
+
+    A part such as `parameter_server:` stays on one line if it fits; otherwise it breaks between its own words.
+    """
     from markupsafe import Markup, escape
 
-    parts = re.split(r"(?<=[,=:_])", name) if len(name) > LONGEST_LABEL else [name]
-    return Markup("<wbr>").join(escape(part) for part in parts)
+    found = Markup("")
+    for word in re.split(r"(\s+)", text):
+        if len(word) <= SHORT_WORD or not re.search(r"[^\W\d_]", word):
+            found += escape(word)
+            continue
+        for part in PARTS_OF_NAME.split(word):
+            found += Markup('<span class="part-of-name">{}</span>').format(
+                Markup("<wbr>").join(escape(own) for own in WORDS_OF_PART.split(part))
+            )
+    return found
+
+
+def longest_part(text: str) -> int:
+    """Return the number of characters of the longest part that `breakable` keeps together."""
+    return max([len(part) for word in text.split() for part in PARTS_OF_NAME.split(word)], default=0)
 
 
 @lru_cache(maxsize=1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from paceline.analysis.comparison import CandidateRow, Comparison
+from paceline.analysis.other_load import other_load
 from paceline.report.explanations import explain
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import Column, terminal_columns, text_column
@@ -15,7 +17,9 @@ from paceline.report.run_description import compares_strategies
 from paceline.report.tables.json_rows import operators_json, payloads_json, rows_json, usage_json, wires_json
 from paceline.report.tables.resources import comparing_replicas_share, first_runs, profiled_runs, sampling_share
 from paceline.report.terminal.table import figure_table
-from paceline.report.verdict import next_command, sentences
+from paceline.report.verdict.headline import remark_on
+from paceline.report.verdict.next_command import next_command
+from paceline.report.verdict.sentences import sentences
 
 ROLES = {"bound": "bound", "baseline": "baseline", "candidate": ""}
 LONGEST_REFERENCE = 10
@@ -53,7 +57,7 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 
 def _name(row: CandidateRow) -> str:
-    remark = "failed" if row.failure else ROLES[row.candidate.role]
+    remark = "failed" if row.failure else ROLES[row.candidate.role] or remark_on(row)
     return row.candidate.name + (f" ({remark})" if remark else "")
 
 
@@ -62,13 +66,17 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
     Resources are those of the first repeat, operators those of the first that was profiled.
     """
+    load = other_load(comparison.record_set)
     return {
         "records": comparison.record_set.sources,
         "reference": comparison.reference,
         "verdict": sentences(comparison),
+        "pick": comparison.pick,
         "decision": comparison.decision.to_dict(),
+        "alternatives": [alternative.to_dict() for alternative in comparison.alternatives],
         "interrupted": comparison.interrupted,
         "warnings": comparison.warnings,
+        "other_load": None if load is None else asdict(load),
         "rows": rows_json(comparison),
         "proofs": [proof.to_dict() for proof in comparison.proofs],
         "loss_differences": [loss_difference.to_dict() for loss_difference in comparison.loss_differences],

@@ -34,6 +34,18 @@ for (const button of document.querySelectorAll("table.sortable .sort")) {
   button.addEventListener("click", () => sortTable(button.closest("th")));
 }
 
+// A hint above each table that is wider than its area.
+for (const region of document.querySelectorAll(".scroll")) {
+  const hint = document.createElement("p");
+  hint.className = "sideways";
+  hint.textContent = "Scroll the table sideways to see all columns.";
+  hint.hidden = true;
+  region.before(hint);
+  const update = () => { hint.hidden = region.scrollWidth <= region.clientWidth; };
+  new ResizeObserver(update).observe(region);
+  update();
+}
+
 // One tooltip for all definitions, outside the tables, so that none of them clips it.
 (() => {
   const tip = document.getElementById("tip");

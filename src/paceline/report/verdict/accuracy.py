@@ -1,0 +1,97 @@
+"""Sentences on test accuracy: differences beyond the spread between seeds, and the price of a faster alternative."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.analysis.comparison import Alternative, CandidateRow, Comparison
+from paceline.analysis.statistics import Estimate
+from paceline.formatting import ACCURACY, interval, number, percent, plural
+
+POINTS = "percentage points"
+
+
+def accuracy_sentences(comparison: Comparison) -> Iterator[str]:
+    """Yield differences in test accuracy that exceed the spread between seeds, or that all are at chance level."""
+    share = _level_of_chance(comparison)
+    if share is not None:
+        yield (
+            f"All test accuracies are at chance level ({percent(share, 0)}): too few steps were trained to "
+            "compare them. Train longer with --steps or --epochs."
+        )
+        return
+    priced = {alternative.row.candidate.name for alternative in comparison.alternatives}
+    for row in _tested(comparison):
+        gain = row.accuracy_gain
+        if gain is not None and not gain.spans(0) and row.candidate.name not in priced:
+            yield (
+                f"{row.candidate.name}: the test accuracy is {_difference(gain)} than "
+                f"that of {comparison.reference}, which exceeds the spread between seeds."
+            )
+
+
+def price(comparison: Comparison, alternative: Alternative) -> str:
+    """Return the price of an alternative in accuracy, as a sentence: with an interval where there are enough seeds."""
+    own, best = alternative.row, comparison.row(alternative.instead_of)
+    if own.test_accuracy is None or best.test_accuracy is None:
+        return _price_without_accuracy(own, best)
+    if _level_of_chance(comparison) is not None:
+        return "Its price in accuracy is not known yet: the test accuracies are at chance level."
+    gain = alternative.accuracy_gain
+    if gain is None or gain.low is None or gain.high is None:
+        seeds = plural(min(own.test_accuracy.repeats, best.test_accuracy.repeats), "seed")
+        return (
+            f"Its test accuracy was {percent(own.test_accuracy.value)}, that of {best.candidate.name} "
+            f"{percent(best.test_accuracy.value)}, with {seeds}: too few to say what that costs."
+        )
+    ends = interval(gain.low, gain.high, ACCURACY)
+    if gain.spans(0):
+        seen = f"{ACCURACY.write(gain.value)} {POINTS} ({ends})"
+        return f"It shows no measurable difference in test accuracy from {best.candidate.name}: {seen}."
+    return f"Its test accuracy is {_difference(gain)} than that of {best.candidate.name} ({ends})."
+
+
+def _price_without_accuracy(own: CandidateRow, best: CandidateRow) -> str:
+    """Return the price in test loss, where the workload defines no accuracy."""
+    if own.test_loss is None or best.test_loss is None:
+        return "Its price in accuracy was not measured."
+    losses = f"{number(own.test_loss.value)}, that of {best.candidate.name} {number(best.test_loss.value)}"
+    return f"Its test loss was {losses}; the workload defines no accuracy."
+
+
+def _difference(gain: Estimate) -> str:
+    return f"{ACCURACY.write(abs(gain.value))} {POINTS} {'higher' if gain.value > 0 else 'lower'}"
+
+
+def _tested(comparison: Comparison) -> list[CandidateRow]:
+    return [row for row in comparison.rows if row.test_accuracy is not None and row.candidate.role != "bound"]
+
+
+def _level_of_chance(comparison: Comparison) -> float | None:
+    """Return the accuracy of random guessing, if no accuracy is clearly above it; otherwise None."""
+    chance, rows = _chance(comparison), _tested(comparison)
+    at_chance = chance is not None and all(row.test_accuracy and row.test_accuracy.value <= chance.most for row in rows)
+    return chance.share if chance is not None and rows and at_chance else None
+
+
+@dataclass(frozen=True)
+class Chance:
+    """Accuracy of random guessing."""
+
+    share: float
+    """Expected accuracy."""
+    most: float
+    """Highest accuracy that guessing explains: three standard errors above the expected one."""
+
+
+def _chance(comparison: Comparison) -> Chance | None:
+    classes = {entry.run.topology.classes for entry in comparison.record_set.runs}
+    tests = [entry.run.summary and entry.run.summary.test for entry in comparison.record_set.runs]
+    samples = min((test.samples for test in tests if test and test.samples), default=0)
+    known = classes.pop() if len(classes) == 1 else None
+    if not known or not samples:
+        return None
+    share = 1 / known
+    return Chance(share, share + 3 * math.sqrt(share * (1 - share) / samples))
