@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -102,3 +103,23 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
             pipe.send((False, traceback.format_exc()))
         if comm is not None and comm.group in dist.distributed_c10d._world.pg_map:
             close_comm(comm)  # The function did not close it: it used no strategy, or failed.
+        held = [comm]
+        del comm
+        _release_in_background(held)
+
+
+_releasing: list[threading.Thread] = []
+"""Threads of this rank that release the groups of previous calls."""
+
+
+def _release_in_background(held: list[Any]) -> None:
+    """Drop the last reference to the groups of a call, in a thread: Gloo waits up to 10 ms for each connection."""
+    thread = threading.Thread(target=held.clear, daemon=True)
+    thread.start()
+    _releasing[:] = [thread, *(other for other in _releasing if other.is_alive())]
+
+
+def wait_for_released_groups() -> None:
+    """Wait until the groups of previous calls are gone, for functions that count threads, sockets or objects."""
+    while _releasing:
+        _releasing.pop().join()

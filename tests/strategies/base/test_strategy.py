@@ -20,7 +20,7 @@ from paceline.errors import WorkloadError
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import ENTRIES, create
 from paceline.training.sync import Sync
-from ranks import Pool, RankFailed
+from ranks import Pool, RankFailed, wait_for_released_groups
 from registered import EXCHANGING, LOSSLESS, with_options
 
 pytestmark = pytest.mark.takes(15)
@@ -52,6 +52,7 @@ def make_model() -> nn.Module:
 def train_with_all(comm: Comm) -> list[str]:
     """Train with every strategy in turn, three times; return descriptions of resources that were not released."""
     close_comm(comm)
+    wait_for_released_groups()
     left: list[str] = []
     before: dict[str, Any] = {}
     for _ in range(3):
