@@ -6,7 +6,9 @@ ranks as its first argument, and returns their results. If a rank raises, the te
 
 from __future__ import annotations
 
+import gc
 import importlib
+import multiprocessing as mp
 import os
 import socket
 import threading
@@ -85,11 +87,15 @@ class Pool:
 def _serve(rank: int, port: int, pipe: Connection) -> None:
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", ".* multi-threaded, use of fork", DeprecationWarning)  # As in any real rank.
+    mp.set_start_method(None, force=True)  # The default of a new process, not that of the fork server.
+    mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # Permits children.
     import torch
     import torch.distributed as dist
 
     from paceline.comm import close_comm, open_comm
 
+    gc.freeze()  # Collections skip the imported modules.
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
