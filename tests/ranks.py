@@ -111,21 +111,21 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
             close_comm(comm)  # The function did not close it: it used no strategy, or failed.
         held = [comm]
         del comm
-        _release_in_background(held)
+        release_in_background(held)
 
 
 _releasing: list[threading.Thread] = []
-"""Threads of this rank that release the groups of previous calls."""
+"""Threads of this rank that release groups."""
 
 
-def _release_in_background(held: list[Any]) -> None:
-    """Drop the last reference to the groups of a call, in a thread: Gloo waits up to 10 ms for each connection."""
+def release_in_background(held: list[Any]) -> None:
+    """Empty a list with the last reference to a `Comm`, in a thread: Gloo waits up to 10 ms for each connection."""
     thread = threading.Thread(target=held.clear, daemon=True)
     thread.start()
     _releasing[:] = [thread, *(other for other in _releasing if other.is_alive())]
 
 
 def wait_for_released_groups() -> None:
-    """Wait until the groups of previous calls are gone, for functions that count threads, sockets or objects."""
+    """Wait until released groups are gone, in functions that count threads, files or objects."""
     while _releasing:
         _releasing.pop().join()
