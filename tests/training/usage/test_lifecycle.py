@@ -34,7 +34,7 @@ from training.usage.loops import (
     weights,
 )
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 IN_TURN = in_turn(STRATEGIES, 7)
 

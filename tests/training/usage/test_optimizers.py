@@ -19,7 +19,7 @@ from training.usage.loops import (
     weights,
 )
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 
 def groups_by_name(loop: Loop) -> Results:

@@ -9,7 +9,7 @@ import torch
 
 from training.usage.loops import Loop, Results, loss_of, make_model, sgd, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 
 def _per_step(loop: Loop, make_scheduler: Any, make_optimizer: Any = sgd) -> Results:
