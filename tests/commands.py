@@ -23,11 +23,16 @@ from preloaded import SERVER, use_preloaded_ranks
 
 USER_CODE = Path(__file__).parent / "user_code"
 LIMIT_S = 150
+PRELOADED_RANKS = {"train": 4, "doctor": 4, "report": 0}
+MOST_PRELOADED_RANKS = 20
+"""Ranks that are forked for a command, by its name, and for others: to fork one takes 10 ms, to import torch 2 s."""
 
 
-def paceline(*arguments: str, expect: int = 0, cwd: Path = USER_CODE) -> subprocess.CompletedProcess[str]:
+def paceline(
+    *arguments: str, expect: int = 0, cwd: Path = USER_CODE, ranks: int | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command, and check its exit code."""
-    with forked(*arguments, cwd=cwd) as started:
+    with forked(*arguments, cwd=cwd, ranks=ranks) as started:
         done = started.wait()
     assert done.returncode == expect, done.stdout + done.stderr
     return done
@@ -36,10 +41,11 @@ def paceline(*arguments: str, expect: int = 0, cwd: Path = USER_CODE) -> subproc
 class Forked:
     """Running command that was forked from the server."""
 
-    def __init__(self, folder: Path, cwd: Path, arguments: tuple[str, ...], cores: set[int] | None) -> None:
+    def __init__(self, folder: Path, cwd: Path, arguments: tuple[str, ...], cores: set[int] | None, ranks: int) -> None:
         self._arguments = arguments
         self._output_files = folder / "stdout", folder / "stderr"
-        self.process = SERVER.Process(target=_run, args=(arguments, cwd, dict(os.environ), cores, *self._output_files))
+        given = (arguments, cwd, dict(os.environ), cores, ranks, *self._output_files)
+        self.process = SERVER.Process(target=_run, args=given)
         self.process.start()
 
     @property
@@ -59,10 +65,16 @@ class Forked:
 
 
 @contextmanager
-def forked(*arguments: str, cwd: Path = USER_CODE, cores: set[int] | None = None) -> Iterator[Forked]:
-    """Start a command, on `cores` if given, and kill it at the end of the `with` block if it still runs."""
+def forked(
+    *arguments: str, cwd: Path = USER_CODE, cores: set[int] | None = None, ranks: int | None = None
+) -> Iterator[Forked]:
+    """Start a command, on `cores` if given, and kill it at the end of the `with` block if it still runs.
+
+    `ranks` is the number of ranks that it starts during its life, if it is known to be another than `PRELOADED_RANKS`.
+    """
+    count = PRELOADED_RANKS.get(arguments[0], MOST_PRELOADED_RANKS) if ranks is None else ranks
     with tempfile.TemporaryDirectory() as folder:
-        started = Forked(Path(folder), cwd, arguments, cores)
+        started = Forked(Path(folder), cwd, arguments, cores, count)
         try:
             yield started
         finally:
@@ -75,6 +87,7 @@ def _run(
     cwd: Path,
     environment: dict[str, str],
     cores: set[int] | None,
+    ranks: int,
     stdout: Path,
     stderr: Path,
 ) -> None:
@@ -92,7 +105,7 @@ def _run(
     sys.argv = ["paceline", *arguments]
     mp.set_start_method(None, force=True)  # The default of a new process, not that of the fork server.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
-    use_preloaded_ranks()
+    use_preloaded_ranks(ranks)
     main()
 
 

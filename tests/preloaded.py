@@ -20,17 +20,15 @@ SERVER = mp.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["__main__", "paceline.cli.main", "paceline.launch.elastic", "paceline.training.run", "torch._dynamo"]
 )
-MAX_PRELOADED_RANKS = 20
-"""Preloaded ranks of a command; further ranks are new processes."""
 _MESSAGE_BYTES = 1 << 17
 
 
 class PreloadedRanks:
-    """Child processes of this command that wait to become its ranks."""
+    """Child processes of this command that wait to become its ranks; further ranks are new processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         self._socket, rank_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for _ in range(MAX_PRELOADED_RANKS):
+        for _ in range(count):
             if os.fork() == 0:
                 self._socket.close()
                 _wait_and_run(rank_socket)
@@ -70,11 +68,11 @@ def _wait_and_run(requests: socket.socket) -> NoReturn:
         os._exit(1)  # Only reached after an error: a rank exits by itself.
 
 
-def use_preloaded_ranks() -> None:
-    """Make torch's elastic launcher in this process start its ranks from preloaded processes."""
+def use_preloaded_ranks(count: int) -> None:
+    """Make torch's elastic launcher in this process start its first `count` ranks from preloaded processes."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    preloaded_ranks = PreloadedRanks()
+    preloaded_ranks = PreloadedRanks(count)
 
     class PreloadedPopen(subprocess.Popen[str]):
         """`Popen` of a rank that runs in a preloaded process, or in a new one if none is left."""

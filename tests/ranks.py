@@ -6,9 +6,12 @@ ranks as its first argument, and returns their results. If a rank raises, the te
 
 from __future__ import annotations
 
+import gc
 import importlib
+import multiprocessing as mp
 import os
 import socket
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -84,11 +87,15 @@ class Pool:
 def _serve(rank: int, port: int, pipe: Connection) -> None:
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", ".* multi-threaded, use of fork", DeprecationWarning)  # As in any real rank.
+    mp.set_start_method(None, force=True)  # The default of a new process, not that of the fork server.
+    mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # Permits children.
     import torch
     import torch.distributed as dist
 
     from paceline.comm import close_comm, open_comm
 
+    gc.freeze()  # Collections skip the imported modules.
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
@@ -102,3 +109,23 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
             pipe.send((False, traceback.format_exc()))
         if comm is not None and comm.group in dist.distributed_c10d._world.pg_map:
             close_comm(comm)  # The function did not close it: it used no strategy, or failed.
+        held = [comm]
+        del comm
+        release_in_background(held)
+
+
+_releasing: list[threading.Thread] = []
+"""Threads of this rank that release groups."""
+
+
+def release_in_background(held: list[Any]) -> None:
+    """Empty a list with the last reference to a `Comm`, in a thread: Gloo waits up to 10 ms for each connection."""
+    thread = threading.Thread(target=held.clear, daemon=True)
+    thread.start()
+    _releasing[:] = [thread, *(other for other in _releasing if other.is_alive())]
+
+
+def wait_for_released_groups() -> None:
+    """Wait until released groups are gone, in functions that count threads, files or objects."""
+    while _releasing:
+        _releasing.pop().join()

@@ -27,6 +27,8 @@ from paceline.launch.job import Job
 from paceline.launch.launcher_process import RankRange
 from paceline.records.experiment import Candidate, read_experiment
 
+pytestmark = pytest.mark.takes(10)
+
 SOURCES = Path(paceline.__file__).parent
 COMMAND = [
     SOURCES / name

@@ -23,7 +23,7 @@ from paceline.comm import Comm, close_comm, open_comm
 from paceline.comm.timed_group import TimedGroup, carrying
 from paceline.measure.steps import make_stopwatch
 from paceline.records.timeline import NO_PEER, Purpose, RowKind
-from ranks import SIZE, Pool
+from ranks import SIZE, Pool, wait_for_released_groups
 
 pytestmark = pytest.mark.takes(8)
 
@@ -509,6 +509,7 @@ def test_buckets_that_ddp_sends_are_recorded(pool: Pool) -> None:
 
 def left_behind(_: Comm) -> list[str]:
     """Open, use and destroy timed groups four times; return a text for each count that grew after the second time."""
+    wait_for_released_groups()
     left, before = [], dict[str, int]()
     for repeat in range(4):
         comm = open_timed(SIZE)

@@ -61,7 +61,9 @@ def burn() -> None:
         pass
 
 
-def measure(_: Comm, settings: dict[str, Any], slow: bool) -> tuple[MeasuringCost | None, int]:
+def measure(
+    _: Comm, settings: dict[str, Any], slow: bool = False, budget_s: float = 0.5
+) -> tuple[MeasuringCost | None, int]:
     """Measure on the first two ranks; return also the number of open groups. All ranks must help to open groups."""
     rank, groups = dist.get_rank(), len(dist.distributed_c10d._world.pg_map)
     config = RunConfig(**{"batch": 32, "lr": 0.001} | settings)
@@ -80,12 +82,12 @@ def measure(_: Comm, settings: dict[str, Any], slow: bool) -> tuple[MeasuringCos
         begin_step(log, step)
 
     with patch.object(OperationLog, "begin_step", begin_slowly if slow else begin_step):
-        found = measure_cost(config, world, threads=1, budget_s=0.5)
+        found = measure_cost(config, world, threads=1, budget_s=budget_s)
     return found, len(dist.distributed_c10d._world.pg_map) - groups
 
 
-def cost(pool: Pool, *, slow: bool = False, **settings: Any) -> MeasuringCost:
-    first, second, *_ = pool.run(measure, SIZE, settings, slow)
+def cost(pool: Pool, *, slow: bool = False, budget_s: float = 0.5, **settings: Any) -> MeasuringCost:
+    first, second, *_ = pool.run(measure, SIZE, settings, slow, budget_s)
     assert first == second, "every rank knows the sum of all"
     found, left = first
     assert found is not None
@@ -109,18 +111,26 @@ def test_events_cost_a_fraction_and_what_they_cost_is_seen(pool: Pool) -> None:
     eventually(check)
 
 
+@pytest.mark.timing
+def test_events_cost_a_small_share_of_a_step_of_the_default_workload(pool: Pool) -> None:
+    def check(_: int) -> None:
+        assert -0.2 < cost(pool, workload="cnn", strategy="ddp", budget_s=2.0).share < 0.3
+
+    eventually(check)
+
+
 def test_other_strategies_and_data_of_unknown_length(pool: Pool) -> None:
     assert cost(pool, workload=f"{HERE}:batches", strategy="p2p", bn="sync").share < 2
 
 
 def test_ranks_that_stay_idle_wait(pool: Pool) -> None:
-    first, second, *_ = pool.run(measure, SIZE, {"workload": f"{HERE}:middling", "strategy": "single"}, False)
+    first, second, *_ = pool.run(measure, SIZE, {"workload": f"{HERE}:middling", "strategy": "single"})
     assert first[0] is not None
     assert second == (None, 0)
 
 
 def test_data_that_can_be_gone_through_only_once_is_left_alone(pool: Pool) -> None:
-    answers = pool.run(measure, SIZE, {"workload": f"{HERE}:once", "strategy": "allreduce"}, False)
+    answers = pool.run(measure, SIZE, {"workload": f"{HERE}:once", "strategy": "allreduce"})
     assert answers[:2] == [(None, 0)] * 2
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -81,6 +83,13 @@ def small_bn() -> Workload:
 
 def images(model: str) -> Workload:
     """Return a built-in model on a few synthetic images, which need no files."""
+    workload = _shared_images(model)
+    return replace(workload, model=copy.deepcopy(workload.model))
+
+
+@cache
+def _shared_images(model: str) -> Workload:
+    """Return the workload whose data `images` shares: to draw them takes longer than to train on them."""
     config = RunConfig(workload=model, data="synthetic:size=96,test_size=36,noise=0.7", seed=4)
     return load_workload(config)
 

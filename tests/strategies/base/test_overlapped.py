@@ -20,6 +20,8 @@ from paceline.training.sync import Sync
 from ranks import Pool
 from registered import LOSSLESS, with_options
 
+pytestmark = pytest.mark.takes(10)
+
 SMALL = {"bucketed": "first_mb=0.0001,bucket_mb=0.0002", "priority": "slice_mb=0.0002"}
 OVERLAPPED = [
     *with_options([name for name in LOSSLESS if isinstance(create(name), Overlapped)], SMALL),

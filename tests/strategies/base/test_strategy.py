@@ -20,7 +20,7 @@ from paceline.errors import WorkloadError
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import ENTRIES, create
 from paceline.training.sync import Sync
-from ranks import Pool, RankFailed
+from ranks import Pool, RankFailed, release_in_background, wait_for_released_groups
 from registered import EXCHANGING, LOSSLESS, with_options
 
 pytestmark = pytest.mark.takes(15)
@@ -52,6 +52,7 @@ def make_model() -> nn.Module:
 def train_with_all(comm: Comm) -> list[str]:
     """Train with every strategy in turn, three times; return descriptions of resources that were not released."""
     close_comm(comm)
+    wait_for_released_groups()
     left: list[str] = []
     before: dict[str, Any] = {}
     for _ in range(3):
@@ -63,8 +64,11 @@ def train_with_all(comm: Comm) -> list[str]:
             train(sync, 3)
             sync.close()
             left += [*hooks_on(model, text), *shared_memory(text)]
-            del sync, model
+            held = [ours]
+            del sync, model, ours
+            release_in_background(held)
         gc.collect()
+        wait_for_released_groups()
         now = {
             "groups": len(dist.distributed_c10d._world.pg_map),
             "python threads": threading.active_count(),
@@ -179,11 +183,16 @@ def train_branching(comm: Comm, text: str, allow_unused: bool) -> tuple[list[Ten
     return used, [parameter.detach() for parameter in model.never.parameters()], never
 
 
+@pytest.fixture(scope="module")
+def weights_of_used_layers(pool: Pool) -> list[Tensor]:
+    used: list[Tensor] = pool.run(train_branching, 3, "allreduce", True)[0][0]
+    return used
+
+
 @pytest.mark.parametrize("text", LOSSLESS)
-def test_unused_parameters_if_allowed(pool: Pool, text: str) -> None:
-    expected = pool.run(train_branching, 3, "allreduce", True)[0][0]
+def test_unused_parameters_if_allowed(pool: Pool, weights_of_used_layers: list[Tensor], text: str) -> None:
     for used, never, untouched in pool.run(train_branching, 3, text, True):
-        torch.testing.assert_close(used, expected)
+        torch.testing.assert_close(used, weights_of_used_layers)
         torch.testing.assert_close(never, untouched, rtol=0, atol=0)
 
 

@@ -25,7 +25,7 @@ from paceline.strategies.priority.deferred_update import DeferredParameter
 from paceline.strategies.priority.strategy import Priority
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
-from ranks import SIZE, Pool
+from ranks import SIZE, Pool, wait_for_released_groups
 
 SLICED = "priority:slice_mb=0.0005"
 """Slices of about 500 bytes, so that most layers have several."""
@@ -193,6 +193,7 @@ class DeliberateError(Exception):
 
 def failing_forward(comm: Comm) -> tuple[int, int]:
     """Return the number of threads before, and after forward failed while slices were being sent."""
+    wait_for_released_groups()
     before = threading.active_count()
     model = Plain()
 

@@ -31,7 +31,7 @@ from paceline.training.sync import Sync
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.workload import Workload
 from ranks import Pool, RankFailed
-from registered import LOSSLESS, with_options
+from registered import LOSSLESS, in_turn, with_options
 from training import cases
 
 pytestmark = pytest.mark.takes(45)
@@ -116,6 +116,15 @@ def pairs() -> Iterator[Any]:
                 yield pytest.param(strategy, case, ranks, marks=() if now else pytest.mark.soak)
 
 
+def strategies_with(*cases: str) -> list[Any]:
+    """Return pairs of a strategy and a case. With each case, the suite has other strategies of a family."""
+    return [
+        pytest.param(*strategy.values, case, marks=strategy.marks)
+        for turn, case in enumerate(cases)
+        for strategy in in_turn(PROVEN, turn)
+    ]
+
+
 @pytest.mark.parametrize(("strategy", "case", "ranks"), list(pairs()))
 def test_gradients(pool: Pool, strategy: str, case: str, ranks: int) -> None:
     """Parity in double precision."""
@@ -123,10 +132,14 @@ def test_gradients(pool: Pool, strategy: str, case: str, ranks: int) -> None:
     check(pool, ranks, strategy, model, **settings(ranks))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "bn", "ranks"),
-    sorted(((s, BATCHNORMS[n % 3], 2 + n % 2) for n, s in enumerate(PROVEN)), key=lambda one: one[1:]),
-)
+def vgg11_cases() -> list[tuple[str, str, int]]:
+    """Return each strategy with a BatchNorm mode and a number of ranks, in an order in which few oracles are made."""
+    chosen = {strategy: (BATCHNORMS[number % 3], 2 + number % 2) for number, strategy in enumerate(PROVEN)}
+    chosen |= dict.fromkeys(IN_FULL_SIZE, ("local", 3))
+    return sorted(((strategy, *case) for strategy, case in chosen.items()), key=lambda one: one[1:])
+
+
+@pytest.mark.parametrize(("strategy", "bn", "ranks"), vgg11_cases())
 def test_gradients_of_vgg11(pool: Pool, strategy: str, bn: str, ranks: int) -> None:
     """Cover every strategy and every BatchNorm mode, but not every pair. In full size, where a proof takes seconds,
     cover DDP's buckets and those in shared memory, with the sizes that their defaults are made for."""
@@ -273,8 +286,7 @@ def test_an_error_in_a_small_parameter_is_found_and_named(pool: Pool, case: str,
         pool.run(proof, 3, "skips_one", case, {"precision": precision})[0].check()
 
 
-@pytest.mark.parametrize("case", ["cnn", "slim_vgg11", "residual", "attention"])
-@pytest.mark.parametrize("strategy", PROVEN)
+@pytest.mark.parametrize(("strategy", "case"), strategies_with("cnn", "slim_vgg11", "residual", "attention"))
 def test_rounding_in_single_precision_is_no_error(pool: Pool, strategy: str, case: str) -> None:
     """Three ranks, since a division by three rounds. Of many biases only rounding errors are left."""
     verdict = pool.run(proof, 3, strategy, case, {"precision": "fp32", "batch": 25})[0]
@@ -282,8 +294,7 @@ def test_rounding_in_single_precision_is_no_error(pool: Pool, strategy: str, cas
     verdict.check()
 
 
-@pytest.mark.parametrize("case", ["residual", "attention"])
-@pytest.mark.parametrize("strategy", PROVEN)
+@pytest.mark.parametrize(("strategy", "case"), strategies_with("residual", "attention"))
 def test_gradients_that_are_zero_up_to_rounding(pool: Pool, strategy: str, case: str) -> None:
     check(pool, 3, strategy, case, batch=13)
 
@@ -565,12 +576,13 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4)
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [(s, 2 + i % 3) for i, s in enumerate(PROVEN)])
 @pytest.mark.parametrize(
-    ("case", "bn"), [("cnn", "broadcast"), ("tied", "broadcast"), ("small_bn", "local"), ("small_bn", "sync")]
+    ("strategy", "case"), strategies_with("cnn broadcast", "tied broadcast", "small_bn local", "small_bn sync")
 )
-def test_ten_steps_end_in_the_weights_of_one_process(pool: Pool, strategy: str, ranks: int, case: str, bn: str) -> None:
-    results = pool.run(ten_steps, ranks, strategy, case, bn)
+def test_ten_steps_end_in_the_weights_of_one_process(pool: Pool, strategy: str, case: str) -> None:
+    ranks = 2 + PROVEN.index(strategy) % 3
+    model, bn = case.split()
+    results = pool.run(ten_steps, ranks, strategy, model, bn)
     expected = results[0][1]
     for found, _, apart in results:
         assert (found - expected).norm() / expected.norm() < 1e-8

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -101,8 +102,15 @@ def _by_pair(links: Sequence[SocketLink | PairTraffic], *names: str, by: int = 1
     return {pair: size for pair, size in sizes.items() if size}
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+def strategies_and_ranks() -> Iterator[Any]:
+    """Yield each strategy on 2, 3 and 4 ranks; a variant with options on one of them, and on the others in the soak."""
+    for number, strategy in enumerate(STRATEGIES):
+        for ranks in (2, 3, 4):
+            now = ":" not in strategy or ranks == 2 + number % 3
+            yield pytest.param(strategy, ranks, marks=() if now else pytest.mark.soak)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), list(strategies_and_ranks()))
 def test_sockets_carry_what_the_plan_says(pool: Pool, strategy: str, ranks: int) -> None:
     active = len([role for role in create(strategy).roles(ranks) if role.name != "IDLE"])
     for name, (counted, planned) in pool.run(train_and_count, active, strategy)[0].items():

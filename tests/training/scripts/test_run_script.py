@@ -24,11 +24,11 @@ ONCE = ("--repeats", "1", "--max-repeats", "1", "--steps", str(STEPS), "--no-doc
 
 
 def compare(
-    out: Path, *arguments: str, args: tuple[str, ...] = (), expect: int = 0
+    out: Path, *arguments: str, args: tuple[str, ...] = (), expect: int = 0, ranks: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Compare strategies in the script, once, on two ranks."""
     options = ("--script", "train.py", "--ranks", "2", *ONCE, "--json", "--out", str(out), *arguments, "--", *args)
-    return paceline("compare", *options, expect=expect, cwd=SCRIPTS)
+    return paceline("compare", *options, expect=expect, cwd=SCRIPTS, ranks=ranks)
 
 
 def runs_of(out: Path) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_a_script_that_is_not_reproducible_is_measured_all_the_same(tmp_path: Pa
 
 
 def test_a_script_that_clips_by_itself_is_named_in_a_caveat(tmp_path: Path) -> None:
-    done = compare(tmp_path / "out", args=("--mistake", "clips by itself"))
+    done = compare(tmp_path / "out", args=("--mistake", "clips by itself"), ranks=30)
     printed = json.loads(done.stdout)
     proven = {proof["candidate"]: proof["holds"] for proof in printed["proofs"]}
     assert all(proven.values())

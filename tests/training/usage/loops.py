@@ -22,7 +22,7 @@ from paceline.comm import Comm
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 from ranks import Pool
-from registered import LOSSLESS, with_options
+from registered import LOSSLESS, in_turn, with_options
 
 RANKS = 2
 STEPS = 4
@@ -202,14 +202,46 @@ def check_usages(
             )
 
 
-def differs_without_synchronisation(pool: Pool, usages: Sequence[Usage]) -> list[str]:
-    """Return the usages whose results differ from one process if ranks exchange nothing; a test must notice that."""
-    names = [(usage.__module__, usage.__name__) for usage in usages]
-    answer = pool.run(run_usages, RANKS, "none", names)[0]
-    failed = [result for result in answer.values() if isinstance(result, str)]
-    assert not failed, failed[0]
-    return [
-        usage.__name__
-        for usage in usages
-        if any(not torch.allclose(one, two) for one, two in zip(answer[usage.__name__], run_alone(usage), strict=True))
-    ]
+def usage_tests(
+    usages: Sequence[Usage], turn: int, *, without_synchronisation: Sequence[Usage] | None = None, **options: Any
+) -> tuple[Callable[[Pool, str], None], Callable[[Pool], None]]:
+    """Return a test that usages have the results of one process, and one that they have others without synchronisation.
+
+    `turn` and options are those of `same_in_one_process`. The usages of the second test are given if they are others.
+    """
+    without = usages if without_synchronisation is None else without_synchronisation
+    return same_in_one_process(usages, turn, **options), different_without_synchronisation(without)
+
+
+def same_in_one_process(
+    usages: Sequence[Usage],
+    turn: int,
+    *,
+    strategies: Sequence[str] = STRATEGIES,
+    tolerances: Mapping[Usage, float] | None = None,
+) -> Callable[[Pool, str], None]:
+    """Return a test of usages under each strategy; `turn` chooses those that the suite has: see `in_turn`."""
+
+    @pytest.mark.parametrize("text", in_turn(strategies, turn))
+    def test(pool: Pool, text: str) -> None:
+        check_usages(pool, text, usages, tolerances)
+
+    return test
+
+
+def different_without_synchronisation(usages: Sequence[Usage]) -> Callable[[Pool], None]:
+    """Return a test that ranks which exchange nothing have other results: otherwise, a usage proves nothing."""
+
+    def test(pool: Pool) -> None:
+        names = [(usage.__module__, usage.__name__) for usage in usages]
+        answer = pool.run(run_usages, RANKS, "none", names)[0]
+        failed = [result for result in answer.values() if isinstance(result, str)]
+        assert not failed, failed[0]
+        same = [usage.__name__ for usage in usages if _all_close(answer[usage.__name__], run_alone(usage))]
+        assert not same, f"these have the same results without synchronisation: {same}"
+
+    return test
+
+
+def _all_close(found: Any, expected: Sequence[Tensor]) -> bool:
+    return all(torch.allclose(one, other) for one, other in zip(found, expected, strict=True))

@@ -9,21 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ranks import Pool
 from registered import LOSSLESS
-from training.usage.loops import (
-    Loop,
-    Results,
-    Usage,
-    check_usages,
-    differs_without_synchronisation,
-    loss_of,
-    make_model,
-    train,
-    weights,
-)
+from training.usage.loops import Loop, Results, Usage, loss_of, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 # Dynamo's own split of DDP's graphs requires buckets of at least 1 MiB, so options for small buckets are left out.
 STRATEGIES = [*LOSSLESS, "ddp:overlap=false", "ddp:bucket_view=true"]
@@ -138,10 +127,6 @@ USAGES = [
 ]
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
-def test_compiled_models_train_as_in_one_process(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES)
-
-
-def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
-    assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
+test_compiled_models_train_as_in_one_process, test_the_results_depend_on_synchronisation = usage_tests(
+    USAGES, turn=2, strategies=STRATEGIES
+)

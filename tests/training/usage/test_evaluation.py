@@ -11,20 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ranks import Pool
-from training.usage.loops import (
-    STRATEGIES,
-    Loop,
-    Results,
-    check_usages,
-    differs_without_synchronisation,
-    loss_of,
-    make_model,
-    train,
-    weights,
-)
+from training.usage.loops import Loop, Results, loss_of, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 ONES = torch.ones(2, 6, dtype=torch.float64)
 
@@ -271,12 +260,9 @@ USAGES = [
 ]
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
-def test_evaluation_and_modes_are_those_of_one_process(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES)
-
-
-def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
+test_evaluation_and_modes_are_those_of_one_process, test_the_results_depend_on_synchronisation = usage_tests(
+    USAGES,
+    turn=3,
     # Under `none`, the weights inside `agreed` are rank 0's, so autograd refuses a backward pass that began before.
-    usages = [usage for usage in USAGES if usage is not agreed_between_forward_and_backward]
-    assert differs_without_synchronisation(pool, usages) == [usage.__name__ for usage in usages]
+    without_synchronisation=[usage for usage in USAGES if usage is not agreed_between_forward_and_backward],
+)

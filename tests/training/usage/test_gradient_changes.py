@@ -16,16 +16,16 @@ from training.usage.loops import (
     Loop,
     Results,
     Usage,
-    check_usages,
-    differs_without_synchronisation,
     loss_of,
     make_model,
     run_usages,
+    same_in_one_process,
     train,
+    usage_tests,
     weights,
 )
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 AGREEING = [text for text in STRATEGIES if create(text).agrees_in_backward]
 """Strategies under which backward returns with the mean over the ranks in `.grad`."""
@@ -105,9 +105,9 @@ REPEATED = [accumulated_without_accumulate, backward_twice_without_accumulate, t
 USAGES = [*CHANGES, *REPEATED]
 
 
-@pytest.mark.parametrize("text", [text for text in STRATEGIES if text not in EARLY])
-def test_changes_take_effect_on_all_ranks_alike(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES)
+test_changes_take_effect_on_all_ranks_alike, test_the_results_depend_on_synchronisation = usage_tests(
+    USAGES, turn=4, strategies=[text for text in STRATEGIES if text not in EARLY]
+)
 
 
 @pytest.mark.parametrize("text", EARLY)
@@ -118,10 +118,6 @@ def test_changes_after_sending_are_refused(pool: Pool, text: str, usage: Usage) 
         assert isinstance(result, str), "the change was lost"
         assert "WorkloadError: " in result
         assert "hint: " in result
-
-
-def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
-    assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
 
 
 def clipped_by_norm(loop: Loop) -> Results:
@@ -155,9 +151,9 @@ def clamped_through_data(loop: Loop) -> Results:
     return [weights(model)]
 
 
-@pytest.mark.parametrize("text", AGREEING)
-def test_clipping_by_hand_is_that_of_the_mean(pool: Pool, text: str) -> None:
-    check_usages(pool, text, [clipped_by_norm, clipped_by_value, clamped_through_data])
+test_clipping_by_hand_is_that_of_the_mean = same_in_one_process(
+    [clipped_by_norm, clipped_by_value, clamped_through_data], turn=4, strategies=AGREEING
+)
 
 
 def create_graph(loop: Loop) -> Results:
@@ -171,9 +167,9 @@ def create_graph(loop: Loop) -> Results:
     return [weights(model)]
 
 
-@pytest.mark.parametrize("text", [text for text in STRATEGIES if not text.startswith("ddp")])
-def test_gradients_with_a_graph(pool: Pool, text: str) -> None:
-    check_usages(pool, text, [create_graph])
+test_gradients_with_a_graph = same_in_one_process(
+    [create_graph], turn=5, strategies=[text for text in STRATEGIES if not text.startswith("ddp")]
+)
 
 
 def optimizer_state_saved_at_once(loop: Loop) -> Results:
@@ -186,6 +182,8 @@ def optimizer_state_saved_at_once(loop: Loop) -> Results:
     return [weights(model), *kept]
 
 
-@pytest.mark.parametrize("text", [text for text in STRATEGIES if not text.startswith("parameter_server")])
-def test_the_state_of_the_optimiser_is_that_of_the_last_step(pool: Pool, text: str) -> None:
-    check_usages(pool, text, [optimizer_state_saved_at_once])
+test_the_state_of_the_optimiser_is_that_of_the_last_step = same_in_one_process(
+    [optimizer_state_saved_at_once],
+    turn=6,
+    strategies=[text for text in STRATEGIES if not text.startswith("parameter_server")],
+)

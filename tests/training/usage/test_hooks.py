@@ -8,20 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ranks import Pool
-from training.usage.loops import (
-    STRATEGIES,
-    Loop,
-    Results,
-    check_usages,
-    differs_without_synchronisation,
-    loss_of,
-    make_model,
-    train,
-    weights,
-)
+from training.usage.loops import Loop, Results, loss_of, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 
 def forward_hooks(loop: Loop) -> Results:
@@ -151,10 +140,6 @@ USAGES = [
 ]
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
-def test_hooks_have_the_effect_that_they_have_in_one_process(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES)
-
-
-def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
-    assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
+test_hooks_have_the_effect_that_they_have_in_one_process, test_the_results_depend_on_synchronisation = usage_tests(
+    USAGES, turn=5
+)

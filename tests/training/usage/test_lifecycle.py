@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import multiprocessing
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,22 +19,24 @@ from paceline.strategies.allreduce import AllReduce
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 from ranks import Pool
+from registered import in_turn
 from training.usage.loops import (
     RANKS,
     STRATEGIES,
     Loop,
     Results,
     batch_of,
-    check_usages,
-    differs_without_synchronisation,
     loss_of,
     make_model,
     sgd,
     train,
+    usage_tests,
     weights,
 )
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
+
+IN_TURN = in_turn(STRATEGIES, 7)
 
 
 def attach(comm: Comm, text: str, model: nn.Module, *, allow_unused: bool = False) -> Sync:
@@ -83,7 +84,6 @@ def loader_with_processes(loop: Loop) -> Results:
     parts = [batch_of(step) for step in range(4)]
     inputs = torch.cat([loop.share(x) for x, _ in parts])
     targets = torch.cat([loop.share(y) for _, y in parts])
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # Permits children.
     for _ in range(2):  # Each epoch forks again.
         loader = DataLoader(TensorDataset(inputs, targets), len(inputs) // 4, num_workers=1)
         for x, y in loader:
@@ -95,13 +95,7 @@ def loader_with_processes(loop: Loop) -> Results:
 USAGES = [in_a_function, after_an_error_in_forward, loader_with_processes]
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
-def test_training_is_that_of_one_process(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES)
-
-
-def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
-    assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
+test_training_is_that_of_one_process, test_the_results_depend_on_synchronisation = usage_tests(USAGES, turn=6)
 
 
 # Errors.
@@ -221,26 +215,26 @@ def errors(pool: Pool) -> Callable[[str], list[dict[str, Any]]]:
 Errors = Callable[[str], list[dict[str, Any]]]
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
+@pytest.mark.parametrize("text", IN_TURN)
 def test_use_after_close_is_refused(errors: Errors, text: str) -> None:
     for rank in errors(text):
         (found,) = set(rank["after_close"])
         assert found.startswith(f"the model is no longer attached to {text.partition(':')[0]}: close() was called.")
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
+@pytest.mark.parametrize("text", IN_TURN)
 def test_a_step_without_gradients_is_refused(errors: Errors, text: str) -> None:
     for number, rank in enumerate(errors(text)):
         for found in rank["without_gradients"]:
             assert found.startswith(f"6 parameters got no gradient on rank {number}: 0.weight, 0.bias")
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
+@pytest.mark.parametrize("text", IN_TURN)
 def test_a_step_without_gradients_changes_nothing_where_allowed(errors: Errors, text: str) -> None:
     assert all(rank["steps_without_gradients_where_allowed"] for rank in errors(text))
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
+@pytest.mark.parametrize("text", IN_TURN)
 def test_norms_that_are_not_positive_are_refused(errors: Errors, text: str) -> None:
     for rank in errors(text):
         zero, negative, nan, closure = rank["wrong_norms"]
@@ -250,17 +244,17 @@ def test_norms_that_are_not_positive_are_refused(errors: Errors, text: str) -> N
         assert closure.startswith("step() got an object of type function as max_norm. hint: pass a number; strategies")
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
+@pytest.mark.parametrize("text", IN_TURN)
 def test_layers_that_are_frozen_after_attach_are_named(errors: Errors, text: str) -> None:
     assert all("0.weight" in rank["frozen_later"] for rank in errors(text))
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
+@pytest.mark.parametrize("text", IN_TURN)
 def test_an_error_inside_with_leaves_nothing_on_the_model(errors: Errors, text: str) -> None:
     assert all(rank["error_inside_with"] == (0, {nn.Parameter}) for rank in errors(text))
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
+@pytest.mark.parametrize("text", IN_TURN)
 def test_close_after_an_error_in_backward(pool: Pool, text: str) -> None:
     assert pool.run(error_in_backward, RANKS, text) == [True] * RANKS
 
@@ -353,7 +347,7 @@ def sparse(comm: Comm, text: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("text", [text for text in STRATEGIES if not text.startswith("ddp")])
+@pytest.mark.parametrize("text", in_turn([text for text in STRATEGIES if not text.startswith("ddp")], 8))
 def test_sparse_gradients_are_refused(pool: Pool, text: str) -> None:
     (found,) = set(pool.run(sparse, RANKS, text))
     assert found.startswith("the gradient of weight is sparse; strategies send only dense gradients.")

@@ -8,21 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ranks import Pool
-from training.usage.loops import (
-    STEPS,
-    STRATEGIES,
-    Loop,
-    Results,
-    check_usages,
-    differs_without_synchronisation,
-    loss_of,
-    make_model,
-    train,
-    weights,
-)
+from training.usage.loops import STEPS, Loop, Results, loss_of, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 
 class Pair(nn.Module):
@@ -285,10 +273,6 @@ USAGES = [
 ]
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
-def test_models_train_as_in_one_process(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES, TOLERANCES)
-
-
-def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
-    assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
+test_models_train_as_in_one_process, test_the_results_depend_on_synchronisation = usage_tests(
+    USAGES, turn=7, tolerances=TOLERANCES
+)

@@ -8,19 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ranks import Pool
-from training.usage.loops import (
-    STRATEGIES,
-    Loop,
-    Results,
-    check_usages,
-    differs_without_synchronisation,
-    make_model,
-    train,
-    weights,
-)
+from training.usage.loops import Loop, Results, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 
 def optimizer_state_after_attach(loop: Loop) -> Results:
@@ -74,10 +64,4 @@ USAGES = [
 ]
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
-def test_training_continues_as_in_one_process(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES)
-
-
-def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
-    assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
+test_training_continues_as_in_one_process, test_the_results_depend_on_synchronisation = usage_tests(USAGES, turn=8)

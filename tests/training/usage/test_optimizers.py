@@ -7,20 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from ranks import Pool
 from training.usage.loops import (
     STRATEGIES,
     Loop,
     Results,
-    check_usages,
-    differs_without_synchronisation,
     loss_of,
     make_model,
+    same_in_one_process,
     train,
+    usage_tests,
     weights,
 )
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 
 def groups_by_name(loop: Loop) -> Results:
@@ -241,16 +240,10 @@ USAGES = [
 ]
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
-def test_optimisers_step_as_in_one_process(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES)
+test_optimisers_step_as_in_one_process, test_the_results_depend_on_synchronisation = usage_tests(USAGES, turn=9)
 
 
-def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
-    assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
-
-
-@pytest.mark.parametrize("text", [text for text in STRATEGIES if not text.startswith("parameter_server")])
-def test_a_group_that_is_added_later(pool: Pool, text: str) -> None:
-    """Servers keep the groups of `attach`."""
-    check_usages(pool, text, [group_added_later])
+# Servers keep the groups of `attach`.
+test_a_group_that_is_added_later = same_in_one_process(
+    [group_added_later], turn=9, strategies=[text for text in STRATEGIES if not text.startswith("parameter_server")]
+)

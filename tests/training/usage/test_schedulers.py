@@ -7,21 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from ranks import Pool
-from training.usage.loops import (
-    STRATEGIES,
-    Loop,
-    Results,
-    check_usages,
-    differs_without_synchronisation,
-    loss_of,
-    make_model,
-    sgd,
-    train,
-    weights,
-)
+from training.usage.loops import Loop, Results, loss_of, make_model, sgd, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 
 def _per_step(loop: Loop, make_scheduler: Any, make_optimizer: Any = sgd) -> Results:
@@ -121,10 +109,4 @@ USAGES = [
 ]
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
-def test_schedules_are_those_of_one_process(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES)
-
-
-def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
-    assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
+test_schedules_are_those_of_one_process, test_the_results_depend_on_synchronisation = usage_tests(USAGES, turn=10)

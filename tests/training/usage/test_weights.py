@@ -12,20 +12,9 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ranks import Pool
-from training.usage.loops import (
-    STRATEGIES,
-    Loop,
-    Results,
-    check_usages,
-    differs_without_synchronisation,
-    loss_of,
-    make_model,
-    train,
-    weights,
-)
+from training.usage.loops import Loop, Results, loss_of, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 
 def moving_average(loop: Loop) -> Results:
@@ -251,10 +240,4 @@ USAGES = [
 ]
 
 
-@pytest.mark.parametrize("text", STRATEGIES)
-def test_weights_are_those_of_one_process(pool: Pool, text: str) -> None:
-    check_usages(pool, text, USAGES)
-
-
-def test_the_results_depend_on_synchronisation(pool: Pool) -> None:
-    assert differs_without_synchronisation(pool, USAGES) == [usage.__name__ for usage in USAGES]
+test_weights_are_those_of_one_process, test_the_results_depend_on_synchronisation = usage_tests(USAGES, turn=11)
