@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from paceline.analysis.chance import Chance, chance_of, epochs_of, is_trained_enough
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import RankRow
 from paceline.analysis.statistics import Estimate
@@ -25,6 +24,7 @@ from paceline.formatting import (
     percent,
     plural,
     seconds,
+    short,
     size,
 )
 from paceline.records.experiment import Design
@@ -201,12 +201,9 @@ def _accuracy(comparison: Comparison) -> Iterator[str]:
     rows = [row for row in comparison.rows if row.test_accuracy is not None and row.candidate.role != "bound"]
     if not rows:
         return
-    chance = _chance(comparison)
+    chance = chance_of(entry.run for entry in comparison.record_set.runs)
     if chance is not None and all(row.test_accuracy and row.test_accuracy.value <= chance.most for row in rows):
-        yield (
-            f"All test accuracies are at chance level ({percent(chance.share, 0)}): too few steps were trained to "
-            "compare them. Train longer with --steps or --epochs."
-        )
+        yield _all_at_chance(comparison, chance)
         return
     different = [row for row in rows if row.accuracy_gain is not None and not row.accuracy_gain.spans(0)]
     for row in different:
@@ -220,25 +217,17 @@ def _accuracy(comparison: Comparison) -> Iterator[str]:
         )
 
 
-@dataclass(frozen=True)
-class Chance:
-    """Accuracy of random guessing."""
-
-    share: float
-    """Expected accuracy."""
-    most: float
-    """Highest accuracy that guessing explains: three standard errors above the expected one."""
-
-
-def _chance(comparison: Comparison) -> Chance | None:
-    classes = {entry.run.topology.classes for entry in comparison.record_set.runs}
-    tests = [entry.run.summary and entry.run.summary.test for entry in comparison.record_set.runs]
-    samples = min((test.samples for test in tests if test and test.samples), default=0)
-    known = classes.pop() if len(classes) == 1 else None
-    if not known or not samples:
-        return None
-    share = 1 / known
-    return Chance(share, share + 3 * math.sqrt(share * (1 - share) / samples))
+def _all_at_chance(comparison: Comparison, chance: Chance) -> str:
+    """Return why all accuracies are at chance level: too few steps, or a learning rate that does not fit."""
+    level = f"All test accuracies are at chance level ({percent(chance.share, 0)})"
+    runs = [entry.run for entry in comparison.record_set.runs if entry.run.summary]
+    epochs = [epochs for run in runs if (epochs := epochs_of(run)) is not None]
+    if not epochs or not all(map(is_trained_enough, runs)):
+        return f"{level}: too few steps were trained to compare them. Train longer with --steps or --epochs."
+    return (
+        f"{level} after {short(min(epochs), 2)} epochs: the learning rate is probably too high or too low. Try another "
+        "--lr, or a longer --warmup-epochs."
+    )
 
 
 def _format_interval(estimate: Estimate) -> str:

@@ -9,10 +9,13 @@ from functools import cached_property
 
 import torch
 
+from paceline.analysis.divergence import divergence_cause, divergence_place
 from paceline.config import ENDLESS, RunConfig
-from paceline.errors import WorkloadError
+from paceline.errors import DivergenceError, WorkloadError
+from paceline.formatting import plural
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
+from paceline.strategies.base.scaling import why_no_scaler
 from paceline.training.learning_rate import make_learning_rate
 from paceline.training.precision import autocast, make_scaler
 from paceline.training.recording.recording import Recording
@@ -20,6 +23,10 @@ from paceline.training.sync import Sync
 from paceline.workloads.batches import MicroBatch, Source
 from paceline.workloads.tickets import ONE_SHOT_HINT, Tickets
 from paceline.workloads.workload import Workload
+
+MOST_SKIPPED_IN_A_ROW = 50
+"""Number of skipped steps in a row after which a run stops. A GradScaler that starts at 2^16 has halved its scale to
+2^-34 by then, where even the largest float32 gradient times a batch does not overflow: NaN is in weights or data."""
 
 
 @dataclass
@@ -34,7 +41,8 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
-        self.scaler = make_scaler(self.config.precision, self.source.share.device)
+        self.scaler = make_scaler(self.config.precision, self.source.share.device, self.config.on_nan)
+        self._restores_buffers = self.config.on_nan == "skip"
         self.learning_rate = make_learning_rate(
             self.workload,
             self.sync.optimizer,
@@ -44,7 +52,6 @@ class TrainingLoop:
         )
         self._step = 0
         """Steps that this rank has trained."""
-        self._explained = False
 
     def train(self) -> None:
         """Train for the configured epochs, steps or seconds."""
@@ -73,7 +80,7 @@ class TrainingLoop:
                 if trained:
                     step += trained
                     self.windows.close(step)
-                    self._explain_divergence()
+                    self._check_divergence()
             self._report_epoch(epoch, step)
             if step == before:
                 raise WorkloadError(f"the training data has no batch in epoch {epoch + 1}.", hint=ONE_SHOT_HINT)
@@ -98,7 +105,7 @@ class TrainingLoop:
                     break
                 self._train_micro_batches(found.epoch, found.micro_batches, global_step=found.step)
             step = self.windows.close(end)
-            self._explain_divergence()
+            self._check_divergence()
             for epoch_end in self.windows.epoch_ends[epoch:]:
                 self._report_epoch(epoch, epoch_end)
                 epoch += 1
@@ -117,22 +124,47 @@ class TrainingLoop:
                 hint="let it draw from torch's, numpy's or Python's global generator, or from one with a fixed seed",
             )
 
-    def _explain_divergence(self) -> None:
-        """Raise if the loss is not finite because the data is not: once, after the window of the first such step."""
-        step = self.windows.diverged_step
-        if step is None or self._explained:
-            return
-        self._explained = True
+    def _check_divergence(self) -> None:
+        """Raise, on all ranks alike, if a loss of the last window is not finite, or if too many steps were skipped.
+
+        If the data is the cause, the error names a sample.
+        """
+        divergence, skipped = self.windows.divergence.not_finite, self.windows.skipped_in_a_row
+        if divergence is not None:
+            self._blame_data(divergence.step, "the loss is not finite in")
+            place = divergence_place(divergence.step, self.config.seed)
+            raise DivergenceError(
+                f"the run diverged at {place}: {divergence_cause(divergence)}.", hint=self._divergence_hint()
+            )
+        if skipped >= MOST_SKIPPED_IN_A_ROW:
+            first = self.windows.totals.steps - skipped
+            self._blame_data(first, f"{plural(skipped, 'step')} in a row were skipped from")
+            raise DivergenceError(
+                f"gradients were not finite in all of the last {plural(skipped, 'step')}, from "
+                f"{divergence_place(first, self.config.seed)} on, so that all of these were skipped.",
+                hint="weights or data probably contain NaN or infinity; " + self._divergence_hint(),
+            )
+
+    def _blame_data(self, step: int, found: str) -> None:
+        """Raise if a sample of a step contains NaN or infinity; `found` says what the step shows."""
         ends = [end for end in self.windows.epoch_ends if end <= step]
-        found = self.source.find_sample(len(ends), step - max(ends, default=0), lambda values: ~values.isfinite())
-        by_rank = self.sync.comm.control.gather(torch.tensor(-1 if found is None else found))
-        sample = max(int(one) for one in by_rank)
-        if sample >= 0:
+        sample = self.source.find_sample(len(ends), step - max(ends, default=0), lambda values: ~values.isfinite())
+        by_rank = self.sync.comm.control.gather(torch.tensor(-1 if sample is None else sample))
+        worst = max(int(one) for one in by_rank)
+        if worst >= 0:
             raise WorkloadError(
-                f"the loss is not finite in step {step}, because sample {sample} of the training data contains NaN or "
-                "infinity.",
+                f"{found} step {step}, because sample {worst} of the training data contains NaN or infinity.",
                 hint="remove such samples, or replace the values",
             )
+
+    def _divergence_hint(self) -> str:
+        """Return what may prevent a divergence."""
+        # The samples of an iterable cannot be read again.
+        data = "check the data for NaN; " if self.source.samples is None else ""
+        own = self.workload.optimizer is not None
+        rate = "a lower learning rate in the workload's optimiser" if own else "a lower --lr, a longer --warmup-epochs"
+        can_skip = self.config.on_nan == "stop" and why_no_scaler(self.sync.strategy) is None
+        return f"{data}use {rate} or --clip-norm 1" + (", or skip such steps with --on-nan skip" if can_skip else "")
 
     def _report_epoch(self, epoch: int, step: int) -> None:
         divergence = self.sync.buffers.divergence()
@@ -169,6 +201,8 @@ class TrainingLoop:
         self.learning_rate.before_step(self._step if global_step is None else global_step)
         self._step += 1
         step_recorder = self.recording.step_recorder
+        if self._restores_buffers:
+            self.sync.buffers.keep()
         for number, micro_batch in enumerate(micro_batches, start=1):
             batch = source.fetch(micro_batch)
             stopwatch.lap(DATA)
@@ -183,9 +217,13 @@ class TrainingLoop:
                 stopwatch.watch_backward(loss)
                 loss.backward()
                 stopwatch.lap(BACKWARD)
+        skipped_before = self.sync.skipped_steps
         self.sync.step(self.config.clip_norm, self.scaler)
+        is_skipped = self.sync.skipped_steps > skipped_before
+        if is_skipped and self._restores_buffers:
+            self.sync.buffers.restore()
         stopwatch.lap(OPTIMISER)
-        step_recorder.end_step(epoch, stopwatch.end(), global_step)
+        step_recorder.end_step(epoch, stopwatch.end(), global_step, skipped=is_skipped)
 
     def _expected_length(self, step: int) -> int | None:
         """Return the steps of the whole run; for a run that ends by time, estimated from the last window."""

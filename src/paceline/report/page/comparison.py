@@ -36,7 +36,7 @@ from paceline.report.plots.resources import resources
 from paceline.report.plots.split import split
 from paceline.report.plots.step_times import step_time_plot
 from paceline.report.plots.timeline import timeline
-from paceline.report.run_description import compares_strategies, on_hosts
+from paceline.report.run_description import compares_strategies, on_hosts, outcome
 from paceline.report.verdict import next_command, sentences
 
 PLOTS = {
@@ -142,7 +142,9 @@ def _candidate_row(comparison: Comparison, row: CandidateRow) -> PageRow:
     name, tag = row.candidate.name, _tag(comparison, row)
     is_best = name == (comparison.pick or comparison.decision.first)
     classes = [row.candidate.role, "best" * is_best, "unmeasured" * (row.step_s is None)]
-    return PageRow(name, (), " ".join(filter(None, classes)), tag, {"pick": "good", "failed": "bad"}.get(tag, ""))
+    return PageRow(
+        name, (), " ".join(filter(None, classes)), tag, "bad" if outcome(row) else {"pick": "good"}.get(tag, "")
+    )
 
 
 def rank_table(comparison: Comparison) -> PageTable:
@@ -190,8 +192,8 @@ def _count_rows(comparison: Comparison) -> str:
 def _tag(comparison: Comparison, row: CandidateRow) -> str:
     """Return the label beside a candidate's name in the table."""
     decision, name = comparison.decision, row.candidate.name
-    if row.failure:
-        return "failed"
+    if outcome(row):
+        return outcome(row)
     if name == comparison.pick:
         return "pick"
     if row.candidate.role != "candidate":

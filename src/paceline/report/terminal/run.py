@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from paceline.analysis.divergence import divergence_cause, divergence_of, divergence_place
 from paceline.analysis.ranks import UNEVEN, rank_rows
 from paceline.analysis.resources import host_usage
 from paceline.analysis.steps.candidate_split import splits_of
@@ -135,19 +136,29 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         speed = f", {whole(rate)} samples/s in the median window" if rate else ""
         yield f"trained {plural(summary.steps, 'step')} in {seconds(summary.train_s)}{speed}"
     if summary.skipped_steps:
-        yield f"skipped the update of {plural(summary.skipped_steps, 'step')} after an overflow of float16 gradients"
+        cause = (
+            "after an overflow of float16 gradients" if _uses_float16(record) else "because gradients were not finite"
+        )
+        yield f"skipped the update of {plural(summary.skipped_steps, 'step')} {cause}"
     yield from _hosts(record)
     yield from profile_sentences(record)
     estimate = summary.estimate
     if estimate:
         yield f"{plural(estimate.epochs, 'epoch')} would take about {seconds(estimate.seconds)}"
-    diverged = [rank.diverged_step for rank in summary.ranks if rank.diverged_step is not None]
-    if diverged:
+    divergence = summary.divergence or divergence_of(record)
+    if divergence is not None:
         # The batches of an iterable have no size that is known, and cannot be examined for NaN afterwards.
         data = "check the data for NaN, or " if record.topology.batch is None else ""
-        yield f"the loss is not finite from step {min(diverged)} on. hint: {data}use a lower --lr, or --clip-norm 1"
-    state = "" if record.finished else " (interrupted)"
+        place = divergence_place(divergence.step, record.config.get("seed"))
+        yield f"the run diverged at {place}: {divergence_cause(divergence)}"
+        yield f"hint: {data}use a lower --lr, a longer --warmup-epochs or --clip-norm 1"
+    state = "" if record.finished else " (stopped)" if divergence is not None else " (interrupted)"
     yield f"record: {record.path}{state}"
+
+
+def _uses_float16(record: RunRecord) -> bool:
+    """Return whether a scaled loss may have caused an overflow; also for a script, of which it is unknown."""
+    return record.config.get("precision", "fp16") == "fp16"
 
 
 def _uneven_cause(record: RunRecord) -> str:
