@@ -281,3 +281,8 @@ def half_width(low: float | None, high: float | None, unit: Unit, value: float) 
 def join_names(names: Sequence[str]) -> str:
     """Join names for a sentence: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def join_choices(choices: Sequence[str]) -> str:
+    """Join alternatives for a sentence: a, b or c."""
+    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"

@@ -1,9 +1,12 @@
-"""Divergence of a run: a loss that is not finite, or one that has grown and stays large until the end.
+"""Divergence of a run: a loss that is not finite, or that has grown and stays large, or many skipped steps in a row.
 
 Training lowers the loss, so a run that ends far above its start has failed, and its loss and accuracy say nothing about
 a strategy. Growth counts only if every loss of the last part of the run is more than `GROWTH` times the largest of
 the first steps. Noise between batches and spikes that recover cannot meet that: they would have to last for a tenth of
-the run. Losses of steps that were skipped count neither way: no weight has changed in them.
+the run.
+
+Losses of steps that were skipped do not count: no weight has changed in them. But a run that skips `MOST_SKIPPED` steps
+in a row has diverged too: its weights or its data contain NaN, so no later step would be different.
 """
 
 from __future__ import annotations
@@ -26,13 +29,17 @@ FIRST_STEPS = 5
 LAST_SHARE, LEAST_LAST_STEPS = 0.1, 10
 """Share of a run at its end, and least number of steps, in which all losses must be too large."""
 
+MOST_SKIPPED = 50
+"""Skipped steps in a row that a run may have less one. A GradScaler that starts at 2^16 and halves its scale each time
+has reached 2^-34 by then, where no gradient of a finite loss overflows."""
+
 
 class DivergenceDetector:
     """Detector of divergence in the losses of a run, added as they are trained; its memory is constant."""
 
     def __init__(self) -> None:
         self.not_finite: Divergence | None = None
-        """First loss that is not finite; None if there is none."""
+        """First loss that is not finite, or start of too many skipped steps in a row; None if there is none."""
         self._steps = 0
         self._first_count = 0
         self._largest_first = -math.inf
@@ -40,12 +47,19 @@ class DivergenceDetector:
         """Last finite loss."""
         self._too_large_since: tuple[int, float] | None = None
         """Step and loss from which on all losses are too large."""
+        self._skipped_in_a_row = 0
 
-    def add(self, losses: Iterable[float], ignored: Collection[int] = ()) -> None:
-        """Add the losses of the next steps, without those of ignored steps, which are numbered from 0."""
+    def add(self, losses: Iterable[float], skipped: Collection[int] = (), unreported: Collection[int] = ()) -> None:
+        """Add the losses of the next steps; steps that were skipped, or whose loss is unknown, are numbered from 0."""
         for step, loss in enumerate(losses, start=self._steps):
             self._steps = step + 1
-            if step not in ignored and self.not_finite is None:
+            self._skipped_in_a_row = self._skipped_in_a_row + 1 if step in skipped else 0
+            if self.not_finite is not None:
+                continue
+            if self._skipped_in_a_row == MOST_SKIPPED:
+                first = self._steps - MOST_SKIPPED
+                self.not_finite = Divergence(step=first, loss=None, before=self._last_loss, skipped=MOST_SKIPPED)
+            elif not self._skipped_in_a_row and step not in unreported:
                 self._add_loss(step, loss)
 
     def _add_loss(self, step: int, loss: float) -> None:
@@ -114,5 +128,7 @@ def divergence_cause(divergence: Divergence) -> str:
     if divergence.loss is not None:
         start = "" if divergence.before is None else f" ({short(divergence.before, 4)})"
         return f"from there on the loss is more than {short(GROWTH)} times that of the first steps{start}"
+    if divergence.skipped:
+        return f"all of {divergence.skipped} steps in a row from there on were skipped, as gradients were not finite"
     before = "" if divergence.before is None else f"; the last finite one was {short(divergence.before, 4)}"
     return f"the loss is not finite{before}"

@@ -235,17 +235,19 @@ class ReplicaComparisons(Struct, frozen=True, kw_only=True):
 
 
 class Divergence(Struct, frozen=True, kw_only=True):
-    """Divergence of a run: its loss is not finite, or has grown and stays large until the end.
+    """Divergence of a run: its loss is not finite, or has grown and stays large, or too many steps were skipped.
 
     `analysis/divergence.py` has the criteria.
     """
 
     step: Count
-    """First step, from 0, whose loss is not finite, or from which on it is too large."""
+    """First step, from 0, whose loss is not finite, from which on it is too large, or from which on all are skipped."""
     loss: float | None
     """Loss of that step; None if it is not finite."""
     before: float | None
     """Last finite loss before it; if the loss has grown, the largest of the first steps. None if there is none."""
+    skipped: Count = 0
+    """Steps in a row that were skipped because gradients were not finite, if they are the reason; otherwise 0."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):

@@ -9,13 +9,11 @@ from functools import cached_property
 
 import torch
 
-from paceline.analysis.divergence import divergence_cause, divergence_place
 from paceline.config import ENDLESS, RunConfig
-from paceline.errors import DivergenceError, WorkloadError
-from paceline.formatting import plural
+from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
-from paceline.strategies.base.scaling import why_no_scaler
+from paceline.training.divergence import DivergenceCheck
 from paceline.training.learning_rate import make_learning_rate
 from paceline.training.precision import autocast, make_scaler
 from paceline.training.recording.recording import Recording
@@ -23,10 +21,6 @@ from paceline.training.sync import Sync
 from paceline.workloads.batches import MicroBatch, Source
 from paceline.workloads.tickets import ONE_SHOT_HINT, Tickets
 from paceline.workloads.workload import Workload
-
-MOST_SKIPPED_IN_A_ROW = 50
-"""Number of skipped steps in a row after which a run stops. A GradScaler that starts at 2^16 has halved its scale to
-2^-34 by then, where even the largest float32 gradient times a batch does not overflow: NaN is in weights or data."""
 
 
 @dataclass
@@ -41,6 +35,7 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
+        self.divergence = DivergenceCheck(self.config, self.workload, self.sync, self.source, self.windows)
         self.scaler = make_scaler(self.config.precision, self.source.share.device, self.config.on_nan)
         self._restores_buffers = self.config.on_nan == "skip"
         self.learning_rate = make_learning_rate(
@@ -80,7 +75,7 @@ class TrainingLoop:
                 if trained:
                     step += trained
                     self.windows.close(step)
-                    self._check_divergence()
+                    self.divergence.after_window()
             self._report_epoch(epoch, step)
             if step == before:
                 raise WorkloadError(f"the training data has no batch in epoch {epoch + 1}.", hint=ONE_SHOT_HINT)
@@ -105,7 +100,7 @@ class TrainingLoop:
                     break
                 self._train_micro_batches(found.epoch, found.micro_batches, global_step=found.step)
             step = self.windows.close(end)
-            self._check_divergence()
+            self.divergence.after_window()
             for epoch_end in self.windows.epoch_ends[epoch:]:
                 self._report_epoch(epoch, epoch_end)
                 epoch += 1
@@ -123,48 +118,6 @@ class TrainingLoop:
                 f"the DataLoader's sampler drew other samples on rank {other} than on rank 0 in epoch {epoch + 1}.",
                 hint="let it draw from torch's, numpy's or Python's global generator, or from one with a fixed seed",
             )
-
-    def _check_divergence(self) -> None:
-        """Raise, on all ranks alike, if a loss of the last window is not finite, or if too many steps were skipped.
-
-        If the data is the cause, the error names a sample.
-        """
-        divergence, skipped = self.windows.divergence.not_finite, self.windows.skipped_in_a_row
-        if divergence is not None:
-            self._blame_data(divergence.step, "the loss is not finite in")
-            place = divergence_place(divergence.step, self.config.seed)
-            raise DivergenceError(
-                f"the run diverged at {place}: {divergence_cause(divergence)}.", hint=self._divergence_hint()
-            )
-        if skipped >= MOST_SKIPPED_IN_A_ROW:
-            first = self.windows.totals.steps - skipped
-            self._blame_data(first, f"{plural(skipped, 'step')} in a row were skipped from")
-            raise DivergenceError(
-                f"gradients were not finite in all of the last {plural(skipped, 'step')}, from "
-                f"{divergence_place(first, self.config.seed)} on, so that all of these were skipped.",
-                hint="weights or data probably contain NaN or infinity; " + self._divergence_hint(),
-            )
-
-    def _blame_data(self, step: int, found: str) -> None:
-        """Raise if a sample of a step contains NaN or infinity; `found` says what the step shows."""
-        ends = [end for end in self.windows.epoch_ends if end <= step]
-        sample = self.source.find_sample(len(ends), step - max(ends, default=0), lambda values: ~values.isfinite())
-        by_rank = self.sync.comm.control.gather(torch.tensor(-1 if sample is None else sample))
-        worst = max(int(one) for one in by_rank)
-        if worst >= 0:
-            raise WorkloadError(
-                f"{found} step {step}, because sample {worst} of the training data contains NaN or infinity.",
-                hint="remove such samples, or replace the values",
-            )
-
-    def _divergence_hint(self) -> str:
-        """Return what may prevent a divergence."""
-        # The samples of an iterable cannot be read again.
-        data = "check the data for NaN; " if self.source.samples is None else ""
-        own = self.workload.optimizer is not None
-        rate = "a lower learning rate in the workload's optimiser" if own else "a lower --lr, a longer --warmup-epochs"
-        can_skip = self.config.on_nan == "stop" and why_no_scaler(self.sync.strategy) is None
-        return f"{data}use {rate} or --clip-norm 1" + (", or skip such steps with --on-nan skip" if can_skip else "")
 
     def _report_epoch(self, epoch: int, step: int) -> None:
         divergence = self.sync.buffers.divergence()

@@ -136,29 +136,28 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         speed = f", {whole(rate)} samples/s in the median window" if rate else ""
         yield f"trained {plural(summary.steps, 'step')} in {seconds(summary.train_s)}{speed}"
     if summary.skipped_steps:
-        cause = (
-            "after an overflow of float16 gradients" if _uses_float16(record) else "because gradients were not finite"
-        )
-        yield f"skipped the update of {plural(summary.skipped_steps, 'step')} {cause}"
+        yield f"skipped the update of {plural(summary.skipped_steps, 'step')} {_cause_of_skipping(record)}"
     yield from _hosts(record)
     yield from profile_sentences(record)
     estimate = summary.estimate
     if estimate:
         yield f"{plural(estimate.epochs, 'epoch')} would take about {seconds(estimate.seconds)}"
-    divergence = summary.divergence or divergence_of(record)
-    if divergence is not None:
+    diverged = summary.divergence or divergence_of(record)  # Older records lack it.
+    if diverged is not None:
+        place = divergence_place(diverged.step, record.config.get("seed"))
+        yield f"the run diverged at {place}: {divergence_cause(diverged)}"
+    if diverged is not None and record.finished:  # Otherwise the error that stopped it has a hint.
         # The batches of an iterable have no size that is known, and cannot be examined for NaN afterwards.
         data = "check the data for NaN, or " if record.topology.batch is None else ""
-        place = divergence_place(divergence.step, record.config.get("seed"))
-        yield f"the run diverged at {place}: {divergence_cause(divergence)}"
         yield f"hint: {data}use a lower --lr, a longer --warmup-epochs or --clip-norm 1"
-    state = "" if record.finished else " (stopped)" if divergence is not None else " (interrupted)"
+    state = "" if record.finished else " (stopped)" if diverged is not None else " (interrupted)"
     yield f"record: {record.path}{state}"
 
 
-def _uses_float16(record: RunRecord) -> bool:
-    """Return whether a scaled loss may have caused an overflow; also for a script, of which it is unknown."""
-    return record.config.get("precision", "fp16") == "fp16"
+def _cause_of_skipping(record: RunRecord) -> str:
+    """Return why steps were skipped; in a script there is no other cause than a scaled loss."""
+    uses_float16 = "precision" not in record.config or record.config["precision"] == "fp16"
+    return "after an overflow of float16 gradients" if uses_float16 else "because gradients were not finite"
 
 
 def _uneven_cause(record: RunRecord) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -44,8 +44,6 @@ class Windows:
         """Steps at which epochs have ended, known once a step of the next epoch is in a window."""
         self.divergence = DivergenceDetector()
         """Divergence of the loss over all ranks; the same on each."""
-        self.skipped_in_a_row = 0
-        """Steps at the end of the last window that were all skipped."""
         self._sync = sync
         self._step_recorder = step_recorder
         self._log_every = log_every
@@ -127,8 +125,7 @@ class Windows:
         window = self._step_recorder.close_window(wall_s, self._sync.comm.control, start, step, profiled=profiled)
         step = self._step = start + len(window.losses)
         self._track_epoch_ends(start, window.epochs)
-        self.divergence.add(window.losses, ignored={*window.unreported, *window.skipped})
-        self._count_skipped(range(start, step), window.skipped)
+        self.divergence.add(window.losses, skipped=window.skipped, unreported=window.unreported)
         if self._sync.payload is not None:
             self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up)
         self.totals.add(WindowTime(len(window.losses), window.wall_s, profiled))
@@ -151,10 +148,6 @@ class Windows:
         if self._sync.guard is not None:
             self._sync.guard.at_window_end(self.totals.wall_s)
         return step
-
-    def _count_skipped(self, steps: range, skipped: Collection[int]) -> None:
-        for step in steps:
-            self.skipped_in_a_row = self.skipped_in_a_row + 1 if step in skipped else 0
 
     def _track_epoch_ends(self, start: int, epochs: Sequence[int]) -> None:
         for step, epoch in enumerate(epochs, start):
