@@ -133,7 +133,7 @@ def test_diverged_runs_are_left_out_of_losses_and_accuracies(diverging: Path, na
 
 
 def test_losses_are_compared_in_a_repeat_without_divergence(tmp_path: Path) -> None:
-    def first(candidate: Candidate, repeat: int, step: int) -> float:
+    def first(candidate: Candidate, repeat: int, _: int) -> float:
         return math.nan if candidate.name == "allreduce" and repeat == 0 else 2.0 + 1e-6 * (candidate.name == "ddp")
 
     differences = {
@@ -153,3 +153,14 @@ def test_an_interrupted_record_has_its_divergence(diverging: Path) -> None:
     assert divergence is not None
     assert (divergence.step, divergence.loss) == (8, None)
     assert divergence_of(read_run(diverging / "repeat-1" / "4")) is None
+
+
+def test_skipped_steps_are_counted_and_no_divergence(tmp_path: Path) -> None:
+    def losses(candidate: Candidate, repeat: int, step: int) -> float:
+        return math.nan if candidate.name == "ddp" and step in (3, 7) else falling(candidate, repeat, step)
+
+    comparison = read_comparison(write_experiment(tmp_path / "e", losses=losses, skipped={"ddp": (3, 7)}))
+    row = comparison.row("ddp")
+    assert (row.diverged, row.skipped_steps) == ([], 4)
+    assert comparison.row("allreduce").skipped_steps is None
+    assert not [warning for warning in comparison.warnings if "diverged" in warning]
