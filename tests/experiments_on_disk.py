@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ def write_experiment(
     losses: Losses = falling,
     accuracy: float | None = 0.5,
     failures: Mapping[str, str] | None = None,
+    skipped: Mapping[str, Collection[int]] | None = None,
     interrupted: bool = False,
     proof: bool = True,
     events: bool = False,
@@ -80,7 +81,8 @@ def write_experiment(
 ) -> Path:
     """Write an experiment as `paceline compare` does. Candidates in `failures` have no runs; the others complete all.
 
-    With `events`, runs also have timelines (see `_phases`) and socket byte counts.
+    `skipped` has steps that were skipped, by candidate. With `events`, runs also have timelines (see `_phases`) and
+    socket byte counts.
     """
     config = RunConfig(**{"steps": steps, **(settings or {})})
     eligible = [candidate.name for candidate in candidates if candidate.role == "candidate"]
@@ -113,7 +115,17 @@ def write_experiment(
             workers = 1 if candidate.role == "baseline" else ranks
             run_config = replace(config, strategy=candidate.strategy, seed=repeat, **candidate.settings)
             curve = [losses(candidate, repeat, step) for step in range(steps)]
-            write_run(path / where, candidate, run_config, workers, curve, time_s, accuracy, about)
+            write_run(
+                path / where,
+                candidate,
+                run_config,
+                workers,
+                curve,
+                time_s,
+                accuracy,
+                about,
+                skipped=(skipped or {}).get(candidate.name, ()),
+            )
             if events:
                 write_timelines(path / where, candidate, workers, steps, time_s)
                 write_counts(path / where, candidate, workers, steps)
@@ -133,6 +145,7 @@ def write_run(
     provenance: Provenance,
     place: Mapping[str, Any] | None = None,
     steps_per_epoch: int = 5,
+    skipped: Collection[int] = (),
 ) -> None:
     """Write one run: every step takes the same time, except that the first takes ten times as long.
 
@@ -152,10 +165,14 @@ def write_run(
         window = list(losses[start : start + WINDOW])
         samples = (own.batch or 0) * len(window)
         done, wall_s = start + len(window), step_s * len(window)
-        events.write(LogEvent(epoch=0, step=done, wall_s=wall_s, losses=window, samples=samples, correct=0))
+        without = [step for step in range(start, done) if step in skipped]
+        events.write(
+            LogEvent(epoch=0, step=done, wall_s=wall_s, losses=window, samples=samples, correct=0, skipped=without)
+        )
     events.write(EndEvent())
     events.close()
-    folder.write_summary(_summary(candidate, workers, losses, accuracy))
+    written = _summary(candidate, workers, losses, accuracy)
+    folder.write_summary(msgspec.structs.replace(written, skipped_steps=len(skipped)))
     folder.mark_finished()
 
 

@@ -8,7 +8,8 @@
     ├── RankError        6   a rank process was killed or failed during a run
     ├── ParityError      7   a strategy that should compute the mean gradient computes another value
     ├── RecordError      8   a record cannot be read, or would be overwritten
-    └── ReplicaError    10   replicas of the model that should be equal on all ranks differ
+    ├── ReplicaError    10   replicas of the model that should be equal on all ranks differ
+    └── DivergenceError 11   the loss of a run is not finite, or its gradients are not in many steps in a row
 
 The message says in one sentence what was found; `hint` says in one sentence what to do. `detail` is printed before
 both, for example the traceback of the user's code. Any other exception is a bug in Paceline and is shown with its
@@ -98,6 +99,12 @@ class ReplicaError(PacelineError):
     exit_code = 10
 
 
+class DivergenceError(PacelineError):
+    """Loss of a run that is not finite, or gradients that are not finite in many steps in a row."""
+
+    exit_code = 11
+
+
 ERRORS_BY_NAME: dict[str, type[PacelineError]] = {
     kind.__name__: kind
     for kind in (
@@ -110,6 +117,7 @@ ERRORS_BY_NAME: dict[str, type[PacelineError]] = {
         ParityError,
         RecordError,
         ReplicaError,
+        DivergenceError,
     )
 }
 """Exception classes by name, to rebuild an error that another process sent."""

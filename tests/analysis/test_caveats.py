@@ -15,9 +15,10 @@ from msgspec.structs import replace as change
 from experiments_on_disk import falling, read_comparison, write_experiment
 from paceline.analysis.caveats import caveats, over_subscription
 from paceline.records.description import RecordedEmulation
-from paceline.records.events import ContinuedEvent
+from paceline.records.events import ContinuedEvent, FailureEvent
 from paceline.records.experiment import Candidate
 from paceline.records.writer import encode
+from paceline.report.run_description import outcome
 from run_models import PROVENANCE, replicas, topology
 
 
@@ -66,18 +67,41 @@ def test_losses_that_are_not_finite_are_reported(tmp_path: Path) -> None:
         return math.nan if diverges and step >= 5 else falling(candidate, repeat, step)
 
     warnings = read_comparison(write_experiment(tmp_path / "e", losses=losses)).warnings
-    found = [warning for warning in warnings if "not finite" in warning]
+    found = [warning for warning in warnings if "diverged" in warning]
     assert len(found) == 2
-    assert "allreduce: the loss is not finite from step 5 on in 2 of 2 repeats." in found[0]
-    assert "ddp: the loss is not finite from step 5 on in 1 of 2 repeats." in found[1]
+    assert found[0].startswith(
+        "allreduce diverged at step 5 (seed 0) and step 5 (seed 1), 2 of 2 repeats: the loss is not finite; the last "
+        "finite one was 2.123. Losses and accuracies leave such runs out."
+    )
+    assert found[1].startswith("ddp diverged at step 5 (seed 1), 1 of 2 repeats: the loss is not finite;")
     assert "Check the data for NaN" not in found[0], "the data set was examined"
 
 
 def test_candidates_that_diverge_alike_share_a_sentence(tmp_path: Path) -> None:
     warnings = read_comparison(write_experiment(tmp_path / "e", losses=lambda *_: math.nan)).warnings
     assert [
-        w for w in warnings if w.startswith("single, none, allreduce and ddp: the loss is not finite from step 0 on")
+        w
+        for w in warnings
+        if w.startswith("single, none, allreduce and ddp diverged at step 0 (seed 0) and step 0 (seed 1)")
     ]
+
+
+def test_of_many_diverged_runs_a_few_are_named(tmp_path: Path) -> None:
+    warnings = read_comparison(write_experiment(tmp_path / "e", repeats=6, losses=lambda *_: math.nan)).warnings
+    (warning,) = [warning for warning in warnings if "diverged" in warning]
+    assert "step 0 (seed 1) and step 0 (seed 2) and 3 others, 6 of 6 repeats:" in warning
+
+
+def test_a_failure_that_names_a_divergence_is_not_repeated(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", losses=lambda *_: math.nan)
+    event = FailureEvent(candidate="ddp", stage="repeat 2", kind="DivergenceError", message="it diverged.", hint=None)
+    with (path / "events.jsonl").open("ab") as file:
+        file.write(encode(event) + b"\n")
+    comparison = read_comparison(path)
+    (warning,) = [warning for warning in comparison.warnings if "diverged" in warning]
+    assert warning.startswith("single, none and allreduce diverged at")
+    assert outcome(comparison.row("ddp")) == outcome(comparison.row("allreduce")) == "diverged"
+    assert comparison.row("ddp").failure == "it diverged."
 
 
 def test_a_normal_comparison_has_no_warnings(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_non_finite_values_are_null_in_json(tmp_path: Path) -> None:
     def losses(candidate: Candidate, repeat: int, step: int) -> float:
         return math.nan if candidate.name == "allreduce" and step > 4 else 2.0 + repeat
 
-    path = write_experiment(tmp_path / "e", losses=losses)
+    path = write_experiment(tmp_path / "e", losses=losses, skipped={"allreduce": range(5, 12)})
     with (path / "events.jsonl").open("a") as file:
         proof = {"error": None, "factor": None, "tolerance": 1e-5, "lossless": True, "ranks": 2, "steps": 3}
         file.write(json.dumps({"event": "parity", "candidate": "ddp", "strategy": "ddp", **proof}) + "\n")
@@ -309,15 +309,6 @@ def test_small_loss_differences_are_summarised(tmp_path: Path, names: set[str], 
 
     said = " ".join(loss_difference_sentences(read_comparison(write_experiment(tmp_path / "e", losses=losses))))
     assert f"{losses_of} from that of ddp by less than 0.1% in every step." in said
-
-
-def test_a_diverged_run_differs_infinitely(tmp_path: Path) -> None:
-    def losses(candidate: Candidate, repeat: int, step: int) -> float:
-        return math.nan if candidate.name == "allreduce" and step > 4 else 2.0 + repeat
-
-    comparison = read_comparison(write_experiment(tmp_path / "e", losses=losses))
-    loss_difference = next(p for p in comparison.loss_differences if p.candidate == "allreduce")
-    assert (loss_difference.first_step, loss_difference.last_difference) == (5, math.inf)
 
 
 def test_experiments_of_two_machines_are_separate_and_warn(tmp_path: Path) -> None:

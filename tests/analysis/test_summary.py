@@ -78,8 +78,24 @@ def test_a_run_of_one_step_has_only_the_time_of_the_first() -> None:
 def test_a_run_without_steps_has_no_values() -> None:
     values = msgspec.structs.asdict(summarise_rank(2, Steps.of([])))
     assert (values.pop("rank"), values.pop("steps"), values.pop("samples")) == (2, 0, 0)
+    assert values.pop("skipped_samples") == 0
     assert len(values) == 14
     assert set(values.values()) == {None}
+
+
+def test_skipped_steps_are_left_out_of_losses_and_accuracy() -> None:
+    rows = [row._replace(loss=math.nan, correct=0) if row.step in (1, 3) else row for row in ROWS]
+    summary = summarise_rank(0, Steps.of(rows), skipped={1, 3})
+    trained = [row for row in rows if row.step not in (1, 3)]
+    samples = sum(row.samples for row in trained)
+    assert summary.average_loss == pytest.approx(sum(row.loss * row.samples for row in trained if row.loss) / samples)
+    assert summary.accuracy == pytest.approx(sum(row.correct for row in trained) / samples)
+    assert summary.diverged_step is None
+    assert (summary.samples, summary.skipped_samples) == (
+        sum(row.samples for row in rows),
+        sum(r.samples for r in rows) - samples,
+    )
+    assert summarise_rank(0, Steps.of(rows), skipped={1}).diverged_step == 3
 
 
 def rows_of(count: int) -> list[StepRow]:

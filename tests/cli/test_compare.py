@@ -233,6 +233,25 @@ def test_precisions_are_compared(tmp_path: Path) -> None:
     assert {row["repeats"] for row in result["rows"]} == {1}
 
 
+def test_a_candidate_that_diverges_drops_out_and_the_rest_goes_on(tmp_path: Path) -> None:
+    options = ("--vary", "lr=0.01,1e30", "--strategies", "allreduce", "--seed", "3", "--no-proof")
+    result = compare("user_workloads:plain", *QUICK, *options, out=tmp_path / "out")
+    found = rows(result)
+    diverged, rest = found["lr=1e+30"], found["lr=0.01"]
+    (where,) = diverged["diverged"]
+    assert (where["seed"], where["loss"]) == (3, None)
+    start = f"the run diverged at step {where['step']} (seed 3): the loss is not finite; the last finite one was "
+    assert diverged["failure"].startswith(start)
+    assert f"lr=1e+30 failed and is left out: {start}" in result["messages"]
+    assert [diverged[key] for key in ("train_loss", "test_loss", "test_accuracy", "accuracy_gain")] == [None] * 4
+    assert (rest["repeats"], rest["failure"], rest["diverged"]) == (2, None, [])
+    assert rest["train_loss"]["repeats"] == 2
+    (failure,) = read_experiment(tmp_path / "out").events_of(FailureEvent)
+    assert (failure.kind, failure.stage) == ("DivergenceError", "repeat 1")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert start.partition(";")[0] in page
+
+
 def test_batches_are_compared_by_the_time_per_sample(tmp_path: Path) -> None:
     found = rows(compare("user_workloads:plain", "--vary", "batch=8,64", *ONCE, out=tmp_path / "out"))
     per_sample = {batch: found[f"batch={batch}"]["step_s"]["value"] / batch for batch in (8, 64)}

@@ -96,7 +96,7 @@ def _work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Substitute for ranks in the commands of a test, which make no estimates and render no page."""
     for module in ("paceline.experiments.training_targets", "paceline.experiments.scale"):
-        monkeypatch.setattr(f"{module}.estimate_s", lambda *_, **__: None)
+        monkeypatch.setattr(f"{module}.run_trials", lambda _: {})
         monkeypatch.setattr(f"{module}.prepare_data", lambda _: None)
     monkeypatch.setattr("paceline.report.page.comparison.render", lambda _: "page")
     monkeypatch.setattr("paceline.report.page.scaling.render_scaling", lambda _: "page")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -407,3 +408,31 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_run(out).finished
     assert done.stdout.count("unique samples") == 1
+
+
+def test_a_run_that_diverges_stops_with_its_own_exit_code_and_keeps_its_record(tmp_path: Path) -> None:
+    options = ("--lr", "1e30", "--batch", "16", "--steps", "40", "--seed", "5", "--out", str(tmp_path / "out"))
+    done = train("user_workloads:plain", *options, "--json", expect=11)
+    error, hint = done.stderr.splitlines()[-2:]
+    assert re.fullmatch(
+        r"error: the run diverged at step \d \(seed 5\): the loss is not finite; the last finite one was \S+\.", error
+    )
+    assert hint == (
+        "hint: use a lower --lr, a longer --warmup-epochs or --clip-norm 1, or skip such steps with --on-nan skip"
+    )
+    assert json.loads(done.stdout)["divergence"]["step"] == int(error.split()[6])
+    record = read_run(tmp_path / "out")
+    assert not record.finished
+    assert 0 < len(losses(record)) < 40
+
+
+def test_steps_are_skipped_on_request_and_counted(tmp_path: Path) -> None:
+    options = ("--batch", "16", "--epochs", "3", "--on-nan", "skip", "--ranks", "2", "--out", str(tmp_path / "out"))
+    done = train("user_workloads:one_infinite_sample", *options)
+    assert "skipped the update of 3 steps because gradients were not finite" in done.stdout
+    assert "  skipped the update of " in done.stderr
+    assert "diverged" not in done.stdout
+    summary = read_run(tmp_path / "out").summary
+    assert summary is not None
+    assert (summary.skipped_steps, summary.divergence) == (3, None)
+    assert summary.average_loss is not None

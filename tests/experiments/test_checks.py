@@ -102,6 +102,20 @@ def test_float16_needs_a_strategy_that_unscales(strategy: Strategy, reason: str)
     check_strategy(RunConfig(precision="fp16"), AllReduce(), ranks=2)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (Rigid(), "allreduce does not support a GradScaler"),
+        (create("parameter_server:asynchronous=true"), "a GradScaler in asynchronous mode"),
+    ],
+)
+def test_skipping_steps_needs_a_strategy_that_agrees_on_it(strategy: Strategy, reason: str) -> None:
+    with pytest.raises(UsageError, match=f"--on-nan skip checks gradients as a GradScaler does, but .*{reason}"):
+        check_strategy(RunConfig(on_nan="skip"), strategy, ranks=2)
+    check_strategy(RunConfig(on_nan="stop"), strategy, ranks=2)
+    check_strategy(RunConfig(on_nan="skip"), AllReduce(), ranks=2)
+
+
 class Impatient(AllReduce):
     """Ranks do not wait for each other, but nothing says what each trains next."""
 

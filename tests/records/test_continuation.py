@@ -101,7 +101,7 @@ def test_other_settings_are_named(unfinished: Path, changes: dict[str, Any], sai
     "changes",
     [
         {"config": SETTINGS | {"trace": True, "timeout": 7.0, "data_dir": "there", "tensorboard": True}},
-        {"design": replace(DESIGN, estimate_s=7.0, requested_threads=1)},
+        {"design": replace(DESIGN, requested_threads=1)},
         {"provenance": replace(PROVENANCE, host="renamed", commit="f00", system="Linux 7", memory_bytes=1)},
         {"provenance": replace(PROVENANCE, sources="abc")},
     ],

@@ -20,6 +20,14 @@ def plain() -> Workload:
     return Workload(model=nn.Linear(4, 3), train=_samples(), test=_samples(), loss=F.cross_entropy)
 
 
+def one_infinite_sample() -> Workload:
+    """Return a linear model on samples of which one is infinite."""
+    x, y = _samples()
+    x = x.clone()
+    x[7] = torch.inf
+    return Workload(model=nn.Linear(4, 3), train=(x, y), loss=F.cross_entropy)
+
+
 def slow() -> Workload:
     """Return a workload with steps of 20 ms, for tests that interrupt it."""
     return _with_loss(lambda _: time.sleep(0.02))

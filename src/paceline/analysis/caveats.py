@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from paceline.analysis.chance import Chance, chance_of, epochs_of, is_stuck
 from paceline.analysis.core_sharing import sharing_advice, sharing_in_run, sharing_sentence
-from paceline.analysis.curves import loss_curve
+from paceline.analysis.divergence import diverged_runs, divergence_cause
 from paceline.analysis.exclusions import DRIFT, largest_drift
 from paceline.analysis.other_load import OtherLoad, other_load
 from paceline.analysis.record_set import RecordSet
@@ -13,9 +14,13 @@ from paceline.analysis.replicas import difference_sentence
 from paceline.analysis.scaling.machines import planned_oversubscription
 from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
-from paceline.formatting import SHARE, TENTHS, format_cores, join_names, percent, plural, whole
+from paceline.errors import DivergenceError
+from paceline.formatting import SHARE, TENTHS, format_cores, join_names, percent, plural, short, whole
 from paceline.records import RunRecord, Summary
-from paceline.records.events import ContinuedEvent, ParityEvent, UnprovenEvent, events_of
+from paceline.records.events import ContinuedEvent, FailureEvent, ParityEvent, UnprovenEvent, events_of
+
+MOST_PLACES = 3
+"""Most diverged runs of a candidate that a warning names."""
 
 
 def caveats(
@@ -61,6 +66,7 @@ def caveats(
     yield from _replica_differences(record_set)
     yield from _drifts(record_set)
     yield from _divergences(record_set, rank_step_spread)
+    yield from _stuck(record_set, rank_step_spread)
 
 
 def _repeats_in_parts(record_set: RecordSet) -> Iterator[str]:
@@ -237,22 +243,56 @@ def _drifts(record_set: RecordSet) -> Iterator[str]:
 
 
 def _divergences(record_set: RecordSet, candidates: Iterable[str]) -> Iterator[str]:
-    """Yield warnings on runs whose loss became NaN or infinite, with the first such step."""
-    found: dict[str, list[str]] = {}
+    """Yield warnings on runs that have diverged, with step and seed; not on those whose failure says so."""
+    failures = events_of(record_set.events, FailureEvent)
+    stopped = {event.candidate for event in failures if event.kind == DivergenceError.__name__}
     checked = all(r.run.topology.batch is not None for r in record_set.runs)
+    found: dict[str, list[str]] = {}
     for name in candidates:
-        curves = [loss_curve(run) for run in record_set.runs_of(name).values()]
-        steps = [curve.diverged_step for curve in curves if curve.diverged_step is not None]
-        if steps:
-            share = "" if len(curves) == 1 else f" in {len(steps)} of {len(curves)} repeats"
-            found.setdefault(f"the loss is not finite from step {min(steps)} on{share}", []).append(name)
+        runs = record_set.runs_of(name)
+        diverged = [] if name in stopped else diverged_runs(runs.values())
+        if diverged:
+            places = join_names([one.place for one in diverged[:MOST_PLACES]])
+            others = "" if len(diverged) <= MOST_PLACES else f" and {len(diverged) - MOST_PLACES} others"
+            share = "" if len(runs) == 1 else f", {len(diverged)} of {len(runs)} repeats"
+            cause = divergence_cause(diverged[0].divergence)
+            found.setdefault(f"diverged at {places}{others}{share}: {cause}", []).append(name)
     for what, names in found.items():
         yield (
-            f"{join_names(names)}: {what}. Average losses exclude such runs; "
-            "a lower learning rate or gradient clipping may prevent it."
+            f"{join_names(names)} {what}. Losses and accuracies leave such runs out. A lower learning rate, a longer "
+            "warm-up or gradient clipping may prevent it." + ("" if checked else " Check the data for NaN first.")
             # Of an iterable and in a script, the batch of that step cannot be examined.
-            + ("" if checked else " Check the data for NaN first.")
         )
+
+
+def _stuck(record_set: RecordSet, candidates: Iterable[str]) -> Iterator[str]:
+    """Yield warnings on runs that have not learnt, with their seeds; the verdict says it if none has learnt."""
+    bounds = {candidate.name for candidate in record_set.candidates if candidate.role == "bound"}
+    runs = {name: list(record_set.runs_of(name).values()) for name in candidates if name not in bounds}
+    chance = chance_of([run for own in runs.values() for run in own])
+    stuck = {name: [run for run in own if is_stuck(run, chance)] for name, own in runs.items()}
+    if chance is None or all(len(stuck[name]) == len(runs[name]) for name in runs):
+        return
+    found: dict[str, list[str]] = {}
+    for name, own in stuck.items():
+        if own:
+            found.setdefault(_stuck_clause(own, len(runs[name]), chance), []).append(name)
+    for what, names in found.items():
+        yield (
+            f"{join_names(names)}: {what}. The learning rate is probably too high or too low for these runs; their "
+            "accuracies are part of the figures."
+        )
+
+
+def _stuck_clause(stuck: Sequence[RunRecord], runs: int, chance: Chance) -> str:
+    seeds = [str(run.config["seed"]) for run in stuck if run.config.get("seed") is not None]
+    named = f" (seed{'s' * (len(seeds) > 1)} {join_names(seeds)})" if seeds else ""
+    share = "" if runs == 1 else f" in {len(stuck)} of {runs} repeats"
+    epochs = min(epochs_of(run) or 0.0 for run in stuck)
+    return (
+        f"the test accuracy is at chance level ({percent(chance.share, 0)}) after {short(epochs, 2)} epochs"
+        f"{share}{named}"
+    )
 
 
 def over_subscription(run: RunRecord) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.analysis.caveats import caveats
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
+from paceline.analysis.divergence import DivergedRun, diverged_runs, divergence_of
 from paceline.analysis.exclusions import ALTERNATIVES, Exclusion, exclusions
 from paceline.analysis.loss_difference import LossDifference, loss_differences
 from paceline.analysis.ranks import RankRow, imbalance, rank_rows, rank_step_spread
@@ -28,6 +29,7 @@ from paceline.analysis.steps.candidate_split import CandidateSplit, candidate_sp
 from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of
 from paceline.analysis.traffic.payload import Payload, payload_of
 from paceline.analysis.traffic.wire import Wire, wire_of
+from paceline.errors import DivergenceError
 from paceline.records import RunRecord
 from paceline.records.events import FailureEvent, InterruptedEvent, LogEvent, ParityEvent, events_of
 from paceline.records.examination import Examination
@@ -86,6 +88,12 @@ class CandidateRow:
     """Error that stopped the candidate; its other values cover the time before. None if it did not fail."""
     exclusion: Exclusion | None
     """Reason why it cannot be recommended although it was measured; None if it can."""
+    is_stopped_by_divergence: bool
+    """Whether that error is the divergence of its loss."""
+    diverged: list[DivergedRun]
+    """Runs that have diverged. Losses and accuracies leave them out."""
+    skipped_steps: int | None
+    """Steps without an update because gradients were not finite, over all repeats; None if there are none."""
 
     @property
     def exposed(self) -> Estimate | None:
@@ -252,7 +260,7 @@ class Comparison:
 def compare(record_set: RecordSet) -> Comparison:
     """Compare the candidates of a set of records."""
     costs = {candidate.name: cost_per_sample(record_set, candidate.name) for candidate in record_set.candidates}
-    failures = {event.candidate: event.message for event in events_of(record_set.events, FailureEvent)}
+    failures = {event.candidate: event for event in events_of(record_set.events, FailureEvent)}
     reference = _reference(record_set, costs, failures)
     excluded = exclusions(record_set)
     rows = [
@@ -348,7 +356,7 @@ def _row(
     candidate: Candidate,
     costs: Costs,
     reference: str | None,
-    failure: str | None,
+    failure: FailureEvent | None,
     exclusion: Exclusion | None,
 ) -> CandidateRow:
     recorded_runs = record_set.recorded_runs_of(candidate.name)
@@ -357,7 +365,8 @@ def _row(
     times = [step_time(windows_of(recorded.run)) for recorded in recorded_runs if recorded.timing_key in own_costs]
     ranks = rank_rows(runs)
     summaries = [run.summary for run in runs if run.summary]
-    tests = [summary.test for summary in summaries if summary.test]
+    converging = [run.summary for run in runs if run.summary and divergence_of(run) is None]
+    tests = [summary.test for summary in converging if summary.test]
     staleness = [summary.staleness for summary in summaries if summary.staleness]
     sent = [size for summary in summaries if summary.traffic for size in summary.traffic.sent_bytes]
     first = next(iter(runs), None)
@@ -371,7 +380,7 @@ def _row(
         above_bound=_above_bound(candidate, record_set.candidates, costs),
         busiest_sent_bytes=max(sent, default=None),
         imbalance=imbalance(ranks),
-        train_loss=estimate_levels(_known(summary.average_loss for summary in summaries)),
+        train_loss=estimate_levels(_known(summary.average_loss for summary in converging)),
         test_loss=estimate_levels(_known(test.loss for test in tests)),
         test_accuracy=estimate_shares(_known(test.accuracy for test in tests)),
         peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
@@ -383,7 +392,10 @@ def _row(
         rank_step_spread=rank_step_spread(ranks) if first and first.topology.exchanges and first.lockstep else None,
         staleness=estimate_levels(_known(found.mean for found in staleness)),
         over_limit_share=estimate_shares(_known(map(_over_limit_share, staleness))),
-        failure=failure,
+        failure=None if failure is None else failure.message,
+        is_stopped_by_divergence=failure is not None and failure.kind == DivergenceError.__name__,
+        diverged=diverged_runs(runs),
+        skipped_steps=sum(summary.skipped_steps for summary in summaries) or None,
         exclusion=exclusion,
     )
 
@@ -428,7 +440,8 @@ def _accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> E
 
 
 def _accuracies(record_set: RecordSet, name: str) -> dict[Repeat, float]:
-    tests = {repeat: _test(run) for repeat, run in record_set.runs_of(name).items()}
+    """Return test accuracies by repeat, without those of diverged runs."""
+    tests = {repeat: _test(run) for repeat, run in record_set.runs_of(name).items() if divergence_of(run) is None}
     return {repeat: test.accuracy for repeat, test in tests.items() if test and test.accuracy is not None}
 
 

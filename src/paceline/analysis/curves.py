@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.analysis.divergence import divergence_of
 from paceline.analysis.steps.timing import losses_of, windows_of
 from paceline.records import RunRecord
 from paceline.records.events import StartEvent
+from paceline.records.summary import Divergence
 
 
 @dataclass(frozen=True)
@@ -17,16 +19,13 @@ class LossCurve:
     """Global mean loss of every step, with the epoch and training time of each step."""
 
     losses: list[float]
-    """NaN where the run has diverged."""
+    """NaN where a loss is not finite."""
     epochs: list[float] | None
     """Epochs completed at the start of the step, with fractions; None if the length of an epoch is unknown."""
     wall_s: list[float]
     """Training time at the end of the step: wall time of the windows, without the time between windows."""
-
-    @property
-    def diverged_step(self) -> int | None:
-        """First step whose loss is not finite; None if there is none."""
-        return next((step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None)
+    divergence: Divergence | None
+    """None if the run has not diverged."""
 
 
 def loss_curve(run: RunRecord) -> LossCurve:
@@ -39,6 +38,7 @@ def loss_curve(run: RunRecord) -> LossCurve:
         losses=losses,
         epochs=[step / per_epoch for step in range(len(losses))] if per_epoch else None,
         wall_s=list(itertools.accumulate(step_times)),
+        divergence=divergence_of(run),
     )
 
 

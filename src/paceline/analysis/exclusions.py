@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from paceline.analysis.curves import loss_curve
+from paceline.analysis.divergence import divergence_of
 from paceline.analysis.record_set import RecordSet
 from paceline.records import Summary
 from paceline.records.experiment import Candidate
 
 Exclusion = Literal["asynchronous", "lossy", "replicas_differ", "diverged"]
-"""Reason: ranks do not step together; the gradient is not the mean gradient; replicas that should be equal differ; the
-loss is not finite where that of another candidate is."""
+"""Reason: ranks do not step together; the gradient is not the mean gradient; replicas that should be equal differ; it
+diverged in a repeat in which another candidate did not."""
 ALTERNATIVES: tuple[Exclusion, ...] = ("asynchronous", "lossy")
 """Reasons that are by design: the candidate trained as it should, but computes something else than one process."""
 
@@ -57,9 +57,9 @@ def _has_drifted(summary: Summary) -> bool:
 
 
 def diverged(record_set: RecordSet, candidate: str) -> set[tuple[int, int]]:
-    """Return the repeats in which the loss of a candidate is not finite."""
+    """Return the repeats in which a candidate has diverged."""
     runs = record_set.runs_of(candidate).items()
-    return {repeat for repeat, run in runs if loss_curve(run).diverged_step is not None}
+    return {repeat for repeat, run in runs if divergence_of(run) is not None}
 
 
 def _diverged_alone(record_set: RecordSet, names: list[str]) -> set[str]:

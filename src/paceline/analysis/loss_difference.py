@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from paceline.analysis.curves import relative_differences
+from paceline.analysis.divergence import divergence_of
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.steps.timing import losses_of
 from paceline.records import RunRecord
@@ -39,13 +40,13 @@ class LossDifference:
     cause: DifferenceCause
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, with None for an infinite difference (exactly one of the runs has diverged)."""
+        """Return JSON values, with None for an infinite difference (exactly one of the losses is not finite)."""
         values: dict[str, Any] = json_safe(asdict(self))
         return values
 
 
 def loss_differences(record_set: RecordSet, reference: str | None) -> list[LossDifference]:
-    """Compare every lossless candidate with the reference, in the first common repeat.
+    """Compare every lossless candidate with the reference, in the first common repeat in which neither has diverged.
 
     If the reference is not lossless or was not measured, the first lossless candidate takes its place.
     """
@@ -55,7 +56,7 @@ def loss_differences(record_set: RecordSet, reference: str | None) -> list[LossD
         return []
     found = []
     for name in names:
-        pair = _first_pair(record_set, name, base)
+        pair = first_pair(record_set, name, base)
         if name != base and pair is not None and _comparable(*pair):
             found.append(_difference(name, base, *pair))
     return found
@@ -79,10 +80,11 @@ def identical_groups(record_set: RecordSet) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _first_pair(record_set: RecordSet, one: str, other: str) -> tuple[RunRecord, RunRecord] | None:
+def first_pair(record_set: RecordSet, one: str, other: str) -> tuple[RunRecord, RunRecord] | None:
+    """Return the runs of two candidates in the first common repeat in which neither has diverged; None without one."""
     ones, others = record_set.runs_of(one), record_set.runs_of(other)
-    common = sorted(repeat for repeat in ones if repeat in others)
-    return (ones[common[0]], others[common[0]]) if common else None
+    pairs = ((ones[repeat], others[repeat]) for repeat in sorted(ones) if repeat in others)
+    return next((pair for pair in pairs if all(divergence_of(run) is None for run in pair)), None)
 
 
 def _difference(name: str, base: str, run: RunRecord, reference: RunRecord) -> LossDifference:

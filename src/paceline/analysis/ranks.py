@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.analysis.divergence import divergence_of, skipped_steps_of
 from paceline.analysis.resources import RankUsage, usage
 from paceline.analysis.steps.timing import windows_of
 from paceline.analysis.summary import summarise_rank
@@ -14,9 +15,9 @@ from paceline.records import RunRecord
 UNEVEN = 0.05
 """Largest relative difference in step time that is normal between ranks that wait for each other in every step."""
 
+LOSS_FIGURES = ("average_loss", "accuracy")
+"""Fields of a rank's row that come from its summaries, without those of diverged runs."""
 RANK_FIGURES = (
-    "average_loss",
-    "accuracy",
     "first_step_s",
     "step_s",
     "median_step_s",
@@ -71,13 +72,15 @@ def rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
 
 
 def _rank_row(rank: int, runs: Sequence[RunRecord], usages: Sequence[RankUsage]) -> RankRow:
-    summaries = [summarise_rank(rank, run.steps[rank], windows_of(run)) for run in runs]
+    summaries = [summarise_rank(rank, run.steps[rank], windows_of(run), skipped=skipped_steps_of(run)) for run in runs]
+    converging = [summary for summary, run in zip(summaries, runs, strict=True) if divergence_of(run) is None]
     written = [run.summary for run in runs if run.summary is not None]
     entries = [entry for summary in written for entry in summary.ranks if entry.rank == rank]
     traffic = next((summary.traffic for summary in written if summary.traffic), None)
     return RankRow(
         rank=rank,
         samples=max(summary.samples for summary in summaries),
+        **{name: _median([getattr(summary, name) for summary in converging]) for name in LOSS_FIGURES},
         **{name: _median([getattr(summary, name) for summary in summaries]) for name in RANK_FIGURES},
         **{
             name: _median([getattr(entry, name) for entry in entries])

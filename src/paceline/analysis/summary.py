@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.analysis.divergence import divergence_of, skipped_steps_of
 from paceline.analysis.resources import RankUsage, usage
 from paceline.analysis.running_median import RunningMedian
 from paceline.analysis.steps.split import WARM_UP_STEPS
@@ -28,15 +29,15 @@ class RankTotals:
     def __init__(self) -> None:
         self.span_s: tuple[float, float] | None = None
         """Start of the first step and end of the last; None without steps."""
-        self._steps = self._samples = self._correct = 0
+        self._steps = self._samples = self._skipped_samples = self._correct = 0
         self._loss = 0.0
         self._diverged_step: int | None = None
         self._has_loss = self._has_correct = True
         self._first_step_s: float | None = None
         self._warm_up, self._later = _TimeTotals(), _TimeTotals()
 
-    def add(self, steps: Steps, *, profiled: bool | BoolColumn = False) -> None:
-        """Add the next steps. The times of profiled ones do not count."""
+    def add(self, steps: Steps, *, profiled: bool | BoolColumn = False, skipped: bool | BoolColumn = False) -> None:
+        """Add the next steps. The times of profiled ones do not count, nor the losses of those that were skipped."""
         if len(steps) == 0:
             return
         times = np.column_stack([steps.total_s, *[steps[phase] for phase in PHASES]])
@@ -45,10 +46,12 @@ class RankTotals:
             self._first_step_s = float(times[0, 0])
         first_s = float(steps["start_s"][0]) if self.span_s is None else self.span_s[0]
         self.span_s = first_s, float(steps["start_s"][-1] + times[-1, 0])
-        self._add_losses(steps)
+        trained = ~np.broadcast_to(skipped, len(steps))
+        self._add_losses(steps, trained)
         self._has_correct &= bool(steps["correct"].min() >= 0)
-        self._correct += int(steps["correct"].sum())
+        self._correct += int(steps["correct"][trained].sum())
         self._samples += int(steps["samples"].sum())
+        self._skipped_samples += int(steps["samples"][~trained].sum())
         self._steps += len(steps)
 
     def _add_times(self, times: npt.NDArray[np.float64], timed: BoolColumn) -> None:
@@ -58,13 +61,13 @@ class RankTotals:
             self._warm_up.add(times[warm_up][timed[warm_up]])
         self._later.add(times[warm_up_left:][timed[warm_up_left:]])
 
-    def _add_losses(self, steps: Steps) -> None:
+    def _add_losses(self, steps: Steps, trained: BoolColumn) -> None:
         self._has_loss &= steps.has_loss
-        diverged = np.flatnonzero(~np.isfinite(steps["loss"]))
+        diverged = np.flatnonzero(trained & ~np.isfinite(steps["loss"]))
         if self._diverged_step is None and len(diverged):
             self._diverged_step = int(steps["step"][diverged[0]])
         with np.errstate(invalid="ignore", over="ignore"):  # Losses that diverged.
-            self._loss += float((steps["loss"] * steps["samples"]).sum())
+            self._loss += float((steps["loss"] * steps["samples"])[trained].sum())
 
     def summary(
         self,
@@ -77,8 +80,9 @@ class RankTotals:
         """Return the rank's results. Without steps after the warm-up, times are of all steps but the first."""
         times = self._later if self._later.count else self._warm_up
         step_s, data_s, forward_s, backward_s, update_s = times.means()
-        average = self._loss / self._samples if self._samples else math.nan
-        counts_correct = self._has_correct and self._samples > 0
+        trained = self._samples - self._skipped_samples
+        average = self._loss / trained if trained else math.nan
+        counts_correct = self._has_correct and trained > 0
         resident_bytes = used.resident_bytes if used else None
         return RankSummary(
             rank=rank,
@@ -86,7 +90,7 @@ class RankTotals:
             samples=self._samples,
             average_loss=average if math.isfinite(average) else None,
             diverged_step=self._diverged_step if self._has_loss else None,
-            accuracy=self._correct / self._samples if counts_correct else None,
+            accuracy=self._correct / trained if counts_correct else None,
             first_step_s=self._first_step_s,
             step_s=step_s,
             median_step_s=times.median.value,
@@ -98,6 +102,7 @@ class RankTotals:
             cpu_share=used.cpu_share if used else None,
             resident_bytes=None if resident_bytes is None else int(resident_bytes),
             split=split,
+            skipped_samples=self._skipped_samples,
         )
 
 
@@ -121,11 +126,19 @@ class _TimeTotals:
 
 
 def summarise_rank(
-    rank: int, steps: Steps, windows: Iterable[WindowTime] = (), *, used: RankUsage | None = None
+    rank: int,
+    steps: Steps,
+    windows: Iterable[WindowTime] = (),
+    *,
+    used: RankUsage | None = None,
+    skipped: Collection[int] = (),
 ) -> RankSummary:
-    """Return one rank's results from its steps; times exclude steps in profiled windows."""
-    totals = RankTotals()
-    totals.add(steps, profiled=np.isin(np.arange(len(steps)), list(profiled_steps(windows))))
+    """Return one rank's results from its steps.
+
+    Times exclude steps in profiled windows; losses and accuracy exclude skipped steps.
+    """
+    totals, numbers = RankTotals(), np.arange(len(steps))
+    totals.add(steps, profiled=np.isin(numbers, list(profiled_steps(windows))), skipped=np.isin(numbers, list(skipped)))
     return totals.summary(rank, used=used)
 
 
@@ -134,8 +147,11 @@ def summarise(record: RunRecord) -> Summary:
     if record.summary is not None:
         return record.summary
     used = {rank.rank: rank for rank in usage(record)}
-    windows = windows_of(record)
-    ranks = [summarise_rank(rank, steps, windows, used=used.get(rank)) for rank, steps in sorted(record.steps.items())]
+    windows, skipped = windows_of(record), skipped_steps_of(record)
+    ranks = [
+        summarise_rank(rank, steps, windows, used=used.get(rank), skipped=skipped)
+        for rank, steps in sorted(record.steps.items())
+    ]
     return Summary(
         strategy=record.topology.strategy,
         steps=min((rank.steps for rank in ranks), default=0),
@@ -152,4 +168,6 @@ def summarise(record: RunRecord) -> Summary:
         clock=None,
         buffer_divergence=None,
         weight_divergence=None,
+        skipped_steps=len(skipped),
+        divergence=divergence_of(record),
     )

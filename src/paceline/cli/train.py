@@ -12,7 +12,7 @@ from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import data_console, display_console, message_printer, print_json
 from paceline.cli.record_output import run_with_display
 from paceline.cli.requests import LaunchRequest
-from paceline.errors import PacelineError
+from paceline.errors import DivergenceError, PacelineError
 
 if TYPE_CHECKING:
     from paceline.records import RunRecord
@@ -32,22 +32,30 @@ class TrainRequest(LaunchRequest):
     def carry_out(self) -> int:
         """Train, then print the summary."""
         from paceline.experiments.train import train
+        from paceline.records import read_run
         from paceline.report.live.run import LiveRun
 
         messages = display_console()
         notify = message_printer(messages)
         failure: PacelineError | None = None
+        displays: list[LiveRun] = []
+
+        def show(folder: Path) -> LiveRun:
+            displays.append(LiveRun(folder, messages))
+            return displays[-1]
+
         with CtrlCHandler() as ctrl_c:
-            record = run_with_display(
-                lambda follow: train(self.run, self.launch, self.out, follow, notify),
-                lambda folder: LiveRun(folder, messages),
-                ctrl_c,
-                notify,
-            )
+            try:
+                record = run_with_display(
+                    lambda follow: train(self.run, self.launch, self.out, follow, notify), show, ctrl_c, notify
+                )
+            except DivergenceError as error:  # The record has what was trained until then.
+                failure, record = error, read_run(displays[0].folder)
             if record is not None:
                 for warning in _warnings(record):
                     notify(f"warning: {warning}")
-                failure = _print_summary(record, as_json=self.as_json, trace=self.run.trace)
+                trace_error = _print_summary(record, as_json=self.as_json, trace=self.run.trace)
+                failure = failure or trace_error
         if failure is not None:  # Raised last: the summary does not need the trace.
             raise failure
         return ctrl_c.exit_code

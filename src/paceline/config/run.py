@@ -14,6 +14,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Backend = Literal["auto", "gloo", "nccl"]
 BatchNormMode = Literal["broadcast", "local", "sync"]
 ReplicaGuardMode = Literal["stop", "warn", "off"]
+OnNan = Literal["stop", "skip"]
 DEFAULT_STRATEGY = "ddp"
 """Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
 ENDLESS = 10**9
@@ -119,6 +120,9 @@ class RunConfig:
     replica_guard: ReplicaGuardMode = setting("stop", script="attach", unused_by=("doctor",))
     """Compare the weights of all ranks by checksums while training, for about 0.1% of the time of a long run. If they
     differ: stop, or warn and train on."""
+    on_nan: OnNan = setting("stop", unused_by=("doctor",))
+    """If the loss becomes NaN or infinite: stop the run, or skip every step whose gradients are not finite, on all
+    ranks together, as with a GradScaler. A candidate of a comparison that stops is left out."""
     events: bool = setting(True, in_next_command=False, script="same", unused_by=("doctor",))
     """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
     less of longer ones."""

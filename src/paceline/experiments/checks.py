@@ -105,6 +105,11 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
         raise UsageError(
             f"--precision fp16 scales the loss, but {reason}", hint="use --precision bf16, or another strategy"
         )
+    if config.on_nan == "skip" and (reason := why_no_scaler(strategy)) is not None:
+        raise UsageError(
+            f"--on-nan skip checks gradients as a GradScaler does, but {reason}",
+            hint="leave it out, so that the run stops, or use another strategy",
+        )
     wanted = {"clip": config.clip_norm is not None, "accumulate": config.accumulate > 1}
     for ability, asked in wanted.items():
         if asked and ability not in strategy.supports:

@@ -58,6 +58,8 @@ class LogEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="log"):
     """Whether torch's profiler slowed the window down; its time does not count then."""
     lr: float | None = None
     """Learning rate of the first parameter group in the last step; None if it was not recorded."""
+    skipped: list[Count] = []
+    """Steps of the window, from 0, without an update, because a gradient was not finite on some rank."""
     time_s: Seconds = 0.0
 
 

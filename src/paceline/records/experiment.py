@@ -86,7 +86,7 @@ class Design(Struct, frozen=True, kw_only=True):
     """Design of the measurements of an experiment."""
 
     may_change: ClassVar[frozenset[str]] = frozenset(
-        {"repeats", "max_repeats", "interim_analyses", "reference", "target", "estimate_s", "requested_threads"}
+        {"repeats", "max_repeats", "interim_analyses", "reference", "target", "requested_threads"}
     )
     """Fields that may differ when an experiment goes on: more repeats, estimates, and what follows from the rest."""
 

@@ -56,9 +56,10 @@ class RankSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: Count
     samples: Count
     average_loss: float | None
-    """Mean loss over all trained samples; None also if a loss is not finite or was not reported."""
+    """Mean loss over all trained samples; None also if a loss is not finite or was not reported. Steps that were
+    skipped do not count."""
     diverged_step: Count | None
-    """First step whose loss is not finite; None if there is none."""
+    """First step whose loss is not finite and that was not skipped; None if there is none."""
     accuracy: float | None
     """Share of the trained samples with correct predictions, at the time of their step."""
     first_step_s: Seconds | None
@@ -78,6 +79,8 @@ class RankSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Median of the samples of resident memory."""
     split: Split | None = None
     """Time split of the mean step; None if events were not collected."""
+    skipped_samples: Count = 0
+    """Samples of steps that were skipped; average loss and accuracy leave them out."""
 
 
 class PairTraffic(Struct, frozen=True):
@@ -231,6 +234,22 @@ class ReplicaComparisons(Struct, frozen=True, kw_only=True):
     """Largest difference that was found; None if the replicas were equal."""
 
 
+class Divergence(Struct, frozen=True, kw_only=True):
+    """Divergence of a run: its loss is not finite, or has grown and stays large, or too many steps were skipped.
+
+    `analysis/divergence.py` has the criteria.
+    """
+
+    step: Count
+    """First step, from 0, whose loss is not finite, from which on it is too large, or from which on all are skipped."""
+    loss: float | None
+    """Loss of that step; None if it is not finite."""
+    before: float | None
+    """Last finite loss before it; if the loss has grown, the largest of the first steps. None if there is none."""
+    skipped: Count = 0
+    """Steps in a row that were skipped because gradients were not finite, if they are the reason; otherwise 0."""
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """Results of a run. A value is None if nothing was measured."""
 
@@ -257,7 +276,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Largest distance of any rank's buffers from rank 0's, relative to their norm."""
     weight_divergence: float | None
     skipped_steps: Count = 0
-    """Steps without an update, because a scaled float16 gradient overflowed; on the rank with most."""
+    """Steps without an update, because a gradient was not finite (`--precision fp16` or `--on-nan skip`); on the rank
+    with most."""
+    divergence: Divergence | None = None
+    """None if the run has not diverged."""
     replicas: ReplicaComparisons | None = None
     """Comparisons of the replicas while training; None without a replica guard."""
     staleness: StalenessSummary | None = None

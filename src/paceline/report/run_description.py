@@ -1,8 +1,8 @@
-"""Length of a run, hosts and candidates of an experiment, as text."""
+"""Length of a run, hosts and candidates of an experiment, and what became of a candidate, as text."""
 
 from __future__ import annotations
 
-from paceline.analysis.comparison import Comparison
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.remaining_time import RemainingTime
 from paceline.config import RunConfig
 from paceline.config.emulation import format_hosts, parse_hosts
@@ -18,6 +18,15 @@ def compares_strategies(comparison: Comparison) -> bool:
     """Return whether the candidates are strategies; otherwise they are settings of one strategy."""
     candidates = comparison.record_set.candidates
     return len({candidate.strategy for candidate in candidates}) > 1 or not any(c.settings for c in candidates)
+
+
+def outcome(row: CandidateRow) -> str:
+    """Return a remark on a candidate that failed or has diverged; empty for others."""
+    if row.failure is not None:
+        return "diverged" if row.is_stopped_by_divergence else "failed"
+    if not row.diverged:
+        return ""
+    return "diverged" if len(row.diverged) >= row.repeats else f"{len(row.diverged)} of {row.repeats} diverged"
 
 
 def run_length(config: RunConfig) -> str:

@@ -62,6 +62,8 @@ class UpdatedBuffers:
         self._updated: list[str] = []
         """Names of the buffers that change and have the same layout on all ranks."""
         self._updated_bytes = 0
+        self._kept: dict[str, Tensor] = {}
+        """Copies of the buffers, made by `keep`."""
         self._difference = ""
         """First difference between the ranks' layouts at the last search; empty if there was none."""
 
@@ -98,6 +100,24 @@ class UpdatedBuffers:
             return
         with from_rank_0(self._tensors(), self._comm):
             yield
+
+    def keep(self) -> None:
+        """Copy all buffers of this rank, so that `restore` can undo a step."""
+        self._kept = {name: buffer.detach().clone() for name, buffer in self._buffers().items()}
+
+    def restore(self) -> None:
+        """Give the buffers of this rank the values that they had when `keep` was called.
+
+        A step on a batch with NaN makes running statistics NaN for ever, although the update of weights is skipped.
+        Buffers that the model has replaced by some of another layout since then stay as they are.
+        """
+        for name, buffer in self._buffers().items():
+            kept = self._kept.get(name)
+            if kept is None or (kept.shape, kept.dtype, kept.device) != (buffer.shape, buffer.dtype, buffer.device):
+                continue
+            if not torch.equal(kept, buffer):
+                buffer.detach().copy_(kept)
+                self._before.pop(name, None)  # Training changes it, even if its value is now that of the start.
 
     def divergence(self) -> float | None:
         """Return the largest distance of any rank's buffers from rank 0's, relative to their norm; None without any.

@@ -13,6 +13,7 @@ from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
+from paceline.training.divergence import DivergenceCheck
 from paceline.training.learning_rate import make_learning_rate
 from paceline.training.precision import autocast, make_scaler
 from paceline.training.recording.recording import Recording
@@ -34,7 +35,9 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
-        self.scaler = make_scaler(self.config.precision, self.source.share.device)
+        self.divergence = DivergenceCheck(self.config, self.workload, self.sync, self.source, self.windows)
+        self.scaler = make_scaler(self.config.precision, self.source.share.device, self.config.on_nan)
+        self._restores_buffers = self.config.on_nan == "skip"
         self.learning_rate = make_learning_rate(
             self.workload,
             self.sync.optimizer,
@@ -44,7 +47,6 @@ class TrainingLoop:
         )
         self._step = 0
         """Steps that this rank has trained."""
-        self._explained = False
 
     def train(self) -> None:
         """Train for the configured epochs, steps or seconds."""
@@ -73,7 +75,7 @@ class TrainingLoop:
                 if trained:
                     step += trained
                     self.windows.close(step)
-                    self._explain_divergence()
+                    self.divergence.after_window()
             self._report_epoch(epoch, step)
             if step == before:
                 raise WorkloadError(f"the training data has no batch in epoch {epoch + 1}.", hint=ONE_SHOT_HINT)
@@ -98,7 +100,7 @@ class TrainingLoop:
                     break
                 self._train_micro_batches(found.epoch, found.micro_batches, global_step=found.step)
             step = self.windows.close(end)
-            self._explain_divergence()
+            self.divergence.after_window()
             for epoch_end in self.windows.epoch_ends[epoch:]:
                 self._report_epoch(epoch, epoch_end)
                 epoch += 1
@@ -115,23 +117,6 @@ class TrainingLoop:
             raise WorkloadError(
                 f"the DataLoader's sampler drew other samples on rank {other} than on rank 0 in epoch {epoch + 1}.",
                 hint="let it draw from torch's, numpy's or Python's global generator, or from one with a fixed seed",
-            )
-
-    def _explain_divergence(self) -> None:
-        """Raise if the loss is not finite because the data is not: once, after the window of the first such step."""
-        step = self.windows.diverged_step
-        if step is None or self._explained:
-            return
-        self._explained = True
-        ends = [end for end in self.windows.epoch_ends if end <= step]
-        found = self.source.find_sample(len(ends), step - max(ends, default=0), lambda values: ~values.isfinite())
-        by_rank = self.sync.comm.control.gather(torch.tensor(-1 if found is None else found))
-        sample = max(int(one) for one in by_rank)
-        if sample >= 0:
-            raise WorkloadError(
-                f"the loss is not finite in step {step}, because sample {sample} of the training data contains NaN or "
-                "infinity.",
-                hint="remove such samples, or replace the values",
             )
 
     def _report_epoch(self, epoch: int, step: int) -> None:
@@ -169,6 +154,8 @@ class TrainingLoop:
         self.learning_rate.before_step(self._step if global_step is None else global_step)
         self._step += 1
         step_recorder = self.recording.step_recorder
+        if self._restores_buffers:
+            self.sync.buffers.keep()
         for number, micro_batch in enumerate(micro_batches, start=1):
             batch = source.fetch(micro_batch)
             stopwatch.lap(DATA)
@@ -183,9 +170,13 @@ class TrainingLoop:
                 stopwatch.watch_backward(loss)
                 loss.backward()
                 stopwatch.lap(BACKWARD)
+        skipped_before = self.sync.skipped_steps
         self.sync.step(self.config.clip_norm, self.scaler)
+        is_skipped = self.sync.skipped_steps > skipped_before
+        if is_skipped and self._restores_buffers:
+            self.sync.buffers.restore()
         stopwatch.lap(OPTIMISER)
-        step_recorder.end_step(epoch, stopwatch.end(), global_step)
+        step_recorder.end_step(epoch, stopwatch.end(), global_step, skipped=is_skipped)
 
     def _expected_length(self, step: int) -> int | None:
         """Return the steps of the whole run; for a run that ends by time, estimated from the last window."""

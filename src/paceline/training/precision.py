@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.amp import GradScaler
 
-from paceline.config import Precision
+from paceline.config import OnNan, Precision
+from paceline.strategies.base.scaling import StepSkipper
 
 AUTOCAST_TYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Data type that autocast computes in, of the precisions that use it."""
@@ -33,6 +34,11 @@ def set_matmul_precision(precision: Precision | None, device: torch.device) -> N
         torch.set_float32_matmul_precision("high" if precision in AUTOCAST_TYPES else "highest")
 
 
-def make_scaler(precision: Precision | None, device: torch.device) -> GradScaler | None:
-    """Return the scaler of the loss under fp16, where small gradients would be rounded to zero; otherwise None."""
-    return GradScaler(device.type) if precision == "fp16" else None
+def make_scaler(precision: Precision | None, device: torch.device, on_nan: OnNan = "stop") -> GradScaler | None:
+    """Return the scaler of the loss under fp16, where small gradients would be rounded to zero.
+
+    In other precisions it is one that only skips steps whose gradients are not finite, or None if none is skipped.
+    """
+    if precision == "fp16":
+        return GradScaler(device.type)
+    return StepSkipper(device.type) if on_nan == "skip" else None

@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.comm import World, close_comm
 from paceline.config import RunConfig
+from paceline.errors import DivergenceError
 from paceline.records import RunFolder, Topology
 from paceline.records.description import RecordedRecipe
 from paceline.strategies.base.strategy import MakeOptimizer
@@ -65,7 +66,13 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
         sync = Sync(model, optimizer_factory(workload, source.batch), setup.strategy, comm, config.bn)
         sync.guard_replicas(config.replica_guard)
         recording.start(sync)
-        TrainingLoop(config, workload, sync, source, recording).train()
+        try:
+            TrainingLoop(config, workload, sync, source, recording).train()
+        except DivergenceError:  # It is raised on all ranks alike, so they can still agree on what was trained.
+            recording.write_summary(recording.summarise())
+            sync.guard = None  # Replicas of weights that are not finite need no comparison.
+            sync.close()
+            raise
         summary = recording.summarise()
         estimate = results.estimate_epochs(config, source, summary.step_s)
         summary = msgspec.structs.replace(summary, estimate=estimate, dropped_per_epoch=source.dropped)

@@ -236,6 +236,17 @@ def test_a_loss_that_is_not_finite_is_reported(folder: RunFolder) -> None:
     assert "loss not finite" in out.getvalue()
 
 
+def test_skipped_steps_are_reported(folder: RunFolder) -> None:
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        events.write(config_event())
+        events.write(StartEvent(steps=20, steps_per_epoch=None, dropped=0))
+        events.write(LogEvent(**(LOG | {"step": 20, "losses": [1.0] * 20, "skipped": [4, 7]})))
+        events.close()
+    assert "step      8  skipped the update of 2 steps: gradients were not finite" in out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("changes", "sharing"),
     [

@@ -176,7 +176,10 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
         ({"failures": {"ddp": "rank 1 died."}}, ["Failed and left out", "rank 1 died.", "try again"]),
         ({"repeats": 0, "interrupted": True, "proof": False}, ["interrupted", "Nothing was measured yet."]),
         ({"candidates": many(14)}, ["Pick ddp:bucket_mb=1"]),
-        ({"losses": lambda *_: math.nan}, ["the loss is not finite from step 0 on in 2 of 2 repeats"]),
+        (
+            {"losses": lambda *_: math.nan},
+            ["diverged at step 0 (seed 0) and step 0 (seed 1), 2 of 2 repeats: the loss is not finite"],
+        ),
         ({"losses": lambda c, r, s: 1e30 if s == 7 else falling(c, r, s)}, ["pick allreduce"]),
         ({"losses": lambda c, _, s: -1.0 - s if c.name == "ddp" else 1.0}, ["pick allreduce"]),
         ({"steps": 1}, ["No candidate was timed", "no run reached a second window"]),
@@ -217,7 +220,7 @@ def test_a_loss_curve_names_the_step_of_divergence(tmp_path: Path) -> None:
         return math.nan if candidate.name == "ddp" and step > 4 else falling(candidate, repeat, step)
 
     page = Reader(render(comparison_of(tmp_path, losses=losses)))
-    assert "(the loss is not finite from step 5 on)" in page.data
+    assert "(diverged at step 5)" in page.data
 
 
 def test_without_a_time_per_step_there_are_no_shares_of_it(tmp_path: Path) -> None:

@@ -13,19 +13,24 @@ from msgspec.structs import replace as change
 from rich.console import Console
 
 from experiments_on_disk import CLASSIC, write_experiment
-from paceline.analysis.summary import summarise_rank
+from paceline.analysis.summary import summarise, summarise_rank
 from paceline.records import RunRecord, read_run
-from paceline.records.summary import EpochEstimate, EvaluationResult
+from paceline.records.summary import Divergence, EpochEstimate, EvaluationResult
 from paceline.report.terminal.run import print_run, sentences
 from run_models import PROVENANCE, rank_summary, recorded_settings, replicas, summary, topology
 
+DIVERGENCE = Divergence(step=17, loss=None, before=45.2)
 
-def said(*, changes: dict[str, Any] | None = None, **results: Any) -> str:
+
+def said(*, changes: dict[str, Any] | None = None, settings: dict[str, Any] | None = None, **results: Any) -> str:
     """Return the sentences on a run of two ranks; `changes` are those to its topology."""
     whole = summary(steps=40, train_s=0.4, samples_per_s=6400.0, **results)
-    about = (recorded_settings(bn="local"), topology(**(changes or {})), PROVENANCE)
-    record = RunRecord(Path("runs/x"), *about, {}, [], whole, finished=True)
-    return "\n".join(sentences(whole, record))
+    about = (recorded_settings(bn="local", **(settings or {})), topology(**(changes or {})), PROVENANCE)
+    return said_of(RunRecord(Path("runs/x"), *about, {}, [], whole, finished=True))
+
+
+def said_of(record: RunRecord) -> str:
+    return "\n".join(sentences(summarise(record), record))
 
 
 def test_the_plain_end() -> None:
@@ -80,20 +85,31 @@ def test_uneven_ranks_are_reported_with_their_cores() -> None:
     assert "share cores" not in said(ranks=ranks, changes={"device": "cuda:0"})
 
 
-def test_divergence_is_reported_with_its_first_step() -> None:
-    ranks = [rank_summary(r, diverged_step=step) for r, step in ((0, None), (1, 17))]
-    assert "the loss is not finite from step 17 on." in said(ranks=ranks)
+def test_divergence_is_reported_with_step_seed_and_loss() -> None:
+    cause = "the loss is not finite; the last finite one was 45.2"
+    assert f"the run diverged at step 17 (seed 0): {cause}\n" in said(divergence=DIVERGENCE)
+
+
+def test_the_record_of_a_run_that_diverged_is_not_called_interrupted(tmp_path: Path) -> None:
+    record = a_run(tmp_path)
+    assert "(interrupted)" in said_of(replace(record, finished=False))
+    whole = summary(divergence=DIVERGENCE)
+    text = said_of(replace(record, finished=False, summary=whole))
+    assert text.endswith("(stopped)")
+    assert "hint:" not in text, "the error that stopped it has one"
 
 
 def test_skipped_steps_are_counted() -> None:
     assert "skipped" not in said()
-    assert "skipped the update of 3 steps after an overflow of float16 gradients" in said(skipped_steps=3)
+    assert "skipped the update of 3 steps because gradients were not finite" in said(skipped_steps=3)
+    overflow = said(skipped_steps=3, settings={"precision": "fp16"})
+    assert "skipped the update of 3 steps after an overflow of float16 gradients" in overflow
 
 
 def test_divergence_on_batches_of_an_iterable_may_come_from_the_data() -> None:
-    ranks = [rank_summary(r, diverged_step=17) for r in (0, 1)]
-    assert "hint: use a lower --lr, or --clip-norm 1" in said(ranks=ranks), "the data set was examined"
-    assert "hint: check the data for NaN, or use a lower --lr" in said(ranks=ranks, changes={"batch": None})
+    rest = "use a lower --lr, a longer --warmup-epochs or --clip-norm 1"
+    assert f"hint: {rest}" in said(divergence=DIVERGENCE), "the data set was examined"
+    assert f"hint: check the data for NaN, or {rest}" in said(divergence=DIVERGENCE, changes={"batch": None})
 
 
 def test_the_estimate() -> None:

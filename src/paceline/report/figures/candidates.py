@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from paceline.analysis.comparison import CandidateRow
+from paceline.analysis.divergence import DivergedRun
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.split import PARTS
 from paceline.formatting import ACCURACY, FACTOR, LOSS, SHARE, SIZES, TENTHS, TIMES, WHOLE
@@ -178,6 +181,14 @@ CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
         terminal=InTerminal("late", 5),
     ),
     Figure(
+        key="skipped_steps",
+        heading="Skipped steps",
+        format=WHOLE,
+        definition="Steps without an update, because a gradient was not finite on some rank, over all repeats. "
+        "All ranks skip such a step together. Losses and training accuracy leave it out.",
+        terminal=InTerminal("skipped", 5),
+    ),
+    Figure(
         key="imbalance",
         heading="Imbalance of traffic",
         format=FACTOR,
@@ -211,7 +222,19 @@ CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
 def candidate_csv(row: CandidateRow) -> dict[str, Any]:
     """Return the results of a candidate as plain numbers."""
     about = {key: getattr(row.candidate, key) for key in ("strategy", "role", "lossless")}
-    return {"candidate": row.candidate.name, **about, **csv_values(CANDIDATE_FIGURES, row), "failure": row.failure}
+    values = csv_values(CANDIDATE_FIGURES, row)
+    remarks = {"failure": row.failure, "diverged": diverged_places(row)}
+    return {"candidate": row.candidate.name, **about, **values, **remarks}
+
+
+def diverged_places(row: CandidateRow) -> str | None:
+    """Return steps and seeds of the diverged runs of a candidate as text; None if there are none."""
+    return "; ".join(one.place for one in row.diverged) or None
+
+
+def _diverged_json(diverged: DivergedRun) -> dict[str, Any]:
+    """Return seed, step and losses of a diverged run as JSON data."""
+    return {"seed": diverged.seed, **msgspec.structs.asdict(diverged.divergence)}
 
 
 def candidate_json(row: CandidateRow) -> dict[str, Any]:
@@ -225,6 +248,7 @@ def candidate_json(row: CandidateRow) -> dict[str, Any]:
             "ranks": [rank_json(rank) for rank in row.ranks],
             "failure": row.failure,
             "exclusion": row.exclusion,
+            "diverged": [_diverged_json(one) for one in row.diverged],
         }
     )
     return found

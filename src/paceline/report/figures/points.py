@@ -14,7 +14,7 @@ from paceline.analysis.steps.split import PARTS
 from paceline.formatting import COUNTS, FACTOR, SHARE, TIMES, WHOLE
 from paceline.records.writer import json_safe
 from paceline.report.definitions import EFFICIENCY, SPEED_UP, SPLIT_TERMS, Definition
-from paceline.report.figures.candidates import CANDIDATE_FIGURES, candidate_json
+from paceline.report.figures.candidates import CANDIDATE_FIGURES, candidate_json, diverged_places
 from paceline.report.figures.figure import Figure, FigureValue, InTerminal, csv_values, figures_of_part, json_values
 
 _OF_CANDIDATE = {figure.key: figure for figure in CANDIDATE_FIGURES}
@@ -216,7 +216,8 @@ def point_csv(point: ScalingPoint) -> dict[str, Any]:
     """Return the results of a point as plain numbers."""
     about = {"mode": point.mode, "strategy": point.strategy, "role": point.candidate.role}
     figures = csv_values((*POINT_FIGURES, *PART_FIGURES), point)
-    return {**about, **figures, "oversubscribed": point.oversubscribed or None, "failure": point.row.failure}
+    remarks = {"oversubscribed": point.oversubscribed or None, "failure": point.row.failure}
+    return {**about, **figures, **remarks, "diverged": diverged_places(point.row)}
 
 
 def point_json(point: ScalingPoint) -> dict[str, Any]:

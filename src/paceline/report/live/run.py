@@ -193,6 +193,9 @@ class LiveRun(FolderFollower):
             if step % self._log_every == 0 or step == self._total:
                 shown = " ".join(_figures(loss, accuracy, rate))
                 self._print(f"step {step:>6}  epoch {epoch + 1:>3}  {shown}")
+        if event.skipped:
+            count, last = plural(len(event.skipped), "step"), event.skipped[-1] + 1
+            self._print(f"step {last:>6}  skipped the update of {count}: gradients were not finite")
 
     def _on_epoch(self, event: EpochEvent) -> None:
         self._progress.update(self._task, description=f"trained {plural(event.epoch + 1, 'epoch')}")

@@ -36,7 +36,7 @@ from paceline.report.plots.resources import resources
 from paceline.report.plots.split import split
 from paceline.report.plots.step_times import step_time_plot
 from paceline.report.plots.timeline import timeline
-from paceline.report.run_description import compares_strategies, on_hosts
+from paceline.report.run_description import compares_strategies, on_hosts, outcome
 from paceline.report.verdict.headline import REMARKS, remark_on
 from paceline.report.verdict.next_command import next_command
 from paceline.report.verdict.sentences import sentences
@@ -66,7 +66,7 @@ DEFINITIONS = definitions(
     COMPARISON_TERMS,
 )
 """Definitions on the page, by key."""
-TAG_CLASSES = {"pick": "good", "failed": "bad", REMARKS["diverged"]: "bad", REMARKS["replicas_differ"]: "bad"}
+TAG_CLASSES = {"pick": "good", REMARKS["diverged"]: "bad", REMARKS["replicas_differ"]: "bad"}
 """Style of the label beside a candidate's name; others are neutral."""
 LONGEST_REFERENCE = 18
 """Longest name of the reference that fits into a heading."""
@@ -146,7 +146,8 @@ def _candidate_row(comparison: Comparison, row: CandidateRow) -> PageRow:
     name, tag = row.candidate.name, _tag(comparison, row)
     is_best = name == (comparison.pick or (comparison.decision.first if comparison.computes_same else None))
     classes = [row.candidate.role, "best" * is_best, "unmeasured" * (row.step_s is None)]
-    return PageRow(name, (), " ".join(filter(None, classes)), tag, TAG_CLASSES.get(tag, ""))
+    tag_class = "bad" if outcome(row) else TAG_CLASSES.get(tag, "")
+    return PageRow(name, (), " ".join(filter(None, classes)), tag, tag_class)
 
 
 def rank_table(comparison: Comparison) -> PageTable:
@@ -194,8 +195,8 @@ def _count_rows(comparison: Comparison) -> str:
 def _tag(comparison: Comparison, row: CandidateRow) -> str:
     """Return the label beside a candidate's name in the table."""
     decision, name = comparison.decision, row.candidate.name
-    if row.failure:
-        return "failed"
+    if outcome(row):
+        return outcome(row)
     if name == comparison.pick:
         return "pick"
     if row.candidate.role != "candidate":

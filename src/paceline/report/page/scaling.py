@@ -32,6 +32,7 @@ from paceline.report.plots.link import link
 from paceline.report.plots.palette import PARTS as PART_COLOURS
 from paceline.report.plots.scaling import curves_figure, strategy_colours
 from paceline.report.plots.scaling_split import split_figure
+from paceline.report.run_description import outcome
 from paceline.report.scaling_verdict import (
     NOT_SCALED,
     TITLES,
@@ -191,7 +192,7 @@ def _part_table(mode: Mode, points: Sequence[ScalingPoint]) -> PageTable:
 def _point_row(point: ScalingPoint) -> PageRow:
     is_pale = point.row.step_s is None or bool(point.oversubscribed)
     classes = f"{point.candidate.role} unmeasured" if is_pale else point.candidate.role
-    return PageRow(point.strategy, (), classes, "failed" if point.row.failure else "", "bad")
+    return PageRow(point.strategy, (), classes, outcome(point.row), "bad")
 
 
 def _has_several_per_host(scaling: Scaling, mode: Mode) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import relative_differences, thinned
-from paceline.analysis.loss_difference import VISIBLE, LossDifference
+from paceline.analysis.loss_difference import VISIBLE, LossDifference, first_pair
 from paceline.formatting import SCIENTIFIC_IN_PLOTLY, tick_label
 from paceline.report.plots.drawing import (
     LABEL_SIZE,
@@ -49,13 +49,10 @@ def loss_differences(comparison: Comparison) -> Json | None:
 
 
 def _differences(comparison: Comparison, loss_difference: LossDifference) -> list[float]:
-    """Return the differences in the first repeat of both; NaN for 0 and infinity, which a logarithmic axis lacks."""
-    ones, others = (
-        comparison.record_set.runs_of(loss_difference.candidate),
-        comparison.record_set.runs_of(loss_difference.reference),
-    )
-    first = min(repeat for repeat in ones if repeat in others)
-    return [value if 0 < value < math.inf else math.nan for value in relative_differences(ones[first], others[first])]
+    """Return the differences in the compared repeat; NaN for 0 and infinity, which a logarithmic axis lacks."""
+    pair = first_pair(comparison.record_set, loss_difference.candidate, loss_difference.reference)
+    assert pair is not None, "there is a difference"
+    return [value if 0 < value < math.inf else math.nan for value in relative_differences(*pair)]
 
 
 def _line(name: str, differences: Sequence[float], colour: str, points: int) -> Json:

@@ -99,22 +99,22 @@ def _curves(comparison: Comparison) -> list[_RunCurve]:
 
 
 def _line(curve: _RunCurve, indices: Sequence[int], colour: str, *, visible: bool) -> Json:
-    diverged = curve.losses.diverged_step
+    divergence = curve.losses.divergence
     line: Json = {
         "type": "scatter",
         "mode": "lines",
         "x": list(indices),
         "y": rounded(curve.losses.losses[i] for i in indices),
         "showlegend": False,
-        "meta": plain(curve.name) + ("" if diverged is None else f" (the loss is not finite from step {diverged} on)"),
+        "meta": plain(curve.name) + ("" if divergence is None else f" (diverged at step {divergence.step})"),
         "visible": visible,
         "line": {"color": colour, "width": LINE, "simplify": False},
         "hovertemplate": f"%{{meta}}: {hover_value('y', LOSS)}<extra></extra>",
     }
-    if diverged is None:
+    if divergence is None:
         return line
-    # Without a next point the curve just ends: a cross shows that it diverged.
-    last = max((i for i in indices if i < diverged), default=None)
+    # Without a finite next point the curve just ends: a cross shows that it diverged.
+    last = max((i for i in indices if i < divergence.step), default=None)
     sizes = [10 if i == last else 0 for i in indices]
     return line | {
         "mode": "lines+markers",

@@ -13,7 +13,7 @@ from paceline.analysis.other_load import other_load
 from paceline.report.explanations import explain
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import Column, terminal_columns, text_column
-from paceline.report.run_description import compares_strategies
+from paceline.report.run_description import compares_strategies, outcome
 from paceline.report.tables.json_rows import operators_json, payloads_json, rows_json, usage_json, wires_json
 from paceline.report.tables.resources import comparing_replicas_share, first_runs, profiled_runs, sampling_share
 from paceline.report.terminal.table import figure_table
@@ -57,7 +57,7 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 
 def _name(row: CandidateRow) -> str:
-    remark = "failed" if row.failure else ROLES[row.candidate.role] or remark_on(row)
+    remark = outcome(row) or ROLES[row.candidate.role] or remark_on(row)
     return row.candidate.name + (f" ({remark})" if remark else "")
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.analysis.caveats import over_subscription
+from paceline.analysis.divergence import divergence_cause, divergence_of, divergence_place
 from paceline.analysis.ranks import UNEVEN, rank_rows
 from paceline.analysis.resources import host_usage
 from paceline.analysis.steps.candidate_split import splits_of
@@ -139,19 +140,28 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         speed = f", {whole(rate)} samples/s in the median window" if rate else ""
         yield f"trained {plural(summary.steps, 'step')} in {seconds(summary.train_s)}{speed}"
     if summary.skipped_steps:
-        yield f"skipped the update of {plural(summary.skipped_steps, 'step')} after an overflow of float16 gradients"
+        yield f"skipped the update of {plural(summary.skipped_steps, 'step')} {_cause_of_skipping(record)}"
     yield from _hosts(record)
     yield from profile_sentences(record)
     estimate = summary.estimate
     if estimate:
         yield f"{plural(estimate.epochs, 'epoch')} would take about {seconds(estimate.seconds)}"
-    diverged = [rank.diverged_step for rank in summary.ranks if rank.diverged_step is not None]
-    if diverged:
+    diverged = summary.divergence or divergence_of(record)  # Older records lack it.
+    if diverged is not None:
+        place = divergence_place(diverged.step, record.config.get("seed"))
+        yield f"the run diverged at {place}: {divergence_cause(diverged)}"
+    if diverged is not None and record.finished:  # Otherwise the error that stopped it has a hint.
         # The batches of an iterable have no size that is known, and cannot be examined for NaN afterwards.
         data = "check the data for NaN, or " if record.topology.batch is None else ""
-        yield f"the loss is not finite from step {min(diverged)} on. hint: {data}use a lower --lr, or --clip-norm 1"
-    state = "" if record.finished else " (interrupted)"
+        yield f"hint: {data}use a lower --lr, a longer --warmup-epochs or --clip-norm 1"
+    state = "" if record.finished else " (stopped)" if diverged is not None else " (interrupted)"
     yield f"record: {record.path}{state}"
+
+
+def _cause_of_skipping(record: RunRecord) -> str:
+    """Return why steps were skipped; in a script there is no other cause than a scaled loss."""
+    uses_float16 = "precision" not in record.config or record.config["precision"] == "fp16"
+    return "after an overflow of float16 gradients" if uses_float16 else "because gradients were not finite"
 
 
 def _uneven_cause(record: RunRecord) -> str:

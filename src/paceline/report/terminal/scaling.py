@@ -13,6 +13,7 @@ from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
 from paceline.records.events import FailureEvent, events_of
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.points import PART_FIGURES, POINT_FIGURES, point_json
+from paceline.report.run_description import outcome
 from paceline.report.scaling_verdict import (
     NOT_SCALED,
     TITLES,
@@ -81,7 +82,7 @@ def _name(points: list[ScalingPoint], place: int) -> str:
 
 
 def _ranks(point: ScalingPoint, *, several: bool) -> str:
-    mark = " failed" if point.row.failure else " *" if point.oversubscribed else ""
+    mark = f" {outcome(point.row)}" if point.row.failure else " *" if point.oversubscribed else ""
     return (f"{point.ranks}/{point.hosts}" if several else str(point.ranks)) + mark
 
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from paceline.analysis.chance import Chance, chance_of, epochs_of, is_trained_enough
 from paceline.analysis.comparison import Alternative, CandidateRow, Comparison
 from paceline.analysis.statistics import Estimate
-from paceline.formatting import ACCURACY, interval, number, percent, plural
+from paceline.formatting import ACCURACY, interval, number, percent, plural, short
 
 POINTS = "percentage points"
 
 
 def accuracy_sentences(comparison: Comparison) -> Iterator[str]:
     """Yield differences in test accuracy that exceed the spread between seeds, or that all are at chance level."""
-    share = _level_of_chance(comparison)
-    if share is not None:
-        yield (
-            f"All test accuracies are at chance level ({percent(share, 0)}): too few steps were trained to "
-            "compare them. Train longer with --steps or --epochs."
-        )
+    chance = _level_of_chance(comparison)
+    if chance is not None:
+        yield _all_at_chance(comparison, chance)
         return
     priced = {alternative.row.candidate.name for alternative in comparison.alternatives}
     for row in _tested(comparison):
@@ -69,29 +65,21 @@ def _tested(comparison: Comparison) -> list[CandidateRow]:
     return [row for row in comparison.rows if row.test_accuracy is not None and row.candidate.role != "bound"]
 
 
-def _level_of_chance(comparison: Comparison) -> float | None:
+def _level_of_chance(comparison: Comparison) -> Chance | None:
     """Return the accuracy of random guessing, if no accuracy is clearly above it; otherwise None."""
-    chance, rows = _chance(comparison), _tested(comparison)
+    chance, rows = chance_of(entry.run for entry in comparison.record_set.runs), _tested(comparison)
     at_chance = chance is not None and all(row.test_accuracy and row.test_accuracy.value <= chance.most for row in rows)
-    return chance.share if chance is not None and rows and at_chance else None
+    return chance if rows and at_chance else None
 
 
-@dataclass(frozen=True)
-class Chance:
-    """Accuracy of random guessing."""
-
-    share: float
-    """Expected accuracy."""
-    most: float
-    """Highest accuracy that guessing explains: three standard errors above the expected one."""
-
-
-def _chance(comparison: Comparison) -> Chance | None:
-    classes = {entry.run.topology.classes for entry in comparison.record_set.runs}
-    tests = [entry.run.summary and entry.run.summary.test for entry in comparison.record_set.runs]
-    samples = min((test.samples for test in tests if test and test.samples), default=0)
-    known = classes.pop() if len(classes) == 1 else None
-    if not known or not samples:
-        return None
-    share = 1 / known
-    return Chance(share, share + 3 * math.sqrt(share * (1 - share) / samples))
+def _all_at_chance(comparison: Comparison, chance: Chance) -> str:
+    """Return why all accuracies are at chance level: too few steps, or a learning rate that does not fit."""
+    level = f"All test accuracies are at chance level ({percent(chance.share, 0)})"
+    runs = [entry.run for entry in comparison.record_set.runs if entry.run.summary]
+    epochs = [epochs for run in runs if (epochs := epochs_of(run)) is not None]
+    if not epochs or not all(map(is_trained_enough, runs)):
+        return f"{level}: too few steps were trained to compare them. Train longer with --steps or --epochs."
+    return (
+        f"{level} after {short(min(epochs), 2)} epochs: the learning rate is probably too high or too low. Try another "
+        "--lr, or a longer --warmup-epochs."
+    )

@@ -1,4 +1,7 @@
-"""Loss scaling with torch's GradScaler: unscales gradients, and makes all ranks skip a step after an overflow."""
+"""Loss scaling with torch's GradScaler: unscales gradients, and makes all ranks skip a step after an overflow.
+
+`StepSkipper` is a scaler that only skips.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,17 @@ class _Use:
 
 
 _USES: weakref.WeakKeyDictionary[GradScaler, _Use] = weakref.WeakKeyDictionary()
+
+
+class StepSkipper(GradScaler):
+    """Scaler with a constant scale of 1: all ranks skip a step if a gradient on any of them is not finite."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device, init_scale=1.0)
+
+    def update(self, new_scale: Any = None) -> None:  # noqa: ARG002
+        """Prepare for the next step, without a change of the scale."""
+        super().update(new_scale=1.0)
 
 
 def skipped_steps(scaler: GradScaler | None) -> int:

@@ -61,7 +61,7 @@ def prove_run(
         check_model(copy.deepcopy(setup.model), setup.workload, source, setup.config, setup.comm.rank)
         shards, expected = _shards_and_oracle(setup)
         # A scaler changes only exponents, so the proof shows exactly whether the strategy unscales.
-        scaler = make_scaler(choose_recipe(config).precision, setup.share.device)
+        scaler = make_scaler(choose_recipe(config).precision, setup.share.device, config.on_nan)
         parity = prove(
             setup.strategy, setup.workload, setup.share, setup.config, setup.comm, STEPS, shards, expected, scaler
         )

@@ -110,7 +110,7 @@ class Recording:
         if self._sync.guard is not None:
             self._sync.guard.at_end()
         own = self._own_summary()
-        return results.summarise(self._config.strategy, self._sync, own, self.windows.totals)
+        return results.summarise(self._config.strategy, self._sync, own, self.windows)
 
     def _own_summary(self) -> RankSummary:
         """Return the figures of this rank.

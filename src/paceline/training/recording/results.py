@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.analysis.steps.timing import WindowTotals
 from paceline.comm.json_messages import gather_typed
 from paceline.config import RunConfig
 from paceline.records.events import EvaluationEvent
@@ -24,6 +23,7 @@ from paceline.training.batchnorm import relative_divergence
 from paceline.training.evaluate import evaluate
 from paceline.training.recording.clock_sync import measure_drift
 from paceline.training.recording.traffic import planned_traffic
+from paceline.training.recording.windows import Windows
 from paceline.training.sync import Sync
 from paceline.workloads.batches import Share, Source, make_source
 from paceline.workloads.workload import Workload
@@ -67,19 +67,20 @@ def run_evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: 
     return EvaluationEvent(test=test, test_by_rank=by_rank)
 
 
-def summarise(strategy: str, sync: Sync, own: RankSummary, windows: WindowTotals) -> Summary:
+def summarise(strategy: str, sync: Sync, own: RankSummary, windows: Windows) -> Summary:
     """Return the figures of the run from each rank's own, the same on every rank; called on every rank."""
     ranks = gather_typed(own, RankSummary, sync.comm.control)
-    samples = sum(rank.samples for rank in ranks) / (windows.steps or 1)
-    step_s = windows.step_s
+    totals = windows.totals
+    samples = sum(rank.samples for rank in ranks) / (totals.steps or 1)
+    step_s = totals.step_s
     return Summary(
         strategy=strategy,
-        steps=windows.steps,  # Global steps: a single rank may have trained more shares.
-        train_s=windows.wall_s,
+        steps=totals.steps,  # Global steps: a single rank may have trained more shares.
+        train_s=totals.wall_s,
         step_s=step_s,
         samples_per_s=samples / step_s if step_s else None,
-        average_loss=_weighted([(rank.average_loss, rank.samples) for rank in ranks]),
-        train_accuracy=_weighted([(rank.accuracy, rank.samples) for rank in ranks]),
+        average_loss=_weighted([(rank.average_loss, rank.samples - rank.skipped_samples) for rank in ranks]),
+        train_accuracy=_weighted([(rank.accuracy, rank.samples - rank.skipped_samples) for rank in ranks]),
         ranks=ranks,
         servers=sync.comm.servers,
         traffic=planned_traffic(strategy, sync),
@@ -89,7 +90,8 @@ def summarise(strategy: str, sync: Sync, own: RankSummary, windows: WindowTotals
         buffer_divergence=sync.buffers.divergence(),
         weight_divergence=relative_divergence(list(sync.strategy.model.parameters()), sync.comm),
         skipped_steps=int(sync.comm.control.largest(sync.skipped_steps)),
-        replicas=None if sync.guard is None else sync.guard.result(windows.wall_s),
+        divergence=windows.divergence.found,
+        replicas=None if sync.guard is None else sync.guard.result(totals.wall_s),
         **_metrics(sync.strategy),
     )
 

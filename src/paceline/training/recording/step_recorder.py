@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,7 @@ class _PendingStep:
     correct: list[Tensor | int]
     global_step: int | None
     """Step number shared by all ranks, set only if ranks do not step together."""
+    skipped: bool
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class WindowFigures:
 
     losses: list[float]
     """Global mean loss of each step; NaN if no rank knows it."""
+    unreported: list[int]
+    """Numbers of the steps whose loss no rank knows."""
+    skipped: list[int]
+    """Numbers of the steps that some rank skipped, because gradients were not finite."""
     epochs: list[int]
     """Epoch of each step."""
     samples: int
@@ -64,8 +70,8 @@ class StepRecorder:
         self._samples = 0
         self._losses: list[tuple[float, Tensor | float]] = []
         self._correct: list[Tensor | int] = []
-        self._window: list[tuple[int, StepRow]] = []
-        """(global step number, row) of each step in the open window."""
+        self._window: list[tuple[int, StepRow, bool]] = []
+        """(global step number, row, whether it was skipped) of each step in the open window."""
         self._flushed_s = time.perf_counter()
         self.step = 0
         """Number of the next step."""
@@ -88,12 +94,14 @@ class StepRecorder:
         if correct is not None:
             self._correct.append(correct)
 
-    def end_step(self, epoch: int, laps: Laps, global_step: int | None = None) -> None:
+    def end_step(self, epoch: int, laps: Laps, global_step: int | None = None, *, skipped: bool = False) -> None:
         """End the step, which contains all that was recorded since the last one.
 
-        `global_step` is its number over all ranks, given if they do not step together.
+        `global_step` is its number over all ranks, given if they do not step together. `skipped` is whether this rank
+        made no update, because gradients were not finite.
         """
-        self._pending.append(_PendingStep(epoch, self._samples, laps, self._losses, self._correct, global_step))
+        step = _PendingStep(epoch, self._samples, laps, self._losses, self._correct, global_step, skipped)
+        self._pending.append(step)
         self._samples, self._losses, self._correct = 0, [], []
         if time.perf_counter() - self._flushed_s > FLUSH_EVERY_S:
             self.flush()
@@ -104,7 +112,7 @@ class StepRecorder:
         self._writer.write(rows)
         self._write_timeline()
         self._window += [
-            (row.step if step.global_step is None else step.global_step, row)
+            (row.step if step.global_step is None else step.global_step, row, step.skipped)
             for row, step in zip(rows, self._pending, strict=True)
         ]
         self.step += len(self._pending)
@@ -120,17 +128,20 @@ class StepRecorder:
         """
         self.flush()
         rows, self._window = self._window, []
-        self.totals.add(Steps.of([row for _, row in rows]), profiled=profiled)
+        skipped_here = np.array([skipped for _, _, skipped in rows], dtype=np.bool_)
+        self.totals.add(Steps.of([row for _, row, _ in rows]), profiled=profiled, skipped=skipped_here)
         own = torch.zeros(end - start, len(StepShare._fields), dtype=torch.float64)
         if rows:  # A rank may have trained none of these steps, or several shares of one.
-            shares = torch.tensor([_step_share(row) for _, row in rows], dtype=torch.float64)
-            own.index_add_(0, torch.tensor([at - start for at, _ in rows]), shares)
+            shares = torch.tensor([_step_share(row, skipped) for _, row, skipped in rows], dtype=torch.float64)
+            own.index_add_(0, torch.tensor([at - start for at, _, _ in rows]), shares)
         totals = control.sum(own)
         filled = totals[:, StepShare._fields.index("samples")].nonzero()
         totals = totals[: int(filled.max()) + 1 if len(filled) else 0]
-        losses, known, samples, correct, uncounted, epochs, trained = totals.unbind(1)
+        losses, known, samples, correct, uncounted, epochs, trained, skipped = totals.unbind(1)
         return WindowFigures(
             losses=(losses / known).tolist(),
+            unreported=(start + (known == 0).nonzero().flatten()).tolist(),
+            skipped=(start + skipped.nonzero().flatten()).tolist(),
             epochs=(epochs / trained).int().tolist(),
             samples=int(samples.sum()),
             correct=None if uncounted.any() else int(correct.sum()),
@@ -165,10 +176,12 @@ class StepShare(NamedTuple):
     epoch: float
     trained: float
     """Always 1; the sum is the number of shares, since a rank may train none or several of a step's shares."""
+    skipped: float
+    """1 if this rank made no update, because gradients were not finite."""
 
 
-def _step_share(row: StepRow) -> StepShare:
+def _step_share(row: StepRow, skipped: bool) -> StepShare:
     known = 0 if row.loss is None else row.samples
     uncounted = row.correct == NOT_COUNTED
     correct = 0 if uncounted else row.correct
-    return StepShare((row.loss or 0.0) * known, known, row.samples, correct, uncounted, row.epoch, 1)
+    return StepShare((row.loss or 0.0) * known, known, row.samples, correct, uncounted, row.epoch, 1, skipped)

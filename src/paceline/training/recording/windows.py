@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from paceline.analysis.divergence import DivergenceDetector
 from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.analysis.steps.timing import WindowTime, WindowTotals
 from paceline.measure.profiler import StepProfiler
@@ -41,8 +42,8 @@ class Windows:
         """Sums over the closed windows."""
         self.epoch_ends: list[int] = []
         """Steps at which epochs have ended, known once a step of the next epoch is in a window."""
-        self.diverged_step: int | None = None
-        """First step whose loss is not finite, over all ranks."""
+        self.divergence = DivergenceDetector()
+        """Divergence of the loss over all ranks; the same on each."""
         self._sync = sync
         self._step_recorder = step_recorder
         self._log_every = log_every
@@ -124,9 +125,7 @@ class Windows:
         window = self._step_recorder.close_window(wall_s, self._sync.comm.control, start, step, profiled=profiled)
         step = self._step = start + len(window.losses)
         self._track_epoch_ends(start, window.epochs)
-        if self.diverged_step is None:
-            not_finite = (at for at, loss in enumerate(window.losses, start) if not math.isfinite(loss))
-            self.diverged_step = next(not_finite, None)
+        self.divergence.add(window.losses, skipped=window.skipped, unreported=window.unreported)
         if self._sync.payload is not None:
             self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up)
         self.totals.add(WindowTime(len(window.losses), window.wall_s, profiled))
@@ -143,6 +142,7 @@ class Windows:
             epochs=window.epochs if window.epochs[0] != window.epochs[-1] else None,
             profiled=profiled,
             lr=float(self._sync.optimizer.param_groups[0]["lr"]),
+            skipped=window.skipped,
         )
         self._write_event(event)
         if self._sync.guard is not None:

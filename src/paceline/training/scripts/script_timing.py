@@ -118,10 +118,11 @@ class TimedSync(TaskSync):
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         self._stopwatch.lap(BACKWARD)
+        before = self.skipped_steps
         super().step(max_norm, scaler)
         self._stopwatch.lap(OPTIMISER)
         self._record_notes()
-        self._step_recorder.end_step(EPOCH, self._stopwatch.end())
+        self._step_recorder.end_step(EPOCH, self._stopwatch.end(), skipped=self.skipped_steps > before)
         step = self.steps_done + 1
         if step == self._window_end or step == self._steps:
             self._windows.close(step)
