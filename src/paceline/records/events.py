@@ -55,6 +55,8 @@ class LogEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="log"):
     """Epoch of each step; None if all are in `epoch`."""
     profiled: bool = False
     """Whether torch's profiler slowed the window down; its time does not count then."""
+    warm_up: bool = False
+    """Whether it is part of a warm-up that evaluations divide, after the first window; its time does not count then."""
     lr: float | None = None
     """Learning rate of the first parameter group in the last step; None if it was not recorded."""
     time_s: Seconds = 0.0
@@ -71,9 +73,13 @@ class EpochEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="epoc
 
 
 class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="evaluation"):
-    """The weights were tested."""
+    """The weights were tested, while training or at its end."""
 
     test: EvaluationResult
+    step: Count | None = None
+    """Steps done; None in a record of an earlier version, which tested at the end only."""
+    epoch: Count | None = None
+    """Epoch of the last step."""
     test_by_rank: list[ReplicaEvaluation] = []
     time_s: Seconds = 0.0
 

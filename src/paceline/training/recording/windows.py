@@ -36,7 +36,9 @@ class Windows:
         write_event: WriteEvent,
         profiler: StepProfiler | None = None,
         seconds: float | None = None,
+        eval_steps: int | None = None,
     ) -> None:
+        """Make the windows of a run that ends after `seconds`; ranks that step together evaluate every `eval_steps`."""
         self.totals = WindowTotals()
         """Sums over the closed windows."""
         self.epoch_ends: list[int] = []
@@ -49,14 +51,17 @@ class Windows:
         self._write_event = write_event
         self._profiler = profiler
         self._seconds = seconds
+        self._eval_steps = eval_steps if sync.strategy.lockstep else None
         self._logs_per_window = 1
+        self.epoch = 0
+        """Epoch of the last step before the open window."""
         self._step = 0
         """Steps before the open window."""
         self.open()
 
     def next_end(self, step: int) -> int:
         """Return the end of the window that starts at `step`: whole periods, long enough to make closing cheap."""
-        end = min(self._end_by_periods(step), self._end_by_time(step))
+        end = min(self._end_by_periods(step), self._end_by_time(step), self._end_by_evaluation(step))
         return end if self._profiler is None else self._profiler.window_end(step, end)
 
     @property
@@ -75,6 +80,19 @@ class Windows:
         period = self._sync.strategy.period
         return step + max(1, round(self._left_s / self.totals.last.step_s / period)) * period
 
+    def _end_by_evaluation(self, step: int) -> int:
+        """Return the step of the next evaluation, so that its time is in no window; a whole period."""
+        if self._eval_steps is None:
+            return sys.maxsize
+        period = self._sync.strategy.period
+        due = step + self._eval_steps - step % self._eval_steps
+        return -(-due // period) * period
+
+    @property
+    def is_profiling(self) -> bool:
+        """Whether the next step is profiled with the one before it, so that nothing else may happen between them."""
+        return self._profiler is not None and self._profiler.is_running
+
     def expected_end(self, step: int) -> int:
         """Return the step at which the run's time will be up, estimated from the closed windows; 2 × `step` at first.
 
@@ -86,7 +104,8 @@ class Windows:
     def _end_by_periods(self, step: int) -> int:
         period = self._sync.strategy.period
         last = self.totals.last
-        if last is None or (self._profiler is not None and step < self._warm_up):
+        divided = self._profiler is not None or self._eval_steps is not None
+        if last is None or (divided and step < self._warm_up):
             return self._warm_up
         if not self._sync.strategy.lockstep:
             return step + max(MIN_STEPS, math.ceil(LONG_WINDOW_S / last.wall_s * last.steps))
@@ -129,7 +148,9 @@ class Windows:
             self.diverged_step = next(not_finite, None)
         if self._sync.payload is not None:
             self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up)
-        self.totals.add(WindowTime(len(window.losses), window.wall_s, profiled))
+        warm_up = self._eval_steps is not None and 0 < start < self._warm_up
+        self.totals.add(WindowTime(len(window.losses), window.wall_s, profiled, warm_up))
+        self.epoch = window.epochs[-1]
         if not profiled:
             log_s = window.wall_s * self._log_every / len(window.losses)
             self._logs_per_window = max(1, min(MAX_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
@@ -142,6 +163,7 @@ class Windows:
             correct=window.correct,
             epochs=window.epochs if window.epochs[0] != window.epochs[-1] else None,
             profiled=profiled,
+            warm_up=warm_up,
             lr=float(self._sync.optimizer.param_groups[0]["lr"]),
         )
         self._write_event(event)
