@@ -61,7 +61,7 @@ def drawing_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def delicate() -> Workload:
-    """Return a model that any change of random numbers, modes or buffers shows in: BatchNorm, dropout, a late buffer."""
+    """Return a model that shows any change of random numbers, modes or buffers: BatchNorm, dropout, a late buffer."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), Scaled(), nn.Linear(64, 2))

@@ -36,6 +36,7 @@ from paceline.report.plots.resources import resources
 from paceline.report.plots.split import split
 from paceline.report.plots.step_times import step_time_plot
 from paceline.report.plots.timeline import timeline
+from paceline.report.plots.validation import validation
 from paceline.report.run_description import compares_strategies, on_hosts
 from paceline.report.verdict import next_command, sentences
 
@@ -46,6 +47,7 @@ PLOTS = {
     "resources": resources,
     "bars": bars,
     "losses": losses,
+    "validation": validation,
     "times": step_time_plot,
     "loss_differences": loss_differences,
 }
