@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.steps.timing import losses_of, windows_of
@@ -47,7 +47,7 @@ class EvaluatedPoint:
 
 @dataclass(frozen=True)
 class LearningRateCurve:
-    """Learning rate in the last step of each window."""
+    """Learning rate of the steps for which it was recorded: of all, or of the last step of each window."""
 
     steps: list[int]
     """Numbers of these steps, counted from 0."""
@@ -83,8 +83,20 @@ def result_at(curve: Sequence[EvaluatedPoint], train_s: float) -> EvaluatedPoint
 
 def learning_rate_curve(run: RunRecord) -> LearningRateCurve:
     """Return a run's learning rate, as far as it was recorded."""
-    logs = [(log.step - 1, log.lr) for log in run.events_of(LogEvent) if log.lr is not None and log.step > 0]
-    return LearningRateCurve(steps=[step for step, _ in logs], rates=[rate for _, rate in logs])
+    known = [pair for log in run.events_of(LogEvent) for pair in _rates_of(log)]
+    return LearningRateCurve(steps=[step for step, _ in known], rates=[rate for _, rate in known])
+
+
+def _rates_of(log: LogEvent) -> Iterator[tuple[int, float]]:
+    """Yield steps of a window with their learning rates: all, the ends of a constant one, or only the last."""
+    steps = range(log.step - len(log.losses), log.step)
+    if log.lrs is not None and len(log.lrs) == len(steps):
+        yield from zip(steps, log.lrs, strict=True)
+    elif log.lrs:
+        yield steps[0], log.lrs[0]
+        yield steps[-1], log.lrs[0]
+    elif log.lr is not None:
+        yield steps[-1], log.lr
 
 
 def _steps_per_epoch(run: RunRecord) -> int | None:

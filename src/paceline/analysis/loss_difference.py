@@ -108,7 +108,7 @@ def _cause(run: RunRecord, reference: RunRecord, differences: Sequence[float]) -
         return "setting"
     if run.topology.batch_norm_layers and _batch_norm_shards(run) != _batch_norm_shards(reference):
         return "batch_norm"
-    rounding = ROUNDING[run.config.get("precision", "fp32")]  # Records of scripts lack the precision.
+    rounding = ROUNDING[run.config.get("precision") or "fp32"]  # Records of scripts lack the precision.
     if differences[0] <= rounding:
         return "rounding"
     # Every rank draws its own dropout masks, so another number of ranks applies other masks to the same samples.

@@ -59,6 +59,8 @@ class LogEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="log"):
     """Whether it is part of a warm-up that evaluations divide, after the first window; its time does not count then."""
     lr: float | None = None
     """Learning rate of the first parameter group in the last step; None if it was not recorded."""
+    lrs: list[float] | None = None
+    """Learning rate of each step, or a single one that all steps have; None if only that of the last is known."""
     time_s: Seconds = 0.0
 
 

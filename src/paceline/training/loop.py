@@ -178,6 +178,8 @@ class TrainingLoop:
         stopwatch, source, model = self.stopwatch, self.source, self.sync.model
         self.learning_rate.before_step(self._step if global_step is None else global_step)
         self._step += 1
+        if global_step is None:
+            self.windows.note_learning_rate()
         step_recorder = self.recording.step_recorder
         for number, micro_batch in enumerate(micro_batches, start=1):
             batch = source.fetch(micro_batch)

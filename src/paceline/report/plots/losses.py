@@ -32,7 +32,7 @@ from paceline.report.plots.stripes import stripes
 
 POINTS = 16_000
 """Most points of all curves of losses together."""
-RATE_POINTS = LEAST_POINTS
+RATE_POINTS = 2 * LEAST_POINTS
 """Most points of the learning rate of one run: schedules are smooth, or have a few steps."""
 DASHES = {"candidate": "solid", "bound": "dot", "baseline": "dash"}
 FLATTENING = 20

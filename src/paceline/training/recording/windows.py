@@ -53,6 +53,8 @@ class Windows:
         self._seconds = seconds
         self._eval_steps = eval_steps if sync.strategy.lockstep else None
         self._logs_per_window = 1
+        self._rates: list[float] = []
+        """Learning rate of each step of the open window, as far as the loop reports it."""
         self.epoch = 0
         """Epoch of the last step before the open window."""
         self._step = 0
@@ -124,6 +126,12 @@ class Windows:
             self._profiler.start_if_due(self._step)
         self._began_s = time.perf_counter()
 
+    def note_learning_rate(self) -> None:
+        """Keep the learning rate of the step that begins, under a strategy whose ranks step together."""
+        rate = self._sync.optimizer.param_groups[0]["lr"]
+        if isinstance(rate, float):  # Reading a tensor would make every step wait for a GPU.
+            self._rates.append(rate)
+
     def close(self, step: int) -> int:
         """Wait for operations in flight, stop the clock, then sum the window's figures over the ranks.
 
@@ -154,6 +162,8 @@ class Windows:
         if not profiled:
             log_s = window.wall_s * self._log_every / len(window.losses)
             self._logs_per_window = max(1, min(MAX_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
+        rates, self._rates = self._rates, []
+        is_known = len(rates) == len(window.losses)
         event = LogEvent(
             epoch=window.epochs[-1],
             step=step,
@@ -165,6 +175,7 @@ class Windows:
             profiled=profiled,
             warm_up=warm_up,
             lr=float(self._sync.optimizer.param_groups[0]["lr"]),
+            lrs=(rates if len(set(rates)) > 1 else rates[:1]) if is_known else None,
         )
         self._write_event(event)
         if self._sync.guard is not None:
