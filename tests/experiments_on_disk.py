@@ -29,6 +29,7 @@ from paceline.records.decoder import read_model
 from paceline.records.events import (
     ConfigEvent,
     EndEvent,
+    EvaluationEvent,
     FailureEvent,
     InterruptedEvent,
     LogEvent,
@@ -78,11 +79,13 @@ def write_experiment(
     events: bool = False,
     settings: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
+    evaluations: Sequence[int] = (),
+    rate: Callable[[int], float] | None = None,
 ) -> Path:
     """Write an experiment as `paceline compare` does. Candidates in `failures` have no runs; the others complete all.
 
     `skipped` has steps that were skipped, by candidate. With `events`, runs also have timelines (see `_phases`) and
-    socket byte counts.
+    socket byte counts. `evaluations` are steps at which they are tested, and `rate` is the learning rate of a step.
     """
     config = RunConfig(**{"steps": steps, **(settings or {})})
     eligible = [candidate.name for candidate in candidates if candidate.role == "candidate"]
@@ -116,15 +119,10 @@ def write_experiment(
             run_config = replace(config, strategy=candidate.strategy, seed=repeat, **candidate.settings)
             curve = [losses(candidate, repeat, step) for step in range(steps)]
             write_run(
-                path / where,
-                candidate,
-                run_config,
-                workers,
-                curve,
-                time_s,
-                accuracy,
-                about,
+                *(path / where, candidate, run_config, workers, curve, time_s, accuracy, about),
                 skipped=(skipped or {}).get(candidate.name, ()),
+                evaluations=evaluations,
+                rate=rate,
             )
             if events:
                 write_timelines(path / where, candidate, workers, steps, time_s)
@@ -146,6 +144,8 @@ def write_run(
     place: Mapping[str, Any] | None = None,
     steps_per_epoch: int = 5,
     skipped: Collection[int] = (),
+    evaluations: Sequence[int] = (),
+    rate: Callable[[int], float] | None = None,
 ) -> None:
     """Write one run: every step takes the same time, except that the first takes ten times as long.
 
@@ -166,14 +166,22 @@ def write_run(
         samples = (own.batch or 0) * len(window)
         done, wall_s = start + len(window), step_s * len(window)
         without = [step for step in range(start, done) if step in skipped]
-        events.write(
-            LogEvent(epoch=0, step=done, wall_s=wall_s, losses=window, samples=samples, correct=0, skipped=without)
-        )
+        rates = None if rate is None else [rate(step) for step in range(start, done)]
+        log = LogEvent(epoch=0, step=done, wall_s=wall_s, losses=window, samples=samples, correct=0, skipped=without)
+        events.write(msgspec.structs.replace(log, lrs=rates, lr=None if rates is None else rates[-1]))
+        for step in (step for step in evaluations if start < step <= done):
+            events.write(EvaluationEvent(step=step, epoch=0, test=evaluated(step, losses, accuracy)))
     events.write(EndEvent())
     events.close()
     written = _summary(candidate, workers, losses, accuracy)
     folder.write_summary(msgspec.structs.replace(written, skipped_steps=len(skipped)))
     folder.mark_finished()
+
+
+def evaluated(step: int, losses: Sequence[float], accuracy: float | None) -> EvaluationResult:
+    """Return a result after some steps: the loss of the last of them, and an accuracy that rises to the given one."""
+    risen = None if accuracy is None else accuracy * step / len(losses)
+    return EvaluationResult(loss=losses[step - 1], accuracy=risen, samples=360, available=360)
 
 
 def write_timelines(path: Path, candidate: Candidate, workers: int, steps: int, step_s: float) -> None:

@@ -49,6 +49,23 @@ class Documented:
         """Not a field's either."""
 
 
+@pytest.mark.parametrize("every", ["0", "-3", "1.5", "x", "Epoch", "epochs", "1,2", " "])
+def test_evaluations_follow_a_number_of_steps_or_epochs(every: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        RunConfig(eval_every=every)
+    assert caught.value.message == f"--eval-every is {every!r}."
+    assert caught.value.hint is not None
+    assert "--eval-every epoch" in caught.value.hint
+
+
+def test_evaluations_while_training(tmp_path: Path) -> None:
+    assert [RunConfig(eval_every=every).eval_steps for every in ("", "50", "epoch")] == [None, 50, None]
+    assert read_toml(written(tmp_path, "eval_every = 50"), RunConfig) == {"eval_every": "50"}
+    with pytest.raises(UsageError) as caught:
+        RunConfig(eval_every="epoch", evaluate=False)
+    assert caught.value.message == "--eval-every was given with --no-evaluate."
+
+
 POSITIVE = ["batch", "batch_per_rank", "accumulate", "epochs", "steps", "seconds", "log_every", "timeout", "clip_norm"]
 NOT_NEGATIVE = ["lr", "momentum", "weight_decay", "seed"]
 

@@ -123,6 +123,8 @@ COUNTS = Counts()
 SHARE = percent_unit(0)
 """Share of a step or of a resource."""
 ACCURACY = percent_unit(1)
+SHORT_IN_PLOTLY = ".3~g"
+"""Format of `short` with three digits in plotly's notation."""
 SCIENTIFIC_IN_PLOTLY = ".1e"
 """Format of small relative figures for plotly."""
 

@@ -31,7 +31,7 @@ from paceline.analysis.traffic.payload import Payload, payload_of
 from paceline.analysis.traffic.wire import Wire, wire_of
 from paceline.errors import DivergenceError
 from paceline.records import RunRecord
-from paceline.records.events import FailureEvent, InterruptedEvent, LogEvent, ParityEvent, events_of
+from paceline.records.events import EvaluationEvent, FailureEvent, InterruptedEvent, LogEvent, ParityEvent, events_of
 from paceline.records.examination import Examination
 from paceline.records.experiment import Candidate
 from paceline.records.summary import EvaluationResult, StalenessSummary, Summary
@@ -68,6 +68,10 @@ class CandidateRow:
     train_loss: Estimate | None
     test_loss: Estimate | None
     test_accuracy: Estimate | None
+    best_accuracy: Estimate | None
+    """Highest test accuracy of a run; None if runs were tested only at their end."""
+    best_step: float | None
+    """Steps done when it was reached, the median over repeats."""
     peak_bytes: float | None
     """Peak memory of the rank that needed most, while training."""
     cpu_s: Estimate | None
@@ -367,6 +371,8 @@ def _row(
     summaries = [run.summary for run in runs if run.summary]
     converging = [run.summary for run in runs if run.summary and divergence_of(run) is None]
     tests = [summary.test for summary in converging if summary.test]
+    tested = [run for run in runs if _is_tested_in_training(run) and divergence_of(run) is None]
+    bests = [run.summary.best for run in tested if run.summary and run.summary.best]
     staleness = [summary.staleness for summary in summaries if summary.staleness]
     sent = [size for summary in summaries if summary.traffic for size in summary.traffic.sent_bytes]
     first = next(iter(runs), None)
@@ -383,6 +389,8 @@ def _row(
         train_loss=estimate_levels(_known(summary.average_loss for summary in converging)),
         test_loss=estimate_levels(_known(test.loss for test in tests)),
         test_accuracy=estimate_shares(_known(test.accuracy for test in tests)),
+        best_accuracy=estimate_shares(_known(best.accuracy for best in bests)),
+        best_step=statistics.median([best.step for best in bests]) if bests else None,
         peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
         cpu_s=estimate_times(_known(map(_cpu_s, summaries))),
         workers=first.topology.workers if first else None,
@@ -398,6 +406,10 @@ def _row(
         skipped_steps=sum(summary.skipped_steps for summary in summaries) or None,
         exclusion=exclusion,
     )
+
+
+def _is_tested_in_training(run: RunRecord) -> bool:
+    return len({event.step for event in run.events_of(EvaluationEvent)}) > 1
 
 
 def _cpu_s(summary: Summary) -> float | None:

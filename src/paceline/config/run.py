@@ -23,6 +23,8 @@ MOST_PROFILED_STEPS = 50
 """Most steps to profile: each produces thousands of events, which stay in memory until they are aggregated."""
 SEEDS = Bound("from 0 to 2^40", lambda value: 0 <= value < 2**40)
 CHANGES_NOTHING = "it changes nothing that is measured"
+EPOCH = "epoch"
+"""Value of `eval_every` for an evaluation after each epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +57,8 @@ class RunConfig:
     )
     """Stop after this many steps; --epochs is then only used to estimate the time of a full run."""
     seconds: float | None = setting(None, bound=POSITIVE, in_next_command=False, ends_run=True, unused_by=("doctor",))
-    """Stop after this many seconds of training on the slowest rank, or earlier if --steps or --epochs is reached."""
+    """Stop after this many seconds of training on the slowest rank, or earlier if --steps or --epochs is reached. The
+    time of evaluations does not count."""
     recipe: str = setting("", unused_by=("doctor",))
     """Recipe to train by: default, classic (the settings of the published experiments), or a TOML file with any of the
     settings from --optimizer to --precision [default: the workload's own]."""
@@ -144,6 +147,9 @@ class RunConfig:
     """Also test each rank's own replica, not only the synchronised weights."""
     evaluate: bool = setting(True, in_next_command=False, unused_by=("scale", "doctor"))
     """Test the synchronised weights at the end of the run."""
+    eval_every: str = setting("", fixed=CHANGES_NOTHING, compared=False, numbers=True, unused_by=("scale", "doctor"))
+    """Also test the synchronised weights while training: after every N steps, or after every epoch (epoch). It changes
+    neither the weights nor step times, since evaluations are between the timed windows."""
     tensorboard: bool = setting(
         False,
         fixed=CHANGES_NOTHING,
@@ -178,6 +184,7 @@ class RunConfig:
                 hint="leave --no-events out: a trace consists of the recorded events",
             )
         self._check_profile()
+        self._check_evaluation()
         _ = self.slowed
 
     @property
@@ -211,6 +218,25 @@ class RunConfig:
             raise UsageError(
                 f"--profile {self.profile} is outside the run's {self.steps} steps.",
                 hint=f"steps are counted from 0, so the last one is {self.steps - 1}",
+            )
+
+    @property
+    def eval_steps(self) -> int | None:
+        """Steps between two evaluations while training; None if they follow epochs, or if there are none."""
+        return int(self.eval_every) if self.eval_every.isdecimal() else None
+
+    def _check_evaluation(self) -> None:
+        if not self.eval_every:
+            return
+        if self.eval_every != EPOCH and not (self.eval_steps or 0) > 0:
+            raise UsageError(
+                f"--eval-every is {self.eval_every!r}.",
+                hint="write a number of steps, 1 or more, as in --eval-every 100, or --eval-every epoch",
+            )
+        if not self.evaluate:
+            raise UsageError(
+                "--eval-every was given with --no-evaluate.",
+                hint="leave --no-evaluate out, to test while training and at the end; or leave --eval-every out",
             )
 
     def global_batch(self, workers: int) -> int:

@@ -43,6 +43,11 @@ class StepProfiler:
         cut_off = [boundary for boundary in self._boundaries if boundary in (start, end) and boundary % period]
         return overlaps or bool(cut_off) or (start in self._boundaries and start < warm_up)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether some of the steps have been profiled, and more follow."""
+        return self._running is not None
+
     def start_if_due(self, step: int) -> None:
         """Start profiling if `step`, the next step to run, is the first one to profile."""
         if step != self._steps.start or self._running is not None:

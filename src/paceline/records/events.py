@@ -56,10 +56,14 @@ class LogEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="log"):
     """Epoch of each step; None if all are in `epoch`."""
     profiled: bool = False
     """Whether torch's profiler slowed the window down; its time does not count then."""
+    warm_up: bool = False
+    """Whether it is part of a warm-up that evaluations divide, after the first window; its time does not count then."""
     lr: float | None = None
     """Learning rate of the first parameter group in the last step; None if it was not recorded."""
     skipped: list[Count] = []
     """Steps of the window, from 0, without an update, because a gradient was not finite on some rank."""
+    lrs: list[float] | None = None
+    """Learning rate of each step, or a single one that all steps have; None if only that of the last is known."""
     time_s: Seconds = 0.0
 
 
@@ -74,9 +78,13 @@ class EpochEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="epoc
 
 
 class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="evaluation"):
-    """The weights were tested."""
+    """The weights were tested, while training or at its end."""
 
     test: EvaluationResult
+    step: Count | None = None
+    """Steps done; None in a record of an earlier version, which tested at the end only."""
+    epoch: Count | None = None
+    """Epoch of the last step."""
     test_by_rank: list[ReplicaEvaluation] = []
     time_s: Seconds = 0.0
 

@@ -170,6 +170,17 @@ class EvaluationResult(Struct, frozen=True, kw_only=True):
     """Samples that the test data has; None if unknown."""
 
 
+class BestEvaluation(Struct, frozen=True, kw_only=True):
+    """Best result of the agreed weights on the test data, while training or at its end."""
+
+    step: Count
+    """Steps done; the first such step, if several have the same result."""
+    epoch: Count | None
+    """Epoch of the last step."""
+    loss: float | None
+    accuracy: float | None
+
+
 class ReplicaEvaluation(Struct, frozen=True, kw_only=True):
     """Result of one rank's replica on the test data."""
 
@@ -290,7 +301,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     dropped_per_epoch: Count | None = None
     """Samples per epoch that are not trained, because the last batch has fewer samples than ranks."""
     test: EvaluationResult | None = None
-    """None before the evaluation, and if nothing was tested."""
+    """Result at the end; None before the evaluation, and if nothing was tested."""
+    best: BestEvaluation | None = None
+    """Evaluation with the highest accuracy, or the lowest loss where no accuracy is defined; None if nothing was
+    tested."""
     test_by_rank: list[ReplicaEvaluation] = []
     """Results of each rank's replica, with `--eval-ranks`."""
 

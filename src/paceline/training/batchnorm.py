@@ -92,14 +92,20 @@ class UpdatedBuffers:
     def agreed(self) -> Iterator[None]:
         """Replace the updated buffers by rank 0's inside the `with` block, then restore them.
 
-        A buffer whose layout differs between ranks stays each rank's own.
+        A buffer whose layout differs between ranks stays each rank's own. The search for updated buffers leaves no
+        trace: training goes on as if nothing had been evaluated.
         """
-        self._find_updated()
-        if self._comm.world_size == 1:
-            yield
-            return
-        with from_rank_0(self._tensors(), self._comm):
-            yield
+        found = self._before, self._layout, self._kinds, self._updated, self._updated_bytes, self._difference
+        self._before = dict(self._before)
+        try:
+            self._find_updated()
+            if self._comm.world_size == 1:
+                yield
+                return
+            with from_rank_0(self._tensors(), self._comm):
+                yield
+        finally:
+            self._before, self._layout, self._kinds, self._updated, self._updated_bytes, self._difference = found
 
     def keep(self) -> None:
         """Copy all buffers of this rank, so that `restore` can undo a step."""

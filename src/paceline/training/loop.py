@@ -16,6 +16,7 @@ from paceline.records.events import EpochEvent, StartEvent
 from paceline.training.divergence import DivergenceCheck
 from paceline.training.learning_rate import make_learning_rate
 from paceline.training.precision import autocast, make_scaler
+from paceline.training.recording.evaluations import Evaluations
 from paceline.training.recording.recording import Recording
 from paceline.training.sync import Sync
 from paceline.workloads.batches import MicroBatch, Source
@@ -32,6 +33,8 @@ class TrainingLoop:
     sync: Sync
     source: Source
     recording: Recording
+    evaluations: Evaluations | None = None
+    """Evaluations while it trains; None if nothing is tested."""
 
     def __post_init__(self) -> None:
         self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
@@ -67,6 +70,7 @@ class TrainingLoop:
             before, end, ended = step, self._epoch_end(step, total), False
             steps = self.source.epoch(epoch)
             while not ended and step != end and not self.windows.time_is_up:
+                self._evaluate_if_due(step, epoch)
                 window = self.windows.next_end(step) - step
                 count = window if end is None else min(window, end - step)
                 self.windows.open()
@@ -88,6 +92,7 @@ class TrainingLoop:
         tickets, workers = Tickets(self.source, self.config.most_epochs, total), self.sync.ranks
         step, epoch = 0, 0
         while not self.windows.time_is_up and not self._ended_on_all_ranks(tickets):
+            self._evaluate_if_due(step, epoch)
             end = self.windows.next_end(step)
             if total is not None and total - end < (end - step) / 2:  # In a short last window ranks would mostly wait.
                 end = total
@@ -123,6 +128,11 @@ class TrainingLoop:
         divergence = self.sync.buffers.divergence()
         self.recording.write_event(EpochEvent(epoch=epoch, step=step, buffer_divergence=divergence))
 
+    def _evaluate_if_due(self, step: int, epochs: int) -> None:
+        """Evaluate before the next window, if it is time to, after `step` steps and `epochs` whole epochs."""
+        if self.evaluations is not None:
+            self.evaluations.run_if_due(step, epochs)
+
     def _ended_on_all_ranks(self, tickets: Tickets) -> bool:
         """Whether every rank has trained all its data."""
         return self.sync.comm.control.smallest(int(tickets.find(self.sync.ticket) is None)) == 1
@@ -153,6 +163,8 @@ class TrainingLoop:
         stopwatch, source, model = self.stopwatch, self.source, self.sync.model
         self.learning_rate.before_step(self._step if global_step is None else global_step)
         self._step += 1
+        if global_step is None:
+            self.windows.note_learning_rate()
         step_recorder = self.recording.step_recorder
         if self._restores_buffers:
             self.sync.buffers.keep()

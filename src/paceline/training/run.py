@@ -18,6 +18,7 @@ from paceline.training.loop import TrainingLoop
 from paceline.training.optimizers.make import make_optimizer
 from paceline.training.rank_setup import RankSetup, check_batch_fits, set_up_rank
 from paceline.training.recording import results
+from paceline.training.recording.evaluations import Evaluations, make_held_out
 from paceline.training.recording.recording import Recording
 from paceline.training.recording.run_recorder import WriteEvent, discard_event
 from paceline.training.sync import Sync
@@ -57,7 +58,7 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
     config, workload, comm, model = setup.config, setup.workload, setup.comm, setup.model
     source = setup.source()
     check_batch_fits(config, comm.world_size, source.samples)
-    held_out = results.make_held_out(config, workload, setup.share)
+    held_out = make_held_out(config, workload, setup.share)
     sources = {"training data": source} | ({} if held_out is None else {"test data": held_out.shared})
     check_same_data(sources, comm.control)
     check_model(model, workload, source, config, comm.rank, sources.get("test data"))
@@ -66,8 +67,9 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
         sync = Sync(model, optimizer_factory(workload, source.batch), setup.strategy, comm, config.bn)
         sync.guard_replicas(config.replica_guard)
         recording.start(sync)
+        evaluations = None if held_out is None else Evaluations(config, workload, sync, held_out, recording)
         try:
-            TrainingLoop(config, workload, sync, source, recording).train()
+            TrainingLoop(config, workload, sync, source, recording, evaluations).train()
         except DivergenceError:  # It is raised on all ranks alike, so they can still agree on what was trained.
             recording.write_summary(recording.summarise())
             sync.guard = None  # Replicas of weights that are not finite need no comparison.
@@ -77,11 +79,11 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
         estimate = results.estimate_epochs(config, source, summary.step_s)
         summary = msgspec.structs.replace(summary, estimate=estimate, dropped_per_epoch=source.dropped)
         recording.write_summary(summary)  # Before evaluation, so that its failure does not lose the training's figures.
-        if held_out is not None:
-            with recording.span("evaluation"):
-                tests = results.run_evaluations(config, workload, sync, held_out)
-            recording.write_event(tests)
-            summary = msgspec.structs.replace(summary, test=tests.test, test_by_rank=tests.test_by_rank)
+        if evaluations is not None:
+            tests = evaluations.at_end(summary.steps)
+            summary = msgspec.structs.replace(
+                summary, test=tests.test, best=evaluations.best, test_by_rank=tests.test_by_rank
+            )
         recording.finish(summary)
     sync.close()
 

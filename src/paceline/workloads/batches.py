@@ -108,6 +108,11 @@ class Source(ABC):
         """Total number of samples; None if the length of the data is unknown."""
         return None
 
+    @property
+    def runs_once(self) -> bool:
+        """Whether the data can be read only once, as that of a generator."""
+        return False
+
     @abstractmethod
     def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:
         """Yield, for each step of an epoch, a function that returns any rank's micro-batches of it."""
@@ -340,15 +345,15 @@ class StreamSource(Source):
         return None if batch is None else self.share.to_device(_slice(batch, range(min(samples, batch_size(batch)))))
 
     def probes(self) -> dict[str, Callable[[], Any]]:
-        return {} if self._runs_once else {FIRST_BATCH: self._read_first}
+        return {} if self.runs_once else {FIRST_BATCH: self._read_first}
 
     @property
-    def _runs_once(self) -> bool:
+    def runs_once(self) -> bool:
         return iter(self._batches) is self._batches
 
     def _read_first(self) -> Any | None:
         """Return the first batch of the first epoch; None if there is none, or if taking it would consume it."""
-        if not self._runs_once:
+        if not self.runs_once:
             self._first = next(_iterate_with_rng(self._batches, epoch_key(self._seed, 0)), None)
         return self._first
 

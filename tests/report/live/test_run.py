@@ -16,7 +16,8 @@ from rich.console import Console
 
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
 from paceline.records.description import RecordedEmulation
-from paceline.records.events import ConfigEvent, EpochEvent, LogEvent, StartEvent
+from paceline.records.events import ConfigEvent, EpochEvent, EvaluationEvent, LogEvent, StartEvent
+from paceline.records.summary import EvaluationResult
 from paceline.report.live import run as live
 from paceline.report.live.run import LiveRun, Tail, configuration_line
 from run_models import recipe, topology
@@ -132,6 +133,45 @@ def test_a_workload_without_correct_predictions_has_no_accuracy(folder: RunFolde
         events.close()
     assert "loss 1.2500 2,560 samples/s" in out.getvalue()
     assert "accuracy" not in out.getvalue()
+
+
+def evaluation(step: int | None, loss: float | None, accuracy: float | None) -> EvaluationEvent:
+    test = EvaluationResult(loss=loss, accuracy=accuracy, samples=8, available=8)
+    return EvaluationEvent(step=step, epoch=None if step is None else step // 40, test=test)
+
+
+def lines_of(folder: RunFolder, *written: Any) -> list[str]:
+    """Return what is printed for some events."""
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        for event in written:
+            events.write(event)
+        events.close()
+    return out.getvalue().splitlines()
+
+
+def test_evaluations_are_printed_with_the_learning_rate(folder: RunFolder) -> None:
+    lines = lines_of(
+        folder,
+        StartEvent(steps=150, steps_per_epoch=40, dropped=0),
+        LogEvent(**(LOG | {"step": 119, "lr": 0.05})),
+        evaluation(119, 0.41, 0.881),
+        evaluation(120, None, None),
+        evaluation(150, 0.4, 0.9),
+        evaluation(150, 0.4, 0.9),  # Once more, with those of the replicas.
+    )
+    assert lines == [
+        "step    119  epoch   3  test loss 0.4100, accuracy 88.1%, lr 0.05",
+        "step    120  epoch   4  test loss not finite, lr 0.05",
+        "step    150  epoch   4  test loss 0.4000, accuracy 90.0%, lr 0.05",
+    ]
+
+
+@pytest.mark.parametrize("step", [150, None])
+def test_the_only_evaluation_is_left_to_the_summary(folder: RunFolder, step: int | None) -> None:
+    start = StartEvent(steps=150, steps_per_epoch=40, dropped=0)
+    assert lines_of(folder, start, evaluation(step, 0.4, 0.9)) == []
 
 
 def test_an_epoch_that_leaves_nothing_out_prints_nothing(folder: RunFolder) -> None:

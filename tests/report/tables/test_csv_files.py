@@ -35,6 +35,14 @@ def test_numbers_stay_numbers(tmp_path: Path) -> None:
     assert float(found["comparison"][0]["train_loss"]) == -2.5
 
 
+def test_evaluations_and_learning_rates(tmp_path: Path) -> None:
+    found = tables(tmp_path, [Candidate("a", "ddp")], repeats=1, evaluations=(4, 12), rate=lambda step: 0.1 * step)
+    assert [row["step"] for row in found["evaluations"]] == ["4", "12"]
+    assert [float(row["accuracy"]) for row in found["evaluations"]] == [0.5 * 4 / 12, 0.5]
+    assert [float(row["lr"]) for row in found["learning_rates"]] == [0.1 * step for step in range(12)]
+    assert "learning_rates" not in tables(tmp_path / "without", [Candidate("a", "ddp")])
+
+
 def test_an_infinite_difference_is_written(tmp_path: Path) -> None:
     def losses(candidate: Candidate, repeat: int, step: int) -> float:
         return math.nan if candidate.name == "a" and step else falling(candidate, repeat, step)

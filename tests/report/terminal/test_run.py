@@ -15,7 +15,7 @@ from rich.console import Console
 from experiments_on_disk import CLASSIC, write_experiment
 from paceline.analysis.summary import summarise, summarise_rank
 from paceline.records import RunRecord, read_run
-from paceline.records.summary import Divergence, EpochEstimate, EvaluationResult
+from paceline.records.summary import BestEvaluation, Divergence, EpochEstimate, EvaluationResult
 from paceline.report.terminal.run import print_run, sentences
 from run_models import PROVENANCE, rank_summary, recorded_settings, replicas, summary, topology
 
@@ -41,6 +41,14 @@ def test_the_test_says_how_many_samples_it_counted() -> None:
     test = EvaluationResult(loss=0.25, accuracy=0.5, samples=9999, available=10000)
     assert "test loss 0.2500, accuracy 50.0%: evaluated 9999/10000 unique samples" in said(test=test)
     assert "evaluated 9999 unique samples" in said(test=change(test, available=None, accuracy=None))
+
+
+def test_the_best_evaluation_is_reported_unless_it_is_the_last() -> None:
+    test = EvaluationResult(loss=0.5, accuracy=0.875, samples=8, available=8)
+    best = BestEvaluation(step=8, epoch=1, loss=0.25, accuracy=0.9)
+    assert "best accuracy 90.0%, at test loss 0.2500: after step 8 (epoch 2)" in said(test=test, best=best)
+    assert "lowest test loss 0.2500: after step 8\n" in said(test=test, best=change(best, epoch=None, accuracy=None))
+    assert "best" not in said(test=test, best=change(best, step=40))
 
 
 def test_a_test_loss_that_is_not_finite() -> None:

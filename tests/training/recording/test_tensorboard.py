@@ -37,15 +37,17 @@ def test_what_is_not_known_has_no_point(tmp_path: Path) -> None:
         tmp_path,
         0,
         StartEvent(steps=7, steps_per_epoch=None, dropped=0),
-        LogEvent(**(WINDOW | {"step": 4, "losses": [2.5, 1.5, math.nan, math.inf]})),
+        LogEvent(**(WINDOW | {"step": 4, "losses": [2.5, 1.5, math.nan, math.inf], "lr": 0.5})),
+        EvaluationEvent(step=4, epoch=0, test=EvaluationResult(loss=0.875, accuracy=0.5, samples=8, available=8)),
         LogEvent(**(WINDOW | {"step": 7, "losses": [0.5] * 3, "correct": 8, "profiled": True})),
         EvaluationEvent(test=EvaluationResult(loss=0.75, accuracy=None, samples=8, available=8)),
     )
     assert found["loss/train"] == {1: 2.5, 2: 1.5, 5: 0.5, 6: 0.5, 7: 0.5}
     assert found["speed/samples_per_s"] == {4: 64}, "the speed of profiled steps is not one"
     assert found["accuracy/train"] == {7: 0.25}
-    assert found["loss/test"] == {7: 0.75}
-    assert "accuracy/test" not in found
+    assert found["loss/test"] == {4: 0.875, 7: 0.75}
+    assert found["accuracy/test"] == {4: 0.5}, "the workload defines none at step 7"
+    assert found["lr"] == {4: 0.5}
     assert found["resources/resident_mb"].keys() == {4, 7}
     assert found["split/overlapped_s"] == {9: 0.5}
 

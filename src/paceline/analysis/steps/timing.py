@@ -23,6 +23,8 @@ class WindowTime(NamedTuple):
     """Wall time on the slowest rank."""
     profiled: bool = False
     """Whether torch's profiler was active, which makes the time invalid."""
+    warm_up: bool = False
+    """Whether it belongs to a warm-up of several windows; the first window does not count in any case."""
 
     @property
     def step_s(self) -> float:
@@ -56,7 +58,7 @@ class WindowTotals:
         """Add the next window."""
         if window.profiled:
             self._profiled.append(range(self.steps, self.steps + window.steps))
-        elif self.last is not None:
+        elif self.last is not None and not window.warm_up:
             self._step_times.add(window.step_s)
         self.steps += window.steps
         self.wall_s += window.wall_s
@@ -64,7 +66,7 @@ class WindowTotals:
 
     @property
     def step_s(self) -> float | None:
-        """Median of wall time ÷ steps over windows, without the first and profiled ones; None if none remain."""
+        """Median of wall time ÷ steps over windows, without warm-up and profiled ones; None if none remain."""
         return self._step_times.value
 
     @property
@@ -74,13 +76,16 @@ class WindowTotals:
 
 
 def step_time(windows: Iterable[WindowTime]) -> float | None:
-    """Return the median of wall time ÷ steps over windows, without the first and profiled ones; None if none remain."""
+    """Return the median of wall time ÷ steps over windows, without warm-up and profiled ones; None if none remain."""
     return WindowTotals.of(windows).step_s
 
 
 def windows_of(record: RunRecord) -> list[WindowTime]:
     """Return the windows of a run, also of an interrupted one."""
-    return [WindowTime(len(log.losses), log.wall_s, profiled=log.profiled) for log in record.events_of(LogEvent)]
+    return [
+        WindowTime(len(log.losses), log.wall_s, profiled=log.profiled, warm_up=log.warm_up)
+        for log in record.events_of(LogEvent)
+    ]
 
 
 def profiled_steps(windows: Iterable[WindowTime]) -> frozenset[int]:

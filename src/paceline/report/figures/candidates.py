@@ -137,6 +137,23 @@ CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
         terminal=InTerminal("accuracy", 7),
     ),
     Figure(
+        key="best_accuracy",
+        heading="Best accuracy",
+        format=ACCURACY,
+        definition="Highest test accuracy of the synchronised weights in a run that is tested while it trains "
+        "(--eval-every); the median over repeats. The best of several results is higher by chance, too: compare "
+        "candidates by the accuracy at the end.",
+        is_estimate=True,
+    ),
+    Figure(
+        key="best_step",
+        heading="Step of the best accuracy",
+        format=WHOLE,
+        definition="Steps done when a run reached its best test accuracy, or its lowest test loss where no accuracy is "
+        "defined; the median over repeats.",
+        page=False,
+    ),
+    Figure(
         key="accuracy_gain",
         heading="Accuracy gain",
         format=ACCURACY,

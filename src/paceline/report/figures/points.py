@@ -38,6 +38,7 @@ IN_TERMINAL = {"compute": InTerminal("compute", 5, "half width"), "exposed": InT
 NOT_OF_POINTS = frozenset(
     {"ratio", "above_bound", "accuracy_gain"}  # Relative to another candidate; points have gains over baselines.
     | {"compute", "overlapped", "exposed"}  # The figures of the parts have them.
+    | {"best_accuracy", "best_step"}  # Points are not tested while they train.
     | {"batch"}  # The batch of a point is known before it is measured.
 )
 """Figures of candidates that tables of points leave out."""

@@ -23,13 +23,13 @@ from paceline.analysis.scaling.machines import planned_oversubscription
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.formatting import join_names, plural, scientific, seconds
-from paceline.records.events import RUN_EVENTS, StartEvent
+from paceline.records.events import RUN_EVENTS, EvaluationEvent, StartEvent
 from paceline.records.experiment import Design
 from paceline.records.parity import Parity
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import column_of
-from paceline.report.live.run import Display, EventTail, Tail
+from paceline.report.live.run import Display, EventTail, Tail, format_evaluation
 from paceline.report.run_description import format_remaining, on_hosts, run_length
 from paceline.report.terminal.doctor import LiveExamination
 
@@ -165,6 +165,7 @@ class LiveTable:
         steps = [Tail(scheduled.folder / steps_file(0)) for scheduled in schedule]
         events = [EventTail(scheduled.folder / EVENTS_FILE) for scheduled in schedule]
         trained = [0] * len(schedule)
+        tested = [""] * len(schedule)
         while not stop.wait(POLL_S):
             done = sum((scheduled.folder / FINISHED_FILE).exists() for scheduled in schedule)
             progress.update(self._overall, completed=done, description=title + self._to_go())
@@ -173,8 +174,11 @@ class LiveTable:
             for event in events[done].new_events(RUN_EVENTS):
                 if isinstance(event, StartEvent) and event.steps:
                     progress.update(self._current, total=event.steps)
+                elif isinstance(event, EvaluationEvent):
+                    tested[done] = f" ({format_evaluation(event.test)})"
             trained[done] += sum(not line.startswith("step") for line in steps[done].new_lines())
-            progress.update(self._current, description=escape(schedule[done].name), completed=trained[done])
+            description = escape(schedule[done].name) + tested[done]
+            progress.update(self._current, description=description, completed=trained[done])
 
     def _figures(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")

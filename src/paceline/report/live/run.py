@@ -25,8 +25,17 @@ from paceline.analysis.remaining_time import Part, TimeEstimator
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import count, number, percent, plural, short, whole
 from paceline.records import Topology
-from paceline.records.events import RUN_EVENTS, ConfigEvent, EpochEvent, LogEvent, StartEvent, decode_event
+from paceline.records.events import (
+    RUN_EVENTS,
+    ConfigEvent,
+    EpochEvent,
+    EvaluationEvent,
+    LogEvent,
+    StartEvent,
+    decode_event,
+)
 from paceline.records.schema import EVENTS_FILE, steps_file
+from paceline.records.summary import EvaluationResult
 from paceline.report.run_description import format_remaining
 
 POLL_S = 0.2
@@ -131,6 +140,9 @@ class LiveRun(FolderFollower):
         super().__init__(folder, progress)
         self._log_every = 1
         self._total: int | None = None
+        self._lr: float | None = None
+        self._evaluated_step: int | None = None
+        """Step of the last evaluation that was printed."""
         self._estimator = TimeEstimator()
         self._windows = self._trained = 0
         self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="", left="")
@@ -146,6 +158,8 @@ class LiveRun(FolderFollower):
                     self._on_log(event)
                 case EpochEvent():
                     self._on_epoch(event)
+                case EvaluationEvent():
+                    self._on_evaluation(event)
         rows = sum(not line.startswith("step") for line in self._steps.new_lines())
         self._trained += rows
         self._progress.update(self._task, completed=self._trained, left=self._time_left())
@@ -180,6 +194,7 @@ class LiveRun(FolderFollower):
             self._print(f"each epoch leaves out {plural(event.dropped, 'sample')}, too few for a batch on all ranks")
 
     def _on_log(self, event: LogEvent) -> None:
+        self._lr = event.lr
         self._windows += 1
         if self._windows == 2:  # The first window has warm-up steps.
             self._estimator.forget(STEP)
@@ -199,6 +214,22 @@ class LiveRun(FolderFollower):
 
     def _on_epoch(self, event: EpochEvent) -> None:
         self._progress.update(self._task, description=f"trained {plural(event.epoch + 1, 'epoch')}")
+
+    def _on_evaluation(self, event: EvaluationEvent) -> None:
+        """Print the result, unless it is the only one: the summary of the run has that of the end."""
+        is_only = self._evaluated_step is None and event.step in (None, self._total)
+        if event.step is None or is_only or event.step == self._evaluated_step:
+            return
+        self._evaluated_step = event.step
+        epoch = "" if event.epoch is None else f"  epoch {event.epoch + 1:>3}"
+        rate = "" if self._lr is None else f", lr {short(self._lr, 3)}"
+        self._print(f"step {event.step:>6}{epoch}  {format_evaluation(event.test)}{rate}")
+
+
+def format_evaluation(test: EvaluationResult) -> str:
+    """Format the result of an evaluation, as in "test loss 0.4100, accuracy 88.1%"."""
+    loss = "test loss not finite" if test.loss is None else f"test loss {number(test.loss)}"
+    return loss if test.accuracy is None else f"{loss}, accuracy {percent(test.accuracy)}"
 
 
 def configuration_line(topology: Topology) -> str:

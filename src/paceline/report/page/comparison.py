@@ -36,6 +36,7 @@ from paceline.report.plots.resources import resources
 from paceline.report.plots.split import split
 from paceline.report.plots.step_times import step_time_plot
 from paceline.report.plots.timeline import timeline
+from paceline.report.plots.validation import validation
 from paceline.report.run_description import compares_strategies, on_hosts, outcome
 from paceline.report.verdict.headline import REMARKS, remark_on
 from paceline.report.verdict.next_command import next_command
@@ -48,6 +49,7 @@ PLOTS = {
     "resources": resources,
     "bars": bars,
     "losses": losses,
+    "validation": validation,
     "times": step_time_plot,
     "loss_differences": loss_differences,
 }

@@ -1,4 +1,4 @@
-"""Plot of the training loss of every run over steps, epochs and wall time.
+"""Plot of the training loss of every run over steps, epochs and wall time, with the learning rate below it.
 
 The page shows one repeat at a time. Each repeat has its own seed, so a band over repeats would show the spread between
 seeds, which is large, and hide the differences between strategies, which are small.
@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.analysis.curves import LossCurve, loss_curve, relative_difference, thinned
-from paceline.analysis.loss_difference import VISIBLE
-from paceline.formatting import LOSS, tick_label
+from paceline.analysis.curves import LearningRateCurve, LossCurve, learning_rate_curve, loss_curve, thinned
+from paceline.formatting import LOSS, SHORT_IN_PLOTLY, tick_label
 from paceline.report.plots.drawing import (
     LEAST_POINTS,
     LINE,
@@ -29,12 +28,17 @@ from paceline.report.plots.drawing import (
     whole_ticks,
 )
 from paceline.report.plots.palette import colours
+from paceline.report.plots.stripes import stripes
 
 POINTS = 16_000
-"""Most points of all curves together."""
+"""Most points of all curves of losses together."""
+RATE_POINTS = 2 * LEAST_POINTS
+"""Most points of the learning rate of one run: schedules are smooth, or have a few steps."""
 DASHES = {"candidate": "solid", "bound": "dot", "baseline": "dash"}
 FLATTENING = 20
 """Ratio of the largest loss to the median from which the axis is logarithmic."""
+RATE_SHARE, GAP = 0.2, 0.06
+"""Height of the panel of the learning rate, and the gap above it, as shares of the plot."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class _RunCurve:
     row: CandidateRow
     repeat: int
     losses: LossCurve
+    rates: LearningRateCurve
 
     @property
     def name(self) -> str:
@@ -58,24 +63,31 @@ def losses(comparison: Comparison) -> Json | None:
     colour_of = colours(comparison.record_set.candidates)
     kept = [thinned(curve.losses.losses, points_per_curve(POINTS, len(curves))) for curve in curves]
     first = min(curve.repeat for curve in curves)
-    scales = _scales(curves)
-    layout = base_layout(380, left=64)
+    with_rates = [curve for curve in curves if curve.rates.steps]
+    scales = _scales(curves, domain=[RATE_SHARE + GAP, 1] if with_rates else [0, 1])
+    layout = base_layout(460 if with_rates else 380, left=64)
     layout |= {
         "xaxis": axis("step", showgrid=False, **whole_ticks(_longest(curves))),
         "yaxis": scales[str(first)],
         "hovermode": "closest",
     }
+    if with_rates:
+        layout["xaxis"]["anchor"] = "y2"
+        layout["yaxis2"] = axis("learning rate", nticks=3, rangemode="tozero", domain=[0, RATE_SHARE])
     return {
         "title": "Training loss",
         "data": [
-            _line(curve, indices, colour_of[curve.name], visible=curve.repeat == first)
-            for curve, indices in zip(curves, kept, strict=True)
+            *[
+                _line(curve, indices, colour_of[curve.name], visible=curve.repeat == first)
+                for curve, indices in zip(curves, kept, strict=True)
+            ],
+            *[_rate_line(curve, colour_of[curve.name], visible=curve.repeat == first) for curve in with_rates],
         ],
         "layout": layout,
-        "narrow": layout | {"height": 320, "margin": {"l": 48, "r": 8, "t": 12, "b": 44}},
-        "candidates": [curve.name for curve in curves],
-        "repeats": [curve.repeat for curve in curves],
-        "axes": _x_axes(curves, kept),
+        "narrow": layout | {"height": 400 if with_rates else 320, "margin": {"l": 48, "r": 8, "t": 12, "b": 44}},
+        "candidates": [curve.name for curve in (*curves, *with_rates)],
+        "repeats": [curve.repeat for curve in (*curves, *with_rates)],
+        "axes": _x_axes(curves, kept, with_rates),
         "scales": scales,
     }
 
@@ -93,7 +105,8 @@ def _curves(comparison: Comparison) -> list[_RunCurve]:
         runs = comparison.record_set.runs_of(row.candidate.name)
         for number, repeat in enumerate(shown):
             if repeat in runs:
-                curve = _RunCurve(row, number, loss_curve(runs[repeat]))
+                run = runs[repeat]
+                curve = _RunCurve(row, number, loss_curve(run), _thinned_rates(learning_rate_curve(run)))
                 found += [curve] if finite(curve.losses.losses) else []
     return found
 
@@ -122,11 +135,34 @@ def _line(curve: _RunCurve, indices: Sequence[int], colour: str, *, visible: boo
     }
 
 
-def _scales(curves: Sequence[_RunCurve]) -> dict[str, Json]:
+def _thinned_rates(curve: LearningRateCurve) -> LearningRateCurve:
+    kept = thinned(curve.rates, RATE_POINTS)
+    return LearningRateCurve(steps=[curve.steps[i] for i in kept], rates=[curve.rates[i] for i in kept])
+
+
+def _rate_line(curve: _RunCurve, colour: str, *, visible: bool) -> Json:
+    """Return the learning rate of a run, in the lower panel; a single point is marked."""
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(curve.rates.steps) > 1 else "markers",
+        "x": curve.rates.steps,
+        "y": rounded(curve.rates.rates),
+        "xaxis": "x",
+        "yaxis": "y2",
+        "showlegend": False,
+        "meta": plain(curve.name),
+        "visible": visible,
+        "line": {"color": colour, "width": LINE, "simplify": False},
+        "marker": {"color": colour, "size": 5},
+        "hovertemplate": f"%{{meta}}: learning rate %{{y:{SHORT_IN_PLOTLY}}}<extra></extra>",
+    }
+
+
+def _scales(curves: Sequence[_RunCurve], domain: list[float]) -> dict[str, Json]:
     """Return the loss axis of each repeat, and of all: one repeat may diverge where another does not."""
     repeats = sorted({curve.repeat for curve in curves})
     of_one = {str(repeat): _scale([curve for curve in curves if curve.repeat == repeat]) for repeat in repeats}
-    return of_one | {"all": _scale(curves)}
+    return {key: scale | {"domain": domain} for key, scale in (of_one | {"all": _scale(curves)}).items()}
 
 
 def _scale(curves: Sequence[_RunCurve]) -> Json:
@@ -137,47 +173,20 @@ def _scale(curves: Sequence[_RunCurve]) -> Json:
     return axis("training loss", nticks=6)
 
 
-def _x_axes(curves: Sequence[_RunCurve], kept: Sequence[Sequence[int]]) -> list[Json]:
-    """Return the horizontal axes to choose from, with dashes: curves that coincide are drawn striped."""
-    stripes = _stripes(curves)
-    own = [DASHES[curve.row.candidate.role] for curve in curves]
-    striped = [stripes.get(curve.name, dash) for curve, dash in zip(curves, own, strict=True)]
-    steps = [list(indices) for indices in kept]
-    axes: list[Json] = [{"label": "Step", "title": "step", "x": steps, "dashes": striped}]
-    epochs = [curve.losses.epochs for curve in curves]
-    if all(epochs):
-        x = [rounded(epoch[i] for i in k) for epoch, k in zip(epochs, kept, strict=True) if epoch is not None]
+def _x_axes(curves: Sequence[_RunCurve], kept: Sequence[Sequence[int]], with_rates: Sequence[_RunCurve]) -> list[Json]:
+    """Return the horizontal axes to choose from, with dashes: curves that coincide are drawn striped.
+
+    They are those of the losses, then those of the learning rates.
+    """
+    lines = [*zip(curves, kept, strict=True), *[(curve, curve.rates.steps) for curve in with_rates]]
+    of_losses = stripes({curve.name: curve.losses.losses for curve in curves if curve.repeat == 0})
+    of_rates = stripes({curve.name: curve.rates.rates for curve in with_rates if curve.repeat == 0})
+    own = [DASHES[curve.row.candidate.role] for curve, _ in lines]
+    by_name = [of_losses] * len(curves) + [of_rates] * len(with_rates)
+    striped = [dashes.get(curve.name, dash) for (curve, _), dash, dashes in zip(lines, own, by_name, strict=True)]
+    axes: list[Json] = [{"label": "Step", "title": "step", "x": [list(steps) for _, steps in lines], "dashes": striped}]
+    if all(curve.losses.epochs for curve in curves):
+        x = [rounded((curve.losses.epochs or [])[step] for step in steps) for curve, steps in lines]
         axes.append({"label": "Epoch", "title": "epoch", "x": x, "dashes": striped})
-    x = [rounded(curve.losses.wall_s[i] for i in k) for curve, k in zip(curves, kept, strict=True)]
+    x = [rounded(curve.losses.wall_s[step] for step in steps) for curve, steps in lines]
     return [*axes, {"label": "Wall time", "title": "wall time, s", "x": x, "dashes": own}]
-
-
-def _stripes(curves: Sequence[_RunCurve]) -> dict[str, str]:
-    """Return dashes that fill each other's gaps, so that each of several coinciding curves is visible."""
-    dashes = {}
-    for names in _coincident(curves):
-        length = 10 if len(names) <= 6 else 5
-        for place, name in enumerate(names):
-            before, after = length * place, length * (len(names) - place - 1)
-            dashes[name] = f"0px,{before}px,{length}px,{after}px"
-    return dashes
-
-
-def _coincident(curves: Sequence[_RunCurve]) -> list[list[str]]:
-    """Return groups of two or more candidates whose losses coincide in a plot, in the first repeat."""
-    groups: list[list[_RunCurve]] = []
-    for curve in (curve for curve in curves if curve.repeat == 0):
-        alike = [group for group in groups if _coincide(group[0].losses.losses, curve.losses.losses)]
-        if alike:
-            alike[0].append(curve)
-        else:
-            groups.append([curve])
-    return [[curve.name for curve in group] for group in groups if len(group) > 1]
-
-
-def _coincide(ones: Sequence[float], others: Sequence[float]) -> bool:
-    return len(ones) == len(others) and all(map(_is_close, ones, others))
-
-
-def _is_close(one: float, other: float) -> bool:
-    return relative_difference(one, other) < VISIBLE

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.comparison import Comparison
+from paceline.analysis.curves import learning_rate_curve, validation_curve
 from paceline.analysis.steps.timing import losses_of
 from paceline.analysis.traffic.payload import Payload
 from paceline.errors import RecordError
@@ -57,6 +58,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         "proofs.csv": [asdict(proof) | {"holds": proof.holds} for proof in comparison.proofs],
         "loss_differences.csv": [asdict(loss_difference) for loss_difference in comparison.loss_differences],
         "losses.csv": list(_losses(comparison)),
+        "evaluations.csv": list(_evaluations(comparison)),
+        "learning_rates.csv": list(_learning_rates(comparison)),
     }
     return save_tables(tables, folder)
 
@@ -89,6 +92,19 @@ def _losses(comparison: Comparison) -> Iterable[dict[str, Any]]:
     for entry in comparison.record_set.runs:
         for step, loss in enumerate(losses_of(entry.run)):
             yield {"candidate": entry.candidate, "repeat": entry.repeat[1], "step": step, "loss": loss}
+
+
+def _evaluations(comparison: Comparison) -> Iterable[dict[str, Any]]:
+    for entry in comparison.record_set.runs:
+        for point in validation_curve(entry.run):
+            yield {"candidate": entry.candidate, "repeat": entry.repeat[1], **asdict(point)}
+
+
+def _learning_rates(comparison: Comparison) -> Iterable[dict[str, Any]]:
+    for entry in comparison.record_set.runs:
+        curve = learning_rate_curve(entry.run)
+        for step, rate in zip(curve.steps, curve.rates, strict=True):
+            yield {"candidate": entry.candidate, "repeat": entry.repeat[1], "step": step, "lr": rate}
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:

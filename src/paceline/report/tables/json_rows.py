@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from paceline.analysis.comparison import CandidateRow, Comparison
+from paceline.analysis.curves import validation_curve
 from paceline.analysis.resources import host_usage, usage
 from paceline.analysis.traffic.payload import Payload
 from paceline.records import RunRecord
@@ -71,6 +72,15 @@ def usage_json(run: RunRecord) -> dict[str, Any]:
     return {"ranks": [asdict(own) for own in usage(run)], "hosts": hosts}
 
 
+def evaluations_json(run: RunRecord) -> list[dict[str, Any]]:
+    """Return a run's evaluations, while it trained and at its end."""
+    return [asdict(point) for point in validation_curve(run)]
+
+
 def run_json(run: RunRecord) -> dict[str, Any]:
-    """Return JSON data that a run's summary lacks: operators of the lowest profiled rank, and resource use."""
-    return {"operators": operators_json(run), "resources": usage_json(run)}
+    """Return JSON data that a run's summary lacks: evaluations, operators of the lowest profiled rank, resource use."""
+    return {
+        "evaluations": evaluations_json(run),
+        "operators": operators_json(run),
+        "resources": usage_json(run),
+    }

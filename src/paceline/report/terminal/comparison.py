@@ -14,7 +14,14 @@ from paceline.report.explanations import explain
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import Column, terminal_columns, text_column
 from paceline.report.run_description import compares_strategies, outcome
-from paceline.report.tables.json_rows import operators_json, payloads_json, rows_json, usage_json, wires_json
+from paceline.report.tables.json_rows import (
+    evaluations_json,
+    operators_json,
+    payloads_json,
+    rows_json,
+    usage_json,
+    wires_json,
+)
 from paceline.report.tables.resources import comparing_replicas_share, first_runs, profiled_runs, sampling_share
 from paceline.report.terminal.table import figure_table
 from paceline.report.verdict.headline import remark_on
@@ -83,6 +90,13 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "why": [reason.to_dict() for reason in explain(comparison)],
         "wire": wires_json(comparison),
         "payload": payloads_json(comparison.payloads),
+        "evaluations": {
+            row.candidate.name: [
+                {"repeat": recorded.repeat[1], "points": evaluations_json(recorded.run)}
+                for recorded in comparison.record_set.recorded_runs_of(row.candidate.name)
+            ]
+            for row in comparison.rows
+        },
         "operators": {name: operators_json(run) for name, run in profiled_runs(comparison).items()},
         "resources": {name: usage_json(run) for name, run in first_runs(comparison).items()},
         "sampling_share": sampling_share(comparison),

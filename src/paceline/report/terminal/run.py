@@ -29,7 +29,7 @@ from paceline.formatting import (
     whole,
 )
 from paceline.records import RunRecord
-from paceline.records.summary import ReplicaComparisons, StalenessSummary, Summary
+from paceline.records.summary import BestEvaluation, ReplicaComparisons, StalenessSummary, Summary
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.figure import Figure
 from paceline.report.figures.ranks import RANK_FIGURES
@@ -88,6 +88,15 @@ def replicas_sentence(replicas: ReplicaComparisons) -> str:
     return f"replicas: {found} in {plural(replicas.checks, 'check')} ({seconds(replicas.seconds)}{share})"
 
 
+def best_sentence(best: BestEvaluation) -> str:
+    """Return the best evaluation while training."""
+    epoch = "" if best.epoch is None else f" (epoch {best.epoch + 1})"
+    figure = f"lowest test loss {number(best.loss)}"
+    if best.accuracy is not None:
+        figure = f"best accuracy {percent(best.accuracy)}, at test loss {number(best.loss)}"
+    return f"{figure}: after step {best.step}{epoch}"
+
+
 def split_table(record: RunRecord, width: int) -> Table | None:
     """Return the time split of each rank, in a narrow terminal without times; None where no events were recorded."""
     rows = [SplitRow("", rank, split, wait_s=None, waited_for=None) for rank, split in splits_of(record).items()]
@@ -114,6 +123,8 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         yield f"test loss {number(test.loss)}{accuracy}: evaluated {test.samples}{available} unique samples"
         if test.loss is None and test.samples:
             yield "the test loss is not finite: the test data or the model's outputs contain NaN or infinity"
+    if summary.best and summary.best.step < summary.steps:
+        yield best_sentence(summary.best)
     for rank, replica in enumerate(summary.test_by_rank):
         yield f"  replica of rank {rank}: loss {number(replica.loss)}, accuracy {percent(replica.accuracy)}"
     payload = payload_of(record)

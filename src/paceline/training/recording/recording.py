@@ -79,7 +79,13 @@ class Recording:
         self.step_recorder = StepRecorder(self.stopwatch, recorder.steps, recorder.timeline if config.events else None)
         profiler = None if steps_only else self._make_profiler()
         self.windows = Windows(
-            sync, self.step_recorder, config.log_every, recorder.write_event, profiler, config.seconds
+            sync,
+            self.step_recorder,
+            config.log_every,
+            recorder.write_event,
+            profiler,
+            config.seconds,
+            config.eval_steps,
         )
         if not steps_only:
             self._start_monitoring()

@@ -1,70 +1,25 @@
-"""Results of a run: evaluation of the agreed weights, and the figures of all ranks."""
+"""Results of a run: the figures of all ranks."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.comm.json_messages import gather_typed
 from paceline.config import RunConfig
-from paceline.records.events import EvaluationEvent
 from paceline.records.summary import (
     EpochEstimate,
-    EvaluationResult,
     RankSummary,
-    ReplicaEvaluation,
     StalenessSummary,
     Summary,
 )
 from paceline.strategies.base.abilities import ReportsMetrics
 from paceline.strategies.base.strategy import Strategy
 from paceline.training.batchnorm import relative_divergence
-from paceline.training.evaluate import evaluate
 from paceline.training.recording.clock_sync import measure_drift
 from paceline.training.recording.traffic import planned_traffic
 from paceline.training.recording.windows import Windows
 from paceline.training.sync import Sync
-from paceline.workloads.batches import Share, Source, make_source
-from paceline.workloads.workload import Workload
-
-LARGEST_TEST_BATCH = 256
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Test data: split among the ranks, and whole for each rank."""
-
-    shared: Source
-    whole: Source
-
-
-def make_held_out(config: RunConfig, workload: Workload, share: Share) -> HeldOut | None:
-    """Return the test data, None if nothing is tested. Call it before training, so that errors in it show early."""
-    if workload.test is None or not config.evaluate:
-        return None
-    # Evaluation keeps nothing for backward, so twice a training micro-batch still needs less memory.
-    each = min(LARGEST_TEST_BATCH, 2 * config.global_batch(share.workers) // (share.workers * config.accumulate))
-    shared = dataclasses.replace(share, micro_batches_per_step=1)
-    alone = dataclasses.replace(shared, rank=0, workers=1)
-    return HeldOut(
-        *[make_source(workload.test, s, batch=each * s.workers, seed=config.seed, train=False) for s in (shared, alone)]
-    )
-
-
-def run_evaluations(config: RunConfig, workload: Workload, sync: Sync, sources: HeldOut) -> EvaluationEvent:
-    """Evaluate the agreed weights, split among the ranks, and each rank's replica with `--eval-ranks`."""
-    with sync.agreed() as model:
-        agreed = evaluate(model, workload, sources.shared, config, sync.comm)
-    test = EvaluationResult(
-        loss=agreed.loss, accuracy=agreed.accuracy, samples=agreed.samples, available=sources.shared.samples
-    )
-    by_rank: list[ReplicaEvaluation] = []
-    if config.eval_ranks:
-        own = evaluate(sync.strategy.model, workload, sources.whole, config, comm=None)
-        replica = ReplicaEvaluation(loss=own.loss, accuracy=own.accuracy)
-        by_rank = gather_typed(replica, ReplicaEvaluation, sync.comm.control)
-    return EvaluationEvent(test=test, test_by_rank=by_rank)
+from paceline.workloads.batches import Source
 
 
 def summarise(strategy: str, sync: Sync, own: RankSummary, windows: Windows) -> Summary:

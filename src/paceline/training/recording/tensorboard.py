@@ -54,8 +54,9 @@ class TensorBoardWriter:
         if isinstance(event, LogEvent):
             self._on_log(event)
         elif isinstance(event, EvaluationEvent) and self._rank == 0:
-            self._add("loss/test", event.test.loss, self._step)
-            self._add("accuracy/test", event.test.accuracy, self._step)
+            step = self._step if event.step is None else event.step
+            self._add("loss/test", event.test.loss, step)
+            self._add("accuracy/test", event.test.accuracy, step)
 
     def add_split(self, step: int, split: Split) -> None:
         """Write the time split of a step."""
@@ -72,6 +73,7 @@ class TensorBoardWriter:
             for at, loss in enumerate(event.losses, start=step - len(event.losses) + 1):
                 self._add("loss/train", loss, at)
             self._add("accuracy/train", None if event.correct is None else event.correct / event.samples, step)
+            self._add("lr", event.lr, step)
             if not event.profiled:
                 self._add("speed/samples_per_s", event.samples / event.wall_s, step)
         self._add_resources(step)

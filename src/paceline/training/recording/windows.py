@@ -37,7 +37,9 @@ class Windows:
         write_event: WriteEvent,
         profiler: StepProfiler | None = None,
         seconds: float | None = None,
+        eval_steps: int | None = None,
     ) -> None:
+        """Make the windows of a run that ends after `seconds`; ranks that step together evaluate every `eval_steps`."""
         self.totals = WindowTotals()
         """Sums over the closed windows."""
         self.epoch_ends: list[int] = []
@@ -50,14 +52,19 @@ class Windows:
         self._write_event = write_event
         self._profiler = profiler
         self._seconds = seconds
+        self._eval_steps = eval_steps if sync.strategy.lockstep else None
         self._logs_per_window = 1
+        self._rates: list[float] = []
+        """Learning rate of each step of the open window, as far as the loop reports it."""
+        self.epoch = 0
+        """Epoch of the last step before the open window."""
         self._step = 0
         """Steps before the open window."""
         self.open()
 
     def next_end(self, step: int) -> int:
         """Return the end of the window that starts at `step`: whole periods, long enough to make closing cheap."""
-        end = min(self._end_by_periods(step), self._end_by_time(step))
+        end = min(self._end_by_periods(step), self._end_by_time(step), self._end_by_evaluation(step))
         return end if self._profiler is None else self._profiler.window_end(step, end)
 
     @property
@@ -76,6 +83,19 @@ class Windows:
         period = self._sync.strategy.period
         return step + max(1, round(self._left_s / self.totals.last.step_s / period)) * period
 
+    def _end_by_evaluation(self, step: int) -> int:
+        """Return the step of the next evaluation, so that its time is in no window; a whole period."""
+        if self._eval_steps is None:
+            return sys.maxsize
+        period = self._sync.strategy.period
+        due = step + self._eval_steps - step % self._eval_steps
+        return -(-due // period) * period
+
+    @property
+    def is_profiling(self) -> bool:
+        """Whether the next step is profiled with the one before it, so that nothing else may happen between them."""
+        return self._profiler is not None and self._profiler.is_running
+
     def expected_end(self, step: int) -> int:
         """Return the step at which the run's time will be up, estimated from the closed windows; 2 × `step` at first.
 
@@ -87,7 +107,8 @@ class Windows:
     def _end_by_periods(self, step: int) -> int:
         period = self._sync.strategy.period
         last = self.totals.last
-        if last is None or (self._profiler is not None and step < self._warm_up):
+        divided = self._profiler is not None or self._eval_steps is not None
+        if last is None or (divided and step < self._warm_up):
             return self._warm_up
         if not self._sync.strategy.lockstep:
             return step + max(MIN_STEPS, math.ceil(LONG_WINDOW_S / last.wall_s * last.steps))
@@ -105,6 +126,12 @@ class Windows:
         if self._profiler is not None:
             self._profiler.start_if_due(self._step)
         self._began_s = time.perf_counter()
+
+    def note_learning_rate(self) -> None:
+        """Keep the learning rate of the step that begins, under a strategy whose ranks step together."""
+        rate = self._sync.optimizer.param_groups[0]["lr"]
+        if isinstance(rate, float):  # Reading a tensor would make every step wait for a GPU.
+            self._rates.append(rate)
 
     def close(self, step: int) -> int:
         """Wait for operations in flight, stop the clock, then sum the window's figures over the ranks.
@@ -128,10 +155,14 @@ class Windows:
         self.divergence.add(window.losses, skipped=window.skipped, unreported=window.unreported)
         if self._sync.payload is not None:
             self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up)
-        self.totals.add(WindowTime(len(window.losses), window.wall_s, profiled))
+        warm_up = self._eval_steps is not None and 0 < start < self._warm_up
+        self.totals.add(WindowTime(len(window.losses), window.wall_s, profiled, warm_up))
+        self.epoch = window.epochs[-1]
         if not profiled:
             log_s = window.wall_s * self._log_every / len(window.losses)
             self._logs_per_window = max(1, min(MAX_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
+        rates, self._rates = self._rates, []
+        is_known = len(rates) == len(window.losses)
         event = LogEvent(
             epoch=window.epochs[-1],
             step=step,
@@ -141,8 +172,10 @@ class Windows:
             correct=window.correct,
             epochs=window.epochs if window.epochs[0] != window.epochs[-1] else None,
             profiled=profiled,
+            warm_up=warm_up,
             lr=float(self._sync.optimizer.param_groups[0]["lr"]),
             skipped=window.skipped,
+            lrs=(rates if len(set(rates)) > 1 else rates[:1]) if is_known else None,
         )
         self._write_event(event)
         if self._sync.guard is not None:
