@@ -210,7 +210,13 @@ def test_a_slower_one_that_does_not_compute_the_same_is_no_alternative(tmp_path:
     ("repeats", "accuracy", "price"),
     [
         (2, 0.5, "Its test accuracy was 50.0%, that of ddp 50.0%, with 2 seeds: too few to say what that costs."),
-        (4, 0.5, "It shows no measurable difference in test accuracy from ddp: 0.0 percentage points ("),
+        (4, 0.999, "It shows no measurable difference in test accuracy from ddp: 0.0 percentage points (−0.5 to 0.5)."),
+        (
+            4,
+            0.5,
+            "Its price in accuracy is not certain: its test accuracy was 50.0%, that of ddp 50.0%; paired by seed, the "
+            "difference is 0.0 percentage points (",
+        ),
         (4, None, "Its price in accuracy was not measured."),
         (4, 0.11, "Its price in accuracy is not known yet: the test accuracies are at chance level."),
     ],

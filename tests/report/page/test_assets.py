@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -523,6 +524,16 @@ LONG_NAMES = {
     ],
 }
 """Candidates with names that need several lines, by kind of comparison."""
+STALENESS: dict[str, Any] = {
+    "gradients": 10,
+    "mean": 2.0,
+    "median": 2,
+    "max": 3,
+    "max_allowed": 2,
+    "damped": 1,
+    "dropped": 0,
+}
+STALENESS |= {"counts": [[2, 9], [3, 1]]}
 
 
 @pytest.fixture(scope="module", params=LONG_NAMES)
@@ -531,6 +542,12 @@ def long_names(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("long")
     candidates = LONG_NAMES[request.param]
     path = write_experiment(folder / "e", candidates, repeats=4, events=True, settings={"slow_rank": "1:3"})
+    for file in path.rglob("summary.json"):  # All columns that a table can have.
+        content = json.loads(file.read_text())
+        content["ranks"] = [rank | {"cpu_share": 0.9} for rank in content["ranks"]]
+        if content["strategy"] == ASYNCHRONOUS:
+            content["staleness"] = STALENESS
+        file.write_text(json.dumps(content))
     write_examination(path, examination(rank_info(0, busy_cores=1.5), rank_info(1)))
     write_page(read_comparison(path), folder / "report.html")
     return folder / "report.html"

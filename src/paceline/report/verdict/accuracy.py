@@ -10,6 +10,8 @@ from paceline.analysis.statistics import Estimate
 from paceline.formatting import ACCURACY, interval, number, percent, plural, short
 
 POINTS = "percentage points"
+NO_DIFFERENCE = 0.02
+"""Difference in test accuracy that is treated as none if the whole interval is smaller."""
 
 
 def accuracy_sentences(comparison: Comparison) -> Iterator[str]:
@@ -43,9 +45,14 @@ def price(comparison: Comparison, alternative: Alternative) -> str:
             f"{percent(best.test_accuracy.value)}, with {seeds}: too few to say what that costs."
         )
     ends = interval(gain.low, gain.high, ACCURACY)
-    if gain.spans(0):
-        seen = f"{ACCURACY.write(gain.value)} {POINTS} ({ends})"
+    seen = f"{ACCURACY.write(gain.value)} {POINTS} ({ends})"
+    if gain.within(-NO_DIFFERENCE, NO_DIFFERENCE):
         return f"It shows no measurable difference in test accuracy from {best.candidate.name}: {seen}."
+    if gain.spans(0):
+        return (
+            f"Its price in accuracy is not certain: its test accuracy was {percent(own.test_accuracy.value)}, that of "
+            f"{best.candidate.name} {percent(best.test_accuracy.value)}; paired by seed, the difference is {seen}."
+        )
     return f"Its test accuracy is {_difference(gain)} than that of {best.candidate.name} ({ends})."
 
 
