@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import RankRow
-from paceline.analysis.statistics import Estimate
+from paceline.analysis.statistics import MIN_REPEATS, Estimate
 from paceline.analysis.traffic.payload import Payload, RankBytes
 from paceline.config import LENGTH_SETTINGS, RunConfig
 from paceline.config.setting import select
@@ -20,6 +20,7 @@ from paceline.formatting import (
     FACTOR,
     confidence,
     factor,
+    factors_of_repeats,
     interval,
     join_names,
     percent,
@@ -33,6 +34,8 @@ OMITTED_SETTINGS = frozenset(select(RunConfig, lambda metadata: metadata.positio
 """Settings left out of a suggested command: it names the workload elsewhere, and the others were for one run only."""
 NOTABLE_IMBALANCE = 1.5
 """Ratio of a rank's bytes to those of the next busiest rank from which the imbalance gets a sentence."""
+
+MORE_REPEATS = f"An interval needs {MIN_REPEATS} repeats: --repeats {MIN_REPEATS} may decide it."
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -93,10 +96,7 @@ def _winner(comparison: Comparison) -> Iterator[str]:
             "separate experiments, so the machine may have caused the difference. Compare them in one experiment."
         )
     elif ratio.low is None:
-        yield (
-            f"{decision.first} was {factor(ratio.value)} as fast as {decision.second} in {repeats}, "
-            "too few to decide which is faster."
-        )
+        yield f"{_few_repeats(decision.first, decision.second, ratio)}. {MORE_REPEATS}"
     else:
         yield (
             f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}, but the "
@@ -130,8 +130,7 @@ def _gain_over_one_process(comparison: Comparison) -> Iterator[str]:
         ranks = f"{best.candidate.name} on {plural(best.workers or 1, 'rank')}"
         because = f"; {cost}." if cost else "."
         if gain.low is None:
-            measured = f"{factor(gain.value)} as fast as one process in {plural(gain.repeats, 'repeat')}"
-            yield f"{ranks} was {measured}, too few to decide which is faster{because}"
+            yield f"{_few_repeats(ranks, 'one process', gain)}{because}"
         elif gain.spans(1):
             ratio = f"{factor(gain.value)} as fast{_format_interval(gain)}"
             yield f"{ranks} shows no measurable difference in speed from one process: {ratio}{because}"
@@ -241,7 +240,20 @@ def _chance(comparison: Comparison) -> Chance | None:
     return Chance(share, share + 3 * math.sqrt(share * (1 - share) / samples))
 
 
+def _few_repeats(name: str, other: str, speed_up: Estimate) -> str:
+    """Return what one or two repeats showed of the speed of one candidate, which have no interval."""
+    ratios = f"{factors_of_repeats(speed_up.each)} as fast"
+    if speed_up.repeats < 2:
+        return f"{name} was {ratios} as {other} in one repeat, a single measurement"
+    if speed_up.repeats_contradict(1):
+        return f"{name} was {ratios} as {other} in two repeats, which contradict each other"
+    direction = "faster" if speed_up.value > 1 else "slower"
+    return f"{name} was {direction} than {other} in both repeats: {ratios}"
+
+
 def _format_interval(estimate: Estimate) -> str:
+    if estimate.each:
+        return f" ({factors_of_repeats(estimate.each)} in {plural(estimate.repeats, 'repeat')})"
     if estimate.low is None or estimate.high is None:
         return ""
     return f" ({interval(estimate.low, estimate.high, FACTOR)})"
