@@ -1,9 +1,9 @@
 """Coverage and width of the intervals of ratios, on simulated experiments with a known ratio.
 
-Measured with 4,000 experiments per cell (`-m soak`), 95% intervals from three repeats: between 93 and 100% contain the
-true ratio. Their mean width relative to Student's t interval is 0.88–0.97 with two candidates, whatever the noise, and
-0.70–0.85 with four or more, except where bursts hit other candidates. At the level of the first of eight checks for a
-winner it is about half.
+Measured with 1,500 experiments per cell: of 95% intervals, 93.5–97.6% contain the true ratio. From three repeats, their
+mean width ÷ that of Student's t interval is 0.87–1.01 with two candidates and 0.71–0.90 with eight; at the level of the
+first of eight checks for a winner 0.79–0.98 and 0.47–0.78. Of 300 experiments each with eight checks, 0–4% named a
+winner among equals.
 """
 
 from __future__ import annotations

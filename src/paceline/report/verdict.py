@@ -96,7 +96,8 @@ def _winner(comparison: Comparison) -> Iterator[str]:
             "separate experiments, so the machine may have caused the difference. Compare them in one experiment."
         )
     elif ratio.low is None:
-        yield f"{_few_repeats(decision.first, decision.second, ratio)}. {MORE_REPEATS}"
+        yield f"{_few_repeats(decision.first, decision.second, ratio)}."
+        yield MORE_REPEATS
     else:
         yield (
             f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}, but the "

@@ -17,6 +17,7 @@ from contrast import contrast
 from experiments_on_disk import CLASSIC, falling, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import relative_difference, thinned
+from paceline.analysis.statistics import Estimate
 from paceline.errors import PacelineError
 from paceline.records.experiment import Candidate
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
@@ -208,6 +209,14 @@ def test_little_or_odd_data(tmp_path: Path, case: dict[str, Any], said: list[str
     assert all(words in seen for words in said), seen[:2000]
     assert "nan" not in re.split(r"\W+", page.text.lower())
     json.loads(page.data)
+
+
+def test_of_two_repeats_the_page_shows_both_values(tmp_path: Path) -> None:
+    comparison = comparison_of(tmp_path, repeats=2)
+    seen = " ".join(Reader(render(comparison)).text.split())
+    assert "Small print: both repeats" in seen
+    assert "10.00, 10.10" in seen
+    assert comparison.row("single").step_s == Estimate(pytest.approx(0.01005, rel=1e-3), None, None, 2, (0.01, 0.0101))
 
 
 def test_a_loss_curve_names_the_step_of_divergence(tmp_path: Path) -> None:

@@ -187,3 +187,14 @@ def test_little_is_enough_for_a_page(tmp_path: Path, repeats: int) -> None:
     assert "interrupted" in page.text
     assert "nan" not in re.split(r"\W+", page.text.lower())
     assert page.text.count("no difference here is certain") == repeats
+
+
+def test_of_two_repeats_the_page_shows_both_values(tmp_path: Path) -> None:
+    found = read_scaling(write_scaling(tmp_path / "e", repeats=2))
+    seen = " ".join(Reader(render_scaling(found)).text.split())
+    assert "Small print: both repeats, which are too few for an" in seen
+    assert "95% interval over repeats" not in seen
+    (column, *_) = page_columns(POINT_FIGURES, found.points("strong"))
+    values = [point.row.step_s.each for point in found.points("strong") if point.row.step_s]
+    assert all(len(each) == 2 for each in values)
+    assert column.cells[0].interval in seen
