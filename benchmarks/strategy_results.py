@@ -10,7 +10,7 @@ from pathlib import Path
 
 from strategy_picture import draw, interval
 
-from paceline.analysis.comparison import cost_per_sample
+from paceline.analysis.costs import cost_per_sample
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.statistics import Estimate, estimate_times, paired_ratio
 from paceline.formatting import TIMES, seconds

@@ -277,6 +277,16 @@ def interval(low: float | None, high: float | None, unit: Unit) -> str:
     return " to ".join(ends) if ends[0].startswith("−") else "–".join(ends)
 
 
+def each_repeat(values: Sequence[float], unit: Unit) -> str:
+    """Format the values of two repeats without their unit; empty for one, which is the figure itself, and for none."""
+    return "" if len(values) < 2 else ", ".join(unit.write(value) for value in values)
+
+
+def factors_of_repeats(values: Sequence[float]) -> str:
+    """Format the ratios of one or two repeats for a sentence, as "1.08× and 1.12×"; of equal ones, one."""
+    return " and ".join(dict.fromkeys(factor(value) for value in values))
+
+
 def half_width(low: float | None, high: float | None, unit: Unit, value: float) -> str:
     """Format half of an interval: of a share in percentage points, else relative to the value."""
     if low is None or high is None:

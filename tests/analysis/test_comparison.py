@@ -86,7 +86,7 @@ def fail(path: Path, name: str) -> Comparison:
 
 def test_a_failed_candidate_keeps_its_values_but_is_not_recommended(tmp_path: Path) -> None:
     path = write_experiment(
-        tmp_path / "e", step_s=STEP_S | {"p2p": 0.015}, candidates=[*CLASSIC, Candidate("p2p", "p2p")]
+        tmp_path / "e", step_s=STEP_S | {"p2p": 0.015}, candidates=[*CLASSIC, Candidate("p2p", "p2p")], repeats=3
     )
     assert read_comparison(path).pick == "p2p"
     comparison = fail(path, "p2p")

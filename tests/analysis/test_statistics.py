@@ -41,10 +41,21 @@ def test_the_median_rate_is_one_over_the_median_time() -> None:
     assert median_time([0.3, 0.1, 0.2]) == 0.2, "an odd number has a middle value"
 
 
-def test_one_repeat_has_no_interval_and_none_no_estimate() -> None:
-    assert estimate_times([2.0]) == Estimate(2.0, None, None, 1)
+def test_fewer_than_three_repeats_have_no_interval_but_the_value_of_each() -> None:
     assert estimate_times([]) is None
-    assert estimate_levels([-1.0]) == Estimate(-1.0, None, None, 1)
+    assert estimate_times([2.0]) == Estimate(2.0, None, None, 1, (2.0,))
+    assert estimate_times([0.5, 2.0]) == Estimate(1.0, None, None, 2, (0.5, 2.0))
+    assert estimate_levels([-1.0]) == Estimate(-1.0, None, None, 1, (-1.0,))
+    assert estimate_shares([0.1, 0.3]) == Estimate(pytest.approx(0.2), None, None, 2, (0.1, 0.3))
+    three = estimate_times([1.0, 2.0, 3.0])
+    assert three is not None
+    assert three.each == ()
+
+
+def test_two_repeats_may_contradict_each_other() -> None:
+    assert Estimate(1.0, None, None, 2, (0.9, 1.1)).repeats_contradict(1)
+    assert not Estimate(0.3, None, None, 2, (0.32, 0.31)).repeats_contradict(1)
+    assert not Estimate(1.0, 0.9, 1.1, 3).repeats_contradict(1), "an interval has its own test"
 
 
 def test_intervals_cover_the_true_value_at_their_level() -> None:
@@ -59,10 +70,10 @@ def test_intervals_cover_the_true_value_at_their_level() -> None:
 
 
 def test_shares_stay_between_zero_and_one() -> None:
-    estimate = estimate_shares([0.05, 0.4])
-    assert estimate is not None
-    assert estimate.low == 0.0
-    assert estimate.high == 1.0
+    for values in ([0.05, 0.4, 0.2], [0.95, 0.6, 0.8]):
+        estimate = estimate_shares(values)
+        assert estimate is not None
+        assert 0.0 in (estimate.low, 1 - (estimate.high or 0))
 
 
 def test_pairing_removes_the_noise_of_a_repeat() -> None:
@@ -125,7 +136,9 @@ def test_estimates_can_be_scaled_and_inverted() -> None:
     estimate = Estimate(2.0, 1.0, 4.0, 3)
     assert estimate.scaled(0.5) == Estimate(1.0, 0.5, 2.0, 3)
     assert estimate.inverse() == Estimate(0.5, 0.25, 1.0, 3)
-    assert Estimate(2.0, None, None, 1).inverse().scaled(4) == Estimate(2.0, None, None, 1)
+    assert Estimate(2.0, None, None, 1, (2.0,)).inverse().scaled(4) == Estimate(2.0, None, None, 1, (2.0,))
+    assert Estimate(0.75, 0.5, 1.25, 3).complement() == Estimate(0.25, -0.25, 0.5, 3)
+    assert Estimate(0.75, None, None, 2, (0.5, 1.0)).complement() == Estimate(0.25, None, None, 2, (0.5, 0.0))
     assert Estimate(2.0, 0.0, 4.0, 2).inverse() == Estimate(0.5, 0.25, math.inf, 2)
 
 
@@ -183,7 +196,7 @@ def test_scipy_stats_is_not_imported() -> None:
 import sys
 from paceline.analysis.statistics import estimate_times, overhead_share
 assert "scipy" not in sys.modules
-estimate_times([1.0, 2.0]), overhead_share([1.0] * 9, [1.0] * 9)
+estimate_times([1.0, 2.0, 3.0]), overhead_share([1.0] * 9, [1.0] * 9)
 print("scipy.special" in sys.modules, "scipy.stats" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

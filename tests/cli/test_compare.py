@@ -57,7 +57,7 @@ def test_the_usual_set_is_proven_measured_and_explained(usual: dict[str, Any]) -
         "none": "bound",
     }
     assert all(row["repeats"] == 2 and row["step_s"]["value"] > 0 for row in found.values())
-    assert found["ddp"]["ratio"] == {"value": 1.0, "low": 1.0, "high": 1.0, "repeats": 2}
+    assert found["ddp"]["ratio"] == {"value": 1.0, "low": None, "high": None, "repeats": 2, "each": [1.0, 1.0]}
     proofs = {proof["candidate"]: proof for proof in usual["proofs"]}
     assert all(proof["holds"] for name, proof in proofs.items() if name != "none")
     assert not proofs["none"]["lossless"]

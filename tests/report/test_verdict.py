@@ -29,7 +29,7 @@ def verdict(path: Path, *candidates: Candidate, **written: Any) -> str:
 def test_a_winner_is_named_with_its_margin(tmp_path: Path) -> None:
     text = verdict(tmp_path)
     assert "Pick ddp: 20." in text
-    assert "1.51× as fast as allreduce, the next best (95% interval 1.47–1.55, 4 repeats)." in text
+    assert "1.51× as fast as allreduce, the next best (95% interval 1.47–1.54, 4 repeats)." in text
 
 
 def test_the_level_of_the_interval_depends_on_the_number_of_interim_analyses(tmp_path: Path) -> None:
@@ -80,19 +80,38 @@ def test_equals_have_no_winner(tmp_path: Path) -> None:
 
 
 def test_an_undecided_comparison_names_its_interval(tmp_path: Path) -> None:
-    text = verdict(tmp_path, step_s=STEP_S | {"allreduce": 0.0205}, repeats=2)
+    text = verdict(tmp_path, step_s=STEP_S | {"allreduce": 0.0205}, repeats=3)
     assert re.search(
-        r"No clear winner: \w+ takes 1\.0\d× the time of \w+, but the interval \(0\.\d\d–1\.\d\d, 2 repeats\) includes "
+        r"No clear winner: \w+ takes 1\.0\d× the time of \w+, but the interval \(0\.\d\d–1\.\d\d, 3 repeats\) includes "
         r"equal speed \(differences below 1% count as none\)\. More repeats or longer runs may decide it\.",
         text,
     )
 
 
-def test_one_repeat_is_too_few(tmp_path: Path) -> None:
+def test_one_repeat_is_one_measurement(tmp_path: Path) -> None:
     text = verdict(tmp_path, repeats=1)
-    assert "in 1 repeat, too few to decide which is faster." in text
-    assert re.search(r"ddp on 2 ranks was \d\.\d+× as fast as one process in 1 repeat, too few to decide", text)
+    assert re.search(r"ddp was 1\.\d\d× as fast as allreduce in one repeat, a single measurement\. An interval", text)
+    assert re.search(r"ddp on 2 ranks was \d\.\d+× as fast as one process in one repeat, a single measurement;", text)
     assert "no measurable difference" not in text
+
+
+def test_of_two_repeats_the_verdict_says_what_each_showed(tmp_path: Path) -> None:
+    """Two repeats in which a strategy is three times slower do not show that it may be as fast."""
+    slow = verdict(tmp_path / "slow", step_s=STEP_S | {"single": 0.0033}, repeats=2)
+    assert re.search(
+        r"ddp on 2 ranks was slower than one process in both repeats: 0\.3\d×( and 0\.3\d×)? as fast;", slow
+    )
+    assert re.search(
+        r"^ddp was faster than allreduce in both repeats: 1\.5\d× and 1\.\d\d× as fast\. An interval", slow
+    )
+    assert "An interval needs 3 repeats: --repeats 3 may decide it." in slow
+    assert "interval (" not in slow
+    assert "Pick" not in slow
+
+
+def test_two_repeats_that_contradict_each_other_are_named(tmp_path: Path) -> None:
+    text = verdict(tmp_path, step_s=STEP_S | {"allreduce": 0.02}, repeats=2)
+    assert "ddp was 1.02× and 0.99× as fast as allreduce in two repeats, which contradict each other. An" in text
 
 
 def test_one_candidate_has_nothing_to_be_compared_with(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from paceline.analysis.caveats import caveats
+from paceline.analysis.costs import CostTable, cost_of, cost_table
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
 from paceline.analysis.divergence import DivergedRun, diverged_runs, divergence_of
 from paceline.analysis.exclusions import ALTERNATIVES, Exclusion, exclusions
@@ -17,13 +18,13 @@ from paceline.analysis.ranks import RankRow, imbalance, rank_rows, rank_step_spr
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.statistics import (
     LEVEL,
+    MIN_REPEATS,
     Estimate,
     estimate_levels,
     estimate_shares,
     estimate_times,
     median_time,
     paired_difference,
-    paired_ratio,
 )
 from paceline.analysis.steps.candidate_split import CandidateSplit, candidate_split
 from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of
@@ -31,19 +32,13 @@ from paceline.analysis.traffic.payload import Payload, payload_of
 from paceline.analysis.traffic.wire import Wire, wire_of
 from paceline.errors import DivergenceError
 from paceline.records import RunRecord
-from paceline.records.events import EvaluationEvent, FailureEvent, InterruptedEvent, LogEvent, ParityEvent, events_of
+from paceline.records.events import EvaluationEvent, FailureEvent, InterruptedEvent, ParityEvent, events_of
 from paceline.records.examination import Examination
 from paceline.records.experiment import Candidate
 from paceline.records.summary import EvaluationResult, StalenessSummary, Summary
 from paceline.records.writer import json_safe
 
-TimingKey = tuple[int, int]
 Repeat = tuple[int, int]
-Costs = Mapping[str, Mapping[TimingKey, float]]
-"""Seconds per sample, by candidate and timing key."""
-
-MIN_ACCURACY_PAIRS = 3
-"""Fewest seeds from which the spread between seeds can be estimated."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +164,8 @@ class Comparison:
     record_set: RecordSet
     reference: str | None
     """Candidate that ratios and accuracies are relative to: the requested one, if it was measured."""
+    costs: CostTable
+    """Time per sample of every run."""
     rows: list[CandidateRow]
     """Fastest first; failed candidates last."""
     decision: Decision
@@ -201,7 +198,7 @@ class Comparison:
 
     def speed_up(self, name: str, over: str, level: float = LEVEL) -> Estimate | None:
         """Return a candidate's samples per second ÷ those of another, paired by repeat."""
-        return paired_ratio(cost_per_sample(self.record_set, over), cost_per_sample(self.record_set, name), level)
+        return self.costs.ratio(over, name, level)
 
     def over_one_process(self) -> tuple[CandidateRow, Estimate] | None:
         """Return the baseline of the fastest candidate and the candidate's speed-up over it.
@@ -211,9 +208,7 @@ class Comparison:
         if self.decision.first is None:
             return None
         baselines = [row.candidate for row in self.with_role("baseline")]
-        costs = {c.name: cost_per_sample(self.record_set, c.name) for c in baselines}
-        costs[self.decision.first] = cost_per_sample(self.record_set, self.decision.first)
-        baseline = _measured_with(self.row(self.decision.first).candidate, baselines, costs)
+        baseline = _measured_with(self.row(self.decision.first).candidate, baselines, self.costs)
         gain = None if baseline is None else self.speed_up(self.decision.first, baseline.name)
         return None if baseline is None or gain is None else (self.row(baseline.name), gain)
 
@@ -263,7 +258,7 @@ class Comparison:
 
 def compare(record_set: RecordSet) -> Comparison:
     """Compare the candidates of a set of records."""
-    costs = {candidate.name: cost_per_sample(record_set, candidate.name) for candidate in record_set.candidates}
+    costs = cost_table(record_set)
     failures = {event.candidate: event for event in events_of(record_set.events, FailureEvent)}
     reference = _reference(record_set, costs, failures)
     excluded = exclusions(record_set)
@@ -279,6 +274,7 @@ def compare(record_set: RecordSet) -> Comparison:
     return Comparison(
         record_set=record_set,
         reference=reference,
+        costs=costs,
         rows=rows,
         decision=decide(exact or record_set.candidates, costs, _interim_analyses(record_set), failures.keys()),
         proofs=[_proof(event) for event in events_of(record_set.events, ParityEvent)],
@@ -297,7 +293,7 @@ def _wire(record_set: RecordSet, name: str) -> Wire | None:
     measured = sorted(
         (cost, number)
         for number, recorded in enumerate(record_set.recorded_runs_of(name))
-        if (cost := _cost(recorded.run))
+        if (cost := cost_of(recorded.run))
     )
     if not measured:
         return None
@@ -312,7 +308,7 @@ def _payload(record_set: RecordSet, name: str) -> Payload | None:
     return max(counted, key=lambda payload: payload.deviation or 0.0, default=None)
 
 
-def _reference(record_set: RecordSet, costs: Costs, failed: Collection[str]) -> str | None:
+def _reference(record_set: RecordSet, costs: CostTable, failed: Collection[str]) -> str | None:
     """Return the requested reference; if it was not measured, the first measured candidate, else any measured."""
     measured = [c for c in record_set.candidates if costs[c.name] and c.name not in failed]
     names = [candidate.name for candidate in measured]
@@ -327,7 +323,7 @@ def _other_reference(record_set: RecordSet, reference: str | None, failed: Colle
         yield f"{record_set.reference} {reason}, so ratios are relative to {reference}."
 
 
-def _measured_with(candidate: Candidate, others: Sequence[Candidate], costs: Costs) -> Candidate | None:
+def _measured_with(candidate: Candidate, others: Sequence[Candidate], costs: CostTable) -> Candidate | None:
     """Return the first of `others` with the same settings and at least one common timing key; None if there is none."""
     with_same_settings = (other for other in others if other.settings == candidate.settings)
     return next(
@@ -335,37 +331,17 @@ def _measured_with(candidate: Candidate, others: Sequence[Candidate], costs: Cos
     )
 
 
-def cost_per_sample(record_set: RecordSet, candidate: str) -> dict[TimingKey, float]:
-    """Return seconds per trained sample, by timing key."""
-    return {
-        entry.timing_key: cost
-        for entry in record_set.recorded_runs_of(candidate)
-        if (cost := _cost(entry.run)) is not None
-    }
-
-
-def _cost(run: RunRecord) -> float | None:
-    step_s, samples = step_time(windows_of(run)), _samples_per_step(run)
-    return step_s / samples if step_s and samples else None
-
-
-def _samples_per_step(run: RunRecord) -> float | None:
-    logs = run.events_of(LogEvent)[1:]
-    steps = sum(len(event.losses) for event in logs)
-    return sum(event.samples for event in logs) / steps if steps else None
-
-
 def _row(
     record_set: RecordSet,
     candidate: Candidate,
-    costs: Costs,
+    costs: CostTable,
     reference: str | None,
     failure: FailureEvent | None,
     exclusion: Exclusion | None,
 ) -> CandidateRow:
     recorded_runs = record_set.recorded_runs_of(candidate.name)
     runs = [recorded.run for recorded in recorded_runs]
-    own_costs = costs[candidate.name]
+    own_costs, prior = costs[candidate.name], costs.level_prior(candidate.name)
     times = [step_time(windows_of(recorded.run)) for recorded in recorded_runs if recorded.timing_key in own_costs]
     ranks = rank_rows(runs)
     summaries = [run.summary for run in runs if run.summary]
@@ -379,9 +355,9 @@ def _row(
     return CandidateRow(
         candidate=candidate,
         repeats=len(own_costs),
-        step_s=estimate_times([time for time in times if time is not None]),
-        samples_per_s=estimate_times([1 / cost for cost in own_costs.values()]),
-        ratio=paired_ratio(own_costs, costs.get(reference or "", {})),
+        step_s=estimate_times([time for time in times if time is not None], prior=prior),
+        samples_per_s=estimate_times([1 / cost for cost in own_costs.values()], prior=prior),
+        ratio=None if reference is None else costs.ratio(candidate.name, reference),
         split=candidate_split(runs) if own_costs else None,  # Without a step time there are no shares of it.
         above_bound=_above_bound(candidate, record_set.candidates, costs),
         busiest_sent_bytes=max(sent, default=None),
@@ -421,13 +397,13 @@ def _cpu_s(summary: Summary) -> float | None:
     return summary.step_s * sum(shares) if summary.step_s and shares and len(shares) == len(summary.ranks) else None
 
 
-def _above_bound(candidate: Candidate, candidates: Sequence[Candidate], costs: Costs) -> Estimate | None:
+def _above_bound(candidate: Candidate, candidates: Sequence[Candidate], costs: CostTable) -> Estimate | None:
     """Compare with the bound of the same settings that was measured together with it; None for other roles."""
     bound = _measured_with(candidate, [other for other in candidates if other.role == "bound"], costs)
     if candidate.role != "candidate" or bound is None:
         return None
-    own_costs, lowest = costs[candidate.name], costs[bound.name]
-    return estimate_levels([1 - lowest[key] / own_costs[key] for key in own_costs if key in lowest])
+    ratio = costs.ratio(bound.name, candidate.name)
+    return None if ratio is None else ratio.complement()
 
 
 def _accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> Estimate | None:
@@ -443,7 +419,7 @@ def _accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> E
     common = [repeat for repeat in ones if repeat in others]
     runs = [recorded.run for one in (name, reference) for recorded in record_set.recorded_runs_of(one)]
     tested = [test.samples for test in map(_test, runs) if test]
-    if len(common) < MIN_ACCURACY_PAIRS or not tested or min(tested) < 1:
+    if len(common) < MIN_REPEATS or not tested or min(tested) < 1:
         return None
     shares = [statistics.fmean(side[repeat] for repeat in common) for side in (ones, others)]
     variance = sum(share * (1 - share) for share in shares) / min(tested)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.analysis.statistics import Estimate, median_time, paired_ratio
+from paceline.analysis.costs import CostTable
+from paceline.analysis.statistics import Estimate, median_time
 from paceline.records.experiment import Candidate
 
 ERROR_RATE = 0.05
@@ -23,7 +24,8 @@ class Decision:
 
     outcome: DecisionOutcome
     """`winner`: the first is faster. `equal`: the interval shows that they differ by less than 1%. `undecided`: the
-    interval shows neither. `single_candidate`, `no_candidate`: there is only one candidate, or none."""
+    interval shows neither, or there are too few repeats for one. `single_candidate`, `no_candidate`: there is only one
+    candidate, or none."""
     first: str | None = None
     second: str | None = None
     ratio: Estimate | None = None
@@ -46,13 +48,14 @@ class Decision:
 
 def decide(
     candidates: Sequence[Candidate],
-    costs: Mapping[str, Mapping[Any, float]],
+    costs: CostTable,
     interim_analyses: int,
     failed: Collection[str] = (),
 ) -> Decision:
     """Decide whether the fastest candidate is faster than the second, given seconds per sample by candidate and repeat.
 
-    Failed candidates are excluded, however fast they were before they failed.
+    Failed candidates are excluded, however fast they were before they failed. Fewer than three common repeats have no
+    interval, so they decide nothing; `ratio` has what each repeat showed.
 
     An experiment that is repeated until a difference appears finds one by chance sooner or later. Each of the
     `interim_analyses` therefore gets an equal part of the total error rate (Bonferroni correction).
@@ -63,7 +66,7 @@ def decide(
         return Decision("single_candidate", eligible[0]) if eligible else Decision("no_candidate")
     first, second = eligible[:2]
     level = 1 - ERROR_RATE / interim_analyses
-    ratio = paired_ratio(costs[second], costs[first], level)
+    ratio = costs.ratio(second, first, level)
     assert ratio is not None
     if ratio.low is not None and ratio.low > 1 + NO_DIFFERENCE:
         return Decision("winner", first, second, ratio, level)

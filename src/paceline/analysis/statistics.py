@@ -2,7 +2,10 @@
 
 Times and ratios are analysed as logarithms: a disturbance can double a step time but never halve it, and the interval
 of a ratio should not depend on which side is the numerator. Intervals are Student's t intervals over repeats, not
-steps: steps of one run are correlated, so intervals over steps would be too narrow.
+steps: steps of one run are correlated, so intervals over steps would be too narrow. Fewer than three repeats give no
+interval: with one degree of freedom Student's t is 12.7, so two repeats that both show a factor of three would have an
+interval that contains 1. The estimate has the value of each repeat instead. From three repeats on, the variance may be
+combined with what else is known about it (`moderated_variance`).
 """
 
 from __future__ import annotations
@@ -13,8 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.analysis.moderated_variance import Variance, moderated
+
 LEVEL = 0.95
 """Confidence level of the intervals in tables."""
+MIN_REPEATS = 3
+"""Fewest repeats that give an interval."""
 VAGUE = 10.0
 """Ratio of the ends of an interval from which it is too wide to be useful."""
 MAX_DEGREES_OF_FREEDOM = 200
@@ -29,16 +36,22 @@ class Estimate:
     """Median."""
     low: float | None
     high: float | None
-    """`low` to `high` is the interval; None for a single repeat, or without paired repeats."""
+    """`low` to `high` is the interval; None for fewer than `MIN_REPEATS` repeats, or without paired repeats."""
     repeats: int
+    each: tuple[float, ...] = ()
+    """Values of the repeats in their order where they are too few for an interval; empty where there is one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""
-        return {"value": self.value, "low": self.low, "high": self.high, "repeats": self.repeats}
+        return {"value": self.value, "low": self.low, "high": self.high, "repeats": self.repeats, "each": [*self.each]}
 
     def spans(self, value: float) -> bool:
         """Return whether the interval contains a value; True without an interval."""
         return self.low is None or self.high is None or self.low <= value <= self.high
+
+    def repeats_contradict(self, value: float) -> bool:
+        """Return whether repeats too few for an interval lie on both sides of a value, or at it."""
+        return bool(self.each) and min(self.each) <= value <= max(self.each)
 
     def within(self, low: float, high: float) -> bool:
         """Return whether the whole interval lies between two bounds; False without an interval."""
@@ -57,13 +70,20 @@ class Estimate:
             value=self.value * by,
             low=None if low is None else low * by,
             high=None if high is None else high * by,
+            each=tuple(value * by for value in self.each),
         )
 
     def inverse(self) -> Estimate:
         """Return the reciprocal of a positive estimate."""
         low = None if self.high is None else 1 / self.high
         high = None if self.low is None else 1 / self.low if self.low else math.inf
-        return replace(self, value=1 / self.value, low=low, high=high)
+        return replace(self, value=1 / self.value, low=low, high=high, each=tuple(1 / value for value in self.each))
+
+    def complement(self) -> Estimate:
+        """Return 1 minus the estimate."""
+        low = None if self.high is None else 1 - self.high
+        high = None if self.low is None else 1 - self.low
+        return replace(self, value=1 - self.value, low=low, high=high, each=tuple(1 - value for value in self.each))
 
 
 def median_time(values: Iterable[float]) -> float:
@@ -74,14 +94,17 @@ def median_time(values: Iterable[float]) -> float:
     return _median(list(values), math.log, math.exp)
 
 
-def estimate_times(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
-    """Estimate positive values (times, rates, ratios), with an interval from their logarithms; None without values."""
-    return _estimate(values, level, math.log, math.exp)
+def estimate_times(values: Sequence[float], level: float = LEVEL, prior: Variance | None = None) -> Estimate | None:
+    """Estimate positive values (times, rates, ratios), with an interval from their logarithms; None without values.
+
+    `prior` is what is known about the variance of the logarithms besides these values.
+    """
+    return _estimate(values, level, math.log, math.exp, prior=prior)
 
 
 def estimate_levels(values: Sequence[float], level: float = LEVEL, shared_variance: float = 0.0) -> Estimate | None:
     """Estimate values that may be zero or negative (losses, accuracies, differences); None without values."""
-    return _estimate(values, level, float, float, shared_variance)
+    return _estimate(values, level, float, float, shared_variance=shared_variance)
 
 
 def estimate_shares(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
@@ -92,14 +115,16 @@ def estimate_shares(values: Sequence[float], level: float = LEVEL) -> Estimate |
     return replace(estimate, low=max(0.0, estimate.low), high=min(1.0, estimate.high))
 
 
-def paired_ratio(one: Mapping[Any, float], other: Mapping[Any, float], level: float = LEVEL) -> Estimate | None:
-    """Estimate the ratio of `one` to `other` from the repeats that both have.
+def paired_ratio(
+    one: Mapping[Any, float], other: Mapping[Any, float], level: float = LEVEL, prior: Variance | None = None
+) -> Estimate | None:
+    """Estimate the ratio of `one` to `other` from the repeats that both have; `prior` is as for `estimate_times`.
 
     Without common repeats, return the ratio of the medians, without an interval; None if either has no values.
     """
     common = [key for key in one if key in other]
     if common:
-        return estimate_times([one[key] / other[key] for key in common], level)
+        return estimate_times([one[key] / other[key] for key in common], level, prior)
     if not one or not other:
         return None
     return Estimate(median_time(one.values()) / median_time(other.values()), None, None, 0)
@@ -147,22 +172,25 @@ def _estimate(
     level: float,
     transform: Callable[[float], float],
     inverse: Callable[[float], float],
+    *,
     shared_variance: float = 0.0,
+    prior: Variance | None = None,
 ) -> Estimate | None:
     if not values:
         return None
-    median = _median(values, transform, inverse)
-    if len(values) == 1:
-        return Estimate(median, None, None, 1)
+    median, repeats = _median(values, transform, inverse), len(values)
+    if repeats < MIN_REPEATS:
+        return Estimate(median, None, None, repeats, tuple(values))
     from scipy.special import stdtrit  # Imported here for the same reason as `bdtr`.
 
     scaled = [transform(value) for value in values]
     centre = statistics.fmean(scaled)
-    variance = statistics.variance(scaled) / len(scaled)
-    freedom = _degrees_of_freedom(variance, shared_variance, len(scaled) - 1)
+    between = moderated(Variance(statistics.variance(scaled), repeats - 1), prior)
+    variance = between.value / repeats
+    freedom = _degrees_of_freedom(variance, shared_variance, between.freedom)
     half = float(stdtrit(freedom, (1 + level) / 2)) * math.sqrt(variance + shared_variance)
     # The centre is a mean and the value a median: with outliers the interval is widened to contain the value.
-    return Estimate(median, min(inverse(centre - half), median), max(inverse(centre + half), median), len(values))
+    return Estimate(median, min(inverse(centre - half), median), max(inverse(centre + half), median), repeats)
 
 
 def _median(values: Sequence[float], transform: Callable[[float], float], inverse: Callable[[float], float]) -> float:
@@ -170,7 +198,7 @@ def _median(values: Sequence[float], transform: Callable[[float], float], invers
     return float(low if low == high else inverse((transform(low) + transform(high)) / 2))
 
 
-def _degrees_of_freedom(variance: float, known: float, freedom: int) -> int:
+def _degrees_of_freedom(variance: float, known: float, freedom: float) -> float:
     """Return the degrees of freedom of an estimated plus a known variance (Welch–Satterthwaite), rounded down."""
     if not known:
         return freedom

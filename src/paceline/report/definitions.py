@@ -122,8 +122,10 @@ TERMS = (
         "interval",
         "Interval",
         "95% confidence interval, by Student's t over repeats. Steps of one run are correlated, so they do not "
-        "count as independent measurements. Times and ratios are treated as logarithms. One repeat gives no "
-        "interval.",
+        "count as independent measurements. Times and ratios are treated as logarithms. Their variance between "
+        "repeats is combined with that between the windows of a run and, for ratios, with that of the other "
+        "candidates, unless these contradict it. Fewer than three repeats give no interval; of two, both values are "
+        "shown.",
     ),
     Definition(
         "rank",

@@ -13,8 +13,19 @@ from paceline.analysis.scaling.curves import (
     ScalingPeak,
     ScalingPoint,
 )
-from paceline.analysis.statistics import Estimate
-from paceline.formatting import FACTOR, SHARE, factor, format_cores, interval, percent, plural, seconds, whole
+from paceline.analysis.statistics import MIN_REPEATS, Estimate
+from paceline.formatting import (
+    FACTOR,
+    SHARE,
+    factor,
+    factors_of_repeats,
+    format_cores,
+    interval,
+    percent,
+    plural,
+    seconds,
+    whole,
+)
 
 TITLES: dict[Mode, str] = {"strong": "Strong scaling", "weak": "Weak scaling"}
 NOT_SCALED = "The learning rate is the same at every batch size: this experiment measures time, not accuracy."
@@ -40,12 +51,15 @@ def closing_sentences(scaling: Scaling) -> list[str]:
 
 
 def _without_intervals(scaling: Scaling) -> Iterator[str]:
-    """Yield a warning where points were measured only once."""
+    """Yield a warning where points have too few repeats for an interval."""
     repeats = {row.repeats for row in scaling.comparison.rows if row.is_measured}
-    if repeats == {1}:
-        yield "One repeat gives no interval, so no difference here is certain. Use --repeats 2 or more."
-    elif 1 in repeats:
-        yield "Points measured only once have no interval, so their differences are not certain."
+    few = sorted(count for count in repeats if 0 < count < MIN_REPEATS)
+    if few and few == sorted(repeats):
+        counts = {1: "One repeat gives", 2: "Two repeats give"}[few[-1]]
+        each = "; both values are shown" if few[-1] == 2 else ""
+        yield (f"{counts} no interval{each}, so no difference here is certain. Use --repeats {MIN_REPEATS} or more.")
+    elif few:
+        yield (f"Points with fewer than {MIN_REPEATS} repeats have no interval, so their differences are not certain.")
 
 
 def format_mode(scaling: Scaling, mode: Mode) -> str:
@@ -194,22 +208,31 @@ def _baseline(point: ScalingPoint, gain: ScalingGain) -> str:
 
 
 def _spans_one(ratio: Estimate) -> bool:
-    """Return whether the interval contains 1; False without an interval, about which there is one warning for all."""
-    return ratio.low is not None and ratio.spans(1)
+    """Return whether the interval contains 1, or two repeats contradict each other.
+
+    False for one repeat, about which there is one warning for all.
+    """
+    if ratio.low is None:
+        return ratio.repeats > 1 and ratio.repeats_contradict(1)
+    return ratio.spans(1)
 
 
 def _format_efficiency(gain: ScalingGain) -> str:
     share = gain.efficiency
     if share is None or share.is_vague:
         return ""
-    ends = interval(share.low, share.high, SHARE)
+    ends = interval(share.low, share.high, SHARE)  # Of two repeats, the speed-up has both values.
     return f", efficiency {percent(share.value, 0)}" + (f" ({ends}%)" if ends else "")
 
 
 def _format_ratio(ratio: Estimate) -> str:
-    """Format a ratio with its interval; where that is too wide to be useful, with the number of repeats instead."""
+    """Format a ratio with its interval, or with what two repeats showed.
+
+    Where the interval is too wide to be useful, the number of repeats replaces it.
+    """
     if ratio.low is None or ratio.high is None:
-        return factor(ratio.value)
+        value, each = factor(ratio.value), factors_of_repeats(ratio.each)
+        return value if ratio.repeats < 2 else f"{value} ({'both repeats' if each == value else each})"
     too_wide = ratio.is_vague and ratio.spans(1)
     ends = f"n = {ratio.repeats}" if too_wide else interval(ratio.low, ratio.high, FACTOR)
     return f"{factor(ratio.value)} ({ends})"

@@ -37,7 +37,7 @@ def at(found: Scaling, mode: str, strategy: str, ranks: int, hosts: int | None =
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Scaling:
     """`single`, `ddp` and `gather_scatter` on 1, 2 and 4 hosts of half a core, strong and weak."""
-    return read_scaling(write_scaling(tmp_path_factory.mktemp("scaling") / "e", step_s=steady, events=True))
+    return read_scaling(write_scaling(tmp_path_factory.mktemp("scaling") / "e", step_s=steady, repeats=3, events=True))
 
 
 def test_strong_scaling_by_its_definition(found: Scaling) -> None:
@@ -101,10 +101,15 @@ def test_intervals_are_over_pairs(tmp_path: Path) -> None:
     assert point.over_single.speed_up.high == pytest.approx(point.over_single.speed_up.low)
 
 
-def test_one_repeat_gives_no_interval(tmp_path: Path) -> None:
-    point = at(read_scaling(write_scaling(tmp_path / "e", repeats=1)), "strong", "ddp", 4)
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_fewer_than_three_repeats_give_no_interval(tmp_path: Path, repeats: int) -> None:
+    point = at(read_scaling(write_scaling(tmp_path / "e", repeats=repeats)), "strong", "ddp", 4)
     assert point.over_single is not None
-    assert point.over_single.speed_up.low is None
+    assert point.over_single.efficiency is not None
+    for estimate, limit in ((point.over_single.speed_up, 2.8), (point.over_single.efficiency, 0.7)):
+        assert (estimate.low, estimate.high) == (None, None)
+        assert len(estimate.each) == repeats
+        assert 0 < min(estimate.each) <= estimate.value <= max(estimate.each) < limit
 
 
 def test_the_best_point_computes_the_same_as_one_process(tmp_path: Path) -> None:

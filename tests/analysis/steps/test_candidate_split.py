@@ -29,7 +29,7 @@ def split_over(path: Path, *exposed: float, **written: Any) -> CandidateSplit:
 
 
 def test_intervals_of_shares_end_at_0_and_1(tmp_path: Path) -> None:
-    found = split_over(tmp_path, 0.01, 0.3)
+    found = split_over(tmp_path, 0.01, 0.3, 0.1)
     assert found.exposed.low == 0, "Student's interval would begin far below"
     assert found.compute.high == 1
     assert found.overlap is not None

@@ -17,6 +17,7 @@ from contrast import contrast
 from experiments_on_disk import CLASSIC, falling, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import relative_difference, thinned
+from paceline.analysis.statistics import Estimate
 from paceline.errors import PacelineError
 from paceline.records.experiment import Candidate
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
@@ -171,17 +172,17 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
             {"candidates": CLASSIC[3:], "repeats": 1},
             ["there is nothing to compare it with", "One repeat gives no interval"],
         ),
-        ({"accuracy": None}, ["Of the distributed strategies, pick allreduce"]),
+        ({"accuracy": None, "repeats": 3}, ["Of the distributed strategies, pick allreduce"]),
         ({"candidates": [CLASSIC[0], *CLASSIC[2:]]}, ["baseline"]),
         ({"failures": {"ddp": "rank 1 died."}}, ["Failed and left out", "rank 1 died.", "try again"]),
         ({"repeats": 0, "interrupted": True, "proof": False}, ["interrupted", "Nothing was measured yet."]),
-        ({"candidates": many(14)}, ["Pick ddp:bucket_mb=1"]),
+        ({"candidates": many(14), "repeats": 3}, ["Pick ddp:bucket_mb=1"]),
         (
             {"losses": lambda *_: math.nan},
             ["diverged at step 0 (seed 0) and step 0 (seed 1), 2 of 2 repeats: the loss is not finite"],
         ),
-        ({"losses": lambda c, r, s: 1e30 if s == 7 else falling(c, r, s)}, ["pick allreduce"]),
-        ({"losses": lambda c, _, s: -1.0 - s if c.name == "ddp" else 1.0}, ["pick allreduce"]),
+        ({"losses": lambda c, r, s: 1e30 if s == 7 else falling(c, r, s), "repeats": 3}, ["pick allreduce"]),
+        ({"losses": lambda c, _, s: -1.0 - s if c.name == "ddp" else 1.0, "repeats": 3}, ["pick allreduce"]),
         ({"steps": 1}, ["No candidate was timed", "no run reached a second window"]),
         (
             {"ranks": 20, "repeats": 1, "events": True},
@@ -213,6 +214,14 @@ def test_little_or_odd_data(tmp_path: Path, case: dict[str, Any], said: list[str
     assert all(words in seen for words in said), seen[:2000]
     assert "nan" not in re.split(r"\W+", page.text.lower())
     json.loads(page.data)
+
+
+def test_of_two_repeats_the_page_shows_both_values(tmp_path: Path) -> None:
+    comparison = comparison_of(tmp_path, repeats=2)
+    seen = " ".join(Reader(render(comparison)).text.split())
+    assert "Small print: both repeats" in seen
+    assert "10.00, 10.10" in seen
+    assert comparison.row("single").step_s == Estimate(pytest.approx(0.01005, rel=1e-3), None, None, 2, (0.01, 0.0101))
 
 
 def test_a_loss_curve_names_the_step_of_divergence(tmp_path: Path) -> None:

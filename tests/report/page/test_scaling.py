@@ -43,7 +43,10 @@ def labels(traces: list[dict[str, Any]]) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Scaling:
     path = write_scaling(
-        tmp_path_factory.mktemp("scaling") / "e", ["single", "ddp", "allreduce", "p2p", "gather_scatter"], events=True
+        tmp_path_factory.mktemp("scaling") / "e",
+        ["single", "ddp", "allreduce", "p2p", "gather_scatter"],
+        repeats=3,
+        events=True,
     )
     write_examination(path, examination())
     return read_scaling(path)
@@ -147,13 +150,13 @@ def test_every_figure_of_a_point_has_its_interval(found: Scaling) -> None:
 
 def test_intervals_too_wide_to_be_useful_are_replaced(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
-        return even(candidate, repeat) * (3 if repeat and candidate.strategy == "ddp" else 1)
+        return even(candidate, repeat) * (9 if repeat and candidate.strategy == "ddp" else 1)
 
-    points = read_scaling(write_scaling(tmp_path / "e", step_s=step_s)).points("strong")
+    points = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, repeats=3)).points("strong")
     assert points[3].strategy == "ddp"
     columns = {column.key: column.cells[3].interval for column in page_columns(POINT_FIGURES, points)}
     for key in ("step_s", "epoch_s", "speed_up_over_single", "efficiency_over_single"):
-        assert columns[key] == "too wide (n = 2)", key
+        assert columns[key] == "too wide (n = 3)", key
     assert columns["speed_up_over_one_rank"] == "2.72–2.72", "paired"
 
 
@@ -184,3 +187,14 @@ def test_little_is_enough_for_a_page(tmp_path: Path, repeats: int) -> None:
     assert "interrupted" in page.text
     assert "nan" not in re.split(r"\W+", page.text.lower())
     assert page.text.count("no difference here is certain") == repeats
+
+
+def test_of_two_repeats_the_page_shows_both_values(tmp_path: Path) -> None:
+    found = read_scaling(write_scaling(tmp_path / "e", repeats=2))
+    seen = " ".join(Reader(render_scaling(found)).text.split())
+    assert "Small print: both repeats, which are too few for an" in seen
+    assert "95% interval over repeats" not in seen
+    (column, *_) = page_columns(POINT_FIGURES, found.points("strong"))
+    values = [point.row.step_s.each for point in found.points("strong") if point.row.step_s]
+    assert all(len(each) == 2 for each in values)
+    assert column.cells[0].interval in seen

@@ -96,7 +96,7 @@ def value_of(end: str) -> float:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 3.0])
-@pytest.mark.parametrize("repeats", [2, 3])
+@pytest.mark.parametrize("repeats", [3, 4])
 @pytest.mark.parametrize("gain", [0.3, 1.0, 2.0])
 def test_no_sentence_is_more_certain_than_its_interval(tmp_path: Path, noise: float, repeats: int, gain: float) -> None:
     """A clause says "no measurable difference" if and only if its interval contains 1."""
@@ -121,14 +121,34 @@ def test_no_sentence_is_more_certain_than_its_interval(tmp_path: Path, noise: fl
     assert "no interval" not in "".join(verdict)
 
 
+def test_of_two_repeats_both_values_are_shown(tmp_path: Path) -> None:
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return even(candidate, repeat) * (1.5 if repeat and candidate.strategy == "ddp" and candidate.point else 1)
+
+    found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, repeats=2, modes=["strong"]))
+    verdict = "\n".join(sentences(found))
+    assert re.search(r"ddp on 4 ranks is 2\.\d\d× \(2\.7\d× and 1\.8\d×\) as fast as one process", verdict)
+    unsure = (
+        r"ddp on 2 ranks is|On one rank, .* no measurable difference for gather_scatter|1\.22× \(1\.00× and 1\.50×\)"
+    )
+    assert re.search(unsure, verdict)
+    assert "Two repeats give no interval; both values are shown, so no difference here is certain." in verdict
+    text = printed(found, 140)
+    assert re.search(r"2\.\d\d× +\(2\.7\d, 1\.8\d\)", text)
+    assert "Two values in parentheses are those of two repeats, which give no interval." in text
+    assert "±" not in text
+    four = to_json(found)["modes"]["strong"]["points"][3]["over_single"]["speed_up"]
+    assert (four["low"], len(four["each"])) == (None, 2)
+
+
 def test_a_wide_interval_is_replaced_by_the_number_of_repeats(tmp_path: Path) -> None:
     def step_s(candidate: Candidate, repeat: int) -> float:
-        return even(candidate, repeat) * (2 if repeat and candidate.strategy == "ddp" else 1)
+        return even(candidate, repeat) * (9 if repeat == 2 and candidate.strategy == "ddp" else 1)
 
-    found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"], events=True))
+    found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, repeats=3, modes=["strong"], events=True))
     verdict = sentences(found)
     unsure = (
-        "Strong scaling: ddp on 4 ranks shows no measurable difference in speed from one process: 1.93× (n = 2) as fast"
+        "Strong scaling: ddp on 4 ranks shows no measurable difference in speed from one process: 2.72× (n = 3) as fast"
     )
     assert f"{unsure}; it is" in "\n".join(verdict)
     assert ">±100%" in printed(found)

@@ -13,13 +13,12 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from paceline.analysis.caveats import caveats
-from paceline.analysis.comparison import CandidateRow, Comparison, compare, cost_per_sample
+from paceline.analysis.comparison import CandidateRow, Comparison, compare
 from paceline.analysis.core_sharing import CORE_TOLERANCE
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.scaling.machines import cores_per_rank, oversubscription
 from paceline.analysis.scaling.notes import scaling_notes
-from paceline.analysis.statistics import Estimate, estimate_times, median_time, paired_ratio
-from paceline.analysis.steps.timing import step_time, windows_of
+from paceline.analysis.statistics import Estimate, median_time
 from paceline.errors import RecordError
 from paceline.formatting import format_cores
 from paceline.records import RunRecord, Topology
@@ -169,10 +168,10 @@ class Scaling:
 
     def ratio(self, one: ScalingPoint, other: ScalingPoint) -> Estimate | None:
         """Return the time per sample of one point ÷ that of another, paired by repeat."""
-        return paired_ratio(self._costs(one), self._costs(other))
+        return self.comparison.costs.ratio(one.candidate.name, other.candidate.name)
 
-    def _costs(self, point: ScalingPoint) -> dict[tuple[int, int], float]:
-        return cost_per_sample(self.record_set, point.candidate.name)
+    def _median_cost(self, point: ScalingPoint) -> float:
+        return median_time(self.comparison.costs[point.candidate.name].values())
 
     def candidates(self, mode: Mode) -> list[ScalingCurve]:
         """Return the curves with role candidate."""
@@ -186,14 +185,14 @@ class Scaling:
         comparable = [point for curve in self.candidates(mode) for point in curve.points if point.is_comparable]
         counted = [point for point in comparable if point.row.exclusion is None] or comparable
         sharing = [point for point in counted if point.ranks > 1]
-        return min(sharing or counted, key=lambda point: median_time(self._costs(point).values()), default=None)
+        return min(sharing or counted, key=self._median_cost, default=None)
 
     def peak(self, curve: ScalingCurve) -> ScalingPeak | None:
         """Return the fastest point of a curve; None if it has fewer than two comparable points."""
         counted = [point for point in curve.points if point.is_comparable]
         if len(counted) < 2:
             return None
-        best = min(counted, key=lambda point: median_time(self._costs(point).values()))
+        best = min(counted, key=self._median_cost)
         place = counted.index(best)
         fewer = counted[place - 1] if place else None
         more = counted[place + 1] if place + 1 < len(counted) else None
@@ -244,7 +243,6 @@ class _MeasuredPoints:
         self.record_set = comparison.record_set
         self.design = design
         self.rows = {row.candidate.name: row for row in comparison.rows}
-        self.costs = {name: cost_per_sample(self.record_set, name) for name in self.rows}
 
     def points(self, mode: Mode) -> list[ScalingPoint]:
         """Return every point of one mode, in the order of the record."""
@@ -262,16 +260,17 @@ class _MeasuredPoints:
         others = [] if oversubscribed or candidate.role == "baseline" else baselines
         gains = {base.strategy: gain for base in others if (gain := self._gain(candidate, base)) is not None}
         single = next((base.strategy for base in others if base.role == "baseline"), "")
-        point = _point_of(candidate)
+        point, row = _point_of(candidate), self.rows[candidate.name]
+        step_s, steps = row.step_s, next(filter(None, map(_steps_per_epoch, runs)), None)
         return ScalingPoint(
-            row=self.rows[candidate.name],
+            row=row,
             mode=mode,
             ranks=point.ranks,
             hosts=point.hosts,
             ranks_per_host=point.ranks_per_host,
             batch=point.batch,
             batch_per_rank=point.batch_per_rank,
-            epoch_s=_epoch_s(runs),
+            epoch_s=None if step_s is None or not steps else step_s.scaled(steps),
             over_single=gains.get(single),
             over_one_rank=gains.get(candidate.strategy),
             oversubscribed=oversubscribed,
@@ -281,7 +280,7 @@ class _MeasuredPoints:
         """Return the gain over one baseline; None if either was not measured or failed."""
         if not (self.rows[candidate.name].is_measured and self.rows[base.name].is_measured):
             return None
-        speed_up = paired_ratio(self.costs[base.name], self.costs[candidate.name])
+        speed_up = self.comparison.costs.ratio(base.name, candidate.name)
         if speed_up is None:
             return None
         cores, base_cores = (cores_per_rank(self._topology(one), self.design) for one in (candidate, base))
@@ -298,15 +297,6 @@ class _MeasuredPoints:
 def _point_of(candidate: Candidate) -> CandidatePoint:
     assert candidate.point is not None
     return candidate.point
-
-
-def _epoch_s(runs: Sequence[RunRecord]) -> Estimate | None:
-    times = []
-    for run in runs:
-        step_s, steps = step_time(windows_of(run)), _steps_per_epoch(run)
-        if step_s and steps:
-            times.append(step_s * steps)
-    return estimate_times(times)
 
 
 def _steps_per_epoch(run: RunRecord) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.analysis.scaling.machines import placement_notes
+from paceline.analysis.statistics import Estimate
 from paceline.records.experiment import ScaleDesign
 
 if TYPE_CHECKING:
@@ -51,10 +52,15 @@ def _superlinear(curves: Sequence[ScalingCurve]) -> Iterator[str]:
     names = []
     for point in {point.candidate.name: point for curve in curves for point in curve.points}.values():
         known = [gain.efficiency for gain in point.gains.values() if gain is not None and gain.efficiency is not None]
-        if any((estimate.value if estimate.low is None else estimate.low) > SUPERLINEAR for estimate in known):
+        if any(_least(estimate) > SUPERLINEAR for estimate in known):
             names.append(point.candidate.name)
     if names:
         yield (
             f"Efficiency above 100%: {'; '.join(names)}. Smaller shares of the batch may fit into a cache, or other "
             "programs slowed the baseline down; repeat the experiment on an idle machine to find out."
         )
+
+
+def _least(estimate: Estimate) -> float:
+    """Return the lower end of an interval; without one, the lowest of the repeats."""
+    return min(estimate.each, default=estimate.value) if estimate.low is None else estimate.low

@@ -80,6 +80,11 @@ def step_time(windows: Iterable[WindowTime]) -> float | None:
     return WindowTotals.of(windows).step_s
 
 
+def counted_windows(windows: Sequence[WindowTime]) -> list[WindowTime]:
+    """Return the windows whose times count: all but the first and profiled ones."""
+    return [window for window in windows[1:] if not window.profiled]
+
+
 def windows_of(record: RunRecord) -> list[WindowTime]:
     """Return the windows of a run, also of an interrupted one."""
     return [

@@ -8,12 +8,14 @@ from operator import attrgetter
 from typing import TypeVar
 
 from paceline.analysis.statistics import Estimate
-from paceline.formatting import NOTHING, WHOLE, Ladder, Unit, half_width, interval, unit_for
+from paceline.formatting import NOTHING, WHOLE, Ladder, Unit, each_repeat, half_width, interval, unit_for
 from paceline.report.figures.figure import Figure
 
 R = TypeVar("R")
 
 INTERVAL_HEADING, INTERVAL_PRIORITY = "95% interval", 5
+REPEATS_HEADING = "both repeats"
+"""Heading of that column where no row has enough repeats for an interval."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Cell:
     sort: float | None = None
     """Value to sort the column by; cells without one are empty and stay last."""
     interval: str = ""
+    """Interval, or the values of repeats that are too few for one; empty for a single repeat."""
     share: float | None = None
     """Length of the bar beside the figure, as a share of the longest bar; None for no bar."""
     parts: tuple[float, ...] = ()
@@ -135,7 +138,8 @@ def _terminal_columns(figure: Figure[R], rows: Sequence[R], heading: str | None)
     yield column
     if place.interval == "column" and any(cell.interval for cell in cells):
         texts = [cell.interval or NOTHING for cell in cells]
-        yield text_column(INTERVAL_HEADING, texts, INTERVAL_PRIORITY)
+        has_interval = any(isinstance(found, Estimate) and found.low is not None for found in map(figure.read, rows))
+        yield text_column(INTERVAL_HEADING if has_interval else REPEATS_HEADING, texts, INTERVAL_PRIORITY)
 
 
 def _joined(first: Column, second: Column) -> Column:
@@ -167,7 +171,7 @@ def _cell(figure: Figure[R], row: R, unit: Unit) -> Cell:
     found, value = figure.read(row), figure.number(row)
     small = None if figure.small_print is None else figure.small_print(row)
     if small is None:
-        small = interval(found.low, found.high, unit) if isinstance(found, Estimate) else ""
+        small = interval_or_repeats(found, unit) if isinstance(found, Estimate) else ""
     if value is None:
         return Cell(NOTHING, interval=small)
     if value == 0 and isinstance(figure.format, Ladder):  # Nothing at all, rather than a little.
@@ -175,6 +179,14 @@ def _cell(figure: Figure[R], row: R, unit: Unit) -> Cell:
     return Cell(unit.write(value), value, small, full=unit.text(value))
 
 
+def interval_or_repeats(found: Estimate, unit: Unit) -> str:
+    """Format the interval of an estimate, or the values of repeats that are too few for one, without the unit."""
+    return interval(found.low, found.high, unit) or each_repeat(found.each, unit)
+
+
 def _half_width(figure: Figure[R], row: R, unit: Unit) -> str:
     found = figure.read(row)
-    return half_width(found.low, found.high, unit, found.value) if isinstance(found, Estimate) else ""
+    if not isinstance(found, Estimate):
+        return ""
+    values = each_repeat(found.each, unit)
+    return f"({values})" if values else half_width(found.low, found.high, unit, found.value)

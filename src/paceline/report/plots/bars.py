@@ -69,6 +69,7 @@ class _EstimateBar:
     high: float | None
     cell: Cell
     is_cut: bool
+    has_few_repeats: bool
 
 
 def _bars_of(rows: Sequence[CandidateRow], column: Column, reach: tuple[float, float]) -> list[_EstimateBar]:
@@ -81,7 +82,7 @@ def _bars_of(rows: Sequence[CandidateRow], column: Column, reach: tuple[float, f
         low = None if is_cut or estimate.low is None else max(estimate.low, reach[0])
         high = None if is_cut or estimate.high is None else min(estimate.high, reach[1])
         length = 0.6 * reach[1] if is_cut else estimate.value
-        found.append(_EstimateBar(place, row, length, low, high, column.cells[place], is_cut))
+        found.append(_EstimateBar(place, row, length, low, high, column.cells[place], is_cut, bool(estimate.each)))
     return found
 
 
@@ -89,7 +90,7 @@ def _bar_trace(shown: Sequence[_EstimateBar], column: Column, colour_of: dict[st
     """Return the bars: solid for candidates, pale for bounds and baselines."""
     tints = [colour_of[bar.row.candidate.name] for bar in shown]
     solid = [bar.row.candidate.role == "candidate" for bar in shown]
-    about = [[plain(bar.row.candidate.name), bar.cell.text, bar.cell.interval or "one repeat"] for bar in shown]
+    about = [[plain(bar.row.candidate.name), bar.cell.text, _repeats_text(bar)] for bar in shown]
     return {
         "type": "bar",
         "orientation": "h",
@@ -111,8 +112,15 @@ def _bar_trace(shown: Sequence[_EstimateBar], column: Column, colour_of: dict[st
         },
         "customdata": about,
         "hovertemplate": f"%{{customdata[0]}}<br>{plain(column.heading)}: %{{customdata[1]}}{column.unit.ending}"
-        "<br>95% interval: %{customdata[2]}<extra></extra>",
+        "<br>%{customdata[2]}<extra></extra>",
     }
+
+
+def _repeats_text(bar: _EstimateBar) -> str:
+    """Return the interval of a bar, or the values of the repeats that are too few for one."""
+    if not bar.cell.interval:
+        return "one repeat"
+    return f"{'both repeats' if bar.has_few_repeats else '95% interval'}: {bar.cell.interval}"
 
 
 def _label_trace(shown: Sequence[_EstimateBar]) -> Json:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingCurve, ScalingGain, ScalingPoint
 from paceline.analysis.statistics import Estimate
-from paceline.formatting import FACTOR, SHARE, TIMES, Unit, interval, tick_label, unit_for, whole
+from paceline.formatting import FACTOR, SHARE, TIMES, Unit, tick_label, unit_for, whole
 from paceline.records.experiment import Candidate
+from paceline.report.figures.columns import interval_or_repeats
 from paceline.report.figures.points import BASELINES, wide_interval
 from paceline.report.plots.drawing import (
     LABEL_SIZE,
@@ -286,8 +287,8 @@ def _line_trace(line: _Line, ranks: Sequence[int], scale: AxisScale, across: Axi
 def _tooltip(line: _Line, place: int) -> str:
     point, value = line.places[place], line.values[place]
     unit = line.unit
-    ends = wide_interval(value) or interval(value.low, value.high, unit)
-    range_line = f"<br>95% interval: {ends}" if ends else ""
+    ends = wide_interval(value) or interval_or_repeats(value, unit)
+    range_line = f"<br>{'both repeats' if value.each else '95% interval'}: {ends}" if ends else ""
     oversubscribed = f"<br>{plain(point.oversubscribed)}" if point.oversubscribed else ""
     what = f"{plain(point.strategy)} on {format_ranks(point, line.scaling)}, batch {whole(point.batch)}"
     return f"{what}<br>{unit.text(value.value)}{range_line}{oversubscribed}"

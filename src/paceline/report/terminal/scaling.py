@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
+from paceline.analysis.statistics import MIN_REPEATS
 from paceline.records.events import FailureEvent, events_of
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.points import PART_FIGURES, POINT_FIGURES, point_json
@@ -31,14 +32,18 @@ INTERVALS = (
     "an epoch and of a step."
 )
 
+BOTH_REPEATS = "Two values in parentheses are those of two repeats, which give no interval."
+
 
 def print_scaling(scaling: Scaling, console: Console) -> None:
     """Print the tables, the verdict and the warnings."""
     for mode in scaling.modes:
         _print(console, f"{TITLES[mode]}: {format_mode(scaling, mode)}")
         console.print(_table(scaling, mode, console.width))
-        if any(point.row.repeats > 1 for point in scaling.points(mode)):
+        if any(point.row.repeats >= MIN_REPEATS for point in scaling.points(mode)):
             _print(console, INTERVALS)
+        if any(point.row.repeats == 2 for point in scaling.points(mode)):
+            _print(console, BOTH_REPEATS)
         for sentence in mode_sentences(scaling, mode):
             _print(console, sentence)
         console.print()

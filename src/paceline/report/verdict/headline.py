@@ -8,7 +8,7 @@ from paceline.analysis.comparison import Alternative, CandidateRow, Comparison
 from paceline.analysis.exclusions import Exclusion
 from paceline.formatting import FACTOR, factor, interval, plural, seconds
 from paceline.report.verdict.accuracy import price
-from paceline.report.verdict.phrases import communication_cost, interval_and_repeats
+from paceline.report.verdict.phrases import MORE_REPEATS, communication_cost, few_repeats, interval_and_repeats
 
 REMARKS: dict[Exclusion, str] = {
     "asynchronous": "asynchronous",
@@ -95,10 +95,8 @@ def _winner(comparison: Comparison) -> Iterator[str]:
             "separate experiments, so the machine may have caused the difference. Compare them in one experiment."
         )
     elif ratio.low is None:
-        yield (
-            f"{decision.first} was {factor(ratio.value)} as fast as {decision.second} in {repeats}, "
-            "too few to decide which is faster."
-        )
+        yield f"{few_repeats(decision.first, decision.second, ratio)}."
+        yield MORE_REPEATS
     else:
         yield (
             f"No clear winner: {decision.second} takes {factor(ratio.value)} the time of {decision.first}, but the "
@@ -132,7 +130,7 @@ def _alternative(comparison: Comparison, alternative: Alternative) -> str:
     why = f"does not compute the same: {WHY_NOT_THE_SAME[alternative.row.exclusion]}"
     certainty = interval_and_repeats(gain, alternative.level)
     if gain.low is None:
-        faster = f"{name} was {speed}{certainty}, too few repeats to decide which is faster, and {why}."
+        faster = f"{few_repeats(name, best, gain)}; it {why}."
     elif gain.spans(1):
         faster = f"{name} shows no measurable gain in speed, {speed}{certainty}, and {why}."
     else:

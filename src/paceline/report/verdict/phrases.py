@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from paceline.analysis.comparison import CandidateRow
-from paceline.analysis.statistics import Estimate
-from paceline.formatting import FACTOR, confidence, interval, percent, plural
+from paceline.analysis.statistics import MIN_REPEATS, Estimate
+from paceline.formatting import FACTOR, confidence, factors_of_repeats, interval, percent, plural
+
+MORE_REPEATS = f"An interval needs {MIN_REPEATS} repeats: --repeats {MIN_REPEATS} may decide it."
 
 
 def communication_cost(row: CandidateRow, whose: str) -> str | None:
@@ -26,8 +28,21 @@ def without_exchange(share: float, whose: str) -> str:
     return f"{whose} step would be {percent(share, 0)} shorter if nothing were exchanged"
 
 
+def few_repeats(name: str, other: str, speed_up: Estimate) -> str:
+    """Return what one or two repeats showed of the speed of one candidate, which have no interval."""
+    ratios = f"{factors_of_repeats(speed_up.each)} as fast"
+    if speed_up.repeats < 2:
+        return f"{name} was {ratios} as {other} in one repeat, a single measurement"
+    if speed_up.repeats_contradict(1):
+        return f"{name} was {ratios} as {other} in two repeats, which contradict each other"
+    direction = "faster" if speed_up.value > 1 else "slower"
+    return f"{name} was {direction} than {other} in both repeats: {ratios}"
+
+
 def in_brackets(estimate: Estimate) -> str:
-    """Return the interval of a ratio in brackets, after a space; empty without an interval."""
+    """Return the interval of a ratio in brackets, after a space; the value of each repeat if there is no interval."""
+    if estimate.each:
+        return f" ({factors_of_repeats(estimate.each)} in {plural(estimate.repeats, 'repeat')})"
     if estimate.low is None or estimate.high is None:
         return ""
     return f" ({interval(estimate.low, estimate.high, FACTOR)})"
@@ -36,6 +51,8 @@ def in_brackets(estimate: Estimate) -> str:
 def interval_and_repeats(estimate: Estimate, level: float) -> str:
     """Return the interval of a ratio, its level and the number of repeats in brackets, after a space."""
     repeats = plural(estimate.repeats, "repeat")
+    if estimate.each:
+        return in_brackets(estimate)
     if estimate.low is None or estimate.high is None:
         return f" ({repeats})"
     return f" ({confidence(level)} interval {interval(estimate.low, estimate.high, FACTOR)}, {repeats})"

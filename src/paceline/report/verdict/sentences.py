@@ -10,7 +10,7 @@ from paceline.analysis.traffic.payload import Payload, RankBytes
 from paceline.formatting import factor, join_names, plural, size
 from paceline.report.verdict.accuracy import accuracy_sentences
 from paceline.report.verdict.headline import headline
-from paceline.report.verdict.phrases import communication_cost, in_brackets, without_exchange
+from paceline.report.verdict.phrases import communication_cost, few_repeats, in_brackets, without_exchange
 
 NOTABLE_IMBALANCE = 1.5
 """Ratio of a rank's bytes to those of the next busiest rank from which the imbalance gets a sentence."""
@@ -36,8 +36,7 @@ def _gain_over_one_process(comparison: Comparison) -> Iterator[str]:
         ranks = f"{best.candidate.name} on {plural(best.workers or 1, 'rank')}"
         because = f"; {cost}." if cost else "."
         if gain.low is None:
-            measured = f"{factor(gain.value)} as fast as one process in {plural(gain.repeats, 'repeat')}"
-            yield f"{ranks} was {measured}, too few to decide which is faster{because}"
+            yield f"{few_repeats(ranks, 'one process', gain)}{because}"
         elif gain.spans(1):
             ratio = f"{factor(gain.value)} as fast{in_brackets(gain)}"
             yield f"{ranks} shows no measurable difference in speed from one process: {ratio}{because}"
