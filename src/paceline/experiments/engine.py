@@ -15,7 +15,7 @@ import msgspec
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.findings import Finding, findings
 from paceline.config import RunConfig
-from paceline.errors import DataError, LaunchError, PacelineError
+from paceline.errors import DataError, LaunchError, PacelineError, RankError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.doctor import examine
 from paceline.experiments.training_targets import ScheduledRun, TrainingTarget, Unproven, read_parity
@@ -246,8 +246,16 @@ class Experiment(ABC):
         name = candidate_config.candidate.name
         self.failed_names.add(name)
         self.first_error = self.first_error or error
-        kind = type(error).__name__
-        self.events.write(FailureEvent(candidate=name, stage=stage, kind=kind, message=str(error), hint=error.hint))
+        self.events.write(
+            FailureEvent(
+                candidate=name,
+                stage=stage,
+                kind=type(error).__name__,
+                message=str(error),
+                hint=error.hint,
+                out_of_memory=isinstance(error, RankError) and error.out_of_memory,
+            )
+        )
         self.display.failed(name, error)
 
     def _scheduled_run(self, candidate_config: CandidateConfig, stage: str) -> ScheduledRun:

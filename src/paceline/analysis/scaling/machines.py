@@ -10,7 +10,7 @@ from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
 from paceline.formatting import format_cores, plural
 from paceline.records import Topology
-from paceline.records.experiment import ScaleDesign
+from paceline.records.experiment import PointsDesign
 
 CORE_TOLERANCE = 0.01
 """Relative difference up to which two numbers of cores count as equal."""
@@ -56,14 +56,14 @@ def max_ranks_sharing_cores(design: MachineLayout, hosts: int, ranks_per_host: i
     return (1 if design.ranks_pinned else ranks_per_host) * max(Counter(machines_of(design, hosts)).values())
 
 
-def cores_per_rank(topology: Topology, design: ScaleDesign) -> float:
+def cores_per_rank(topology: Topology, design: PointsDesign) -> float:
     """Return the cores that a rank can use; 1 on a GPU."""
     if topology.device != "cpu":
         return 1.0
     return float(min(topology.threads, topology.cores / _ranks_sharing_cores(topology, design)))
 
 
-def oversubscription(topology: Topology, design: ScaleDesign) -> str:
+def oversubscription(topology: Topology, design: PointsDesign) -> str:
     """Return a phrase on how ranks share cores or GPUs; empty if each rank has its own, or each host its quota."""
     ranks_together, quota = _ranks_sharing_cores(topology, design), design.host_cpus
     if topology.device != "cpu":
@@ -78,7 +78,7 @@ def oversubscription(topology: Topology, design: ScaleDesign) -> str:
     return f"{ranks_together} ranks share {format_cores(cores)}" if ranks_together > max(1.0, cores) else ""
 
 
-def _ranks_sharing_cores(topology: Topology, design: ScaleDesign) -> int:
+def _ranks_sharing_cores(topology: Topology, design: PointsDesign) -> int:
     return min(topology.workers, max_ranks_sharing_cores(design, _hosts(topology), topology.ranks_per_host))
 
 
@@ -86,13 +86,13 @@ def _hosts(topology: Topology) -> int:
     return -(-topology.workers // topology.ranks_per_host)
 
 
-def is_packed(design: ScaleDesign, hosts: int, ranks_per_host: int) -> bool:
+def is_packed(design: PointsDesign, hosts: int, ranks_per_host: int) -> bool:
     """Return whether ranks use fewer hosts than possible because their number does not divide evenly."""
     available = len(design.machines)
     return not design.requested_ranks_per_host and hosts < min(available, hosts * ranks_per_host)
 
 
-def placement_notes(design: ScaleDesign, shapes: Iterable[tuple[int, int]]) -> Iterator[str]:
+def placement_notes(design: PointsDesign, shapes: Iterable[tuple[int, int]]) -> Iterator[str]:
     """Yield notes on the placement of ranks for shapes (hosts, ranks per host)."""
     ordered = sorted(set(shapes), key=lambda shape: (shape[0] * shape[1], shape[0]))
     widest = {hosts * number: (hosts, number) for hosts, number in ordered}
@@ -105,7 +105,7 @@ def placement_notes(design: ScaleDesign, shapes: Iterable[tuple[int, int]]) -> I
     yield from _different_hosts(design, sorted({hosts for hosts, _ in ordered}))
 
 
-def _different_hosts(design: ScaleDesign, hosts: Sequence[int]) -> Iterator[str]:
+def _different_hosts(design: PointsDesign, hosts: Sequence[int]) -> Iterator[str]:
     """Yield a note on which hosts were used, if emulated hosts differ and not all were used."""
     try:
         emulated = parse_hosts(design.emulated or "1")

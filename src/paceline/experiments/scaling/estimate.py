@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 
 from paceline.analysis.scaling.machines import MachineLayout, machines_of
-from paceline.config import ScaleConfig
 from paceline.config.emulation import parse_hosts
 from paceline.config.specs import Spec
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import gpus_to_use
+from paceline.experiments.engine import MeasurementConfig
 from paceline.experiments.estimate import DOCTOR_S, LAUNCH_S, PROOF_STEPS, RUN_S, SYNCHRONISING, Trial, run_trial
 from paceline.launch.launcher_process import Shape
 from paceline.measure.cores import usable_cores
@@ -24,7 +24,7 @@ BITS = 8 * 1514 / 1448
 """Bits on the wire per byte of payload."""
 
 
-def estimate_s(candidate_configs: Sequence[CandidateConfig], config: ScaleConfig, place: MachineLayout) -> float | None:
+def estimate_s(candidate_configs: Sequence[CandidateConfig], config: MeasurementConfig, place: MachineLayout) -> float | None:
     """Return the seconds until everything is measured; None on a GPU. Raises if the workload cannot be trained."""
     if gpus_to_use(candidate_configs[0].config):
         return None
@@ -36,7 +36,7 @@ def estimate_s(candidate_configs: Sequence[CandidateConfig], config: ScaleConfig
 
 def estimate_from_trial(
     candidate_configs: Sequence[CandidateConfig],
-    config: ScaleConfig,
+    config: MeasurementConfig,
     place: MachineLayout,
     trial: Trial,
     core_s: float,
@@ -61,9 +61,14 @@ def _launch_s(ranks: int, place: MachineLayout) -> float:
 def _run_s(one: CandidateConfig, trial: Trial, core_s: float, place: MachineLayout) -> float:
     shape, config = one.shape, one.config
     batch = config.global_batch(shape.ranks)
-    steps = config.steps or trial.steps_per_epoch * config.most_epochs
+    steps = config.steps or _steps_per_epoch(batch, trial) * config.most_epochs
     computing_s = batch * core_s * SYNCHRONISING / _cores(shape.ranks, shape.hosts, place)
     return RUN_S + min(steps * (computing_s + _wire_s(one, trial, place)), config.seconds or math.inf)
+
+
+def _steps_per_epoch(batch: int, trial: Trial) -> int:
+    """Return the steps of an epoch at a batch, which may not be that of the trial."""
+    return trial.steps_per_epoch if trial.train_samples is None else math.ceil(trial.train_samples / batch)
 
 
 def _cores(ranks: int, hosts: int, place: MachineLayout) -> float:

@@ -13,7 +13,7 @@ from paceline.analysis.scaling.machines import (
 )
 from paceline.config import RunConfig
 from paceline.formatting import format_cores, join_names, plural, roughly, whole
-from paceline.records.experiment import Design, ScaleDesign
+from paceline.records.experiment import Design, PointsDesign, ScaleDesign
 from paceline.report.live.live_table import LiveTable
 from paceline.report.run_description import run_length
 
@@ -23,10 +23,10 @@ class ScalingLiveTable(LiveTable):
 
     def plan(self, design: Design, candidates: Sequence[str], config: RunConfig) -> None:  # noqa: ARG002
         """Print the planned points, the estimated time, and where ranks will share cores."""
-        assert isinstance(design, ScaleDesign)
+        assert isinstance(design, PointsDesign)
         self._least = design.repeats
         self._repeats = str(self._least)
-        self._print(format_scaling_plan(design, config))
+        self._print(self.format_points(design, config))
         for sentence in placement_notes(design, _shapes(design)):
             self._print(sentence)
         most_ranks = max(max_ranks_sharing_cores(design, *shape) for shape in _shapes(design))
@@ -36,6 +36,11 @@ class ScalingLiveTable(LiveTable):
             which = "the hosts share a machine, which" if shared else "this machine"
             available = format_cores(cores)
             self._print(f"no speed-up will be claimed for more ranks than cores: {which} has {available}")
+
+    def format_points(self, design: PointsDesign, config: RunConfig) -> str:
+        """Format the planned points as one line."""
+        assert isinstance(design, ScaleDesign)
+        return format_scaling_plan(design, config)
 
     def refresh(self, comparison: Comparison, repeats: int) -> None:
         """Show the results after a repeat; without a terminal, only the number of points measured."""
@@ -53,26 +58,30 @@ class ScalingLiveTable(LiveTable):
 
 def format_scaling_plan(design: ScaleDesign, config: RunConfig) -> str:
     """Format the planned points of an experiment, with their batches, as one line."""
-    length = run_length(config)
-    shapes = sorted(_shapes(design), key=lambda shape: shape[0] * shape[1])
-    counts = dict.fromkeys(f"{hosts * number}{_packed(design, hosts, number)}" for hosts, number in shapes)
     sizes = {"strong": (design.batch, "global batch {}"), "weak": (design.batch_per_rank, "batch {} per rank")}
     batches = {mode: text.format(whole(batch)) for mode, (batch, text) in sizes.items() if batch is not None}
     modes = [f"{mode} ({batches[mode]})" for mode in design.modes]
+    return format_points_plan(design, f"{' and '.join(modes)} scaling", config)
+
+
+def format_points_plan(design: PointsDesign, what: str, config: RunConfig) -> str:
+    """Format the planned points of an experiment as one line; `what` is what varies between them besides ranks."""
+    shapes = sorted(_shapes(design), key=lambda shape: shape[0] * shape[1])
+    counts = dict.fromkeys(f"{hosts * number}{_packed(design, hosts, number)}" for hosts, number in shapes)
     parts = [
         f"{design.target}: {', '.join(design.strategies)}",
-        f"{' and '.join(modes)} scaling",
-        f"{join_names(list(counts))} ranks × {plural(design.threads, 'thread')}",
-        f"{length} × {plural(design.repeats, 'repeat')}",
+        what,
+        f"{join_names(list(counts))} {'rank' if list(counts) == ['1'] else 'ranks'} × {plural(design.threads, 'thread')}",
+        f"{run_length(config)} × {plural(design.repeats, 'repeat')}",
         *([] if design.estimate_s is None else [f"about {roughly(design.estimate_s)}"]),
     ]
     return " · ".join(parts)
 
 
-def _shapes(design: ScaleDesign) -> list[tuple[int, int]]:
+def _shapes(design: PointsDesign) -> list[tuple[int, int]]:
     return [(shape.hosts, shape.ranks_per_host) for shape in design.shapes]
 
 
-def _packed(design: ScaleDesign, hosts: int, ranks_per_host: int) -> str:
+def _packed(design: PointsDesign, hosts: int, ranks_per_host: int) -> str:
     """Return the hosts of the ranks, where they are on fewer hosts than there could be."""
     return f" (on {plural(hosts, 'host')})" if is_packed(design, hosts, ranks_per_host) else ""
