@@ -70,7 +70,7 @@ def oversubscription(topology: Topology, design: PointsDesign) -> str:
         gpus = design.gpus or ranks_together
         return f"{ranks_together} ranks share {gpus} GPU{'s' * (gpus > 1)}" if ranks_together > gpus else ""
     if quota is not None:
-        hosts, cores = _hosts(topology), design.machine_cores
+        hosts, cores = hosts_of(topology), design.machine_cores
         if quota * hosts <= cores * (1 + CORE_TOLERANCE):
             return ""
         return f"{hosts} hosts with {format_cores(quota)} each share {format_cores(cores)}"
@@ -79,10 +79,11 @@ def oversubscription(topology: Topology, design: PointsDesign) -> str:
 
 
 def _ranks_sharing_cores(topology: Topology, design: PointsDesign) -> int:
-    return min(topology.workers, max_ranks_sharing_cores(design, _hosts(topology), topology.ranks_per_host))
+    return min(topology.workers, max_ranks_sharing_cores(design, hosts_of(topology), topology.ranks_per_host))
 
 
-def _hosts(topology: Topology) -> int:
+def hosts_of(topology: Topology) -> int:
+    """Return the number of hosts of the ranks that train."""
     return -(-topology.workers // topology.ranks_per_host)
 
 

@@ -24,7 +24,9 @@ BITS = 8 * 1514 / 1448
 """Bits on the wire per byte of payload."""
 
 
-def estimate_s(candidate_configs: Sequence[CandidateConfig], config: MeasurementConfig, place: MachineLayout) -> float | None:
+def estimate_s(
+    candidate_configs: Sequence[CandidateConfig], config: MeasurementConfig, place: MachineLayout
+) -> float | None:
     """Return the seconds until everything is measured; None on a GPU. Raises if the workload cannot be trained."""
     if gpus_to_use(candidate_configs[0].config):
         return None
