@@ -335,3 +335,10 @@ def _command(verb: str, config: dict[str, Any], extra: dict[str, Any], vary: Seq
             words += [f"--{option}", str(value)]
     words += [word for setting in vary for word in ("--vary", setting)]
     return shlex.join([*words, *(["--", *config["args"]] if config.get("args") else [])])
+
+
+def train_command(config: Mapping[str, Any], design: Design, settings: Mapping[str, Any]) -> str:
+    """Return the command that trains with some settings on the ranks of a design, for at least three epochs."""
+    own = dict(config) | dict.fromkeys(LENGTH_SETTINGS) | {"epochs": max(3, config.get("epochs") or 0)}
+    own.pop("evaluate", None)  # Short runs of an experiment are not tested; training is.
+    return _command("train", own, {**settings, **_launch_settings(design)})

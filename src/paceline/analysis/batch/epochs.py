@@ -34,12 +34,16 @@ class EpochTime:
         return None if self.data_s is None else max(0.0, self.seconds - self.data_s)
 
 
-def epoch_time(run: RunRecord) -> EpochTime | None:
-    """Return the time of an epoch; None if no step was timed, or the length of an epoch is unknown."""
+def epoch_time(run: RunRecord, *, whole: bool) -> EpochTime | None:
+    """Return the time of an epoch; None if no step was timed, or the length of an epoch is unknown.
+
+    With `whole`, it is measured where a whole epoch was trained. Otherwise it is always extrapolated, so that short
+    runs at several batch sizes are treated alike.
+    """
     starts = run.events_of(StartEvent)
     steps = (starts[0].steps_per_epoch or None) if starts else None
     step_s = step_time(windows_of(run))
-    measured_s = None if steps is None else measured_epoch_s(run, steps)
+    measured_s = measured_epoch_s(run, steps) if whole and steps is not None else None
     if steps is None or (step_s is None and measured_s is None):
         return None
     seconds = measured_s if measured_s is not None else (step_s or 0.0) * steps

@@ -18,8 +18,8 @@ GPU_PEAKS: dict[str, dict[str, float]] = {
     "T4": {"fp16": 65.0, "fp32": 8.1},
 }
 """Dense peak in TFLOP/s by part of the GPU's name and precision, from NVIDIA's data sheets of these GPUs, which state
-twice the dense value where they assume sparsity. fp32 is the peak of TF32 where the GPU has it: cuDNN's convolutions use
-it by default. The first name that matches counts, so that a variant comes before its family."""
+twice the dense value where they assume sparsity. fp32 is the peak of TF32 where the GPU has it: cuDNN's convolutions
+use it by default. The first name that matches counts, so that a variant comes before its family."""
 
 
 def peak_flop_per_s(run: RunRecord, design: BatchDesign) -> float | None:

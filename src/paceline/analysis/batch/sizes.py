@@ -204,7 +204,8 @@ class BatchSizes:
 
     def accuracy_difference(self, one: BatchPoint, other: BatchPoint) -> Estimate | None:
         """Return the test accuracy of one point minus that of another, paired by repeat; None if nothing was tested."""
-        return paired_difference(*[_test_accuracies(self.record_set, own.candidate.name) for own in (one, other)])
+        ones, others = (_test_accuracies(self.record_set, point.candidate.name) for point in (one, other))
+        return paired_difference(ones, others)
 
     def most_accurate(self, curve: BatchCurve) -> BatchPoint | None:
         """Return the point of a curve with the highest test accuracy; None if nothing was tested."""
@@ -247,7 +248,7 @@ class _MeasuredPoints:
         records = [recorded.run for recorded in runs]
         row = self.rows[name]
         oversubscribed = oversubscription(records[0].topology, self.design) if records else ""
-        epochs = [time for run in records if (time := epoch_time(run)) is not None]
+        epochs = [time for run in records if (time := epoch_time(run, whole=self.design.trains)) is not None]
         flop_per_s, mfu = self._flop(row, records)
         ends = [progress_at(run, training_time(run)) for run in records] if self.design.trains else []
         at_equal_time = [
@@ -264,11 +265,11 @@ class _MeasuredPoints:
             batch=point.batch,
             batch_per_rank=point.batch_per_rank,
             epoch_s=estimate_times([time.seconds for time in epochs]),
-            epoch_without_data_s=_levels(epochs, lambda time: time.without_data_s),
-            epoch_data_s=_levels(epochs, lambda time: time.data_s),
-            epoch_computing_s=_levels(epochs, lambda time: time.computing_s),
-            epoch_communicating_s=_levels(epochs, lambda time: time.communicating_s),
-            epoch_exposed_s=_levels(epochs, lambda time: time.exposed_s),
+            epoch_without_data_s=_part(epochs, lambda time: time.without_data_s),
+            epoch_data_s=_part(epochs, lambda time: time.data_s),
+            epoch_computing_s=_part(epochs, lambda time: time.computing_s),
+            epoch_communicating_s=_part(epochs, lambda time: time.communicating_s),
+            epoch_exposed_s=_part(epochs, lambda time: time.exposed_s),
             epoch_is_measured=bool(epochs) and all(time.is_measured for time in epochs),
             over_fewest=None if oversubscribed else self._over_fewest(candidate),
             over_smallest=self._over_smallest(candidate),
@@ -374,8 +375,10 @@ def _losses(found: Sequence[Progress | None]) -> Estimate | None:
     return estimate_levels(_known(own and own.loss for own in found))
 
 
-def _levels(epochs: Sequence[EpochTime], read: Callable[[EpochTime], float | None]) -> Estimate | None:
-    return estimate_levels(_known(map(read, epochs)))
+def _part(epochs: Sequence[EpochTime], read: Callable[[EpochTime], float | None]) -> Estimate | None:
+    """Estimate a part of the epoch as times are, so that it is at most the whole; a part of 0 has no logarithm."""
+    values = _known(map(read, epochs))
+    return estimate_times(values) if all(value > 0 for value in values) else estimate_levels(values)
 
 
 def _known(values: Any) -> list[float]:

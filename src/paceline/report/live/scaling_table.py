@@ -68,10 +68,11 @@ def format_points_plan(design: PointsDesign, what: str, config: RunConfig) -> st
     """Format the planned points of an experiment as one line; `what` is what varies between them besides ranks."""
     shapes = sorted(_shapes(design), key=lambda shape: shape[0] * shape[1])
     counts = dict.fromkeys(f"{hosts * number}{_packed(design, hosts, number)}" for hosts, number in shapes)
+    ranks = "rank" if list(counts) == ["1"] else "ranks"
     parts = [
         f"{design.target}: {', '.join(design.strategies)}",
         what,
-        f"{join_names(list(counts))} {'rank' if list(counts) == ['1'] else 'ranks'} × {plural(design.threads, 'thread')}",
+        f"{join_names(list(counts))} {ranks} × {plural(design.threads, 'thread')}",
         f"{run_length(config)} × {plural(design.repeats, 'repeat')}",
         *([] if design.estimate_s is None else [f"about {roughly(design.estimate_s)}"]),
     ]
