@@ -57,7 +57,9 @@ LEAST_PRIORITY = 1
 
 def wide_interval(found: FigureValue) -> str | None:
     """Return the text that replaces an interval too wide to be useful; None for an interval that is not."""
-    return f"too wide (n = {found.repeats})" if isinstance(found, Estimate) and found.is_vague else None
+    if not isinstance(found, Estimate) or not found.is_vague or found.low == found.high:
+        return None
+    return f"too wide (n = {found.repeats})"
 
 
 def figure_of_candidate(key: str, **changes: Any) -> Figure[Any]:

@@ -98,7 +98,7 @@ def panels_figure(found: BatchSizes, title: str, quantities: Sequence[_Quantity]
     for number, (quantity, lines) in enumerate(shown):
         unit, scale = lines[0].unit, value_scale(lines)
         is_share = unit.name == "%"
-        name = "" if is_share or not unit.name else f", {unit.name}"
+        name = f", {unit.name}" if unit.name and (scale.logarithmic or not is_share) else ""
         panels.append(PanelAxis(f"{quantity.title}{name}", scale, is_share=is_share))
         sets.append(on_panel(number, panel_traces(lines, scale, across, sizes)))
     names = short_names([curve_name(curve) for curve in found.curves], LONGEST_NAME)
