@@ -67,6 +67,7 @@ def write_batch_sizes(
     interrupted: bool = False,
     design: Mapping[str, Any] | None = None,
     cores: float = 2.0,
+    step_s: Mapping[tuple[str, int], float] = STEP_S,
 ) -> Path:
     """Write an experiment as `paceline batch` does, on one host of two cores."""
     points = list(candidates(sizes, ranks, per_rank=per_rank))
@@ -102,19 +103,23 @@ def write_batch_sizes(
             if candidate.name not in failed:
                 where = f"repeat-{repeat + 1}/{number + 1}"
                 events.write(ScheduledEvent(candidate=candidate.name, repeat=repeat, folder=where))
-                write_run(path / where, candidate, replace(config, strategy=candidate.strategy, seed=repeat), cores)
+                write_run(
+                    path / where, candidate, replace(config, strategy=candidate.strategy, seed=repeat), cores, step_s
+                )
     events.write(InterruptedEvent() if interrupted else EndEvent())
     events.close()
     return path
 
 
-def write_run(path: Path, candidate: Candidate, config: RunConfig, cores: float) -> None:
+def write_run(
+    path: Path, candidate: Candidate, config: RunConfig, cores: float, step_times: Mapping[tuple[str, int], float]
+) -> None:
     """Write one run of two epochs."""
     point = candidate.point
     assert point is not None
     workers, batch = point.ranks, point.batch
     key = candidate.strategy, batch
-    step_s, steps = STEP_S.get(key, 0.001 * batch / workers), SAMPLES // batch
+    step_s, steps = step_times.get(key, 0.001 * batch / workers), SAMPLES // batch
     folder = RunFolder.create(path)
     own = topology(
         workers,

@@ -202,7 +202,7 @@ def test_a_new_setting_is_one_field(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     *helps, found = done.stdout.split("=" * 9)
-    assert len(helps) == 4
+    assert len(helps) == 5
     for text in helps:
         assert "--warm-up" in text
         assert "Steps of warm-up. [default: 5]" in " ".join(text.split())

@@ -14,7 +14,7 @@ from paceline.analysis.batch.epochs import EpochTime, epoch_time
 from paceline.analysis.batch.peaks import peak_flop_per_s
 from paceline.analysis.batch.progress import Progress, progress_at, training_time
 from paceline.analysis.caveats import caveats
-from paceline.analysis.comparison import CandidateRow, Comparison, compare, cost_per_sample
+from paceline.analysis.comparison import CandidateRow, Comparison, Repeat, compare, cost_per_sample
 from paceline.analysis.record_set import RecordedRun, RecordSet
 from paceline.analysis.scaling.machines import hosts_of, machines_of, oversubscription, placement_notes
 from paceline.analysis.statistics import (
@@ -35,7 +35,6 @@ WITHIN = 0.05
 """Share of the highest samples per second that a smaller batch may lose and still count as large enough."""
 BUSY = 0.9
 """Share of the usable cores from which the processor counts as fully used."""
-Repeat = tuple[int, int]
 Limit = Literal["compute", "communication", "data", "other"]
 
 
@@ -220,7 +219,7 @@ def batch_sizes(record_set: RecordSet) -> BatchSizes:
         raise RecordError(
             "these records are not one experiment over batch sizes.", hint="name the folder of one `paceline batch`"
         )
-    measured = _MeasuredPoints(compare(record_set), design)
+    measured = _BatchMeasurements(compare(record_set), design)
     points = [measured.point(candidate) for candidate in record_set.candidates]
     spreads = {row.candidate.name: row.rank_step_spread for row in measured.comparison.rows}
     warnings = [*_notes(points, design, record_set), *caveats(record_set, spreads, shared_cores=False)]
@@ -228,7 +227,7 @@ def batch_sizes(record_set: RecordSet) -> BatchSizes:
     return BatchSizes(measured.comparison, _curves(points), warnings, design, estimate_times(ends))
 
 
-class _MeasuredPoints:
+class _BatchMeasurements:
     """Measurements by candidate, from which points are built."""
 
     def __init__(self, comparison: Comparison, design: BatchDesign) -> None:

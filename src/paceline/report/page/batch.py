@@ -170,7 +170,7 @@ def _sections(found: BatchSizes) -> list[BatchSection]:
     return [
         BatchSection(name, title, lede, _table(found, name))
         for name, (title, lede) in LEDES.items()
-        if page_columns(BATCH_TABLES[name], found.points)
+        if not all(column.is_empty for column in page_columns(BATCH_TABLES[name], found.points))
     ]
 
 
